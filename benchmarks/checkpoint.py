@@ -1,19 +1,22 @@
-"""What a checkpoint costs: the stall of training, a save that is waited for, and the shares of two ranks.
+"""What a checkpoint costs: the stall of training, a save that is waited for, and the shares of two
+ranks.
 
     python benchmarks/checkpoint.py                  # 1 GB, under /tmp
     python benchmarks/checkpoint.py --folder /scratch/me --rounds 9
     python benchmarks/checkpoint.py --gpu            # the state is on a GPU
 
-The state is like that of a transformer with Adam: matrices of 1 to 17 MB, vectors of a few kB and scalars.
-The sides take turns in every round, in another order each time; medians over the rounds, with the least and
-the greatest. Each file is deleted and the disk synchronised before the next side begins. Ratios are given of the
-medians, of the least figures (the machine at its quietest) and as the median of each round's own.
+The state is like that of a transformer with Adam: matrices of 1 to 17 MB, vectors of a few kB and
+scalars.
+The sides take turns in every round, in another order each time; medians over the rounds, with the
+least and the greatest. Each file is deleted and the disk synchronised before the next side begins.
+Ratios are given of the medians, of the least figures (the machine at its quietest) and as the
+median of each round's own.
 
-"stall" is the time inside save, from the second one on: the first allocates the buffers. "copy" is the floor
-of it: one copy of the state into memory that is allocated already. "torch.save" writes one file and fsyncs
-it, as our files are; "torch.save, no fsync" is shown beside it. The "excess" is what the training steps from
-the end of save to the commit took longer than steps without a save, summed up: the background and training
-share the CPUs.
+"stall" is the time inside save, from the second one on: the first allocates the buffers. "copy" is
+the floor of it: one copy of the state into memory that is allocated already. "torch.save" writes
+one file and fsyncs it, as our files are; "torch.save, no fsync" is shown beside it. The "excess" is
+what the training steps from the end of save to the commit took longer than steps without a save,
+summed up: the background and training share the CPUs.
 """
 
 import argparse
@@ -48,7 +51,9 @@ def make_state(num_bytes, device):
         "mlp.up": (4096, 1024),
         "mlp.down": (1024, 4096),
         **dict.fromkeys(("mlp.up.bias",), (4096,)),
-        **dict.fromkeys(("norm1", "norm1.bias", "norm2", "norm2.bias", "attn.bias", "mlp.down.bias"), (1024,)),
+        **dict.fromkeys(
+            ("norm1", "norm1.bias", "norm2", "norm2.bias", "attn.bias", "mlp.down.bias"), (1024,)
+        ),
     }
     state, total, block = {}, 0, 0
     while total < num_bytes:
@@ -74,7 +79,10 @@ class Sides:
         self.state, self.folder, self.device = state, folder, device
         self.checkpoints = Checkpoints(folder / "checkpoints", world=World(), device=device)
         pin = device.type == "cuda"
-        self.copies = {name: torch.zeros_like(each, device="cpu", pin_memory=pin) for name, each in state.items()}
+        self.copies = {
+            name: torch.zeros_like(each, device="cpu", pin_memory=pin)
+            for name, each in state.items()
+        }
         self.x = torch.randn(512, 512, device=device)
         self.step_number = 0
         self.by_name = {
@@ -107,7 +115,9 @@ class Sides:
     def save(self, **options):
         self.step_number += 1
         begin = perf_counter()
-        self.checkpoints.save(self.state, step=self.step_number, epoch=0, keep_last=1, keep_best=0, **options)
+        self.checkpoints.save(
+            self.state, step=self.step_number, epoch=0, keep_last=1, keep_best=0, **options
+        )
         return perf_counter() - begin
 
     def save_async(self):
@@ -165,9 +175,20 @@ def measure(sides, rounds):
 
 def share_of_ranks(folder, num_bytes):
     """Start two ranks that save together; return what each has written."""
-    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__, "--as-rank"]
+    command = [
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        __file__,
+        "--as-rank",
+    ]
     words = ["--folder", str(folder), "--gigabytes", str(num_bytes / 1e9)]
-    subprocess.run([sys.executable, "-m", *command, *words], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    subprocess.run(
+        [sys.executable, "-m", *command, *words],
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     (path,) = (folder / "of-ranks").glob("0*")
     told = json.loads((path / "manifest.json").read_text())
     return {name: file["bytes"] for name, file in told["files"].items() if name.endswith(".distcp")}
@@ -176,7 +197,9 @@ def share_of_ranks(folder, num_bytes):
 def as_rank(args):
     """One of those two."""
     dist.init_process_group("gloo")
-    here = Checkpoints(args.folder / "of-ranks", world=from_environ(os.environ), device=torch.device("cpu"))
+    here = Checkpoints(
+        args.folder / "of-ranks", world=from_environ(os.environ), device=torch.device("cpu")
+    )
     here.save(make_state(args.gigabytes * 1e9, "cpu"), step=1, epoch=0)
     here.close()
     dist.barrier()
@@ -199,7 +222,10 @@ def render(header, seconds, shares):
         ("blocking / torch.save, no fsync", "blocking", "torch.save, no fsync", ""),
     ):
         ratios = [a / b for a, b in zip(seconds[left], seconds[right], strict=True)]
-        of_medians, of_least = median(seconds[left]) / median(seconds[right]), min(seconds[left]) / min(seconds[right])
+        of_medians, of_least = (
+            median(seconds[left]) / median(seconds[right]),
+            min(seconds[left]) / min(seconds[right]),
+        )
         yield f"{what:<34}{of_medians:>8.3f}{of_least:>9.3f}{median(ratios):>11.3f}   {target}"
     for name, count in shares.items():
         yield f"{name:<34}{count / sum(shares.values()):>8.3f}   of the bytes of two ranks"
@@ -210,7 +236,9 @@ def describe(args, state, device):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    model = next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), ""
+    )
     return {
         "date": datetime.now().astimezone().isoformat(timespec="minutes"),
         "cpu": f"{model or platform.processor()}, {os.cpu_count()} CPUs",
@@ -228,9 +256,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure (default a new one in /tmp)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=None,
+        help="on the disk to measure (default a new one in /tmp)",
+    )
     parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "raw" / "checkpoint.json", help="raw numbers")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "docs" / "raw" / "checkpoint.json", help="raw numbers"
+    )
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.as_rank:
@@ -243,7 +278,9 @@ def main():
         del state
         shares = share_of_ranks(Path(folder), args.gigabytes * 1e9)
     print("\n".join(render(header, seconds, shares)))
-    args.output.write_text(json.dumps({**header, "seconds": seconds, "bytes_of_ranks": shares}, indent=1) + "\n")
+    args.output.write_text(
+        json.dumps({**header, "seconds": seconds, "bytes_of_ranks": shares}, indent=1) + "\n"
+    )
     return None
 
 

@@ -2,8 +2,9 @@
 
     python benchmarks/explain.py [--megabytes 100] [--rounds 5]
 
-The log is NCCL's INFO output of 64 ranks, with an error of one of them at its end. Its reading is timed beside
-``grep -c WARN`` and ``wc -l`` on the same file, in turns; memory is the largest resident size of the process.
+The log is NCCL's INFO output of 64 ranks, with an error of one of them at its end. Its reading is
+timed beside ``grep -c WARN`` and ``wc -l`` on the same file, in turns; memory is the largest
+resident size of the process.
 """
 
 from __future__ import annotations
@@ -20,11 +21,26 @@ from pathlib import Path
 PACELINE = Path(sys.executable).with_name("paceline")
 # As NCCL 2.27 prints them.
 _INFO = (
-    "node{node:02d}:{pid}:{tid} [{gpu}] NCCL INFO Channel {channel:02d}/0 : {rank}[{gpu}] -> {to}[{other}] via P2P",
-    "node{node:02d}:{pid}:{tid} [{gpu}] NCCL INFO Trees [0] {to}/-1/-1->{rank}->-1 [1] {to}/-1/-1->{rank}->-1",
-    "node{node:02d}:{pid}:{tid} [{gpu}] NCCL INFO NET/IB : Using [0]mlx5_{gpu}:1/IB [RO]; OOB ib0:10.0.0.{node}<0>",
-    "node{node:02d}:{pid}:{tid} [{gpu}] NCCL INFO comm 0x55d0{tid:06x} rank {rank} nranks 64 - Init COMPLETE",
-    "node{node:02d}:{pid}:{tid} [{gpu}] NCCL INFO AllReduce: opCount {count:x} sendbuff 0x7f{tid:08x} count 8388608",
+    (
+        "node{node:02d}:{pid}:{tid} [{gpu}] NCCL INFO Channel {channel:02d}/0 : {rank}[{gpu}] ->"
+        " {to}[{other}] via P2P"
+    ),
+    (
+        "node{node:02d}:{pid}:{tid} [{gpu}] NCCL INFO Trees [0] {to}/-1/-1->{rank}->-1 [1]"
+        " {to}/-1/-1->{rank}->-1"
+    ),
+    (
+        "node{node:02d}:{pid}:{tid} [{gpu}] NCCL INFO NET/IB : Using [0]mlx5_{gpu}:1/IB [RO]; OOB"
+        " ib0:10.0.0.{node}<0>"
+    ),
+    (
+        "node{node:02d}:{pid}:{tid} [{gpu}] NCCL INFO comm 0x55d0{tid:06x} rank {rank} nranks 64 -"
+        " Init COMPLETE"
+    ),
+    (
+        "node{node:02d}:{pid}:{tid} [{gpu}] NCCL INFO AllReduce: opCount {count:x} sendbuff"
+        " 0x7f{tid:08x} count 8388608"
+    ),
 )
 _END = """[rank3]: Traceback (most recent call last):
 [rank3]:   File "/home/me/train.py", line 91, in <module>
@@ -40,8 +56,19 @@ def write_log(path: Path, num_bytes: int) -> None:
     block, count = [], 0
     while sum(map(len, block)) < 2**20:
         rank = count % 64
-        values = {"node": rank // 8, "pid": 4000 + rank, "tid": 9000 + rank, "gpu": rank % 8, "rank": rank}
-        values |= {"channel": count % 24, "to": (rank + 1) % 64, "other": (rank + 1) % 8, "count": count}
+        values = {
+            "node": rank // 8,
+            "pid": 4000 + rank,
+            "tid": 9000 + rank,
+            "gpu": rank % 8,
+            "rank": rank,
+        }
+        values |= {
+            "channel": count % 24,
+            "to": (rank + 1) % 64,
+            "other": (rank + 1) % 8,
+            "count": count,
+        }
         block.append(_INFO[count % len(_INFO)].format(**values) + "\n")
         count += 1
     text = "".join(block).encode()
@@ -73,7 +100,11 @@ def main() -> int:
         write_log(log, options.megabytes * 10**6)
         script.write_text("import torch\n\nprint(torch.ones(1))\n")
         commands = {
-            f"explain, {log.stat().st_size / 1e6:.0f} MB of NCCL INFO": (str(PACELINE), "explain", str(log)),
+            f"explain, {log.stat().st_size / 1e6:.0f} MB of NCCL INFO": (
+                str(PACELINE),
+                "explain",
+                str(log),
+            ),
             "grep -c WARN, the same file": ("grep", "-c", "WARN", str(log)),
             "wc -l, the same file": ("wc", "-l", str(log)),
             "explain NET001": (str(PACELINE), "explain", "NET001"),

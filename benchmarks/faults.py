@@ -1,15 +1,19 @@
-"""Time until the cause is named: the faults of tests/faults under paceline run and torchrun, both with defaults.
+"""Time until the cause is named: the faults of tests/faults under paceline run and torchrun, both
+with defaults.
 
-    python benchmarks/faults.py [--list] [--limits 30,150] [--jobs 4] [--json] [--out FILE] [PATTERN ...]
+    python benchmarks/faults.py [--list] [--limits 30,150] [--jobs 4] [--json] [--out FILE] [PATTERN
+    ...]
 
-PATTERN chooses faults by a part of their title, and what the file has of others is kept; without one all are played.
-Each fault is injected in the same way under both launchers, in its first script (usually raw DistributedDataParallel),
-and without the options that its test gives to paceline: both sides run with their defaults. A launcher that is still
-running after the longest limit is killed. A cause counts as named on a host once the text there has all words that the
-fault's test asks of paceline's report; "partly" is named on one host only, "silent" has printed no line about an error.
+PATTERN chooses faults by a part of their title, and what the file has of others is kept; without
+one all are played. Each fault is injected in the same way under both launchers, in its first script
+(usually raw DistributedDataParallel), and without the options that its test gives to paceline: both
+sides run with their defaults. A launcher that is still running after the longest limit is killed. A
+cause counts as named on a host once the text there has all words that the fault's test asks of
+paceline's report; "partly" is named on one host only, "silent" has printed no line about an error.
 Notices, and warnings about faults that end no run (such as a straggler), count like errors.
 
-Most faults wait rather than compute, so several are played at a time; a time is that of a machine that is shared so.
+Most faults wait rather than compute, so several are played at a time; a time is that of a machine
+that is shared so.
 """
 
 from __future__ import annotations
@@ -45,12 +49,15 @@ LAUNCHERS = ("paceline", "torchrun")
 RAW = ROOT / "docs" / "raw" / "faults.json"
 # The first line that tells a reader that something is wrong, whoever printed it.
 _ERROR = re.compile(
-    r"likely cause|hang|notice:|error|exception|traceback|fail|warning [A-Z]{3}\d|refused|timed out|killed|signal"
+    r"likely cause|hang|notice:|error|exception|traceback|fail|warning [A-Z]{3}\d|refused|timed"
+    r" out|killed|signal"
     r"|could not|cannot",
     re.I,
 )
 # torchrun and torch speak so in runs where nothing is wrong, too.
-_TALK = re.compile(r"OMP_NUM_THREADS|client socket cannot be retrieved|destroy_process_group|\*{10}")
+_TALK = re.compile(
+    r"OMP_NUM_THREADS|client socket cannot be retrieved|destroy_process_group|\*{10}"
+)
 
 
 def catalogue() -> list[Fault]:
@@ -61,7 +68,9 @@ def catalogue() -> list[Fault]:
 
 
 def play(fault: Fault, program: str, limit_s: float) -> dict:
-    """Play a fault under a launcher; return when each host reported an error, and when it had named the cause."""
+    """Play a fault under a launcher; return when each host reported an error, and when it had
+    named the cause.
+    """
     plain = replace(fault, options=())
     with tempfile.TemporaryDirectory() as name, stages.stage(Path(name), program) as stage:
         stage.set_up(plain, fault.frameworks[0])
@@ -77,17 +86,28 @@ def play(fault: Fault, program: str, limit_s: float) -> dict:
         survivors = stage.command.survivors(within_s=3)
         for line in survivors:  # of a launcher that had to be killed
             os.kill(int(line.split()[0]), signal.SIGKILL)
-        hosts = [judge(fault, launched, number, moment_s) for number, launched in enumerate(stage.launched)]
-    return {"hosts": [host for host in hosts if host is not None], "ended": ended, "left": len(survivors)}
+        hosts = [
+            judge(fault, launched, number, moment_s)
+            for number, launched in enumerate(stage.launched)
+        ]
+    return {
+        "hosts": [host for host in hosts if host is not None],
+        "ended": ended,
+        "left": len(survivors),
+    }
 
 
 def judge(fault: Fault, launched: Launched, number: int, moment_s: float) -> dict | None:
-    """Return when a host's launcher first reported an error, and when its text had named the cause, in seconds."""
+    """Return when a host's launcher first reported an error, and when its text had named the
+    cause, in seconds.
+    """
     name, names = fault.of("finding", number), fault.of("names", number)
     if launched.killed or not name or names is None:
         return None
     lines = [line for line in launched.err if not _TALK.search(line.text)]
-    first = next((line for line in lines if line.time_s >= moment_s - 1 and _ERROR.search(line.text)), None)
+    first = next(
+        (line for line in lines if line.time_s >= moment_s - 1 and _ERROR.search(line.text)), None
+    )
     named_s = named_after_s(lines, names, moment_s)
     return {
         "first_s": named_s if first is None else round(max(0.0, first.time_s - moment_s), 1),
@@ -109,8 +129,12 @@ def named_after_s(lines: Sequence[Line], names: Sequence[str], moment_s: float) 
 
 
 def _as_ours(text: str) -> str:
-    """Return a text in which ranks and places are written as in paceline's, so that what is the same counts so."""
-    text = re.sub(r"\[rank(\d+)\]|\brank\s*: (\d+)", lambda match: f"rank {match[1] or match[2]}", text)
+    """Return a text in which ranks and places are written as in paceline's, so that what is the
+    same counts so.
+    """
+    text = re.sub(
+        r"\[rank(\d+)\]|\brank\s*: (\d+)", lambda match: f"rank {match[1] or match[2]}", text
+    )
     return re.sub(r'File "(\S+)", line (\d+)', r"\1:\2", text)
 
 
@@ -128,7 +152,9 @@ def shown(result: dict) -> str:
 
 
 def count(results: dict[str, dict[str, dict]], program: str, limit_s: float) -> dict[str, int]:
-    """Return how many faults a launcher had named on every host, on some, and not reported at all within a limit."""
+    """Return how many faults a launcher had named on every host, on some, and not reported at
+    all within a limit.
+    """
     counts = {"named": 0, "partly": 0, "silent": 0}
     for result in results.values():
         hosts = result[program]["hosts"]
@@ -145,11 +171,16 @@ def header(limits: Sequence[float]) -> str:
 
     versions = f"Python {platform.python_version()} · torch {torch.__version__} · gloo"
     shown_limits = " and ".join(f"{limit:g}" for limit in limits)
-    return f"{time.strftime('%Y-%m-%d')} · {versions} · defaults on both sides · counted at {shown_limits} s"
+    return (
+        f"{time.strftime('%Y-%m-%d')} · {versions} · defaults on both sides · counted at"
+        f" {shown_limits} s"
+    )
 
 
 def play_both(title: str, limit_s: float) -> tuple[str, dict[str, dict] | str]:
-    """Play a fault under both launchers, in a process of its own; the reason where it cannot be played here."""
+    """Play a fault under both launchers, in a process of its own; the reason where it cannot be
+    played here.
+    """
     fault = next(fault for fault in catalogue() if fault.title == title)
     try:
         return title, {program: play(fault, program, limit_s) for program in LAUNCHERS}
@@ -161,12 +192,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="parts of titles")
     parser.add_argument("--list", action="store_true", help="print the titles and end")
-    parser.add_argument("--limits", default="30,150", help="seconds at which is counted, separated by commas")
+    parser.add_argument(
+        "--limits", default="30,150", help="seconds at which is counted, separated by commas"
+    )
     parser.add_argument("--jobs", type=int, default=4, help="faults that are played at a time")
     parser.add_argument("--json", action="store_true", help="print the raw results as JSON")
     parser.add_argument("--out", type=Path, default=RAW, help="file for the raw results")
     options = parser.parse_args()
-    faults = [f for f in catalogue() if not options.patterns or any(p in f.title for p in options.patterns)]
+    faults = [
+        f
+        for f in catalogue()
+        if not options.patterns or any(p in f.title for p in options.patterns)
+    ]
     if options.list or not faults:
         print(*(fault.title for fault in faults or catalogue()), sep="\n")
         return 0 if faults else 2
@@ -183,14 +220,20 @@ def main() -> int:
             results[title] = result
             ours, theirs = (shown(result[program]) for program in LAUNCHERS)
             print(f"{title[:60]:60} {ours:34} {theirs}", file=sys.stderr, flush=True)
-    kept = json.loads(options.out.read_text())["faults"] if options.patterns and options.out.exists() else {}
+    kept = (
+        json.loads(options.out.read_text())["faults"]
+        if options.patterns and options.out.exists()
+        else {}
+    )
     played = kept | results
     for limit in limits:
         counts = {program: count(played, program, limit) for program in LAUNCHERS}
         print(f"of {len(played)} faults, within {limit:g} s: {counts}", file=sys.stderr)
     if options.json:
         print(json.dumps(results, indent=1))
-    options.out.write_text(json.dumps({"header": header(limits), "faults": played}, indent=1) + "\n")
+    options.out.write_text(
+        json.dumps({"header": header(limits), "faults": played}, indent=1) + "\n"
+    )
     return 0
 
 

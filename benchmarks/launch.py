@@ -2,9 +2,9 @@
 
     python benchmarks/launch.py [--rounds 5] [--json]
 
-Each round runs every case under both launchers, in turn first, on the same two-line script. Wall time is from
-starting the command to its end. A restart is timed from the moment at which a rank raises to the moment at
-which the last new rank has imported torch and prints its first line.
+Each round runs every case under both launchers, in turn first, on the same two-line script. Wall
+time is from starting the command to its end. A restart is timed from the moment at which a rank
+raises to the moment at which the last new rank has imported torch and prints its first line.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def starting(script: str, ranks: int):
 def restarting(launcher: list[str], folder: Path) -> float:
     (folder / "script.py").write_text(CRASH_ONCE)
     marks = Path(tempfile.mkdtemp(dir=folder))
-    wall([*launcher, "--nproc-per-node", "2", "--max-restarts", "1", "script.py", str(marks)], folder)
+    wall(
+        [*launcher, "--nproc-per-node", "2", "--max-restarts", "1", "script.py", str(marks)], folder
+    )
     first_lines = [int((marks / f"line-1-{rank}").read_text()) for rank in range(2)]
     return (max(first_lines) - int((marks / "crash").read_text())) / 1e9
 
@@ -91,7 +93,8 @@ def answering(*words: str):
 PACELINE = [str(BIN / "paceline"), "run"]
 TORCHRUN = [str(BIN / "torchrun"), "--standalone"]
 
-# name, what is measured, the most that paceline may take as a share of torchrun's time (or in seconds)
+# name, what is measured, the most that paceline may take as a share of torchrun's time (or in
+# seconds)
 CASES = [
     ("2 ranks, one all-reduce", starting(ALL_REDUCE, 2), "0.65x"),
     ("8 ranks, one all-reduce", starting(ALL_REDUCE, 8), "0.30x"),
@@ -101,7 +104,11 @@ CASES = [
 ANSWERS = [
     ("paceline --help", answering("--help"), "0.3 s"),
     ("paceline run, wrong option", answering("run", "--nproc-per-nodes", "2", "x.py"), "0.3 s"),
-    ("paceline run, no such script", answering("run", "--nproc-per-node", "2", "missing.py"), "0.3 s"),
+    (
+        "paceline run, no such script",
+        answering("run", "--nproc-per-node", "2", "missing.py"),
+        "0.3 s",
+    ),
 ]
 
 
@@ -113,9 +120,13 @@ def measure_all(rounds: int) -> dict[str, dict[str, list[float]]]:
             for case, measure, _ in CASES:
                 sides = [("paceline", PACELINE), ("torchrun", TORCHRUN)]
                 for side, launcher in sides if round_number % 2 else reversed(sides):
-                    found.setdefault(case, {}).setdefault(side, []).append(measure(launcher, folder))
+                    found.setdefault(case, {}).setdefault(side, []).append(
+                        measure(launcher, folder)
+                    )
             for case, measure, _ in ANSWERS:
-                found.setdefault(case, {}).setdefault("paceline", []).append(measure(PACELINE, folder))
+                found.setdefault(case, {}).setdefault("paceline", []).append(
+                    measure(PACELINE, folder)
+                )
     return found
 
 
@@ -137,7 +148,11 @@ def header() -> str:
     import torch
 
     model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
         platform.processor(),
     )
     cpus = len(os.sched_getaffinity(0))

@@ -6,14 +6,15 @@
 
 A two-layer net (32-64-10), batches of 64 per rank, one thread, SGD, on the CPU.
 
-All sides live in one process and take turns every few steps, so that a machine that gets slower or faster
-on the way slows all of them alike; each turn has another order. "over raw" is the difference to the raw
-loop's block of the same turn. Medians over the blocks of a round, then over the rounds; min and max are
-of the rounds. "raw loop, again" is the raw loop a second time: what it shows over raw is the noise, and
-differences of that size mean nothing. What a side does once for an epoch is not in these figures.
+All sides live in one process and take turns every few steps, so that a machine that gets slower or
+faster on the way slows all of them alike; each turn has another order. "over raw" is the difference
+to the raw loop's block of the same turn. Medians over the blocks of a round, then over the rounds;
+min and max are of the rounds. "raw loop, again" is the raw loop a second time: what it shows over
+raw is the noise, and differences of that size mean nothing. What a side does once for an epoch is
+not in these figures.
 
-It can also be started by torchrun or ``paceline run --no-probe``; with ``paceline run``'s probe in place
-there would be no raw loop to compare with, and a note says so.
+It can also be started by torchrun or ``paceline run --no-probe``; with ``paceline run``'s probe in
+place there would be no raw loop to compare with, and a note says so.
 """
 
 import argparse
@@ -34,8 +35,8 @@ from tempfile import mkdtemp
 from threading import Semaphore, Thread
 from time import perf_counter, sleep
 
-# Before torch: the step is measured on one thread of the CPU also where there is a GPU, and Accelerate
-# would choose a number of threads itself if none is set.
+# Before torch: the step is measured on one thread of the CPU also where there is a GPU, and
+# Accelerate would choose a number of threads itself if none is set.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -47,7 +48,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-NOWHERE = open(os.devnull, "w")  # noqa: SIM115  open as long as the process lives: progress bars draw here
+NOWHERE = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process lives
 BATCH = 64
 BLOCK = 20  # steps that a side is timed for in a turn
 SETTLE = 5  # steps before them, not timed: the other sides have emptied the caches of CPU and interpreter
@@ -87,8 +88,12 @@ def make_optimizer(model):
 
 
 def whole(dataset, options):
-    """The data as paceline's loader fetches whole batches: a plain TensorDataset, which it takes in one piece."""
-    return TensorDataset(*dataset.tensors), {key: value for key, value in options.items() if key != "collate_fn"}
+    """The data as paceline's loader fetches whole batches: a plain TensorDataset, which it takes
+    in one piece.
+    """
+    return TensorDataset(*dataset.tensors), {
+        key: value for key, value in options.items() if key != "collate_fn"
+    }
 
 
 def plain_loader(dataset, options):
@@ -164,7 +169,9 @@ def session(dataset, options):
     session, model = Session(seed=0), make_net()
     model, optimizer = session.setup(model, make_optimizer(model))
     dataset, options = whole(dataset, options)
-    loader = session.loader(dataset, batch_size=BATCH * WORLD, shuffle=True, num_workers=0, **options)
+    loader = session.loader(
+        dataset, batch_size=BATCH * WORLD, shuffle=True, num_workers=0, **options
+    )
 
     def step(x, y):
         loss = cross_entropy(model(x), y)
@@ -199,7 +206,9 @@ def accelerate(dataset, options):
     from accelerate import Accelerator
 
     accelerator, model = Accelerator(cpu=True), make_net()
-    model, optimizer, loader = accelerator.prepare(model, make_optimizer(model), plain_loader(dataset, options))
+    model, optimizer, loader = accelerator.prepare(
+        model, make_optimizer(model), plain_loader(dataset, options)
+    )
 
     def step(x, y):
         loss = cross_entropy(model(x), y)
@@ -211,7 +220,9 @@ def accelerate(dataset, options):
 
 
 class Turns:
-    """Blocks of steps of a loop that somebody else owns: it runs in a thread of its own and waits between them."""
+    """Blocks of steps of a loop that somebody else owns: it runs in a thread of its own and
+    waits between them.
+    """
 
     def __init__(self):
         self._go, self._done = Semaphore(0), Semaphore(0)
@@ -231,7 +242,9 @@ class Turns:
         self._at += 1
 
     def of(self, fit):
-        """Return a function that lets ``fit`` make a number of steps and returns seconds per step."""
+        """Return a function that lets ``fit`` make a number of steps and returns seconds per
+        step.
+        """
 
         def seconds_per_step(num_steps):
             if not self._num_steps:
@@ -267,7 +280,9 @@ def timed_module(base, turns, *, log):
 
 
 def our_trainer(dataset, options):
-    """paceline's Trainer with a CSV file, to which it logs every 50 steps, and a progress bar, drawn into nowhere."""
+    """paceline's Trainer with a CSV file, to which it logs every 50 steps, and a progress bar,
+    drawn into nowhere.
+    """
     from rich.console import Console
 
     import paceline
@@ -356,7 +371,9 @@ def describe_cpu():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
+    model = next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None
+    )
     return f"{model or platform.processor()}, {os.cpu_count()} CPUs"
 
 
@@ -404,18 +421,26 @@ def render(header, seconds, skipped):
 
 def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=WORLD, help="processes that train together (default 1)")
-    parser.add_argument("--steps", type=int, default=2000, help="timed steps of each side in a round")
+    parser.add_argument(
+        "--ranks", type=int, default=WORLD, help="processes that train together (default 1)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=2000, help="timed steps of each side in a round"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--fetch",
         choices=("batch", "sample"),
         default="batch",
-        help="sample: a plain TensorDataset, read sample by sample, which takes longer than the step itself "
-        "(paceline reads whole batches of it in any case)",
+        help=(
+            "sample: a plain TensorDataset, read sample by sample, which takes longer than the step"
+            " itself (paceline reads whole batches of it in any case)"
+        ),
     )
     parser.add_argument("--only", default=",".join(SIDES), help="some of " + ",".join(SIDES))
-    parser.add_argument("--json", action="store_true", help="print the raw numbers, in seconds per step")
+    parser.add_argument(
+        "--json", action="store_true", help="print the raw numbers, in seconds per step"
+    )
     args = parser.parse_args(argv)
     args.names = ["raw", *(name for name in args.only.split(",") if name != "raw")]
     unknown = [name for name in args.names if name not in SIDES]
@@ -429,9 +454,14 @@ def run(args):
     logging.disable(logging.WARNING)  # Lightning's words on every fit
     warnings.simplefilter("ignore")
     if WORLD > 1:
-        dist.init_process_group("gloo")  # one for all sides: each of them takes up a group that is there
+        dist.init_process_group(
+            "gloo"
+        )  # one for all sides: each of them takes up a group that is there
     if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
-        print("note: optimizer hooks are in place already, the raw loop pays for them too", file=sys.stderr)
+        print(
+            "note: optimizer hooks are in place already, the raw loop pays for them too",
+            file=sys.stderr,
+        )
     header = describe(args)
     sides, skipped = build(args.names, args.fetch)
     seconds = measure(sides, rounds=args.rounds, steps=args.steps)
@@ -442,8 +472,9 @@ def run(args):
             text = "\n".join(render(header, seconds, skipped))
         print(text, file=sys.__stdout__, flush=True)  # a progress bar has taken the other one
     if WORLD > 1:
-        # Without the pause torch can hang: a gloo group that is freed right after a backward waits, with the
-        # interpreter's lock held, for its own thread, which needs the lock to let go of that backward.
+        # Without the pause torch can hang: a gloo group that is freed right after a backward waits,
+        # with the interpreter's lock held, for its own thread, which needs the lock to let go of
+        # that backward.
         sleep(0.1)
         dist.destroy_process_group()
 

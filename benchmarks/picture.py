@@ -32,7 +32,9 @@ def bar(y: int, label: str, value: float, scale: float, *, unit: str, colour: st
     ]
 
 
-def group(y: int, title: str, rows: list[tuple[str, float, str]], unit: str) -> tuple[int, list[str]]:
+def group(
+    y: int, title: str, rows: list[tuple[str, float, str]], unit: str
+) -> tuple[int, list[str]]:
     longest = max(value for _, value, _ in rows)
     scale = (WIDTH - LEFT - 90) / longest
     parts = [f'<text x="12" y="{y + 14}" font-weight="600">{title}</text>']
@@ -59,8 +61,12 @@ def step_rows(found: dict) -> list[tuple[str, float, str]]:
         rounds = found["seconds_per_step"].get(name)
         if rounds:
             pairs = zip(rounds, found["seconds_per_step"]["raw"], strict=True)
-            over = [statistics.median(a - b for a, b in zip(*pair, strict=True)) * 1e6 for pair in pairs]
-            rows.append((title, statistics.median(over), OURS if title.startswith("paceline") else THEIRS))
+            over = [
+                statistics.median(a - b for a, b in zip(*pair, strict=True)) * 1e6 for pair in pairs
+            ]
+            rows.append(
+                (title, statistics.median(over), OURS if title.startswith("paceline") else THEIRS)
+            )
     return rows
 
 
@@ -68,7 +74,9 @@ def main() -> None:
     launch = json.loads((RAW / "launch.json").read_text())
     overhead = json.loads((RAW / "overhead.json").read_text())
     y, parts = group(8, "Start-up and restart, seconds (less is better)", start_rows(launch), "s")
-    y, more = group(y, "Cost of a step over a raw loop, µs (less is better)", step_rows(overhead), "µs")
+    y, more = group(
+        y, "Cost of a step over a raw loop, µs (less is better)", step_rows(overhead), "µs"
+    )
     body = "\n".join([*parts, *more])
     (RAW / "picture.svg").write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" '

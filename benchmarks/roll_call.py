@@ -3,11 +3,12 @@
     python benchmarks/roll_call.py
     python benchmarks/roll_call.py --nodes 4000 --processes 4
 
-Each simulated node is a thread with a store client of its own. It announces itself, waits for the head's word
-that all are there, posts facts that were recorded from this machine (one node in a hundred with another patch
-version of Python, one with a clock that is off), and reads the head's verdict. Nothing is tried over the network:
-what a trial would have said is part of the record. The head is the launcher's own code in this process. Exit
-status 1 if it takes longer than ``--limit`` seconds, or if the verdict is not the right one.
+Each simulated node is a thread with a store client of its own. It announces itself, waits for the
+head's word that all are there, posts facts that were recorded from this machine (one node in a
+hundred with another patch version of Python, one with a clock that is off), and reads the head's
+verdict. Nothing is tried over the network: what a trial would have said is part of the record. The
+head is the launcher's own code in this process. Exit status 1 if it takes longer than ``--limit``
+seconds, or if the verdict is not the right one.
 """
 
 from __future__ import annotations
@@ -54,10 +55,19 @@ def node_of(recorded: Facts, node: int) -> Facts:
     """Return the recorded facts as another node would have them."""
     likeness = {**recorded.likeness, "python": "3.11.99"} if node % 100 == 3 else recorded.likeness
     address = f"10.{node >> 16}.{node >> 8 & 255}.{node & 255}"
-    interfaces = (Interface("ib0", (address,), mbit=100_000), Interface("lo", ("127.0.0.1",), loopback=True))
+    interfaces = (
+        Interface("ib0", (address,), mbit=100_000),
+        Interface("lo", ("127.0.0.1",), loopback=True),
+    )
     name = f"node{node:04d}"
     return replace(
-        recorded, node=node, host=name, machine=name, likeness=likeness, address=address, interfaces=interfaces
+        recorded,
+        node=node,
+        host=name,
+        machine=name,
+        likeness=likeness,
+        address=address,
+        interfaces=interfaces,
     )
 
 
@@ -65,7 +75,9 @@ def take_part(store: TCPStore, node: int, num_nodes: int, *, folder: Path, recor
     """Answer the roll call and take part in the comparison, as one node; returns the verdict."""
     mine = node_of(recorded, node)
     head = Arrived(0, 0, "node0000", 1, (num_nodes, num_nodes))
-    note = Note("bench", "none", node, mine.host, 1, name="head", address="", port=0, listens=node == 0)
+    note = Note(
+        "bench", "none", node, mine.host, 1, name="head", address="", port=0, listens=node == 0
+    )
     Roll(
         store,
         replace(head, rank=node, host=mine.host),
@@ -77,7 +89,9 @@ def take_part(store: TCPStore, node: int, num_nodes: int, *, folder: Path, recor
         inform=lambda notice: None,
     ).answer()
     attempt = PrefixStore("attempt/0", store)
-    roll = RollCall(attempt, node=node, num_nodes=num_nodes, token="bench", script="train.py", folder=folder)
+    roll = RollCall(
+        attempt, node=node, num_nodes=num_nodes, token="bench", script="train.py", folder=folder
+    )
     roll.post("facts", mine.to_json())
     tried = {(node + 1) % num_nodes, 0} - {node}
     verdict = roll.exchange(
@@ -107,7 +121,9 @@ def simulate(port: int, nodes: range, num_nodes: int, folder: Path, recorded: Fa
 
     threads = []
     for node in nodes:
-        client = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
+        client = TCPStore(
+            "127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=TIMEOUT
+        )
         threads.append(threading.Thread(target=be, args=(client, node)))
         threads[-1].start()
     for thread in threads:
@@ -119,7 +135,10 @@ def simulate(port: int, nodes: range, num_nodes: int, folder: Path, recorded: Fa
 def check(verdict: dict) -> None:
     """The verdict must name what was planted and nothing else."""
     assert verdict["error"] is None, verdict["error"]
-    assert {warning["name"] for warning in verdict["warnings"]} == {"environment-differs", "clock-skew"}
+    assert {warning["name"] for warning in verdict["warnings"]} == {
+        "environment-differs",
+        "clock-skew",
+    }
     assert all(len(warning["evidence"]) < 12 for warning in verdict["warnings"])
 
 
@@ -131,10 +150,12 @@ def main() -> None:
     parser.add_argument("--inside", action="store_true", help="in a network namespace already")
     args = parser.parse_args()
     if not args.inside and shutil.which("unshare") and shutil.which("ip"):
-        # Without a network no name server can be asked: torch does so for each connection, and here all of them
-        # come from one machine, at once.
+        # Without a network no name server can be asked: torch does so for each connection, and here
+        # all of them come from one machine, at once.
         inside = shlex.join([sys.executable, *sys.argv, "--inside"])
-        ended = subprocess.run(["unshare", "-rn", "sh", "-c", f"ip link set lo up && exec {inside}"], check=False)
+        ended = subprocess.run(
+            ["unshare", "-rn", "sh", "-c", f"ip link set lo up && exec {inside}"], check=False
+        )
         sys.exit(ended.returncode)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -146,7 +167,8 @@ def main() -> None:
         folder = Path(name)
         shares = [range(1 + place, args.nodes, args.processes) for place in range(args.processes)]
         children = [
-            spawn.Process(target=simulate, args=(store.port, share, args.nodes, folder, recorded)) for share in shares
+            spawn.Process(target=simulate, args=(store.port, share, args.nodes, folder, recorded))
+            for share in shares
         ]
         for child in children:
             child.start()
@@ -162,7 +184,10 @@ def main() -> None:
     check(verdict)
     for warning in verdict["warnings"]:
         print(f"  {warning['name']}: {warning['what']}", *warning["evidence"], sep="\n    ")
-    print(f"{args.nodes} nodes: judged {judged_s:.1f} s after all had been started, read by all after {all_s:.1f} s")
+    print(
+        f"{args.nodes} nodes: judged {judged_s:.1f} s after all had been started, read by all after"
+        f" {all_s:.1f} s"
+    )
     if any(child.exitcode for child in children) or all_s > args.limit:
         sys.exit(1)
 

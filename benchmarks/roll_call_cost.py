@@ -1,8 +1,10 @@
-"""What the roll call costs a healthy run of two hosts: time to the first line of the script, with and without it.
+"""What the roll call costs a healthy run of two hosts: time to the first line of the script, with
+and without it.
 
     python benchmarks/roll_call_cost.py [--rounds 5]
 
-Two network namespaces on a bridge, one rank each (needs root and iproute2). The sides take turns; medians.
+Two network namespaces on a bridge, one rank each (needs root and iproute2). The sides take turns;
+medians.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def first_line_s(pair: list[Host], folder: Path, options: tuple[str, ...]) -> tu
     where = ("--nnodes", "2", "--master-addr", pair[0].address, "--nproc-per-node", "1")
     started = [
         subprocess.Popen(
-            host.inside([str(PACELINE), "run", *where, "--node-rank", str(node), *options, "train.py"]),
+            host.inside(
+                [str(PACELINE), "run", *where, "--node-rank", str(node), *options, "train.py"]
+            ),
             cwd=folder,
             stderr=subprocess.PIPE,
             text=True,
@@ -62,7 +66,10 @@ def main() -> None:
                 print(f"{side:12} {took:5.2f} s  {said}", flush=True)
     medians = {side: statistics.median(each) for side, each in seconds.items()}
     print(*(f"{side}: {median:.2f} s" for side, median in medians.items()), sep="\n")
-    print(f"the roll call adds {medians['roll call'] - medians['--no-check']:.2f} s (asked: at most 3)")
+    print(
+        f"the roll call adds {medians['roll call'] - medians['--no-check']:.2f} s (asked: at"
+        " most 3)"
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python benchmarks/sampler.py [--write]
 
-A stored permutation of 10^9 samples would take 8 GB on every rank. The computed one is compared with it at a size
-where both are possible, batch by batch, alternating.
+A stored permutation of 10^9 samples would take 8 GB on every rank. The computed one is compared
+with it at a size where both are possible, batch by batch, alternating.
 """
 
 from __future__ import annotations
@@ -58,13 +58,16 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)  # a rank's share on these machines
     raw = {"length": LENGTH, "world_size": WORLD_SIZE, "start_ms": {}, "batch_us": {}}
-    table = Table("samples a rank", "start [ms]", "computed [us/batch]", "stored [us/batch]", "ratio")
+    table = Table(
+        "samples a rank", "start [ms]", "computed [us/batch]", "stored [us/batch]", "ratio"
+    )
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for size in (8, 32, 256, 2048):
         raw["start_ms"][size] = [start(size) for _ in range(ROUNDS)]
     grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident) / 1024
     raw["memory_mb"] = grown_mb
-    # The same number of batches on both sides; the stored one is as large as they need and no larger.
+    # The same number of batches on both sides; the stored one is as large as they need and no
+    # larger.
     for size in (8, 32, 256, 2048):
         number = max(2000, (1 << 17) // size)
         stored = torch.frombuffer(epoch_order(number * size, seed=0, epoch=0), dtype=torch.int64)
@@ -78,10 +81,14 @@ def main():
         raw["batch_us"][size] = sides
         ours, theirs = (statistics.median(sides[side]) for side in ("computed", "stored"))
         first = statistics.median(raw["start_ms"][size])
-        table.add_row(f"{size}", f"{first:.1f}", f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}")
+        table.add_row(
+            f"{size}", f"{first:.1f}", f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}"
+        )
     console = Console()
     console.print(table)
-    console.print(f"resident memory grew by {grown_mb:.1f} MB; stored it would be {LENGTH * 8 / 1e6:.0f} MB")
+    console.print(
+        f"resident memory grew by {grown_mb:.1f} MB; stored it would be {LENGTH * 8 / 1e6:.0f} MB"
+    )
     console.print("targets: start at most 50 ms, constant memory, ratio at most 2")
     if args.write:
         RAW.write_text(json.dumps(raw, indent=1) + "\n")

@@ -2,8 +2,9 @@
 
     python scripts/faults_table.py [RESULTS]
 
-RESULTS is the file of JSON lines that the tests add to, runs/faults.jsonl. The last three results of each fault in
-each framework count. If the last of one was not as expected, no page is written: what it shows holds.
+RESULTS is the file of JSON lines that the tests add to, runs/faults.jsonl. The last three results
+of each fault in each framework count. If the last of one was not as expected, no page is written:
+what it shows holds.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ COLUMNS = ("fault", "script", "finding", "what is said", "said after", "at most"
 
 
 def read(path: Path) -> dict[tuple[str, str], list[dict]]:
-    """Return the last results by fault and framework, in the order in which they were first seen."""
+    """Return the last results by fault and framework, in the order in which they were first
+    seen.
+    """
     found: dict[tuple[str, str], list[dict]] = defaultdict(list)
     for line in path.read_text(encoding="utf-8").splitlines():
         result = json.loads(line)
@@ -59,9 +62,13 @@ def read(path: Path) -> dict[tuple[str, str], list[dict]]:
 
 
 def rows(found: dict[tuple[str, str], list[dict]]) -> list[tuple[str, ...]]:
-    """Return the lines of the table: a line a fault, its frameworks together where they were told the same."""
+    """Return the lines of the table: a line a fault, its frameworks together where they were
+    told the same.
+    """
     found = {key: results for key, results in found.items() if not key[0].startswith(_HEALTHY)}
-    by_fault: dict[str, dict[tuple, list[tuple[str, list[dict]]]]] = defaultdict(lambda: defaultdict(list))
+    by_fault: dict[str, dict[tuple, list[tuple[str, list[dict]]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for (fault, framework), results in found.items():
         by_fault[fault][tuple(results[-1]["found"])].append((framework, results))
     return [
@@ -114,7 +121,10 @@ def page(found: dict[tuple[str, str], list[dict]]) -> str:
     import torch
 
     cpus = len(os.sched_getaffinity(0))
-    machine = f"a machine of {cpus} CPUs with Python {platform.python_version()}, torch {torch.__version__} and gloo"
+    machine = (
+        f"a machine of {cpus} CPUs with Python {platform.python_version()}, torch"
+        f" {torch.__version__} and gloo"
+    )
     least = min(len(results) for results in found.values())
     runs = "one run" if least == 1 else f"the last {least} runs"
     lines = [COLUMNS, ["---"] * len(COLUMNS), *rows(found)]

@@ -1,16 +1,17 @@
 """Prints the size and shape of ``src``: hints for the reader, not a gate.
 
-Rules. A package is a folder with modules; the modules at the top count as packages of their own. An arrow is an import
-from one package to another, at the top of a file or inside a function, but not for type checkers only. A file is flat
-in its folder. Cyclomatic complexity: 1, and 1 for each if, loop, exception handler, conditional expression,
-comprehension, assertion, case, and further operand of ``and`` and ``or``; nested functions count by themselves.
-Branches per code line: that number by the lines of code (no comments, docstrings or blank lines), of functions with
-more than five of them. Line lengths are those of lines that are not blank.
+Rules. A package is a folder with modules; the modules at the top count as packages of their own. An
+arrow is an import from one package to another, at the top of a file or inside a function, but not
+for type checkers only. A file is flat in its folder. Cyclomatic complexity: 1, and 1 for each if,
+loop, exception handler, conditional expression, comprehension, assertion, case, and further operand
+of ``and`` and ``or``; nested functions count by themselves. Branches per code line: that number by
+the lines of code (no comments, docstrings or blank lines), of functions with more than five of
+them. Line lengths are those of lines that are not blank.
 
     python scripts/figures.py [FOLDER]
 
-FOLDER is ``src`` by default. BEFORE has what the script prints for the ``src`` before the packages were put in order
-(commit 400fa93).
+FOLDER is ``src`` by default. BEFORE has what the script prints for the ``src`` before the packages
+were put in order (commit 400fa93).
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from pathlib import Path
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.IfExp)
 BRANCHES += (ast.comprehension, ast.Assert, ast.match_case)
-NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+NO_CODE = (
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+)
 MANY_BRANCHES = 15
 
 BEFORE = {
@@ -62,17 +70,28 @@ def figures(root: Path) -> Iterator[tuple[str, str]]:
 
 def graph_figures(root: Path, texts: Mapping[Path, str]) -> Iterator[tuple[str, str]]:
     """Yield what the imports show."""
-    paths = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in texts}
-    imports = {module: set(imported(texts[path], paths)) - {module} for module, path in paths.items()}
+    paths = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in texts
+    }
+    imports = {
+        module: set(imported(texts[path], paths)) - {module} for module, path in paths.items()
+    }
     packages = {module: package(module, path) for module, path in paths.items()}
     arrows = {(packages[one], packages[other]) for one in imports for other in imports[one]}
     importers = Counter(other for one in imports for other in imports[one])
-    yield "names at the top", str(len({module.split(".")[1] for module in paths if "." in module}) + 1)
+    yield (
+        "names at the top",
+        str(len({module.split(".")[1] for module in paths if "." in module}) + 1),
+    )
     yield (
         "packages, arrows between them",
         f"{len(set(packages.values()))}, {sum(one != other for one, other in arrows)}",
     )
-    yield "files flat in one package, most", str(max(Counter(path.parent for path in texts).values()))
+    yield (
+        "files flat in one package, most",
+        str(max(Counter(path.parent for path in texts).values())),
+    )
     yield "modules with exactly one importer", str(sum(importers[module] == 1 for module in paths))
 
 
@@ -120,7 +139,10 @@ def function_figures(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
     yield "functions", f"{len(lengths):,}"
     yield "lines of a function: median, p90, most", spread(lengths)
     yield "cyclomatic complexity: p90, most", f"{quantile(complexities)}, {max(complexities)}"
-    yield f"functions over {MANY_BRANCHES}", str(sum(number > MANY_BRANCHES for number in complexities))
+    yield (
+        f"functions over {MANY_BRANCHES}",
+        str(sum(number > MANY_BRANCHES for number in complexities)),
+    )
     yield (
         "branches per code line: median, p90",
         f"{statistics.median(densities):.2f}, {quantile(densities):.2f}",
@@ -147,7 +169,10 @@ def code_lines(text: str, tree: ast.Module) -> set[int]:
         if token.type not in NO_CODE:
             numbers.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(tree):
-        if isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Module)) and ast.get_docstring(node) is not None:
+        if (
+            isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Module))
+            and ast.get_docstring(node) is not None
+        ):
             docstring = node.body[0]
             numbers -= set(range(docstring.lineno, (docstring.end_lineno or 0) + 1))
     return numbers

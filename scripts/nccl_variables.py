@@ -1,13 +1,15 @@
 """Writes which NCCL reads which variable into src/paceline/diagnose/variables/nccl.json.
 
-    python scripts/nccl_variables.py [VERSION ...]      look at more versions (default: those of the table again)
-    python scripts/nccl_variables.py --strings FOLDER   use FOLDER/strings-VERSION.txt instead of downloading
+    python scripts/nccl_variables.py [VERSION ...]      look at more versions (default: those of the
+    table again) python scripts/nccl_variables.py --strings FOLDER   use FOLDER/strings-VERSION.txt
+    instead of downloading
 
-Each version's wheel is downloaded with pip (150 to 400 MB, one at a time, removed afterwards), and the names are read
-from libnccl.so.2: the library holds every name that it asks the environment for as a string. ``since`` and ``until``
-of a variable are the first and the last version that has it. Everything else in the table (``kind``, ``default``,
-``meaning``, ``values``, ``low``, ``high``, and a ``since`` older than the oldest version looked at) is written by hand
-from NCCL's env.rst and its source, and this script keeps it.
+Each version's wheel is downloaded with pip (150 to 400 MB, one at a time, removed afterwards), and
+the names are read from libnccl.so.2: the library holds every name that it asks the environment for
+as a string. ``since`` and ``until`` of a variable are the first and the last version that has it.
+Everything else in the table (``kind``, ``default``, ``meaning``, ``values``, ``low``, ``high``, and
+a ``since`` older than the oldest version looked at) is written by hand from NCCL's env.rst and its
+source, and this script keeps it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ NOT_VARIABLES = re.compile(
 
 
 def names_of(version: str) -> set[str]:
-    """Return the names of variables in the libnccl of a version, from the wheel for the newest CUDA that has it."""
+    """Return the names of variables in the libnccl of a version, from the wheel for the newest
+    CUDA that has it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for cuda in ("cu13", "cu12", "cu11"):
             if _download(f"nvidia-nccl-{cuda}=={version}", folder):
@@ -74,13 +78,23 @@ def update(table: dict[str, Any], found: dict[str, set[str]]) -> dict[str, Any]:
 
 def render(table: dict[str, Any]) -> str:
     """Return the table as JSON with one variable in each line."""
-    lines = [f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in table["variables"].items()]
+    lines = [
+        f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in table["variables"].items()
+    ]
     body = ",\n".join(lines)
     return f'{{"versions": {json.dumps(table["versions"])},\n "variables": {{\n{body}\n }}}}\n'
 
 
 def _download(requirement: str, folder: str) -> bool:
-    command = ["-q", "--no-deps", "--no-cache-dir", "--only-binary=:all:", "-d", folder, requirement]
+    command = [
+        "-q",
+        "--no-deps",
+        "--no-cache-dir",
+        "--only-binary=:all:",
+        "-d",
+        folder,
+        requirement,
+    ]
     pip = [sys.executable, "-m", "pip", "download", *command]
     return subprocess.run(pip, check=False, stderr=subprocess.DEVNULL).returncode == 0
 

@@ -45,11 +45,12 @@ def options_page() -> str:
         "the table in src/paceline/launch/plan/options.py",
         "# Options of `paceline run`",
         "```text\npaceline run [options] script.py [arguments of the script]\n```",
-        "Every option can be typed with dashes or underscores. Script arguments start after the script's name "
-        "and are never parsed.",
+        "Every option can be typed with dashes or underscores. Script arguments start after the"
+        " script's name and are never parsed.",
         "## torchrun's",
-        "They have torchrun's meaning but for what [departures.md](departures.md) lists. The variable "
-        "`PET_<NAME>` is the default of each, `PET_MAX_RESTARTS=3` for example; the command line wins.",
+        "They have torchrun's meaning but for what [departures.md](departures.md) lists. The"
+        " variable `PET_<NAME>` is the default of each, `PET_MAX_RESTARTS=3` for example; the"
+        " command line wins.",
         *_table(head, theirs),
         "## paceline's own",
         *_table(head, ours),
@@ -58,13 +59,16 @@ def options_page() -> str:
 
 def environment_page() -> str:
     """Return the page of the environment variables."""
-    rows = [(f"`{each.name}`", _escaped(each.meaning), _escaped(each.default)) for each in env.variables()]
+    rows = [
+        (f"`{each.name}`", _escaped(each.meaning), _escaped(each.default))
+        for each in env.variables()
+    ]
     return _page(
         "the table in src/paceline/env.py",
         "# Environment variables",
-        "The variables that paceline reads or sets. Ranks also get torchrun's `ROLE_NAME`, `ROLE_RANK`, "
-        "`ROLE_WORLD_SIZE`, `TORCHELASTIC_MAX_RESTARTS` and `TORCHELASTIC_RUN_ID`. torchrun's `PET_<OPTION>` "
-        "variables are defaults of [the options](options.md).",
+        "The variables that paceline reads or sets. Ranks also get torchrun's `ROLE_NAME`,"
+        " `ROLE_RANK`, `ROLE_WORLD_SIZE`, `TORCHELASTIC_MAX_RESTARTS` and `TORCHELASTIC_RUN_ID`."
+        " torchrun's `PET_<OPTION>` variables are defaults of [the options](options.md).",
         *_table(("variable", "meaning", "default"), rows),
     )
 
@@ -72,16 +76,21 @@ def environment_page() -> str:
 def findings_page() -> str:
     """Return the page of findings."""
     contents, parts = [], []
-    for area, pairs in groupby(sorted(CODES.items(), key=lambda pair: _place(pair[1])), key=lambda pair: pair[1][:3]):
+    for area, pairs in groupby(
+        sorted(CODES.items(), key=lambda pair: _place(pair[1])), key=lambda pair: pair[1][:3]
+    ):
         pages = [page_of(name) for name, _ in pairs]
-        contents += [f"**{area}: {AREAS[area]}**", *_table(("code", "name", "what it says"), map(_finding_row, pages))]
+        contents += [
+            f"**{area}: {AREAS[area]}**",
+            *_table(("code", "name", "what it says"), map(_finding_row, pages)),
+        ]
         parts += [f"## {area}: {AREAS[area]}", *(part for page in pages for part in _finding(page))]
     return _page(
         "the pages in src/paceline/diagnose/catalogue/texts",
         "# Findings",
-        "A finding is the one shape of bad news: a code and a name, what happened, where, the evidence and a fix. "
-        "`--json` prints the same fields. The name says the fault; names are never renamed and codes never reused. "
-        "`paceline explain CODE` prints what stands here.",
+        "A finding is the one shape of bad news: a code and a name, what happened, where, the"
+        " evidence and a fix. `--json` prints the same fields. The name says the fault; names are"
+        " never renamed and codes never reused. `paceline explain CODE` prints what stands here.",
         *contents,
         *parts,
     )
@@ -98,10 +107,18 @@ def _finding(page: Page) -> Iterator[str]:
     yield f"`{page.code}`"
     for title, text in page.sections():
         yield f"**{title}**"
-        yield re.sub(r"paceline: docs/(\S+)", r"[docs/\1](../\1)", text) if title == "References" else text
+        yield (
+            re.sub(r"paceline: docs/(\S+)", r"[docs/\1](../\1)", text)
+            if title == "References"
+            else text
+        )
 
 
-PAGES = {"options.md": options_page, "environment.md": environment_page, "findings.md": findings_page}
+PAGES = {
+    "options.md": options_page,
+    "environment.md": environment_page,
+    "findings.md": findings_page,
+}
 
 
 def stale() -> list[str]:

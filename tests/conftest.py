@@ -17,7 +17,11 @@ RETRIED = ("alone", "healthy", "peers", "slurm", "namespaces", "slow")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--update-goldens", action="store_true", help="Write what is compared whole from what is found.")
+    parser.addoption(
+        "--update-goldens",
+        action="store_true",
+        help="Write what is compared whole from what is found.",
+    )
 
 
 def pytest_collection_modifyitems(items):
@@ -45,7 +49,12 @@ SHARED_CHILDREN = (
 
 def children() -> set[str]:
     """Return the process ids of this process's living children, without those that tests share; on Linux."""
-    return {pid for file in Path("/proc/self/task").glob("*/children") for pid in read(file).split() if is_left(pid)}
+    return {
+        pid
+        for file in Path("/proc/self/task").glob("*/children")
+        for pid in read(file).split()
+        if is_left(pid)
+    }
 
 
 def is_left(pid: str) -> bool:
@@ -66,7 +75,9 @@ def read(file: Path) -> str:
 def clean_surroundings():
     """Fail a test that leaves the environment, a thread or a child process behind."""
     if "paceline.train.session.place" in sys.modules:
-        sys.modules["paceline.train.session.place"].reset()  # a test is what a process is to Sessions
+        sys.modules[
+            "paceline.train.session.place"
+        ].reset()  # a test is what a process is to Sessions
     environ, threads, processes = dict(os.environ), set(threading.enumerate()), children()
     yield
     environ.pop("PYTEST_CURRENT_TEST", None)

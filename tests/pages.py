@@ -87,5 +87,9 @@ def run(block: Block, folder: Path, environ: Mapping[str, str] | None = None) ->
 
 def surroundings() -> dict[str, str]:
     """The environment of a reader: this Python's commands first, no launcher's variables."""
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "OMP_", "SLURM_", "PACELINE_"))}
+    environ = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("PET_", "OMP_", "SLURM_", "PACELINE_"))
+    }
     return {**environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

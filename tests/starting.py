@@ -19,7 +19,10 @@ import pytest
 
 BIN = Path(sys.executable).parent
 # How loader workers are started; what is not the default takes long.
-METHODS = ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver"))]
+METHODS = [
+    "fork",
+    *(pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver")),
+]
 _MARK = "PACELINE_TEST_MARK"
 
 
@@ -71,10 +74,18 @@ class Command:
         return path
 
     def start(
-        self, *args, program: str = "paceline", env: dict | None = None, stdin=None, cwd=None, stdout=subprocess.PIPE
+        self,
+        *args,
+        program: str = "paceline",
+        env: dict | None = None,
+        stdin=None,
+        cwd=None,
+        stdout=subprocess.PIPE,
     ) -> Running:
         first = [str(BIN / program)] + (["run"] if program == "paceline" else [])
-        environ = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "OMP_", "SLURM_"))}
+        environ = {
+            k: v for k, v in os.environ.items() if not k.startswith(("PET_", "OMP_", "SLURM_"))
+        }
         process = subprocess.Popen(
             [*first, *map(str, args)],
             cwd=cwd or self.folder,
@@ -134,7 +145,9 @@ def marked(mark: str) -> dict[int, str]:
             continue
         try:
             if f"{_MARK}={mark}".encode() in (entry / "environ").read_bytes():
-                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[int(entry.name)] = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                )
         except OSError:
             pass  # it ended, or is a zombie
     return found
@@ -153,7 +166,9 @@ def commands(folder: Path) -> Iterator[Command]:
         left = made.survivors(within_s=1.0)
         for line in left:
             os.kill(int(line.split()[0]), signal.SIGKILL)
-        for running in made.running:  # now, because whoever is left holds them open, and a reader would wait for that
+        for running in (
+            made.running
+        ):  # now, because whoever is left holds them open, and a reader would wait for that
             if running.process.stdout is not None:
                 running.process.stdout.close()
             running.process.stderr.close()

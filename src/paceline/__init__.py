@@ -1,7 +1,7 @@
 """Data-parallel PyTorch from one process to many nodes.
 
-The public names are loaded on first use (PEP 562), so that ``import paceline`` and ``paceline --help``
-never wait for torch.
+The public names are loaded on first use (PEP 562), so that ``import paceline`` and ``paceline
+--help`` never wait for torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from paceline.train.trainer import Module as Module
     from paceline.train.trainer import Trainer as Trainer
 
-_WITHOUT_TORCH = ("CSVLogger", "Finding", "PacelineError", "launch")  # launch looks for it when it is called
+_WITHOUT_TORCH = (
+    "CSVLogger",
+    "Finding",
+    "PacelineError",
+    "launch",
+)  # launch looks for it when it is called
 
 _HOMES = {
     "CSVLogger": "paceline.logging",

@@ -213,7 +213,9 @@ class SharedCounters:
         """Read what a rank's training loops show; hashes are written last, so they are complete."""
         slot = self.slot(local_rank)
         data_hash, same_order = slot[DATA_HASH], slot[SAME_ORDER]
-        return Order(data_hash, slot[DATA_INDICES], same_order, slot[ORDER_INDICES], slot[WORK_HASH])
+        return Order(
+            data_hash, slot[DATA_INDICES], same_order, slot[ORDER_INDICES], slot[WORK_HASH]
+        )
 
     def read_padded(self, local_rank: int) -> tuple[int, int]:
         """Return the samples of a padded evaluation, without and with repetitions; else zeros."""
@@ -249,7 +251,9 @@ class SharedCounters:
 def write_nan(slot: memoryview[int], name: str) -> None:
     """Record that a parameter has a NaN after the steps so far."""
     room = NAN_NAME_LENGTH * 8
-    slot[NAN_NAME : NAN_NAME + NAN_NAME_LENGTH] = memoryview(name.encode()[:room].ljust(room, b"\0")).cast("q")
+    slot[NAN_NAME : NAN_NAME + NAN_NAME_LENGTH] = memoryview(
+        name.encode()[:room].ljust(room, b"\0")
+    ).cast("q")
     slot[NAN_AFTER] = slot[STEPS] + 1
 
 
@@ -257,7 +261,9 @@ def others_read_other_data(data_hash: int) -> bool:
     """Return whether another rank of this node has another hash of indices and samples."""
     if board is None:
         return False
-    return any(board.read_order(local).data_hash not in (0, data_hash) for local in range(board.num_ranks))
+    return any(
+        board.read_order(local).data_hash not in (0, data_hash) for local in range(board.num_ranks)
+    )
 
 
 def write_check(slot: memoryview[int], *, number: int, step: int, checksum: int) -> None:

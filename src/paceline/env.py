@@ -38,27 +38,37 @@ def _variable(name: str, meaning: str, default: str = "") -> str:
 # paceline's variables
 LAUNCHER = _variable(
     "PACELINE_LAUNCHER",
-    "who started this process, for Session: paceline, torchrun, slurm or none; overrides what is detected",
+    "who started this process, for Session: paceline, torchrun, slurm or none; overrides what is"
+    " detected",
     "detected",
 )
-TASK = _variable("PACELINE_TASK", "what a freshly started rank is to run (JSON); set and removed by the launcher")
-RUN_TOKEN = _variable("PACELINE_RUN_TOKEN", "token of the run that a rank belongs to; set for ranks")
+TASK = _variable(
+    "PACELINE_TASK", "what a freshly started rank is to run (JSON); set and removed by the launcher"
+)
+RUN_TOKEN = _variable(
+    "PACELINE_RUN_TOKEN", "token of the run that a rank belongs to; set for ranks"
+)
 RUN_DIR = _variable(
     "PACELINE_RUN_DIR",
-    "run folder of the run that a rank belongs to; set for ranks. Without a launcher: the folder that Session uses",
+    "run folder of the run that a rank belongs to; set for ranks. Without a launcher: the folder"
+    " that Session uses",
 )
 RUN_SECRET = _variable(
     "PACELINE_RUN_SECRET",
-    "a secret that all nodes of a run have, by which their launchers know each other; removed before ranks start",
+    "a secret that all nodes of a run have, by which their launchers know each other; removed"
+    " before ranks start",
 )
 DAMAGED = _variable(
     "PACELINE_DAMAGED",
-    'default of Session.restore(damaged=...): "refuse", or "skip" as in the job scripts of paceline submit',
+    'default of Session.restore(damaged=...): "refuse", or "skip" as in the job scripts of paceline'
+    " submit",
     "refuse",
 )
 
 NO_PROBE = _variable("PACELINE_NO_PROBE", "1: default of --no-probe for all runs", "0")
-START_METHOD = _variable("PACELINE_START_METHOD", "default of --start-method: spawn starts every rank afresh", "fork")
+START_METHOD = _variable(
+    "PACELINE_START_METHOD", "default of --start-method: spawn starts every rank afresh", "fork"
+)
 ON_HANG = _variable("PACELINE_ON_HANG", "default of --on-hang: off switches the hang detection off")
 HANG_TIMEOUT = _variable("PACELINE_HANG_TIMEOUT", "default of --hang-timeout, in seconds")
 
@@ -80,22 +90,38 @@ GROUP_RANK = _variable("GROUP_RANK", "rank of the node, set for each rank")
 GROUP_WORLD_SIZE = _variable("GROUP_WORLD_SIZE", "number of nodes, set for each rank")
 ROLE_RANK = _variable("ROLE_RANK", "rank among those of the same role, set for each rank")
 ROLE_NAME = _variable("ROLE_NAME", "the role of --role, set for each rank")
-ROLE_WORLD_SIZE = _variable("ROLE_WORLD_SIZE", "number of ranks of the same role, set for each rank")
-MASTER_ADDR = _variable("MASTER_ADDR", "numeric address of the store that ranks meet at, set for each rank")
+ROLE_WORLD_SIZE = _variable(
+    "ROLE_WORLD_SIZE", "number of ranks of the same role, set for each rank"
+)
+MASTER_ADDR = _variable(
+    "MASTER_ADDR", "numeric address of the store that ranks meet at, set for each rank"
+)
 MASTER_PORT = _variable("MASTER_PORT", "port of that store, set for each rank")
 RESTART_COUNT = _variable("TORCHELASTIC_RESTART_COUNT", "restarts so far, set for each rank", "0")
-MAX_RESTARTS = _variable("TORCHELASTIC_MAX_RESTARTS", "the value of --max-restarts, set for each rank", "0")
+MAX_RESTARTS = _variable(
+    "TORCHELASTIC_MAX_RESTARTS", "the value of --max-restarts, set for each rank", "0"
+)
 RUN_ID = _variable("TORCHELASTIC_RUN_ID", "id of the rendezvous, set for each rank")
-ERROR_FILE = _variable("TORCHELASTIC_ERROR_FILE", "where a rank leaves its exception (JSON), set for each rank")
-USE_AGENT_STORE = _variable("TORCHELASTIC_USE_AGENT_STORE", "True: the launcher hosts the store of the ranks")
+ERROR_FILE = _variable(
+    "TORCHELASTIC_ERROR_FILE", "where a rank leaves its exception (JSON), set for each rank"
+)
+USE_AGENT_STORE = _variable(
+    "TORCHELASTIC_USE_AGENT_STORE", "True: the launcher hosts the store of the ranks"
+)
 LOG_PREFIX = _variable(
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
     "prefix of teed console lines; ${role_name}, ${local_rank} and ${rank} are filled in",
     "[${role_name}${local_rank}]:",
 )
-SIGNALS = _variable("TORCHELASTIC_SIGNALS_TO_HANDLE", "signals handed on to ranks, set for each rank")
-SHUTDOWN_TIMEOUT = _variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "default of --shutdown-timeout, in seconds", "30")
-PYTHON_EXEC = _variable("PYTHON_EXEC", "the Python that runs the script", "the one that runs paceline")
+SIGNALS = _variable(
+    "TORCHELASTIC_SIGNALS_TO_HANDLE", "signals handed on to ranks, set for each rank"
+)
+SHUTDOWN_TIMEOUT = _variable(
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "default of --shutdown-timeout, in seconds", "30"
+)
+PYTHON_EXEC = _variable(
+    "PYTHON_EXEC", "the Python that runs the script", "the one that runs paceline"
+)
 ASYNC_ERROR_HANDLING = _variable(
     "TORCH_NCCL_ASYNC_ERROR_HANDLING", "set to 1 for ranks unless given, as torchrun does", "1"
 )
@@ -103,21 +129,33 @@ CUDA_DEVICES = _variable("CUDA_VISIBLE_DEVICES", "GPUs that may be used", "all")
 
 # Defaults that paceline sets unless the user has set them
 OMP_THREADS = _variable(
-    "OMP_NUM_THREADS", "threads of a rank's CPU operations", "usable CPUs divided by the ranks of the node"
+    "OMP_NUM_THREADS",
+    "threads of a rank's CPU operations",
+    "usable CPUs divided by the ranks of the node",
 )
 GLOO_INTERFACE = _variable(
-    "GLOO_SOCKET_IFNAME", "interface that gloo uses", "the one that carries the node's address in this run"
+    "GLOO_SOCKET_IFNAME",
+    "interface that gloo uses",
+    "the one that carries the node's address in this run",
 )
 NCCL_INTERFACE = _variable(
     "NCCL_SOCKET_IFNAME",
     "interfaces that NCCL uses: a prefix, =exact or ^not; set where one was found to lead nowhere",
     "NCCL's own choice",
 )
-DEBUG_LEVEL = _variable("TORCH_DISTRIBUTED_DEBUG", "OFF, INFO or DETAIL; DETAIL is warned of", "OFF")
-CPP_LOG_LEVEL = _variable("TORCH_CPP_LOG_LEVEL", "level of torch's C++ log; INFO with --nccl-debug", "WARNING")
+DEBUG_LEVEL = _variable(
+    "TORCH_DISTRIBUTED_DEBUG", "OFF, INFO or DETAIL; DETAIL is warned of", "OFF"
+)
+CPP_LOG_LEVEL = _variable(
+    "TORCH_CPP_LOG_LEVEL", "level of torch's C++ log; INFO with --nccl-debug", "WARNING"
+)
 NCCL_DEBUG = _variable("NCCL_DEBUG", "NCCL's log level; INFO with --nccl-debug")
-NCCL_DEBUG_SUBSYS = _variable("NCCL_DEBUG_SUBSYS", "parts of NCCL that log; --nccl-debug: INIT,NET,GRAPH,ENV,TUNING")
-NCCL_RAS_ADDR = _variable("NCCL_RAS_ADDR", "read: where NCCL is asked about a hang", "localhost:28028")
+NCCL_DEBUG_SUBSYS = _variable(
+    "NCCL_DEBUG_SUBSYS", "parts of NCCL that log; --nccl-debug: INIT,NET,GRAPH,ENV,TUNING"
+)
+NCCL_RAS_ADDR = _variable(
+    "NCCL_RAS_ADDR", "read: where NCCL is asked about a hang", "localhost:28028"
+)
 NCCL_DEBUG_FILE = _variable("NCCL_DEBUG_FILE", "file of NCCL's log; one per rank with --nccl-debug")
 
 # Slurm: only the step's, because the job's also exist in salloc shells and terminals of editors
@@ -126,39 +164,64 @@ STEP_NUM_TASKS = _variable("SLURM_STEP_NUM_TASKS", "read: number of tasks of the
 STEP_NODELIST = _variable("SLURM_STEP_NODELIST", "read: nodes of the step")
 STEP_TASKS_PER_NODE = _variable("SLURM_STEP_TASKS_PER_NODE", "read: tasks on each node of the step")
 STEP_GPUS = _variable("SLURM_STEP_GPUS", "read: GPUs that the step has on this node")
-PTY_PORT = _variable("SLURM_PTY_PORT", "read: this is a terminal in a step (srun --pty), and no task of its own")
+PTY_PORT = _variable(
+    "SLURM_PTY_PORT", "read: this is a terminal in a step (srun --pty), and no task of its own"
+)
 CPUS_PER_TASK = _variable("SLURM_CPUS_PER_TASK", "read in a step: the most CPUs that its task uses")
 JOB_NUM_NODES = _variable("SLURM_JOB_NUM_NODES", "read: a job of several nodes needs srun")
 JOB_NODELIST = _variable("SLURM_JOB_NODELIST", "read: which nodes those are")
-JOB_CPUS_PER_NODE = _variable("SLURM_JOB_CPUS_PER_NODE", "read: CPUs for the srun line that is proposed")
-NODE_NAME = _variable("SLURMD_NODENAME", "read: the name of this node in Slurm, whose address the others are given")
+JOB_CPUS_PER_NODE = _variable(
+    "SLURM_JOB_CPUS_PER_NODE", "read: CPUs for the srun line that is proposed"
+)
+NODE_NAME = _variable(
+    "SLURMD_NODENAME", "read: the name of this node in Slurm, whose address the others are given"
+)
 PROCID = _variable("SLURM_PROCID", "read together with SLURM_STEP_NUM_TASKS: rank of this task")
-LOCALID = _variable("SLURM_LOCALID", "read together with SLURM_STEP_NUM_TASKS: rank of this task on its node")
+LOCALID = _variable(
+    "SLURM_LOCALID", "read together with SLURM_STEP_NUM_TASKS: rank of this task on its node"
+)
 NODEID = _variable("SLURM_NODEID", "read together with SLURM_STEP_NUM_TASKS: rank of this node")
 JOB_ID = _variable(
     "SLURM_JOB_ID",
-    "read together with SLURM_STEP_NUM_TASKS: port of the step; alone: how a run that stopped is resumed",
+    "read together with SLURM_STEP_NUM_TASKS: port of the step; alone: how a run that stopped is"
+    " resumed",
 )
 
 ARRAY_JOB_ID = _variable("SLURM_ARRAY_JOB_ID", "read: the array that this job is an element of")
-ARRAY_TASK_ID = _variable("SLURM_ARRAY_TASK_ID", "read: which element it is; each has a run folder of its own")
-JOB_RESTARTS = _variable("SLURM_RESTART_COUNT", "read: how often this job was queued again; it continues in its folder")
+ARRAY_TASK_ID = _variable(
+    "SLURM_ARRAY_TASK_ID", "read: which element it is; each has a run folder of its own"
+)
+JOB_RESTARTS = _variable(
+    "SLURM_RESTART_COUNT", "read: how often this job was queued again; it continues in its folder"
+)
 
-SBATCH_PARTITION = _variable("SBATCH_PARTITION", "read by submit, as by sbatch: default of --partition")
+SBATCH_PARTITION = _variable(
+    "SBATCH_PARTITION", "read by submit, as by sbatch: default of --partition"
+)
 SBATCH_ACCOUNT = _variable("SBATCH_ACCOUNT", "read by submit, as by sbatch: default of --account")
 SBATCH_TIME = _variable("SBATCH_TIMELIMIT", "read by submit, as by sbatch: default of --time")
 HUGGING_FACE_HOME = _variable(
-    "HF_HOME", "read: accelerate/default_config.yaml is there", "huggingface in the folder of XDG_CACHE_HOME"
+    "HF_HOME",
+    "read: accelerate/default_config.yaml is there",
+    "huggingface in the folder of XDG_CACHE_HOME",
 )
-CACHE_HOME = _variable("XDG_CACHE_HOME", "read: where huggingface/accelerate/default_config.yaml is", "~/.cache")
+CACHE_HOME = _variable(
+    "XDG_CACHE_HOME", "read: where huggingface/accelerate/default_config.yaml is", "~/.cache"
+)
 PYTHON_PATH = _variable(
-    "PYTHONPATH", "gets the working folder too if accelerate's configuration asks for DeepSpeed, as accelerate does"
+    "PYTHONPATH",
+    "gets the working folder too if accelerate's configuration asks for DeepSpeed, as accelerate"
+    " does",
 )
 SLURM_CONF = _variable(
-    "SLURM_CONF", "read by lint: whether a job of this cluster has to ask for memory and GPUs", "/etc/slurm/slurm.conf"
+    "SLURM_CONF",
+    "read by lint: whether a job of this cluster has to ask for memory and GPUs",
+    "/etc/slurm/slurm.conf",
 )
 CONFIG_HOME = _variable(
-    "XDG_CONFIG_HOME", "read: where paceline/config.toml and paceline/profiles of this user are", "~/.config"
+    "XDG_CONFIG_HOME",
+    "read: where paceline/config.toml and paceline/profiles of this user are",
+    "~/.config",
 )
 
 
@@ -193,7 +256,11 @@ def wants_colour() -> bool:
 
 def torchrun_defaults() -> dict[str, str]:
     """Return torchrun's ``PET_<OPTION>`` variables as ``{option_name: value}``."""
-    return {name[4:].lower(): value for name, value in os.environ.items() if name.startswith("PET_") and value}
+    return {
+        name[4:].lower(): value
+        for name, value in os.environ.items()
+        if name.startswith("PET_") and value
+    }
 
 
 def put(name: str, value: str) -> None:

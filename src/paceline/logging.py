@@ -1,4 +1,6 @@
-"""Loggers, where the numbers go that a script logs: the public names of ``paceline.train.logging``."""
+"""Loggers, where the numbers go that a script logs: the public names of
+``paceline.train.logging``.
+"""
 
 from paceline.train.logging import CSVLogger, Logger, TensorBoardLogger
 

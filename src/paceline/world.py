@@ -74,7 +74,9 @@ def from_environ(environ: Mapping[str, str], *, in_terminal: bool = False) -> Wo
         )
     if chosen == "none":
         return World(reason="PACELINE_LAUNCHER=none: a world of one")
-    if chosen == "slurm" or (not chosen and _in_step(environ, in_terminal) and env.RANK not in environ):
+    if chosen == "slurm" or (
+        not chosen and _in_step(environ, in_terminal) and env.RANK not in environ
+    ):
         return _from_slurm(environ)
     if chosen or env.RANK in environ:
         return _from_torchrun(environ, chosen)
@@ -94,7 +96,8 @@ def _from_torchrun(environ: Mapping[str, str], chosen: str) -> World:
         raise UsageError(
             Finding(
                 "rank-env-missing",
-                f"{', '.join(missing)} not set, although " + (f"PACELINE_LAUNCHER={chosen}" if chosen else "RANK is"),
+                f"{', '.join(missing)} not set, although "
+                + (f"PACELINE_LAUNCHER={chosen}" if chosen else "RANK is"),
                 where="environment",
                 fix="start the script with: paceline run script.py",
             )
@@ -112,7 +115,11 @@ def _from_torchrun(environ: Mapping[str, str], chosen: str) -> World:
         master_port=int(environ[env.MASTER_PORT]),
         launcher=chosen or ("paceline" if ours else "torchrun"),
         reason=f"RANK and WORLD_SIZE={world_size} are set"
-        + (f" and PACELINE_LAUNCHER={chosen}" if chosen else " by " + ("paceline run" if ours else "torchrun")),
+        + (
+            f" and PACELINE_LAUNCHER={chosen}"
+            if chosen
+            else " by " + ("paceline run" if ours else "torchrun")
+        ),
     )
 
 
@@ -143,8 +150,10 @@ def _from_slurm(environ: Mapping[str, str]) -> World:
         master_addr=environ.get(env.MASTER_ADDR) or nodes[0],
         master_port=int(environ.get(env.MASTER_PORT) or step_port(environ)),
         launcher="slurm",
-        reason=f"Slurm step {environ.get(env.JOB_ID, '?')}.{environ.get(env.STEP_ID, '?')} "
-        f"with {world_size} tasks on {len(nodes)} nodes",
+        reason=(
+            f"Slurm step {environ.get(env.JOB_ID, '?')}.{environ.get(env.STEP_ID, '?')} "
+            f"with {world_size} tasks on {len(nodes)} nodes"
+        ),
     )
 
 

@@ -20,7 +20,9 @@ from paceline.errors import PacelineError
 
 HERE = Path(__file__).parent
 MOST_LINES = 12
-REFERENCE = re.compile(r"https?://\S+|`[^`]+`|\w[\w.+ -]*: \S")  # a link, a file, or "Slurm: sbatch(1)"
+REFERENCE = re.compile(
+    r"https?://\S+|`[^`]+`|\w[\w.+ -]*: \S"
+)  # a link, a file, or "Slurm: sbatch(1)"
 
 
 def example(name, which):
@@ -64,7 +66,9 @@ def named(path, name):
 
 
 def test_no_folder_is_left_over():
-    assert {path.name for path in HERE.iterdir() if path.is_dir() and path.name != "__pycache__"} <= set(CODES)
+    assert {
+        path.name for path in HERE.iterdir() if path.is_dir() and path.name != "__pycache__"
+    } <= set(CODES)
 
 
 def test_no_page_is_left_over():
@@ -79,7 +83,11 @@ def test_every_code_has_a_page(name):
     long = [title for title, text in page.sections() if len(text.splitlines()) > MOST_LINES]
     assert long == []
     assert [reference for reference in page.references if not REFERENCE.match(reference)] == []
-    own = [reference.removeprefix("paceline: ") for reference in page.references if reference.startswith("paceline: ")]
+    own = [
+        reference.removeprefix("paceline: ")
+        for reference in page.references
+        if reference.startswith("paceline: ")
+    ]
     assert [path for path in own if not (HERE.parents[1] / path).exists()] == []
 
 

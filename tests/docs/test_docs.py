@@ -20,8 +20,14 @@ SKIPPED = {"runs", "paceline-runs", "dist"}  # hidden folders too
 
 
 def find_pages():
-    folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "." and path.name not in SKIPPED]
-    return sorted([*ROOT.glob("*.md"), *(page for folder in folders for page in folder.rglob("*.md"))])
+    folders = [
+        path
+        for path in ROOT.iterdir()
+        if path.is_dir() and path.name[0] != "." and path.name not in SKIPPED
+    ]
+    return sorted(
+        [*ROOT.glob("*.md"), *(page for folder in folders for page in folder.rglob("*.md"))]
+    )
 
 
 PAGES = {page.relative_to(ROOT).as_posix(): page for page in find_pages()}
@@ -34,7 +40,9 @@ def prose(text):
 
 def anchors(text):
     """The anchors of a page's headings, made as GitHub makes them."""
-    titles = re.findall(r"^#+ +(.+?)\s*$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), flags=re.M)
+    titles = re.findall(
+        r"^#+ +(.+?)\s*$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), flags=re.M
+    )
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
@@ -71,7 +79,9 @@ def test_python_compiles(name):
 
 
 @pytest.mark.timeout(180)  # a page may have several blocks
-@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if MARK.search(page.read_text())])
+@pytest.mark.parametrize(
+    "name", [name for name, page in PAGES.items() if MARK.search(page.read_text())]
+)
 def test_marked_blocks_run(name, tmp_path):
     for block in blocks(PAGES[name].read_text()):
         if block.file:

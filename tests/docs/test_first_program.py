@@ -22,10 +22,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def installed(folder, *requirements):
     """Make an environment, install one requirement after the other, and return the folder of its commands."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=INSTALLATION_S)
-    command = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt"]
+    command = [
+        folder / "bin" / "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "-c",
+        ROOT / "constraints.txt",
+    ]
     for requirement in requirements:
         done = subprocess.run(
-            [*command, requirement], capture_output=True, text=True, timeout=INSTALLATION_S, check=False
+            [*command, requirement],
+            capture_output=True,
+            text=True,
+            timeout=INSTALLATION_S,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
     return folder / "bin"
@@ -69,7 +81,12 @@ def first_program():
 def test_an_environment_without_torch_diagnoses(bare, tmp_path):
     program, start, _ = first_program()
     (tmp_path / program.file).write_text(program.text)
-    commands = ("explain NET001", f"lint {program.file}", f"submit --dry-run {program.file}", "jobs")
+    commands = (
+        "explain NET001",
+        f"lint {program.file}",
+        f"submit --dry-run {program.file}",
+        "jobs",
+    )
     for command in commands:
         done = shell(f"paceline {command}", folder=tmp_path, commands=bare)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
@@ -78,9 +95,13 @@ def test_an_environment_without_torch_diagnoses(bare, tmp_path):
     refused = shell(start, folder=tmp_path, commands=bare)
     assert refused.returncode == 2
     assert 'pip install "paceline[torch]"' in refused.stderr
-    log = shell(f"{start} > run.log 2>&1 || paceline explain run.log", folder=tmp_path, commands=bare)
+    log = shell(
+        f"{start} > run.log 2>&1 || paceline explain run.log", folder=tmp_path, commands=bare
+    )
     assert "torch-missing" in log.stdout
-    modules = shell("python -c 'import torch' || python -c 'import numpy'", folder=tmp_path, commands=bare)
+    modules = shell(
+        "python -c 'import torch' || python -c 'import numpy'", folder=tmp_path, commands=bare
+    )
     assert modules.stderr.count("ModuleNotFoundError") == 2, "the environment is not bare"
 
 

@@ -15,12 +15,21 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "slurm.md"
 
 @pytest.mark.timeout(180)
 def test_its_curve_does_not_show_the_number_of_ranks(tmp_path):
-    script = next(block.text for block in blocks(GUIDE.read_text(), IN_SLURM) if block.file == "train.py")
+    script = next(
+        block.text for block in blocks(GUIDE.read_text(), IN_SLURM) if block.file == "train.py"
+    )
     (tmp_path / "train.py").write_text(script.replace("time.sleep(0.02)", "time.sleep(0)"))
     curves = set()
     with commands(tmp_path) as made:
         for ranks in (1, 2, 4):
-            words = ("run", "--nproc-per-node", str(ranks), "--run-dir", f"runs-{ranks}", "train.py")
+            words = (
+                "run",
+                "--nproc-per-node",
+                str(ranks),
+                "--run-dir",
+                f"runs-{ranks}",
+                "train.py",
+            )
             ended = made.run(*words, program=str(BIN / "paceline"))
             assert ended.status == 0, ended.err
             curves.add(tuple(re.findall(r"epoch \d+: loss \S+", ended.out)))

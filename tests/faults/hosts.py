@@ -61,7 +61,19 @@ class Host:
     def slow(self, rate: str) -> None:
         """Let no more than ``rate`` leave this host, such as 20mbit."""
         self._run(
-            "tc", "qdisc", "add", "dev", self.cable, "root", "tbf", "rate", rate, "burst", "64kb", "latency", "1s"
+            "tc",
+            "qdisc",
+            "add",
+            "dev",
+            self.cable,
+            "root",
+            "tbf",
+            "rate",
+            rate,
+            "burst",
+            "64kb",
+            "latency",
+            "1s",
         )
 
     def plug_in(self, bridge: str) -> None:
@@ -92,7 +104,20 @@ class Host:
         shutil.rmtree(NETNS / self._space, ignore_errors=True)
 
     def _filter(self, port: int, verdict: str) -> None:
-        self._run("iptables", "-A", "INPUT", "!", "-i", "lo", "-p", "tcp", "--dport", str(port), "-j", verdict)
+        self._run(
+            "iptables",
+            "-A",
+            "INPUT",
+            "!",
+            "-i",
+            "lo",
+            "-p",
+            "tcp",
+            "--dport",
+            str(port),
+            "-j",
+            verdict,
+        )
 
     def _ip(self, *words: str) -> None:
         run("ip", "-n", self._space, *words)
@@ -106,7 +131,9 @@ def apart(command: Sequence[str], before: str, *, name: str = "") -> list[str]:
     """Return the command that runs in a mount namespace of its own, after the shell line ``before``."""
     need_root()
     spaces = ["--mount", *(["--uts"] if name else [])]
-    lines = "\n".join(line for line in ("set -e", f"hostname {name}" if name else "", before, 'exec "$@"') if line)
+    lines = "\n".join(
+        line for line in ("set -e", f"hostname {name}" if name else "", before, 'exec "$@"') if line
+    )
     return ["unshare", *spaces, "sh", "-c", lines, "sh", *command]
 
 
@@ -125,7 +152,9 @@ def hosts(count: int) -> Iterator[list[Host]]:
             for host in made:
                 host.plug_in(bridge)
         except subprocess.CalledProcessError as error:
-            raise SkipTest(f"network namespaces cannot be made here: {error.stderr.strip()}") from None
+            raise SkipTest(
+                f"network namespaces cannot be made here: {error.stderr.strip()}"
+            ) from None
         for host in made:
             host.knows({each.name: each.address for each in made})
         yield made

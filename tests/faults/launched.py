@@ -17,7 +17,9 @@ from starting import Running
 _WARM = "paceline-warm"
 RULE = "── paceline"
 _REPORT = re.compile(r'\{"(exit_status|findings)".*')
-_PRINTED = re.compile(r"(?:error|warning|hint) [A-Z]{3}\d{3} ([a-z0-9-]+): (.*)|\[[A-Z]{3}\d{3} ([a-z0-9-]+)\]")
+_PRINTED = re.compile(
+    r"(?:error|warning|hint) [A-Z]{3}\d{3} ([a-z0-9-]+): (.*)|\[[A-Z]{3}\d{3} ([a-z0-9-]+)\]"
+)
 
 
 @dataclass
@@ -102,7 +104,9 @@ class Launched:
     def findings(self) -> list[dict]:
         """The findings of ``--json``; of the text where the command was refused before it could print them."""
         for line in reversed(self.out):
-            if report := _REPORT.search(line.text):  # perhaps behind what a rank printed without a line feed
+            if report := _REPORT.search(
+                line.text
+            ):  # perhaps behind what a rank printed without a line feed
                 return json.loads(report[0])["findings"]
         return [{"name": name, "what": what} for name, what in self.printed.items()]
 

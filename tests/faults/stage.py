@@ -35,7 +35,9 @@ from places import filled
 from starting import BIN, Command, commands
 
 SCRIPTS = Path(__file__).parent / "scripts"
-RESULTS = Path(os.environ.get("PACELINE_FAULT_RESULTS", Path(__file__).parents[2] / "runs" / "faults.jsonl"))
+RESULTS = Path(
+    os.environ.get("PACELINE_FAULT_RESULTS", Path(__file__).parents[2] / "runs" / "faults.jsonl")
+)
 FRAMEWORKS = ("raw", "fabric", "lightning", "accelerate")
 MOST_LINES = 15
 PORT = 29500  # every host has its own
@@ -135,7 +137,12 @@ class Stage:
     # What a fault is made of
 
     def script(
-        self, *, epochs: int = 10**6, without: Sequence[str] = (), into: str = "train.py", **pieces: str
+        self,
+        *,
+        epochs: int = 10**6,
+        without: Sequence[str] = (),
+        into: str = "train.py",
+        **pieces: str,
     ) -> None:
         """Write the training script of the framework, with pieces of code at its marked places.
 
@@ -190,20 +197,32 @@ class Stage:
         """
         where = {"nproc_per_node": 1 if self.hosts else 2}
         if number is not None:
-            where |= {"nnodes": len(self.hosts), "node_rank": number, "master_addr": head or self.hosts[0].address}
+            where |= {
+                "nnodes": len(self.hosts),
+                "node_rank": number,
+                "master_addr": head or self.hosts[0].address,
+            }
             where |= {"master_port": PORT}
-        typed = [word for name, value in (where | options).items() for word in typed_as(name, value)]
+        typed = [
+            word for name, value in (where | options).items() for word in typed_as(name, value)
+        ]
         ours = self.program == "paceline"
         launcher = [BIN / self.program, *(["run", "--json", *self.fault.options] if ours else [])]
-        alone = ["--standalone"] if not ours and number is None and "master_port" not in options else []
+        alone = (
+            ["--standalone"] if not ours and number is None and "master_port" not in options else []
+        )
         command = [str(word) for word in (*launcher, *alone, *typed, script, *words)]
         if number is not None:
             command = self.hosts[number].inside(command, before)
         elif before:
             command = apart(command, before)
         first, *rest = command
-        running = self.command.start(*rest, program=shutil.which(first), env=env, cwd=self.folder / cwd)
-        self.launched.append(Launched(running, self.hosts[number].name if number is not None else ""))
+        running = self.command.start(
+            *rest, program=shutil.which(first), env=env, cwd=self.folder / cwd
+        )
+        self.launched.append(
+            Launched(running, self.hosts[number].name if number is not None else "")
+        )
         return self.launched[-1]
 
     def up(self, rank: int) -> int:
@@ -251,7 +270,9 @@ class Stage:
     def wait(self, limit_s: float, *, grace_s: float = 8.0) -> bool:
         """Wait until all launchers have ended, at most until ``limit_s`` and a little after the fault can be known."""
         while not all(launched.ended() for launched in self.launched):
-            if time.time() > self.moment_s() + max(START_S * (not self._known()), limit_s + grace_s):
+            if time.time() > self.moment_s() + max(
+                START_S * (not self._known()), limit_s + grace_s
+            ):
                 return False
             time.sleep(0.05)
         for launched in self.launched:
@@ -267,9 +288,15 @@ class Stage:
                 launched.finish()
         for number, launched in enumerate(self.launched):
             if not launched.killed:
-                wrong += [f"{launched.host or 'here'}: {line}" for line in self._compare(number, launched)]
+                wrong += [
+                    f"{launched.host or 'here'}: {line}" for line in self._compare(number, launched)
+                ]
         told = [launched for launched in self.launched if not launched.killed]
-        if this.alike and isinstance(this.finding, str) and len({self._said(each) for each in told}) > 1:
+        if (
+            this.alike
+            and isinstance(this.finding, str)
+            and len({self._said(each) for each in told}) > 1
+        ):
             wrong.append(f"the hosts do not tell the same: {[self._said(each) for each in told]}")
         if left := self.command.survivors(within_s=2):
             wrong.append(f"left behind: {left}")
@@ -309,17 +336,26 @@ class Stage:
         this = self.fault
         told = [(number, each) for number, each in enumerate(self.launched) if not each.killed]
         names = [(this.of("finding", number), launched) for number, launched in told]
-        found = [(launched, finding) for name, launched in names if name and (finding := launched.finding(name))]
+        found = [
+            (launched, finding)
+            for name, launched in names
+            if name and (finding := launched.finding(name))
+        ]
         line = {
             "fault": this.title,
             "framework": self.framework,
             "hosts": this.num_hosts,
             "found": list(dict.fromkeys(finding["name"] for _, finding in found)),
             "what": list(dict.fromkeys(finding["what"] for _, finding in found)),
-            "seconds": max((self.told_after_s(launched, finding["name"]) for launched, finding in found), default=None),
+            "seconds": max(
+                (self.told_after_s(launched, finding["name"]) for launched, finding in found),
+                default=None,
+            ),
             "limit_s": this.limit_s,
             "status": list(dict.fromkeys(launched.status for _, launched in told)),
-            "lines": max((len(launched.report(finding["name"])) for launched, finding in found), default=0),
+            "lines": max(
+                (len(launched.report(finding["name"])) for launched, finding in found), default=0
+            ),
             "wrong": list(wrong),
             "at": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
@@ -332,11 +368,17 @@ class Stage:
         scripts = "\n".join(
             f"--- {name}\n"
             + "\n".join(
-                f"{place:3} {line}" for place, line in enumerate((self.folder / name).read_text().splitlines(), 1)
+                f"{place:3} {line}"
+                for place, line in enumerate((self.folder / name).read_text().splitlines(), 1)
             )
             for name in files
         )
-        return "\n".join([*(launched.text() for launched in self.launched), scripts if len(scripts) < 6000 else ""])
+        return "\n".join(
+            [
+                *(launched.text() for launched in self.launched),
+                scripts if len(scripts) < 6000 else "",
+            ]
+        )
 
 
 def typed_as(name: str, value: object) -> tuple[str, ...]:

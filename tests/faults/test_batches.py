@@ -24,7 +24,10 @@ def test_with_nothing_after(stage):
     stage.launch()
 
 
-@fault("uneven batches, Lightning's validation after them", **{**EXPECTED, "frameworks": ("lightning",)})
+@fault(
+    "uneven batches, Lightning's validation after them",
+    **{**EXPECTED, "frameworks": ("lightning",)},
+)
 def test_with_lightnings_validation_after(stage):
     stage.script(
         settings=UNEVEN,

@@ -37,7 +37,14 @@ def after_fork():
 
 os.register_at_fork(before=before_fork, after_in_child=after_fork)
 """
-NAMES = ("rank 1", r"process \d+", "futex", "gh-112275|py-spy", "persistent_workers=True", "forkserver")
+NAMES = (
+    "rank 1",
+    r"process \d+",
+    "futex",
+    "gh-112275|py-spy",
+    "persistent_workers=True",
+    "forkserver",
+)
 
 
 @fault(
@@ -76,7 +83,9 @@ def test_it_is_started_again(stage):
     stage.wait_for_line(launcher, "deadlocked in its fork; ranks were started again (1 of 1)")
     assert stage.wait(60)
     notices = [line for line in launcher.err if "can deadlock in a fork" in line.text]
-    assert len(notices) == python_fork.has_bug(), "one for the run, not one for each rank or attempt"
+    assert len(notices) == python_fork.has_bug(), (
+        "one for the run, not one for each rank or attempt"
+    )
 
 
 @fault(
@@ -99,7 +108,12 @@ def test_the_look_leaves_it_alive(stage):
     launcher.signal(15)
 
 
-@fault("healthy: workers that wait for a lock, and other forks that do", finding="", status=0, limit_s=90)
+@fault(
+    "healthy: workers that wait for a lock, and other forks that do",
+    finding="",
+    status=0,
+    limit_s=90,
+)
 def test_locks_that_will_be_released(stage):
     """A worker that waits for another one's lock, one that has another name, and a child that is no worker."""
     stage.script(

@@ -41,7 +41,9 @@ def test_a_disk_that_is_full_before_the_start(stage):
 )
 def test_a_named_folder_on_a_full_disk(stage):
     stage.script(epochs=1)
-    stage.launch(before=SMALL + "; dd if=/dev/zero of=fill bs=1k 2>/dev/null || true", run_dir="mine")
+    stage.launch(
+        before=SMALL + "; dd if=/dev/zero of=fill bs=1k 2>/dev/null || true", run_dir="mine"
+    )
 
 
 @fault("disk of the run folder fills up", finding="", status=0, mounts=True)
@@ -60,13 +62,24 @@ def test_a_disk_that_fills_up_ends_nothing(stage):
     mounts=True,
 )
 def test_an_exception_on_a_full_disk(stage):
-    stage.script(start=FILL, step='if rank == 1 and step == 3:\n    broke()\n    raise ValueError("bad label")')
+    stage.script(
+        start=FILL,
+        step='if rank == 1 and step == 3:\n    broke()\n    raise ValueError("bad label")',
+    )
     stage.launch(before=SMALL)
 
 
-@fault("crash of a rank on a full disk", finding="rank-segfault", names=("rank 1", "train.py"), mounts=True)
+@fault(
+    "crash of a rank on a full disk",
+    finding="rank-segfault",
+    names=("rank 1", "train.py"),
+    mounts=True,
+)
 def test_a_crash_on_a_full_disk(stage):
-    stage.script(start=FILL, step="if rank == 1 and step == 3:\n    broke()\n    import ctypes; ctypes.string_at(0)")
+    stage.script(
+        start=FILL,
+        step="if rank == 1 and step == 3:\n    broke()\n    import ctypes; ctypes.string_at(0)",
+    )
     stage.launch(before=SMALL)
 
 

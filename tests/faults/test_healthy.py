@@ -111,7 +111,9 @@ def test_a_long_first_step(stage):
     stage.launch()
 
 
-@healthy("a first step of many seconds over a slow link", options=("--node-timeout", "90"), num_hosts=2)
+@healthy(
+    "a first step of many seconds over a slow link", options=("--node-timeout", "90"), num_hosts=2
+)
 def test_a_first_step_over_a_slow_link(stage):
     """Its bytes move, so nobody calls it a hang; all deadlines are a twentieth of the usual ones.
 
@@ -130,7 +132,9 @@ def test_a_first_step_over_a_slow_link(stage):
         host.slow("1mbit")
     stage.write("over", "")
     assert stage.wait(150)
-    assert not [line.text for launched in stage.launched for line in launched.err if "hang" in line.text]
+    assert not [
+        line.text for launched in stage.launched for line in launched.err if "hang" in line.text
+    ]
 
 
 @healthy("rank 0 prepares the data while the others wait", options=("--hang-timeout", "8"))

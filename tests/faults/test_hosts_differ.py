@@ -24,7 +24,9 @@ def other_torch(folder: Path) -> str:
     for path in true.iterdir():
         (other / path.name).symlink_to(path)
     (other / "version.py").unlink()
-    (other / "version.py").write_text((true / "version.py").read_text().replace(torch.__version__, "2.12.1+cpu"))
+    (other / "version.py").write_text(
+        (true / "version.py").read_text().replace(torch.__version__, "2.12.1+cpu")
+    )
     described = folder / "torch-2.12.1+cpu.dist-info" / "METADATA"
     described.parent.mkdir()
     described.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.12.1+cpu\n")
@@ -108,7 +110,13 @@ def test_an_interface_is_missing_on_one_node(stage):
     stage.start(1, env={"GLOO_SOCKET_IFNAME": "eth7"})
 
 
-@fault("slow link", finding="slow-link", names=("host-a|node 0", "host-b|node 1", "bit/s|B/s"), status=0, **EXPECTED)
+@fault(
+    "slow link",
+    finding="slow-link",
+    names=("host-a|node 0", "host-b|node 1", "bit/s|B/s"),
+    status=0,
+    **EXPECTED,
+)
 def test_a_slow_link(stage):
     stage.script(epochs=2)
     for host in stage.hosts:

@@ -6,7 +6,12 @@ import signal
 from faults.stage import FRAMEWORKS, fault
 
 
-@fault("SIGKILL of one rank", finding="rank-died-signal", names=("rank 1", "SIGKILL|signal 9"), frameworks=FRAMEWORKS)
+@fault(
+    "SIGKILL of one rank",
+    finding="rank-died-signal",
+    names=("rank 1", "SIGKILL|signal 9"),
+    frameworks=FRAMEWORKS,
+)
 def test_a_rank(stage):
     stage.script()
     stage.launch()

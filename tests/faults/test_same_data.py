@@ -15,7 +15,12 @@ def test_a_sampler_is_forgotten(stage):
     stage.launch()
 
 
-@fault("the same order in each epoch", finding="same-order-each-epoch", names=("order", "set_epoch"), status=0)
+@fault(
+    "the same order in each epoch",
+    finding="same-order-each-epoch",
+    names=("order", "set_epoch"),
+    status=0,
+)
 def test_set_epoch_is_forgotten(stage):
     """Only where the script owns the sampler: the frameworks call set_epoch themselves."""
     stage.script(epochs=3, without=("if shared:", "sampler.set_epoch(epoch)"), data="broke()")

@@ -16,7 +16,14 @@ def ended_by(stage, signum):
     launcher.signal(signum)
 
 
-@fault("Ctrl-C", finding="stopped-by-signal", names=("SIGINT",), status=130, limit_s=3, frameworks=FRAMEWORKS)
+@fault(
+    "Ctrl-C",
+    finding="stopped-by-signal",
+    names=("SIGINT",),
+    status=130,
+    limit_s=3,
+    frameworks=FRAMEWORKS,
+)
 def test_ctrl_c(stage):
     ended_by(stage, signal.SIGINT)
 
@@ -52,7 +59,13 @@ def test_sigterm(stage):
     ended_by(stage, signal.SIGTERM)
 
 
-@fault("SIGHUP", finding="sighup-terminal-closed", names=("SIGHUP", "terminal"), status=129, frameworks=FRAMEWORKS)
+@fault(
+    "SIGHUP",
+    finding="sighup-terminal-closed",
+    names=("SIGHUP", "terminal"),
+    status=129,
+    frameworks=FRAMEWORKS,
+)
 def test_sighup(stage):
     ended_by(stage, signal.SIGHUP)
 

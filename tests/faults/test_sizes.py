@@ -89,7 +89,10 @@ def test_two_numbers_of_nodes(stage):
 
 def third_comes(stage, **options):
     """Let two hosts begin, and a third come while they train; they go on when it has been turned away."""
-    stage.script(epochs=2, start="leave(f'here-{rank}', 1)\nwhile not os.path.exists('over'):\n    time.sleep(0.05)")
+    stage.script(
+        epochs=2,
+        start="leave(f'here-{rank}', 1)\nwhile not os.path.exists('over'):\n    time.sleep(0.05)",
+    )
     for number in range(2):
         stage.start(number, nnodes=2, **options)
     for rank in range(2):
@@ -111,7 +114,11 @@ TOO_MANY = {
 @fault(
     "a node too many",
     **TOO_MANY
-    | {"finding": {2: "option-invalid"}, "names": {2: ("node-rank 2", "nnodes 2")}, "status": {0: 0, 1: 0, 2: 2}},
+    | {
+        "finding": {2: "option-invalid"},
+        "names": {2: ("node-rank 2", "nnodes 2")},
+        "status": {0: 0, 1: 0, 2: 2},
+    },
 )
 def test_the_run_of_the_two_goes_on_without_the_third(stage):
     third_comes(stage)

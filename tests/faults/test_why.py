@@ -49,7 +49,16 @@ def end(pid):
 
 def why(*words, seconds=SECONDS, status=0):
     """Return what `paceline why --json` says of the one run that it finds."""
-    command = [sys.executable, "-m", "paceline", "why", "--json", "--seconds", str(seconds), *map(str, words)]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "why",
+        "--json",
+        "--seconds",
+        str(seconds),
+        *map(str, words),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == status, ended.stdout + ended.stderr
     (run,) = json.loads(ended.stdout)["runs"]
@@ -59,7 +68,12 @@ def why(*words, seconds=SECONDS, status=0):
 def text_of(run):
     finding = run["finding"] or {}
     return "\n".join(
-        [run["notice"]["what"], *run["notice"]["details"], finding.get("what", ""), *finding.get("evidence", ())]
+        [
+            run["notice"]["what"],
+            *run["notice"]["details"],
+            finding.get("what", ""),
+            *finding.get("evidence", ()),
+        ]
     )
 
 
@@ -87,7 +101,9 @@ def assert_hangs(stage, launcher, name, *patterns, verdict="stands", status=0):
 def test_a_rank_that_sleeps(stage):
     stage.script(step="if rank == 1 and step == 5:\n    broke()\n    time.sleep(600)")
     launcher = launched(stage, "broke-1")
-    assert_hangs(stage, launcher, "rank-stuck-in-code", r"rank 1 .*time\.sleep", PLACE, "rank 0.*waits")
+    assert_hangs(
+        stage, launcher, "rank-stuck-in-code", r"rank 1 .*time\.sleep", PLACE, "rank 0.*waits"
+    )
 
 
 def test_a_healthy_run_is_said_to_be_moving(stage):
@@ -100,7 +116,9 @@ def test_a_healthy_run_is_said_to_be_moving(stage):
 
 @pytest.mark.slow
 def test_a_rank_that_computes_while_others_wait_is_not_accused(stage):
-    stage.script(step="if rank == 0 and step == 5:\n    broke()\n    while True:\n        torch.ones(99, 99).sum()")
+    stage.script(
+        step="if rank == 0 and step == 5:\n    broke()\n    while True:\n        torch.ones(99, 99).sum()"
+    )
     launcher = launched(stage, "broke-0")
     run = why(launcher.pid)
     assert run["verdict"] == "waits" and run["finding"] is None, text_of(run)
@@ -110,7 +128,9 @@ def test_a_rank_that_computes_while_others_wait_is_not_accused(stage):
 @pytest.mark.slow
 def test_a_rank_that_is_slow_in_python_is_not_accused(stage):
     """It wakes now and then: a loop that polls, as for a file of another job."""
-    stage.script(step="if rank == 0 and step == 5:\n    broke()\n    while True:\n        time.sleep(0.5)")
+    stage.script(
+        step="if rank == 0 and step == 5:\n    broke()\n    while True:\n        time.sleep(0.5)"
+    )
     launcher = launched(stage, "broke-0")
     run = why(launcher.pid)
     assert run["verdict"] == "waits" and run["finding"] is None, text_of(run)
@@ -144,7 +164,9 @@ def test_a_rank_that_was_stopped(stage):
     os.kill(stage.up(1), signal.SIGSTOP)
     time.sleep(1)
     try:
-        assert_hangs(stage, launcher, "rank-stuck-in-code", r"rank 1 is stopped \(state T\)", "rank 0")
+        assert_hangs(
+            stage, launcher, "rank-stuck-in-code", r"rank 1 is stopped \(state T\)", "rank 0"
+        )
     finally:
         os.kill(stage.up(1), signal.SIGCONT)
 
@@ -164,12 +186,21 @@ def test_ranks_in_different_collectives(stage):
         """
     )
     launcher = launched(stage, "broke-0", "broke-1")
-    assert_hangs(stage, launcher, "collective-mismatch", "all_reduce.*" + PLACE, "b(arrier|roadcast).*" + PLACE)
+    assert_hangs(
+        stage,
+        launcher,
+        "collective-mismatch",
+        "all_reduce.*" + PLACE,
+        "b(arrier|roadcast).*" + PLACE,
+    )
 
 
 @pytest.mark.slow
 def test_a_collective_for_rank_0_only(stage):
-    stage.script(epochs=1, epoch="if rank == 0:\n    broke()\n    dist.all_reduce(torch.ones(1))\ndist.barrier()")
+    stage.script(
+        epochs=1,
+        epoch="if rank == 0:\n    broke()\n    dist.all_reduce(torch.ones(1))\ndist.barrier()",
+    )
     launcher = launched(stage, "broke-0")
     assert_hangs(stage, launcher, "conditional-collective", "rank 0", "if rank == 0", PLACE)
 
@@ -182,7 +213,9 @@ def test_a_rank_that_has_ended_early(stage):
         epochs=1,
     )
     launcher = launched(stage, "broke-2", nproc_per_node=3)
-    assert_hangs(stage, launcher, "rank-ended-early", "rank 2 .*has ended", "ranks 0-1", "_group, " + PLACE)
+    assert_hangs(
+        stage, launcher, "rank-ended-early", "rank 2 .*has ended", "ranks 0-1", "_group, " + PLACE
+    )
 
 
 @pytest.mark.slow
@@ -192,7 +225,12 @@ def test_unequal_batches(stage):
         epoch="if rank == 1:\n    broke()\ndist.barrier()",
     )
     launcher = launched(stage, "broke-1")
-    assert_hangs(stage, launcher, "uneven-inputs", r"rank 1 left the loop of train.py:\d+-\d+, and rank 0 is still in")
+    assert_hangs(
+        stage,
+        launcher,
+        "uneven-inputs",
+        r"rank 1 left the loop of train.py:\d+-\d+, and rank 0 is still in",
+    )
 
 
 @pytest.mark.slow
@@ -243,5 +281,11 @@ def test_a_proof_by_torchs_flight_recorder(stage):
     )
     launcher = launched(stage, "broke-0", "broke-1", script="one.py")
     assert_hangs(
-        stage, launcher, "collective-mismatch", "barrier #", "all_reduce #.*3 elements", verdict="proven", status=1
+        stage,
+        launcher,
+        "collective-mismatch",
+        "barrier #",
+        "all_reduce #.*3 elements",
+        verdict="proven",
+        status=1,
     )

@@ -14,7 +14,10 @@ from torch.utils.data import TensorDataset
 
 from paceline import Session
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
 
 ROOT = Path(__file__).parents[2]
 PACELINE = Path(sys.executable).parent / "paceline"
@@ -22,7 +25,12 @@ PACELINE = Path(sys.executable).parent / "paceline"
 
 def paceline_run(folder, *args):
     return subprocess.run(
-        [PACELINE, "run", *map(str, args)], cwd=folder, capture_output=True, text=True, timeout=55, check=False
+        [PACELINE, "run", *map(str, args)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
     )
 
 
@@ -50,7 +58,9 @@ def test_the_example_trains_on_gpus(tmp_path):
 
 
 def test_nccl_debug_is_summarised(tmp_path):
-    ended = paceline_run(tmp_path, "--nccl-debug", ROOT / "tests" / "launch" / "scripts" / "raw_ddp.py")
+    ended = paceline_run(
+        tmp_path, "--nccl-debug", ROOT / "tests" / "launch" / "scripts" / "raw_ddp.py"
+    )
     assert ended.returncode == 0, ended.stderr
     assert "NCCL interface:" in ended.stderr
 
@@ -64,13 +74,17 @@ def test_a_training_goes_on_from_its_checkpoint(tmp_path, precision):
         x = torch.randn(70, 8, generator=torch.Generator().manual_seed(0))
         model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
         model, optimizer = session.setup(model, torch.optim.AdamW(model.parameters(), lr=0.01))
-        loader = session.loader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True)
+        loader = session.loader(
+            TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True
+        )
         session.restore()
         found = []
         for _ in session.epochs(2):
             for rows, target in loader:
                 assert rows.device == session.device
-                loss = nn.functional.mse_loss(model(rows), target.to(torch.float64 if "64" in precision else None))
+                loss = nn.functional.mse_loss(
+                    model(rows), target.to(torch.float64 if "64" in precision else None)
+                )
                 session.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()

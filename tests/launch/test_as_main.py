@@ -42,17 +42,29 @@ def comparable(report, folder):
 
 @pytest.mark.parametrize("how", ["script", "module", "run-path", "spawn", "exec"])
 def test_a_rank_sees_what_it_sees_under_torchrun(command, how):
-    target = {"module": ["-m", "env_report"], "run-path": ["--run-path", str(SCRIPTS / "env_report.py")]}.get(
-        how, [str(SCRIPTS / "env_report.py")]
-    )
+    target = {
+        "module": ["-m", "env_report"],
+        "run-path": ["--run-path", str(SCRIPTS / "env_report.py")],
+    }.get(how, [str(SCRIPTS / "env_report.py")])
     ours = ["--start-method", how] if how in ("spawn", "exec") else []
     cwd = SCRIPTS if how == "module" else None
     run_dir = ["--run-dir", str(command.folder / "run")]
-    there = reports(command, "--standalone", *target, command.folder / "t", program="torchrun", name="t", cwd=cwd)
+    there = reports(
+        command,
+        "--standalone",
+        *target,
+        command.folder / "t",
+        program="torchrun",
+        name="t",
+        cwd=cwd,
+    )
     here = reports(command, *run_dir, *ours, *target, command.folder / "p", name="p", cwd=cwd)
     for mine, theirs in zip(here, there, strict=True):
         assert set(theirs["env"]) <= set(mine["env"])
-        mine, theirs = comparable(mine, command.folder / "p"), comparable(theirs, command.folder / "t")
+        mine, theirs = (
+            comparable(mine, command.folder / "p"),
+            comparable(theirs, command.folder / "t"),
+        )
         if how == "run-path":
             # torchrun starts a multiprocessing child there and leaves its own folder first in sys.path
             for report in (mine, theirs):
@@ -78,7 +90,14 @@ def test_standard_input_reaches_the_script(command):
         with (command.folder / "in.txt").open() as stdin:
             folder = command.folder / program
             found = reports(
-                command, *extra, SCRIPTS / "env_report.py", folder, "stdin", program=program, name=program, stdin=stdin
+                command,
+                *extra,
+                SCRIPTS / "env_report.py",
+                folder,
+                "stdin",
+                program=program,
+                name=program,
+                stdin=stdin,
             )
         seen.append(sorted(report["stdin_line"] for report in found))
     assert seen[0] == seen[1]
@@ -87,7 +106,9 @@ def test_standard_input_reaches_the_script(command):
 
 def test_script_arguments_are_never_parsed(command):
     script = command.script("import sys; print(sys.argv[1:])")
-    ended = command.run("train.py", "--nproc-per-node", "7", "-m", "--unknown", "--", "--json", "-h")
+    ended = command.run(
+        "train.py", "--nproc-per-node", "7", "-m", "--unknown", "--", "--json", "-h"
+    )
     assert ended.status == 0, ended.err
     assert ended.out == "['--nproc-per-node', '7', '-m', '--unknown', '--', '--json', '-h']\n"
     assert script.exists()
@@ -120,7 +141,12 @@ def test_threads_atexit_handlers_and_open_files_are_seen_to_the_end(command):
     command.script(ENDINGS)
     ended = command.run("--nproc-per-node", "2", "train.py")
     assert ended.status == 0, ended.err
-    assert ended.out.splitlines() == ["script ended", "thread ended", "atexit ran", "module torn down"]
+    assert ended.out.splitlines() == [
+        "script ended",
+        "thread ended",
+        "atexit ran",
+        "module torn down",
+    ]
     assert (command.folder / "unflushed-0").read_text() == "written without a close"
     assert (command.folder / "unflushed-1").read_text() == "written without a close"
 
@@ -146,13 +172,20 @@ def test_random_numbers_differ_between_ranks(command, program):
 
 
 def test_the_local_rank_is_filled_in_as_torchrun_does(command):
-    command.script("import os, sys; open('seen-' + os.environ['RANK'], 'w').write(repr(sys.argv[1:]))")
-    assert command.run("--nproc-per-node", "2", "train.py", "--gpu=${local_rank}", "$other").status == 0
+    command.script(
+        "import os, sys; open('seen-' + os.environ['RANK'], 'w').write(repr(sys.argv[1:]))"
+    )
+    assert (
+        command.run("--nproc-per-node", "2", "train.py", "--gpu=${local_rank}", "$other").status
+        == 0
+    )
     assert (command.folder / "seen-1").read_text() == "['--gpu=1', '$other']"
 
 
 def test_a_program_that_is_not_python(command):
-    ended = command.run("--nproc-per-node", "2", "--no-python", "sh", "-c", 'echo "rank $RANK of $WORLD_SIZE"')
+    ended = command.run(
+        "--nproc-per-node", "2", "--no-python", "sh", "-c", 'echo "rank $RANK of $WORLD_SIZE"'
+    )
     assert ended.status == 0, ended.err
     assert ended.out == "rank 0 of 2\n"
     assert (command.folder / ended.run_dir / "logs" / "rank-001.out").read_text() == "rank 1 of 2\n"
@@ -168,7 +201,9 @@ def test_a_folder_or_archive_with_a_main_module(command):
 
 
 def test_variables_that_torch_reads_at_import_are_obeyed(command):
-    command.script("import os\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch\nprint(torch.get_num_threads())")
+    command.script(
+        "import os\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch\nprint(torch.get_num_threads())"
+    )
     ended = command.run("--nproc-per-node", "2", "train.py")
     assert ended.out == "2\n"
     assert "spawn (the script sets OMP_NUM_THREADS" in ended.err

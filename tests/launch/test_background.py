@@ -62,8 +62,13 @@ def test_background_children_of_ranks_that_succeeded_stay_and_may_print(command,
         command.wait_for(command.folder / f"done-{rank}")
     assert command.survivors(within_s=5) == []  # whoever copied their output ends with them
     assert "after the end 0\n" in (command.folder / "console").read_text()
-    logs = {path.name: path.read_text() for path in command.folder.glob("paceline-runs/*/logs/rank-*")}
-    assert [f"after the end {rank}\n" in logs[f"rank-00{rank}.out"] for rank in range(2)] == [True, True]
+    logs = {
+        path.name: path.read_text() for path in command.folder.glob("paceline-runs/*/logs/rank-*")
+    }
+    assert [f"after the end {rank}\n" in logs[f"rank-00{rank}.out"] for rank in range(2)] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("how", HOW[:3])
@@ -91,4 +96,8 @@ def test_background_children_end_when_the_fork_server_is_killed(command, how):
 def fork_server(launcher):
     import psutil
 
-    return next(child.pid for child in psutil.Process(launcher).children() if child.name() == "paceline-warm")
+    return next(
+        child.pid
+        for child in psutil.Process(launcher).children()
+        if child.name() == "paceline-warm"
+    )

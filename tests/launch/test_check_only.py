@@ -18,7 +18,9 @@ def test_all_nodes_tell_what_was_found_on_each(command):
     port = free_port()
     rendezvous = ("--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", port)
     started = [
-        command.start("--check-only", "--json", *rendezvous, "--node-rank", node, "--nproc-per-node", 1)
+        command.start(
+            "--check-only", "--json", *rendezvous, "--node-rank", node, "--nproc-per-node", 1
+        )
         for node in range(2)
     ]
     ended = [running.wait() for running in started]
@@ -32,7 +34,16 @@ def test_all_nodes_tell_what_was_found_on_each(command):
 def test_nodes_that_cannot_work_together_end_as_in_a_run(command):
     port = free_port()
     ended = command.run(
-        *("--check-only", "--json", "--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", port),
+        *(
+            "--check-only",
+            "--json",
+            "--nnodes",
+            2,
+            "--master-addr",
+            "127.0.0.1",
+            "--master-port",
+            port,
+        ),
         *("--node-rank", 0, "--roll-call-timeout", 2),
     )
     assert ended.status == 1

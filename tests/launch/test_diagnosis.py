@@ -88,14 +88,20 @@ def test_the_doctor_answers_here(tmp_path):
 
 def test_a_reader_that_goes_away_is_no_traceback():
     line = f"{BIN}/paceline explain NET001 | true; {BIN}/paceline lint {__file__} | true"
-    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=50, check=False)
+    ended = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, timeout=50, check=False
+    )
     assert ended.stderr == ""
 
 
 def test_what_the_terminal_cannot_show_is_shown_by_its_number():
-    log = 'Traceback (most recent call last):\n  File "/h/ü.py", line 5, in <module>\nValueError: ö\n'
+    log = (
+        'Traceback (most recent call last):\n  File "/h/ü.py", line 5, in <module>\nValueError: ö\n'
+    )
     line = [BIN / "paceline", "explain", "-"]
     environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    ended = subprocess.run(line, input=log.encode(), env=environ, capture_output=True, timeout=50, check=False)
+    ended = subprocess.run(
+        line, input=log.encode(), env=environ, capture_output=True, timeout=50, check=False
+    )
     assert b"ValueError: \\xf6" in ended.stdout
     assert ended.stderr == b""

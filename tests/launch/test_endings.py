@@ -32,14 +32,19 @@ def test_success_ends_with_three_lines(command):
     assert ended.status == 0, ended.err
     assert ended.out == "trained\n"
     first, second, third = ended.err.splitlines()[-3:]
-    assert re.fullmatch(r"paceline: done: 2 ranks, 20 steps in [\d.]+ s, [\d.]+ steps/s a rank", first)
+    assert re.fullmatch(
+        r"paceline: done: 2 ranks, 20 steps in [\d.]+ s, [\d.]+ steps/s a rank", first
+    )
     assert re.fullmatch(
         r"paceline: waiting for data: [\d.]+% of the time · slowest rank: [01] on \S+, [\d.]+x the median outside "
         r"backward",
         second,
     )
     assert third == f"paceline: run folder {ended.run_dir}"
-    events = [json.loads(line) for line in (command.folder / ended.run_dir / "events.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line)
+        for line in (command.folder / ended.run_dir / "events.jsonl").read_text().splitlines()
+    ]
     assert [event["kind"] for event in events] == ["start", "end", "outcome"]
     assert events[-1]["summary"]["steps"] == 20
     assert events[-1]["exit_status"] == 0
@@ -50,13 +55,18 @@ def test_an_exception_on_one_rank_is_named_with_the_users_line(command):
         command,
         "def load(index):\n    if rank == 1: raise ValueError('bad label 12')\nload(3)\ntime.sleep(30)\n",
     )
-    assert "cause: rank 1 raised ValueError: bad label 12   [RUN002 script-error-on-one-rank]" in ended.block
+    assert (
+        "cause: rank 1 raised ValueError: bad label 12   [RUN002 script-error-on-one-rank]"
+        in ended.block
+    )
     assert re.search(r"train\.py:4 in load: if rank == 1: raise ValueError", ended.block)
     assert "ranks 0, 2: stopped because rank 1 failed" in ended.block
     assert f"exit status 1 · run folder {ended.run_dir}" in ended.block.splitlines()[-1]
     log = (command.folder / ended.run_dir / "logs" / "rank-001.out").read_text()
     assert log.startswith("Traceback (most recent call last):\n  File ")
-    assert "paceline" not in log.split("train.py")[0].split("File")[0]  # none of our frames above the script's
+    assert (
+        "paceline" not in log.split("train.py")[0].split("File")[0]
+    )  # none of our frames above the script's
     assert log.count("File") == 2
     assert ended.seconds < 20
 
@@ -70,13 +80,28 @@ def test_identical_exceptions_are_folded(command):
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ("os._exit(3)", "rank 1 ended with exit code 3 and left no exception   [RUN007 rank-ended-early]"),
-        ("sys.exit('no data')", "rank 1 ended itself with sys.exit(no data)   [RUN002 script-error-on-one-rank]"),
+        (
+            "os._exit(3)",
+            "rank 1 ended with exit code 3 and left no exception   [RUN007 rank-ended-early]",
+        ),
+        (
+            "sys.exit('no data')",
+            "rank 1 ended itself with sys.exit(no data)   [RUN002 script-error-on-one-rank]",
+        ),
         ("import not_installed", "No module named 'not_installed'   [RUN003 module-not-found]"),
-        ("os.kill(os.getpid(), 9)", "rank 1 was killed by SIGKILL; who sent it is not visible   [RUN004"),
-        ("os.kill(os.getpid(), 15)", "rank 1 was ended by SIGTERM, which this launcher did not send"),
+        (
+            "os.kill(os.getpid(), 9)",
+            "rank 1 was killed by SIGKILL; who sent it is not visible   [RUN004",
+        ),
+        (
+            "os.kill(os.getpid(), 15)",
+            "rank 1 was ended by SIGTERM, which this launcher did not send",
+        ),
         ("os.kill(os.getpid(), 7)", "rank 1 was ended by SIGBUS"),
-        ("import ctypes; ctypes.string_at(0)", "rank 1 crashed in native code (SIGSEGV)   [RUN006 rank-segfault]"),
+        (
+            "import ctypes; ctypes.string_at(0)",
+            "rank 1 crashed in native code (SIGSEGV)   [RUN006 rank-segfault]",
+        ),
     ],
     ids=["_exit", "sys.exit", "import", "kill", "term", "bus", "segv"],
 )
@@ -99,7 +124,8 @@ def test_the_kernels_count_is_the_evidence_for_a_kill_for_memory(command):
         pytest.skip(f"no memory cgroup can be made here: {error}")
     try:
         command.script(
-            START + f"if rank == 1:\n    open('{group}/cgroup.procs', 'w').write(str(os.getpid()))\n"
+            START
+            + f"if rank == 1:\n    open('{group}/cgroup.procs', 'w').write(str(os.getpid()))\n"
             "    hog = [bytearray(1 << 20) for _ in range(400)]\ntime.sleep(30)\n"
         )
         ended = command.run("--nproc-per-node", "2", "train.py")
@@ -158,7 +184,9 @@ dist.all_reduce(x)  # the others fail here: their peer is gone
 """
 
 
-@pytest.mark.parametrize("attempt", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 10))])
+@pytest.mark.parametrize(
+    "attempt", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 10))]
+)
 def test_the_cause_is_named_when_all_ranks_fail_within_a_second(command, attempt):
     command.script(START + CROWD)
     cause = attempt % 4
@@ -167,7 +195,9 @@ def test_the_cause_is_named_when_all_ranks_fail_within_a_second(command, attempt
     assert f"cause: rank {cause} raised RuntimeError: the real cause" in ended.block
     assert "train.py:11 in broken" in ended.block
     others = [rank for rank in range(4) if rank != cause]
-    folded = {(1, 2, 3): "1-3", (0, 2, 3): "0, 2-3", (0, 1, 3): "0-1, 3", (0, 1, 2): "0-2"}[tuple(others)]
+    folded = {(1, 2, 3): "1-3", (0, 2, 3): "0, 2-3", (0, 1, 3): "0-1, 3", (0, 1, 2): "0-2"}[
+        tuple(others)
+    ]
     assert f"ranks {folded}: stopped because rank {cause} failed" in ended.block
 
 
@@ -200,7 +230,10 @@ def test_a_busy_rank_does_not_hold_the_run(command):
     )
     took = time.time() - float((command.folder / "failed-at").read_text())
     assert took < 5  # the ranks end within 2 s, the command soon after
-    stopped = [json.loads(line) for line in (command.folder / ended.run_dir / "events.jsonl").read_text().splitlines()]
+    stopped = [
+        json.loads(line)
+        for line in (command.folder / ended.run_dir / "events.jsonl").read_text().splitlines()
+    ]
     ends = next(event for event in stopped if event["kind"] == "end")["ends"]
     failed_ns = next(end["failure"]["time_ns"] for end in ends if end["rank"] == 1)
     assert all(end["time_ns"] - failed_ns < 2e9 for end in ends)
@@ -213,7 +246,9 @@ def test_a_crash_in_the_interpreters_teardown_is_no_failure(command):
     ended = command.run("--nproc-per-node", "2", "train.py")
     assert ended.status == 0, ended.err
     assert ended.out == "result: 42\n"
-    assert "note: ranks 0-1 crashed in the interpreter's teardown, after the script's end" in ended.err
+    assert (
+        "note: ranks 0-1 crashed in the interpreter's teardown, after the script's end" in ended.err
+    )
 
 
 def test_a_crash_while_a_thread_still_works_is_a_failure(command):
@@ -255,7 +290,10 @@ def test_restart_goes_on_and_says_why(command):
     ended = command.run("--nproc-per-node", "2", "--max-restarts", "1", "train.py")
     assert ended.status == 0, ended.err
     assert ended.out == "sum 4.0 restarts 1\n"
-    assert "paceline: rank 1 raised RuntimeError: first time; ranks were started again (1 of 1)" in ended.err
+    assert (
+        "paceline: rank 1 raised RuntimeError: first time; ranks were started again (1 of 1)"
+        in ended.err
+    )
     logs = command.folder / ended.run_dir / "logs"
     assert "first time" in (logs / "rank-001.out").read_text()
     assert (logs / "rank-001.attempt-1.out").exists()
@@ -308,7 +346,10 @@ def test_an_exception_in_a_thread_is_in_the_report_and_no_cause(command):
     command.script(THREAD)
     ended = command.run("--nproc-per-node", "2", "train.py")
     assert ended.status == 0, ended.err
-    assert re.search(r"note: in rank 1, thread loader raised OSError: the file has gone \(.*train.py:4\)", ended.err)
+    assert re.search(
+        r"note: in rank 1, thread loader raised OSError: the file has gone \(.*train.py:4\)",
+        ended.err,
+    )
 
 
 def test_an_exception_in_a_thread_stands_beside_the_cause(command):

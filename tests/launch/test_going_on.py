@@ -104,7 +104,16 @@ def test_a_restart_goes_on_from_the_last_checkpoint(command):
 def test_fewer_nodes_go_on_with_the_same_global_batch(command):
     command.script(TRAIN)
     whole = command.run("train.py", -1)
-    options = ["--nnodes", "1:2", "--max-restarts", 2, "--rdzv-backend", "c10d", "--run-dir", command.folder / "mine"]
+    options = [
+        "--nnodes",
+        "1:2",
+        "--max-restarts",
+        2,
+        "--rdzv-backend",
+        "c10d",
+        "--run-dir",
+        command.folder / "mine",
+    ]
     options += ["--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-conf", "last_call_timeout=4"]
     head = command.start(*options, "--nproc-per-node", 1, "train.py", 5, "hang")
     time.sleep(2)

@@ -147,7 +147,15 @@ def test_loader_workers_of_a_killed_rank_are_ended(command, method):
 def test_a_signal_while_nodes_are_awaited_ends_the_launcher_at_once(command):
     command.script("print('never')")
     running = command.start(
-        "--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", "9", "train.py"
+        "--nnodes",
+        "2",
+        "--node-rank",
+        "1",
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        "9",
+        "train.py",
     )
     waiting = running.process.stderr.readline()  # after 5 s it says whom it waits for
     assert "waiting for the head" in waiting

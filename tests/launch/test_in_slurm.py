@@ -49,7 +49,9 @@ def test_two_tasks_of_a_step_are_two_nodes_and_speak_with_one_voice(command):
 
 def test_nodes_with_different_numbers_of_ranks(command):
     command.script(SAYS)
-    started = [command.start("--nproc-per-node", 2 - node, "train.py", env=step(node)) for node in range(2)]
+    started = [
+        command.start("--nproc-per-node", 2 - node, "train.py", env=step(node)) for node in range(2)
+    ]
     head, other = (each.wait() for each in started)
     assert (head.status, other.status) == (0, 0)
     assert "rank 0 of 3" in head.out
@@ -57,7 +59,8 @@ def test_nodes_with_different_numbers_of_ranks(command):
 
 def test_a_failure_on_the_other_node_is_told_once(command):
     command.script(
-        SAYS + "import time\nif os.environ['RANK'] == '1':\n    raise ValueError('bad label')\ntime.sleep(60)\n"
+        SAYS
+        + "import time\nif os.environ['RANK'] == '1':\n    raise ValueError('bad label')\ntime.sleep(60)\n"
     )
     head, other = both(command, "train.py")
     assert (head.status, other.status) == (1, 1)
@@ -68,7 +71,10 @@ def test_a_failure_on_the_other_node_is_told_once(command):
 
 def test_of_several_launchers_on_a_node_the_first_refuses_aloud(command):
     command.script(SAYS)
-    started = [command.start("train.py", env=step(task // 2, tasks="2(x2)", task=task)) for task in range(4)]
+    started = [
+        command.start("train.py", env=step(task // 2, tasks="2(x2)", task=task))
+        for task in range(4)
+    ]
     first, *rest = (each.wait() for each in started)
     assert first.status == 2
     assert "double-launch" in first.err
@@ -76,13 +82,18 @@ def test_of_several_launchers_on_a_node_the_first_refuses_aloud(command):
     assert [(each.status, each.err) for each in rest] == [(2, "")] * 3
 
 
-@pytest.mark.parametrize("args", [(), ("--nnodes", 2, "--node-rank", 0, "--master-addr", "127.0.0.1")])
+@pytest.mark.parametrize(
+    "args", [(), ("--nnodes", 2, "--node-rank", 0, "--master-addr", "127.0.0.1")]
+)
 def test_a_job_of_two_nodes_without_srun_is_refused_at_once(command, args):
     command.script(SAYS)
     ended = command.run(*args, "train.py", env=JOB)
     assert ended.status == 2
     assert "missing-srun" in ended.err
-    assert "fix: srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 paceline run train.py" in ended.err
+    assert (
+        "fix: srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 paceline run train.py"
+        in ended.err
+    )
     assert ended.seconds < 3.0
 
 

@@ -50,7 +50,10 @@ def test_a_failure_raises_with_the_finding(command):
         "try:\n    paceline.launch(work, nproc_per_node=0)\n"
         "except paceline.PacelineError as error:\n    print(error.finding.name)\n",
     )
-    assert ended.out == "script-error-on-one-rank | rank 1 raised ValueError: bad label\noption-invalid\n", ended.err
+    assert (
+        ended.out
+        == "script-error-on-one-rank | rank 1 raised ValueError: bad label\noption-invalid\n"
+    ), ended.err
 
 
 def test_a_value_that_cannot_be_pickled_is_named(command):

@@ -71,7 +71,9 @@ def test_a_launcher_that_was_started_with_sigint_ignored_takes_it_all_the_same(c
         "except KeyboardInterrupt:\n    open('told', 'w').write('here\\n'); raise\n"
     )
     words = [str(BIN / program), *(["run"] if program == "paceline" else [])]
-    running = command.start("-c", 'trap "" INT; exec "$@"', "sh", *words, "train.py", program=Path("/bin/sh"))
+    running = command.start(
+        "-c", 'trap "" INT; exec "$@"', "sh", *words, "train.py", program=Path("/bin/sh")
+    )
     command.wait_for(command.folder / "up")
     time.sleep(0.3)
     os.kill(running.process.pid, signal.SIGINT)

@@ -107,10 +107,19 @@ def dribble(server):
 @pytest.mark.parametrize("place", ["barrier", "backward"])
 @pytest.mark.parametrize("kind", WAITS)
 def test_a_rank_that_waits_for_the_world_outside(command, slow_server, kind, place):
-    command.script(TRAINING.replace("{wait}", WAITS[kind]).replace("{place}", place).replace("{seconds}", str(WAIT_S)))
-    ended = command.run("--nproc-per-node", 2, "train.py", env={**FACTOR, "PORT": str(slow_server)}, timeout=150)
+    command.script(
+        TRAINING.replace("{wait}", WAITS[kind])
+        .replace("{place}", place)
+        .replace("{seconds}", str(WAIT_S))
+    )
+    ended = command.run(
+        "--nproc-per-node", 2, "train.py", env={**FACTOR, "PORT": str(slow_server)}, timeout=150
+    )
     assert_left_alone(ended)
-    notice = re.search(r"notice: rank 1 has been waiting for rank 0 for \d+ s \(hang\?\): rank 0 is in (.*)", ended.err)
+    notice = re.search(
+        r"notice: rank 1 has been waiting for rank 0 for \d+ s \(hang\?\): rank 0 is in (.*)",
+        ended.err,
+    )
     assert notice, ended.err
     assert re.search(r"train\.py:\d+", notice[1])
     assert "torch ends this wait after 30 min, `--hang-timeout 60` sooner" in ended.err
@@ -140,10 +149,16 @@ def test_a_rank_that_waits_for_a_frozen_file_system(command, small_disk):
     time.sleep(1)
     open("{small_disk}/result", "w").write("1")
     thawed.wait()"""
-    command.script(TRAINING.replace("{wait}", wait).replace("{place}", "barrier").replace("{seconds}", str(WAIT_S)))
+    command.script(
+        TRAINING.replace("{wait}", wait)
+        .replace("{place}", "barrier")
+        .replace("{seconds}", str(WAIT_S))
+    )
     ended = command.run("--nproc-per-node", 2, "train.py", env=FACTOR, timeout=150)
     assert_left_alone(ended)
-    assert re.search(r"\(hang\?\): rank 0 is in state D, where nothing can end it, train\.py:\d+", ended.err), ended.err
+    assert re.search(
+        r"\(hang\?\): rank 0 is in state D, where nothing can end it, train\.py:\d+", ended.err
+    ), ended.err
 
 
 ONCE = f"""
@@ -196,10 +211,14 @@ def test_a_server_after_training(command):
 
 def test_a_stopped_rank_is_called_stopped(command):
     wait = 'subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep 8; kill -CONT {os.getpid()}"]).wait()'
-    command.script(TRAINING.replace("{wait}", wait).replace("{place}", "barrier").replace("{seconds}", "8"))
+    command.script(
+        TRAINING.replace("{wait}", wait).replace("{place}", "barrier").replace("{seconds}", "8")
+    )
     ended = command.run("--nproc-per-node", 2, "train.py", env=FACTOR, timeout=150)
     assert_left_alone(ended)
-    assert re.search(r"notice: rank 0 is stopped \(state T\); rank 1 has been waiting", ended.err), ended.err
+    assert re.search(
+        r"notice: rank 0 is stopped \(state T\); rank 1 has been waiting", ended.err
+    ), ended.err
     assert re.search(r"to let it continue: kill -CONT \d+", ended.err)
 
 
@@ -228,6 +247,7 @@ def test_where_torch_ends_a_wait_the_report_blames_what_the_notice_had_named(com
     assert "notice: rank 1 has been waiting for rank 0" in ended.err
     assert "torch ends this wait after 16 s" in ended.err
     assert re.search(
-        r"hang: rank 0 \(.*\) has been stuck for \d+ s in .*train\.py:\d+.*\[RUN\d+ rank-stuck-in-code\]", ended.block
+        r"hang: rank 0 \(.*\) has been stuck for \d+ s in .*train\.py:\d+.*\[RUN\d+ rank-stuck-in-code\]",
+        ended.block,
     )
     assert "torch ended the wait of rank 1" in ended.block

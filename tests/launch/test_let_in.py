@@ -50,20 +50,31 @@ def start(command, *options, kind="static", port=None, env=({}, {}), cwd=(None, 
 
 def disturb(port, *, seconds):
     """Write over, repeat and flood everything that launchers write for each other; hold connections half open."""
-    client = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=10))
+    client = TCPStore(
+        "127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=10)
+    )
     keys = [key.removeprefix("/") for key in client.list_keys()]
     ours = [key for key in keys if "/paceline/" in key and "compare" not in key]
     (prefix,) = {key.partition("/paceline/")[0] for key in ours}
-    ours += [f"{prefix}/paceline/{name}" for name in ("stop", "failed", "hurry", "look", "nodes", "done/0", "done/1")]
+    ours += [
+        f"{prefix}/paceline/{name}"
+        for name in ("stop", "failed", "hurry", "look", "nodes", "done/0", "done/1")
+    ]
     recorded = {key: client.get(key) for key in ours if client.check([key])}
     liveness = json.loads(client.get("paceline/liveness").rpartition(b"\n")[2])
     with contextlib.ExitStack() as stack:
         for _ in range(300):
-            stack.enter_context(contextlib.closing(socket.create_connection(("127.0.0.1", liveness))))
+            stack.enter_context(
+                contextlib.closing(socket.create_connection(("127.0.0.1", liveness)))
+            )
         for _ in range(50):
-            half = stack.enter_context(contextlib.closing(socket.create_connection(("127.0.0.1", port))))
+            half = stack.enter_context(
+                contextlib.closing(socket.create_connection(("127.0.0.1", port)))
+            )
             half.sendall(b"\x00\x01")
-        lost = json.dumps({"silent": {}, "lost": {"0": ["h", "closed", 1.0], "1": ["h", "closed", 1.0]}})
+        lost = json.dumps(
+            {"silent": {}, "lost": {"0": ["h", "closed", 1.0], "1": ["h", "closed", 1.0]}}
+        )
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for value in ("15", lost, b"x" * (64 << 10)):
@@ -88,9 +99,14 @@ def test_a_stranger_at_the_port_ends_nothing_and_is_named(command, kind):
     assert [end.status for end in ended] == [0, 0], [end.err for end in ended]
     for end in ended:
         assert "unauthenticated store" not in end.err
-        assert "a message in the run's store is ignored: nobody of this run has signed paceline/stop" in end.err
+        assert (
+            "a message in the run's store is ignored: nobody of this run has signed paceline/stop"
+            in end.err
+        )
         assert end.err.count("has signed paceline/stop") == 1
-    assert not (command.folder / "paceline-runs" / ".roll-call").exists(), "the secret goes with the run"
+    assert not (command.folder / "paceline-runs" / ".roll-call").exists(), (
+        "the secret goes with the run"
+    )
 
 
 def test_nodes_that_share_no_folder_train_as_before_and_say_that_the_store_is_open(command):
@@ -115,7 +131,9 @@ def test_a_secret_that_was_given_is_used_and_not_handed_to_ranks(command):
     ended = [running.wait() for running in started]
     assert [end.status for end in ended] == [0, 0], [end.err for end in ended]
     assert not any("unauthenticated" in end.err for end in ended)
-    assert [(command.folder / f"seen-{rank}").read_text() for rank in range(2)] == ["no secret\n"] * 2
+    assert [(command.folder / f"seen-{rank}").read_text() for rank in range(2)] == [
+        "no secret\n"
+    ] * 2
 
 
 @pytest.mark.parametrize("who", [0, 1])

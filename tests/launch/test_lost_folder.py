@@ -66,7 +66,10 @@ def test_a_crash_is_explained_although_the_folder_is_gone(command):
 
 
 def test_ranks_are_started_again_although_the_folder_is_gone(command):
-    write(command, then='if rank == 1 and first: raise ValueError("bad label")\n    if first: time.sleep(5)')
+    write(
+        command,
+        then='if rank == 1 and first: raise ValueError("bad label")\n    if first: time.sleep(5)',
+    )
     ended = command.run("--nproc-per-node", "2", "--max-restarts", "1", "train.py")
     assert ended.status == 0, ended.err
     assert "bad label; ranks were started again (1 of 1)" in ended.err
@@ -75,8 +78,14 @@ def test_ranks_are_started_again_although_the_folder_is_gone(command):
 
 
 def test_with_torchs_layout_too(command):
-    write(command, act='shutil.rmtree("logs")', then='if rank == 1 and first: raise ValueError("bad label")')
-    ended = command.run("--nproc-per-node", "2", "--max-restarts", "1", "--log-dir", "logs", "train.py")
+    write(
+        command,
+        act='shutil.rmtree("logs")',
+        then='if rank == 1 and first: raise ValueError("bad label")',
+    )
+    ended = command.run(
+        "--nproc-per-node", "2", "--max-restarts", "1", "--log-dir", "logs", "train.py"
+    )
     assert ended.status == 0, ended.err
     assert "bad label; ranks were started again (1 of 1)" in ended.err
 
@@ -105,7 +114,9 @@ main()
 
 
 @pytest.mark.parametrize("raises", [PLAIN, RECORD], ids=["plain", "record"])
-@pytest.mark.parametrize("options", [(), ("--run-dir", "mine"), ("--log-dir", "logs")], ids=["", "run-dir", "log-dir"])
+@pytest.mark.parametrize(
+    "options", [(), ("--run-dir", "mine"), ("--log-dir", "logs")], ids=["", "run-dir", "log-dir"]
+)
 def test_a_script_that_changes_its_directory_keeps_its_exception(command, raises, options):
     command.script(CHDIR.format(raises=raises))
     ended = command.run(*options, "train.py")
@@ -141,7 +152,11 @@ main()
 def test_hydra_with_a_working_directory_of_its_own(command):
     pytest.importorskip("hydra")
     command.script(HYDRA)
-    ended = command.run("train.py", "hydra.job.chdir=true", env={"HERE": str(command.folder), "HYDRA_FULL_ERROR": "1"})
+    ended = command.run(
+        "train.py",
+        "hydra.job.chdir=true",
+        env={"HERE": str(command.folder), "HYDRA_FULL_ERROR": "1"},
+    )
     assert ended.out == "True\n", ended.err
     assert "rank 0 raised ValueError: bad label" in ended.block
 

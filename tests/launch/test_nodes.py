@@ -40,7 +40,9 @@ def nodes(command, sizes, *options, kind="static", port=None, script="train.py",
             else ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
         )
         count = [] if "--nnodes" in options else ["--nnodes", len(sizes)]
-        started.append(command.start(*count, *where, "--nproc-per-node", size, *options, script, env=env))
+        started.append(
+            command.start(*count, *where, "--nproc-per-node", size, *options, script, env=env)
+        )
     return started
 
 
@@ -112,12 +114,17 @@ def test_a_failure_restarts_all_nodes_together(command, kind):
     )
     ended = [running.wait() for running in nodes(command, [1, 1], "--max-restarts", "2", kind=kind)]
     assert [end.status for end in ended] == [0, 0], [end.err for end in ended]
-    assert [(command.folder / f"done-{rank}").read_text() for rank in range(2)] == ["1 4.0", "1 4.0"]
+    assert [(command.folder / f"done-{rank}").read_text() for rank in range(2)] == [
+        "1 4.0",
+        "1 4.0",
+    ]
 
 
 @pytest.mark.parametrize("who", ["head", "other"])
 def test_a_killed_launcher_is_named_by_the_others_within_15_s(command, who):
-    command.script("import os, time\nopen('up-' + os.environ['RANK'], 'w').write('here\\n')\ntime.sleep(120)\n")
+    command.script(
+        "import os, time\nopen('up-' + os.environ['RANK'], 'w').write('here\\n')\ntime.sleep(120)\n"
+    )
     started = nodes(command, [1, 1])
     for rank in range(2):
         command.wait_for(command.folder / f"up-{rank}")
@@ -158,7 +165,9 @@ def test_the_run_goes_on_with_fewer_nodes_after_one_is_lost(command):
         port=port,
     )[0]
     time.sleep(2)
-    second = nodes(command, [1], "--nnodes", "1:2", "--max-restarts", "2", kind="c10d", port=port)[0]
+    second = nodes(command, [1], "--nnodes", "1:2", "--max-restarts", "2", kind="c10d", port=port)[
+        0
+    ]
     for rank in range(2):
         command.wait_for(command.folder / f"up-2-{rank}")
     time.sleep(1.5)
@@ -186,14 +195,32 @@ def test_a_port_that_is_taken_names_its_holder(command):
 
 
 def test_a_node_of_another_run_is_told_whose_store_it_met(command):
-    command.script("import time\nopen('up', 'w').write('here\\n')\ntime.sleep(60)\n", name="first.py")
+    command.script(
+        "import time\nopen('up', 'w').write('here\\n')\ntime.sleep(60)\n", name="first.py"
+    )
     command.script("print('never')", name="second.py")
     port = free_port()
     head = command.start(
-        "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", port, "first.py"
+        "--nnodes",
+        "2",
+        "--node-rank",
+        "0",
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        port,
+        "first.py",
     )
     other = command.start(
-        "--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", port, "second.py"
+        "--nnodes",
+        "2",
+        "--node-rank",
+        "1",
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        port,
+        "second.py",
     )
     ended = other.wait()
     assert ended.status == 1
@@ -207,7 +234,8 @@ def test_a_node_of_another_run_is_told_whose_store_it_met(command):
 def test_a_rank_that_meets_a_foreign_store_names_the_run_and_ends(command):
     """A script that sets MASTER_PORT by itself finds another job's store there."""
     command.script(
-        "import os, time\nopen('port', 'w').write(os.environ['MASTER_PORT'] + '\\n')\ntime.sleep(60)\n", name="first.py"
+        "import os, time\nopen('port', 'w').write(os.environ['MASTER_PORT'] + '\\n')\ntime.sleep(60)\n",
+        name="first.py",
     )
     command.script(
         "import os, sys, torch.distributed as dist\nos.environ['MASTER_PORT'] = sys.argv[1]\n"
@@ -277,7 +305,16 @@ def test_a_node_that_does_not_come_is_named_by_all(command):
 def test_nodes_that_come_40_s_apart_train_together(command, first):
     """The wait ended after 30 s once."""
     command.script(REDUCE)
-    where = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port(), "--nproc-per-node", 1]
+    where = [
+        "--nnodes",
+        2,
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        free_port(),
+        "--nproc-per-node",
+        1,
+    ]
     one = command.start(*where, "--node-rank", first, "train.py")
     time.sleep(40)
     other = command.start(*where, "--node-rank", 1 - first, "train.py")
@@ -295,7 +332,16 @@ def test_a_wait_is_said_once_and_lasts_as_long_as_torchruns(command):
     ended = head.wait()
     assert "did not come within 18 s" in ended.block, ended.err
     assert ended.err.count("notice: waiting for node 1 of 2, for ") == 1
-    where = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port(), "--node-rank", 1]
+    where = [
+        "--nnodes",
+        2,
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        free_port(),
+        "--node-rank",
+        1,
+    ]
     refused = command.run(*where, "train.py", env=env)
     assert "was not reached from" in refused.block
     assert "port-refused" in refused.block
@@ -304,10 +350,22 @@ def test_a_wait_is_said_once_and_lasts_as_long_as_torchruns(command):
 
 def test_a_second_launcher_with_node_rank_0_on_one_host(command):
     command.script("print('never')")
-    where = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port(), "--node-rank", 0, "train.py"]
+    where = [
+        "--nnodes",
+        2,
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        free_port(),
+        "--node-rank",
+        0,
+        "train.py",
+    ]
     ended = [running.wait() for running in [command.start(*where) for _ in range(2)]]
     assert [end.status for end in ended] == [1, 1], [end.err for end in ended]
-    assert all("duplicate-ranks: two nodes have node rank 0" in end.block for end in ended), [end.err for end in ended]
+    assert all("duplicate-ranks: two nodes have node rank 0" in end.block for end in ended), [
+        end.err for end in ended
+    ]
 
 
 def test_a_stopped_fork_server_is_noticed(command):
@@ -323,7 +381,10 @@ def test_a_stopped_fork_server_is_noticed(command):
     (command.folder / "over").touch()
     ended = running.wait()
     assert ended.status == 0, ended.err
-    assert f"notice: the fork server, which starts the ranks and sees how they end, is stopped (pid {pid}" in ended.err
+    assert (
+        f"notice: the fork server, which starts the ranks and sees how they end, is stopped (pid {pid}"
+        in ended.err
+    )
     assert f"fix: kill -CONT {pid}" in ended.err
 
 
@@ -357,7 +418,16 @@ def test_nodes_with_another_script_do_not_begin(command):
     (command.folder / "other").mkdir()
     command.script("print('never, ever')", name="other/train.py")
     port = free_port()
-    where = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", port, "--run-dir", command.folder / "run"]
+    where = [
+        "--nnodes",
+        2,
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        port,
+        "--run-dir",
+        command.folder / "run",
+    ]
     head = command.start(*where, "train.py")
     other = command.start(*where, "--node-rank", 1, "train.py", cwd=command.folder / "other")
     ended = [head.wait(), other.wait()]
@@ -368,7 +438,9 @@ def test_nodes_with_another_script_do_not_begin(command):
 
 def test_an_interface_that_does_not_exist_is_told_on_all_nodes(command):
     command.script("print('never')")
-    ended = [running.wait() for running in nodes(command, [1, 1], env={"GLOO_SOCKET_IFNAME": "nope7"})]
+    ended = [
+        running.wait() for running in nodes(command, [1, 1], env={"GLOO_SOCKET_IFNAME": "nope7"})
+    ]
     assert [end.status for end in ended] == [1, 1]
     assert ended[0].block == ended[1].block
     assert "interface-missing-on-node: GLOO_SOCKET_IFNAME=nope7: node 0" in ended[0].block
@@ -382,7 +454,10 @@ def test_one_node_is_checked_when_asked_to(command):
     command.script("print('here')")
     ended = command.run("--check", "train.py", env={"GLOO_SOCKET_IFNAME": "lo"})
     assert ended.status == 0, ended.err
-    assert re.search(r"roll call: 1 node, paceline-runs/\S+ can be written, GLOO_SOCKET_IFNAME=lo is here", ended.err)
+    assert re.search(
+        r"roll call: 1 node, paceline-runs/\S+ can be written, GLOO_SOCKET_IFNAME=lo is here",
+        ended.err,
+    )
 
 
 def test_two_nodes_with_one_rank_are_told_on_all(command):
@@ -421,7 +496,9 @@ def test_a_node_too_many_is_sent_away_and_the_run_goes_on(command):
 def test_a_thousand_nodes_are_compared_within_20_s():
     script = Path(__file__).parents[2] / "benchmarks" / "roll_call.py"
     environ = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    ended = subprocess.run([sys.executable, script], env=environ, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, script], env=environ, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
@@ -439,7 +516,10 @@ def test_a_node_that_comes_later_is_taken_in(command):
     (second,) = nodes(command, [1], *options, kind="c10d", port=port)
     ended = [first.wait(), second.wait()]
     assert [end.status for end in ended] == [0, 0], [end.err for end in ended]
-    assert [(command.folder / f"together-{rank}").read_text() for rank in range(2)] == ["2.0", "2.0"]
+    assert [(command.folder / f"together-{rank}").read_text() for rank in range(2)] == [
+        "2.0",
+        "2.0",
+    ]
 
 
 def test_a_signal_to_one_launcher_gives_all_ranks_their_time(command):
@@ -459,4 +539,6 @@ def test_a_signal_to_one_launcher_gives_all_ranks_their_time(command):
     ended = [running.wait() for running in started]
     assert [end.status for end in ended] == [143, 143], [end.err for end in ended]
     assert ended[0].block == ended[1].block
-    assert [(command.folder / f"saved-{rank}").read_text() for rank in range(2)] == ["SIGTERM\n"] * 2
+    assert [(command.folder / f"saved-{rank}").read_text() for rank in range(2)] == [
+        "SIGTERM\n"
+    ] * 2

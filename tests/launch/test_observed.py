@@ -329,7 +329,15 @@ def findings(ended):
 
 def run(command, text, *options, ranks=2):
     script = command.script(text)
-    ended = command.run("--nproc-per-node", ranks, "--run-dir", "run", *options, script, env={"OMP_NUM_THREADS": "1"})
+    ended = command.run(
+        "--nproc-per-node",
+        ranks,
+        "--run-dir",
+        "run",
+        *options,
+        script,
+        env={"OMP_NUM_THREADS": "1"},
+    )
     ended.folder = command.folder / "run"
     return ended
 
@@ -340,7 +348,9 @@ def test_a_healthy_run_hears_nothing(command, name):
     assert (ended.status, findings(ended)) == (0, []), ended.err
 
 
-@pytest.mark.parametrize("name", ["no sampler, shuffled alike", "no sampler, not shuffled, workers"])
+@pytest.mark.parametrize(
+    "name", ["no sampler, shuffled alike", "no sampler, not shuffled, workers"]
+)
 def test_a_single_rank_may_read_what_it_likes(command, name):
     ended = run(command, START + dedent(FAULTY[name][1]) + END, ranks=1)
     assert (ended.status, findings(ended)) == (0, []), ended.err
@@ -363,7 +373,9 @@ def test_other_frameworks_are_seen_too(command, name, shared):
         pytest.skip(f"{name} is not installed")
     ended = run(command, FRAMEWORKS[name].format(shared=shared))
     assert ended.status == 0, ended.err
-    assert [found["name"] for found in findings(ended)] == ([] if shared else ["same-data-on-all-ranks"]), ended.err
+    assert [found["name"] for found in findings(ended)] == (
+        [] if shared else ["same-data-on-all-ranks"]
+    ), ended.err
 
 
 @pytest.mark.parametrize(
@@ -385,7 +397,13 @@ def test_the_rank_whose_loss_or_gradient_is_not_finite_is_named(command, loss, s
 
 
 def test_finite_losses_are_left_alone(command):
-    ended = run(command, START + NOT_FINITE.format(loss="loss * 2") + END, "--check-finite", "--check-replicas", "4")
+    ended = run(
+        command,
+        START + NOT_FINITE.format(loss="loss * 2") + END,
+        "--check-finite",
+        "--check-replicas",
+        "4",
+    )
     assert (ended.status, findings(ended)) == (0, []), ended.err
 
 
@@ -410,7 +428,16 @@ def on_two_nodes(command, text, *options, program):
     started = [
         command.start(
             *(program, "run", "--nnodes", 2, "--node-rank", node, "--master-addr", "127.0.0.1"),
-            *("--master-port", port, "--nproc-per-node", 1, "--run-dir", "run", *options, "train.py"),
+            *(
+                "--master-port",
+                port,
+                "--nproc-per-node",
+                1,
+                "--run-dir",
+                "run",
+                *options,
+                "train.py",
+            ),
             program=sys.executable,
             env={"OMP_NUM_THREADS": "1"},
         )
@@ -433,11 +460,18 @@ for number in range(250):
 
 
 def test_the_same_data_and_drifted_replicas_are_told_on_every_node(command, tmp_path):
-    text = FAULTY["no sampler, shuffled alike"][1] + indent("\nif rank == 1:\n    net[0].bias.data += 1\n", " " * 8)
+    text = FAULTY["no sampler, shuffled alike"][1] + indent(
+        "\nif rank == 1:\n    net[0].bias.data += 1\n", " " * 8
+    )
     text += FAULTY["no sampler, shuffled alike"][1]
     options = ("--check-replicas", "10")
-    for ended in on_two_nodes(command, START + dedent(text) + END, *options, program=tmp_path / "short.py"):
+    for ended in on_two_nodes(
+        command, START + dedent(text) + END, *options, program=tmp_path / "short.py"
+    ):
         assert ended.status == 0
-        for name in ("DAT007 same-data-on-all-ranks: all 2 ranks", "RUN024 replicas-differ: after step"):
+        for name in (
+            "DAT007 same-data-on-all-ranks: all 2 ranks",
+            "RUN024 replicas-differ: after step",
+        ):
             assert ended.err.count(name) == 2, ended.err
         assert "first in 0.bias" in ended.err

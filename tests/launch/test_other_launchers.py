@@ -65,7 +65,9 @@ def test_a_named_configuration_tells_ranks_what_accelerate_launch_tells_them(com
     ("module", "line"),
     [
         pytest.param(
-            "accelerate", "accelerate launch --cpu --mixed_precision bf16 train.py", marks=needs("accelerate")
+            "accelerate",
+            "accelerate launch --cpu --mixed_precision bf16 train.py",
+            marks=needs("accelerate"),
         ),
         pytest.param(
             "lightning",
@@ -89,8 +91,13 @@ def test_a_translated_line_tells_ranks_what_the_line_itself_tells_them(command, 
     environment = dict(word.split("=", 1) for word in shlex.split(settings))
     here = command.run(*shlex.split(words), env=environment)
     mine, theirs = told(here), told(there)
-    defaults = {name for name in theirs[1] if name.startswith("ACCELERATE_DYNAMO_")}  # what holds without them
-    assert mine == [theirs[0], {name: value for name, value in theirs[1].items() if name not in defaults}]
+    defaults = {
+        name for name in theirs[1] if name.startswith("ACCELERATE_DYNAMO_")
+    }  # what holds without them
+    assert mine == [
+        theirs[0],
+        {name: value for name, value in theirs[1].items() if name not in defaults},
+    ]
 
 
 def default(command, text):
@@ -120,7 +127,9 @@ def test_what_the_default_configuration_asks_for_and_ranks_lack_is_said_once(com
     assert "asks for mixed precision bf16, Megatron-LM" in ended.err
 
 
-@pytest.mark.parametrize(("text", "name"), [(None, "input-unreadable"), ('{"num_processes": 2}', "option-invalid")])
+@pytest.mark.parametrize(
+    ("text", "name"), [(None, "input-unreadable"), ('{"num_processes": 2}', "option-invalid")]
+)
 def test_a_named_configuration_that_is_none_is_refused(command, text, name):
     config = command.folder / "c.yaml"
     if text:

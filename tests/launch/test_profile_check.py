@@ -31,9 +31,14 @@ tmp = "/tmp/$USER/$SLURM_JOB_ID"
 @pytest.fixture
 def check(tmp_path):
     slurm = cluster(tmp_path / "slurm")
-    slurm.answer("sbatch", err="sbatch: Job 13 to start at 2026-11-21T14:03:00 using 4 processors on nodes n1\n")
+    slurm.answer(
+        "sbatch",
+        err="sbatch: Job 13 to start at 2026-11-21T14:03:00 using 4 processors on nodes n1\n",
+    )
     # a login shell reads this: a function, as modules are one
-    (tmp_path / ".bash_profile").write_text('module() { case "$*" in *cuda/12.4|load*) ;; *) return 1 ;; esac; }\n')
+    (tmp_path / ".bash_profile").write_text(
+        'module() { case "$*" in *cuda/12.4|load*) ;; *) return 1 ;; esac; }\n'
+    )
     with commands(tmp_path) as made:
 
         def run(text, *words, **env):
@@ -94,7 +99,9 @@ def test_what_is_wrong_is_found(old, new, name, what, check):
 def test_a_value_that_a_shell_would_fill_in_is_warned_of(check):
     done = check(GOOD.replace('NCCL_DEBUG = "INFO"', 'PATH = "/opt/bin:$PATH"'))
     assert done.status == 0
-    assert "warning JOB045 profile-invalid: the value of PATH stands in the job as it is" in done.out
+    assert (
+        "warning JOB045 profile-invalid: the value of PATH stands in the job as it is" in done.out
+    )
 
 
 def test_without_slurm_and_modules_what_can_be_looked_at_is(check, tmp_path):
@@ -103,5 +110,13 @@ def test_without_slurm_and_modules_what_can_be_looked_at_is(check, tmp_path):
         check.slurm.silence(name)
     done = check(GOOD)
     assert done.status == 0
-    silent = [line.split(":")[0] for line in done.out.splitlines() if line.startswith("not answered")]
-    assert [line.split()[2] for line in silent] == ["partition", "account", "sbatch", "module", "tmp"]
+    silent = [
+        line.split(":")[0] for line in done.out.splitlines() if line.startswith("not answered")
+    ]
+    assert [line.split()[2] for line in silent] == [
+        "partition",
+        "account",
+        "sbatch",
+        "module",
+        "tmp",
+    ]

@@ -61,14 +61,18 @@ def test_a_notice_stops_the_run_well_and_the_printed_line_goes_on_in_its_folder(
     running = command.start("--nproc-per-node", 2, "--max-restarts", 3, "train.py", "two words")
     for rank in range(2):
         command.wait_for(command.folder / f"up-{rank}")
-    for below in psutil.Process(running.process.pid).children():  # Slurm sends it to all processes of a step
+    for below in psutil.Process(
+        running.process.pid
+    ).children():  # Slurm sends it to all processes of a step
         below.send_signal(signal.SIGUSR1)
     running.signal(signal.SIGUSR1)
     first = running.wait()
     assert first.status == 75, first.err
     assert [(command.folder / f"got-{rank}").read_text() for rank in range(2)] == ["SIGTERM\n"] * 2
     told = first.block.splitlines()[1]
-    assert re.fullmatch(r"stopped by SIGUSR1 from pid \d+ .*, to be resumed   \[RUN017 run-unfinished\]", told)
+    assert re.fullmatch(
+        r"stopped by SIGUSR1 from pid \d+ .*, to be resumed   \[RUN017 run-unfinished\]", told
+    )
     assert f"last checkpoint: step 150, {first.run_dir}/checkpoints/00001-step-150" in first.block
     assert "started again" not in first.err
     assert "Traceback" not in first.err

@@ -53,8 +53,15 @@ class Place:
     command: object
 
     def submit(self, *words, cwd=None, env=None):
-        environ = {"PATH": self.slurm.path, "HOME": str(self.folder), "XDG_CONFIG_HOME": "", "USER": "ada"}
-        return self.command.run("submit", *words, program="./paceline", cwd=cwd, env={**environ, **(env or {})})
+        environ = {
+            "PATH": self.slurm.path,
+            "HOME": str(self.folder),
+            "XDG_CONFIG_HOME": "",
+            "USER": "ada",
+        }
+        return self.command.run(
+            "submit", *words, program="./paceline", cwd=cwd, env={**environ, **(env or {})}
+        )
 
 
 class _Commands:
@@ -82,14 +89,53 @@ PLAIN = ("--gpus-per-node", "4", "--cpus-per-gpu", "8", "--mem", "64G", "--time"
 CASES = {
     "bare": ("train.py",),
     "two-nodes": ("--nodes", "2", *PLAIN, "--account", "physics", "train.py", "--lr", "0.1"),
-    "without-gpus": ("--nodes", "1-2", "--cpus-per-node", "16", "--time", "90", "--no-requeue", "train.py"),
+    "without-gpus": (
+        "--nodes",
+        "1-2",
+        "--cpus-per-node",
+        "16",
+        "--time",
+        "90",
+        "--no-requeue",
+        "train.py",
+    ),
     "options": (
-        *("--nodes", "2", *PLAIN, "--grace-s", "300", "--job-name", "digits of today", "--on-node-loss", "fail"),
+        *(
+            "--nodes",
+            "2",
+            *PLAIN,
+            "--grace-s",
+            "300",
+            "--job-name",
+            "digits of today",
+            "--on-node-loss",
+            "fail",
+        ),
         *("--sbatch", "--constraint=a100|h100", "--sbatch", "--exclusive", "--sbatch", "-q long"),
-        *("--nproc-per-node", "4", "--hang-timeout", "600", "--check-finite", "-m", "json.tool", "-m", "x"),
+        *(
+            "--nproc-per-node",
+            "4",
+            "--hang-timeout",
+            "600",
+            "--check-finite",
+            "-m",
+            "json.tool",
+            "-m",
+            "x",
+        ),
     ),
     "quoting": (*PLAIN, "--job-name", "$(touch x) \"a\" 'b' # \\ ü %j", "train.py", *NASTY),
-    "gpus-alone": ("--gpus-per-node", "2", "--mem", "64G", "--time", "4h", "-p", "gpu,big", "train.py"),
+    "gpus-alone": (
+        "--gpus-per-node",
+        "2",
+        "--mem",
+        "64G",
+        "--time",
+        "4h",
+        "-p",
+        "gpu,big",
+        "train.py",
+    ),
     "profile": ("--nodes", "2", "--profile", str(EXAMPLE), "--time", "1-0", "train.py"),
     "lightning": (*PLAIN, "lightning_requeues.py"),
     "site": ("--profile", "site", "train.py", "--epochs", "3"),
@@ -151,7 +197,9 @@ def dry_run(place, *words):
 
 def as_anywhere(text, place):
     """A script without what differs from one machine or minute to the next."""
-    text = text.replace(str(place.folder), "/home/ada/digits").replace(str(EXAMPLE), "/home/ada/two-sockets.toml")
+    text = text.replace(str(place.folder), "/home/ada/digits").replace(
+        str(EXAMPLE), "/home/ada/two-sockets.toml"
+    )
     text = text.replace(str(BIN), "/opt/venv/bin")
     text = re.sub(r"\d{8}-\d{6}-([\w-]+)-[0-9a-f]{4}\b", r"20261121-140300-\1-3f2a", text)
     return re.sub(r"submit, \d{4}-\d\d-\d\d \d\d:\d\d:", "submit, 2026-11-21 14:03:", text)
@@ -176,7 +224,9 @@ def test_lint_finds_nothing_in_a_job_script(name):
     left = {"gpus-not-requested", "mem-missing", "partition-missing", "time-missing"}
     found = lint.lint([str(GOLDENS / f"{name}.sh")]).findings
     assert [finding.name for finding in found if finding.severity != "hint"] == []
-    assert {finding.name for finding in found} <= (left if name in ("bare", "without-gpus") else set())
+    assert {finding.name for finding in found} <= (
+        left if name in ("bare", "without-gpus") else set()
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -193,7 +243,11 @@ def run_by_bash(place, text, *, status=0):
     script = place.folder / "job.sh"
     script.write_text(text.replace(str(BIN / "paceline"), str(fake)), encoding="utf-8", newline="")
     done = subprocess.run(
-        ["bash", str(script)], cwd=place.folder, env={"PATH": place.slurm.path}, capture_output=True, text=True
+        ["bash", str(script)],
+        cwd=place.folder,
+        env={"PATH": place.slurm.path},
+        capture_output=True,
+        text=True,
     )
     assert done.stderr == ""
     return done.returncode
@@ -208,7 +262,9 @@ def test_what_was_typed_arrives_at_the_script_as_it_was_typed(place):
     assert not list(place.folder.rglob("escaped"))
 
 
-@pytest.mark.parametrize("name", ["two words", "it's", 'the "best"', "größe", "$(touch escaped)", "50%j", "-x", "a#b"])
+@pytest.mark.parametrize(
+    "name", ["two words", "it's", 'the "best"', "größe", "$(touch escaped)", "50%j", "-x", "a#b"]
+)
 def test_folders_and_scripts_may_have_any_name(name, place):
     folder = place.folder / name
     folder.mkdir()
@@ -233,7 +289,9 @@ def test_a_profile_cannot_break_out_of_its_quotes(place):
         env={"SLURM_JOB_ID": "12"}, cwd=place.folder, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert printed.stdout == "$(touch x) 'a' \"b\"\n`c`|/scratch/ada/12/x y"
-    assert [line for line in text.splitlines() if line.startswith("#SBATCH --nodes")] == ["#SBATCH --nodes=2"]
+    assert [line for line in text.splitlines() if line.startswith("#SBATCH --nodes")] == [
+        "#SBATCH --nodes=2"
+    ]
 
 
 @pytest.mark.parametrize("lines", ["", "set -euo pipefail"])
@@ -285,7 +343,11 @@ def test_a_program_is_told_in_json(place):
     place.slurm.answer("sbatch", "12;alps\n")
     done = place.submit("--json", "--run-dir", "mine", "train.py")
     told = json.loads(done.out)
-    assert (told["job_id"], told["cluster"], told["follow"]) == ("12", "alps", "paceline follow mine")
+    assert (told["job_id"], told["cluster"], told["follow"]) == (
+        "12",
+        "alps",
+        "paceline follow mine",
+    )
     assert told["output"] == str(place.folder / "mine" / "slurm.out")
 
 
@@ -300,7 +362,9 @@ def test_a_run_folder_goes_to_a_second_job_once_the_first_has_ended(place):
     place.slurm.answer("squeue", "12|RUNNING|node1|N/A|None\n")
     done = place.submit("--run-dir", "mine", "train.py")
     assert done.status == 2
-    assert "option-contradicted: the run folder" in done.err and "job 12, which is running" in done.err
+    assert (
+        "option-contradicted: the run folder" in done.err and "job 12, which is running" in done.err
+    )
     place.slurm.answer("squeue", "12|COMPLETED|node1|N/A|None\n")
     place.slurm.answer("sbatch", "13\n")
     assert place.submit("--run-dir", "mine", "train.py").status == 0
@@ -324,9 +388,13 @@ def test_where_nobody_tells_whether_the_first_job_has_ended_it_says_so_and_goes_
     assert "squeue does not tell whether job 12" in done.err
 
 
-@pytest.mark.parametrize("text", ["Socket timed out on send/recv operation", "Unable to contact slurm controller"])
+@pytest.mark.parametrize(
+    "text", ["Socket timed out on send/recv operation", "Unable to contact slurm controller"]
+)
 def test_what_may_have_been_queued_keeps_its_folder(text, place):
-    place.slurm.answer("sbatch", status=1, err=f"sbatch: error: Batch job submission failed: {text}\n")
+    place.slurm.answer(
+        "sbatch", status=1, err=f"sbatch: error: Batch job submission failed: {text}\n"
+    )
     done = place.submit("train.py")
     (run_dir,) = (place.folder / "paceline-runs").iterdir()
     assert done.status == 2
@@ -338,14 +406,21 @@ def test_what_may_have_been_queued_keeps_its_folder(text, place):
 def test_a_refusal_leaves_a_run_folder_as_it_was(place):
     assert place.submit("--run-dir", "mine", "train.py").status == 0
     before = (place.folder / "mine" / "job.sh").read_bytes()
-    place.slurm.answer("sbatch", status=1, err="sbatch: error: Batch job submission failed: Invalid qos\n")
+    place.slurm.answer(
+        "sbatch", status=1, err="sbatch: error: Batch job submission failed: Invalid qos\n"
+    )
     assert place.submit("--run-dir", "mine", "--time", "1h", "train.py").status == 2
     assert (place.folder / "mine" / "job.sh").read_bytes() == before
 
 
 def test_sbatch_is_not_overruled_by_variables_of_the_shell(place):
     """sbatch takes SBATCH_PARTITION over what the script says; inside a job Slurm's variables tell of that one."""
-    env = {"SBATCH_PARTITION": "cpu", "SBATCH_ACCOUNT": "physics", "SLURM_JOB_ID": "7", "SLURM_CPU_BIND": "cores"}
+    env = {
+        "SBATCH_PARTITION": "cpu",
+        "SBATCH_ACCOUNT": "physics",
+        "SLURM_JOB_ID": "7",
+        "SLURM_CPU_BIND": "cores",
+    }
     place.submit("--partition", "gpu", "train.py", env={**env, "SLURM_CONF": "/etc/x"})
     seen = place.slurm.environ_of("sbatch")
     assert {name: value for name, value in seen.items() if name.startswith(("SBATCH_", "SLURM_"))} == {
@@ -354,16 +429,26 @@ def test_sbatch_is_not_overruled_by_variables_of_the_shell(place):
 
 
 IMPOSSIBLE = [
-    (["--gpus-per-node", "9"], "no node of partition gpu has 9 GPUs; the most is 8", "--gpus-per-node 8"),
+    (
+        ["--gpus-per-node", "9"],
+        "no node of partition gpu has 9 GPUs; the most is 8",
+        "--gpus-per-node 8",
+    ),
     (["-p", "gup"], "there is no partition gup", "--partition gpu"),
     (["-A", "fysics"], "there is no account fysics", "--account physics"),
-    (["-p", "short", "-t", "2h"], "the time limit of partition short is 01:", "--time 01:00:00, or --partition gpu"),
+    (
+        ["-p", "short", "-t", "2h"],
+        "the time limit of partition short is 01:",
+        "--time 01:00:00, or --partition gpu",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("words", "what", "fix"), IMPOSSIBLE, ids=lambda value: str(value))
 def test_the_impossible_is_refused_before_it_waits_for_ever(words, what, fix, place):
-    place.slurm.answer("sbatch --test-only", status=1, err="allocation failure: Requested node configuration ...")
+    place.slurm.answer(
+        "sbatch --test-only", status=1, err="allocation failure: Requested node configuration ..."
+    )
     done = place.submit(*words, "train.py")
     assert done.status == 2
     assert f"JOB040 slurm-request-impossible: {what}" in done.err
@@ -377,7 +462,10 @@ def test_what_sbatch_would_take_is_submitted_with_a_warning(place):
     """A plugin of the site may make right what its tables say is impossible."""
     done = place.submit("--gpus-per-node", "9", "--cpus-per-gpu", "8", "train.py")
     assert done.status == 0
-    assert "slurm-request-impossible: no node of partition gpu has 9 GPUs" in done.err and "warning" in done.err
+    assert (
+        "slurm-request-impossible: no node of partition gpu has 9 GPUs" in done.err
+        and "warning" in done.err
+    )
     tried, submitted = place.slurm.calls("sbatch")
     assert {"--test-only", "--nodes=1", "--gpus-per-node=9"} <= set(tried)
     assert "--test-only" not in submitted
@@ -399,7 +487,9 @@ def test_without_an_answer_of_slurm_the_cpus_of_a_gpu_are_not_guessed(place):
 
 def test_reserved_cores_are_not_asked_for(place):
     """Slurm then takes the job without CPUs, and refuses the share that its tables show."""
-    place.slurm.answer("sbatch --test-only --cpus-per-task=32", status=1, err="configuration is not available\n")
+    place.slurm.answer(
+        "sbatch --test-only --cpus-per-task=32", status=1, err="configuration is not available\n"
+    )
     done = place.submit(*GPUS)
     assert done.status == 2
     assert "Slurm does not give 32 CPUs with them" in done.err
@@ -412,9 +502,12 @@ START = "sbatch: Job 12 to start at 2026-11-21T14:33:24 using 1 processors on no
 
 
 @pytest.mark.parametrize(
-    ("told", "status"), [(f"{START} in partition short", 2), (START, 2), (f"{START} in partition gpu", 0)]
+    ("told", "status"),
+    [(f"{START} in partition short", 2), (START, 2), (f"{START} in partition gpu", 0)],
 )
-def test_a_time_beyond_the_partition_is_refused_though_sbatch_takes_it_but_in_another(told, status, place):
+def test_a_time_beyond_the_partition_is_refused_though_sbatch_takes_it_but_in_another(
+    told, status, place
+):
     place.slurm.answer("sbatch --test-only", err=f"{told}\n")
     done = place.submit("--partition", "short", "--time", "2h", "train.py")
     assert done.status == status
@@ -444,7 +537,11 @@ def test_a_refusal_is_told_with_its_text_and_its_meaning(place):
     place.slurm.answer("sbatch", status=1, err=text)
     done = place.submit("train.py")
     assert done.status == 2
-    assert "JOB041 slurm-refused" in done.err and text.strip() in done.err and "sacctmgr show assoc" in done.err
+    assert (
+        "JOB041 slurm-refused" in done.err
+        and text.strip() in done.err
+        and "sacctmgr show assoc" in done.err
+    )
     assert list((place.folder / "paceline-runs").iterdir()) == []
 
 
@@ -470,14 +567,26 @@ MISUSE = [
     (["--gpus-per-node", "four", "train.py"], "--gpus-per-node four", "--gpus-per-node 4"),
     (["--cpus-per-gpu", "8", "train.py"], "--cpus-per-gpu has no effect", "--gpus-per-node 1"),
     (["--mem", "64GB", "train.py"], "--mem 64GB", "--mem 64G"),
-    (["--sbatch", "constraint=a100", "train.py"], "begins with a dash", "--sbatch --constraint=a100"),
+    (
+        ["--sbatch", "constraint=a100", "train.py"],
+        "begins with a dash",
+        "--sbatch --constraint=a100",
+    ),
     (["--sbatch", "--gres=gpu:4", "train.py"], "sets --gres itself", "--gpus-per-node 4"),
-    (["--sbatch", "--array=1-3", "train.py"], "has no --array", "for i in 0 1 2; do paceline submit"),
+    (
+        ["--sbatch", "--array=1-3", "train.py"],
+        "has no --array",
+        "for i in 0 1 2; do paceline submit",
+    ),
     (["--sbatch", "--comment=a\nb", "train.py"], "without control characters", ""),
     (["--job-name", "a\nb", "train.py"], "without control characters", ""),
     (["--gpu-per-node", "4", "train.py"], "has no option --gpu-per-node", "--gpus-per-node"),
     (["--nnodes", "2", "train.py"], "has no option --nnodes", "--nodes"),
-    (["--constraint", "a100", "train.py"], "has no option --constraint", "--sbatch --constraint=VALUE"),
+    (
+        ["--constraint", "a100", "train.py"],
+        "has no option --constraint",
+        "--sbatch --constraint=VALUE",
+    ),
     (["--hang-timeout", "no", "train.py"], "--hang-timeout no", "--hang-timeout 15m"),
     (["--grace-s", "600", "--time", "10m", "train.py"], "leaves nothing of --time", "--time"),
     (["--requeue", "--no-requeue", "train.py"], "exclude each other", "leave out"),
@@ -486,7 +595,9 @@ MISUSE = [
 ]
 
 
-@pytest.mark.parametrize(("words", "what", "fix"), MISUSE, ids=[" ".join(words) for words, _, _ in MISUSE])
+@pytest.mark.parametrize(
+    ("words", "what", "fix"), MISUSE, ids=[" ".join(words) for words, _, _ in MISUSE]
+)
 def test_a_mistake_is_told_with_what_to_type(words, what, fix, place):
     done = place.submit("--dry-run", *words)
     assert done.status == 2

@@ -32,11 +32,11 @@ PROGRAM = """#!/bin/sh
 echo "{\\"RANK\\": \\"$RANK\\", \\"WORLD_SIZE\\": \\"$WORLD_SIZE\\", \\"argv\\": \\"$*\\"}" > "$REPORTS/$RANK.json"
 echo "rank $RANK of $WORLD_SIZE $*"
 """
-ALL_HAVE = (
-    "import time\nwhile len(os.listdir(os.environ['REPORTS'])) < int(os.environ['WORLD_SIZE']):\n    time.sleep(0.01)\n"
-)
+ALL_HAVE = "import time\nwhile len(os.listdir(os.environ['REPORTS'])) < int(os.environ['WORLD_SIZE']):\n    time.sleep(0.01)\n"
 FAILS = SCRIPT + ALL_HAVE + "raise ValueError('on purpose')\n"
-FAILS_ONCE = SCRIPT + ALL_HAVE + "sys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n"
+FAILS_ONCE = (
+    SCRIPT + ALL_HAVE + "sys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n"
+)
 MEETS = SCRIPT + (
     "import torch.distributed as dist\n"
     "rank, size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])\n"
@@ -48,7 +48,9 @@ MEETS = SCRIPT + (
 SETS_EARLY = (
     "import os\n"
     "os.environ['TORCH_DISTRIBUTED_DEBUG'] = 'INFO'\n"
-    "os.environ['TORCH_COMPILE_DISABLE'] = '1'\n" + SCRIPT + "import torch.distributed as dist, torch._dynamo\n"
+    "os.environ['TORCH_COMPILE_DISABLE'] = '1'\n"
+    + SCRIPT
+    + "import torch.distributed as dist, torch._dynamo\n"
     "print('rank 0', dist.get_debug_level(), torch._dynamo.config.disable)\n"
 )
 # torchrun runs --run-path as a function, in a child that multiprocessing has started.
@@ -81,11 +83,18 @@ class Case:
 
 def start(command, case: Case, program: str, words: str):
     folder = command.folder / program
-    environ = {"REPORTS": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(command.folder / "path"), **case.env}
+    environ = {
+        "REPORTS": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(command.folder / "path"),
+        **case.env,
+    }
     if not case.python:
         return command.start(*words.split(), program=program, env=environ)
     module = ["torch.distributed.run"] if program == "torchrun" else ["paceline", "run"]
-    return command.start(*case.python.split(), "-m", *module, *words.split(), program=sys.executable, env=environ)
+    return command.start(
+        *case.python.split(), "-m", *module, *words.split(), program=sys.executable, env=environ
+    )
 
 
 @dataclass
@@ -117,7 +126,10 @@ def run(command, case: Case) -> dict[str, Run]:
         (command.folder / program).mkdir()
         words = [line.replace("{port}", port) for line in (case.words, *case.more)]
         running[program] = [start(command, case, program, line) for line in words]
-    return {program: outcome(command.folder / program, running[program], ports[program], case) for program in ports}
+    return {
+        program: outcome(command.folder / program, running[program], ports[program], case)
+        for program in ports
+    }
 
 
 def outcome(folder: Path, running, port: str, case: Case) -> Run:
@@ -125,11 +137,19 @@ def outcome(folder: Path, running, port: str, case: Case) -> Run:
     left_out = OF_A_FUNCTION if "--run-path" in case.words else set()
     if not case.same_run_id:
         left_out = left_out | {"TORCHELASTIC_RUN_ID"}
-    reports = {path.stem: json.loads(path.read_text().replace(port, "PORT")) for path in sorted(folder.glob("*.json"))}
+    reports = {
+        path.stem: json.loads(path.read_text().replace(port, "PORT"))
+        for path in sorted(folder.glob("*.json"))
+    }
     for report in reports.values():
         for name in left_out | {"TORCHELASTIC_ERROR_FILE"}:
             report.pop(name, None)
-    shown = [line.replace(port, "PORT") for each in ended for line in each.out.splitlines() if "rank 0" in line]
+    shown = [
+        line.replace(port, "PORT")
+        for each in ended
+        for line in each.out.splitlines()
+        if "rank 0" in line
+    ]
     return Run([each.status for each in ended], reports, shown, ended[0].err)
 
 
@@ -176,7 +196,12 @@ OF_TORCH = cases(
             "./t.sh a b",
             ranks=2,
             env={
-                **{"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2", "PET_RDZV_ID": "7", "PET_MONITOR_INTERVAL": "1"},
+                **{
+                    "PET_NNODES": "1",
+                    "PET_NPROC_PER_NODE": "2",
+                    "PET_RDZV_ID": "7",
+                    "PET_MONITOR_INTERVAL": "1",
+                },
                 **{"PET_START_METHOD": "spawn", "PET_NO_PYTHON": "1", "PET_MODULE": "0"},
             },
         ),
@@ -187,8 +212,12 @@ OF_TORCH = cases(
             ranks=4,
         ),
         "program": Case("--nnodes=1 --nproc-per-node=4 --rdzv-id=7 --no-python ./t.sh x", ranks=4),
-        "one rank by default": Case("--nnodes=1 --rdzv-id=7 --monitor-interval=1 --no-python ./t.sh x"),
-        "standalone": Case("--nnodes=1 --nproc-per-node=4 --standalone --monitor-interval=1 t.py a", ranks=4),
+        "one rank by default": Case(
+            "--nnodes=1 --rdzv-id=7 --monitor-interval=1 --no-python ./t.sh x"
+        ),
+        "standalone": Case(
+            "--nnodes=1 --nproc-per-node=4 --standalone --monitor-interval=1 t.py a", ranks=4
+        ),
         "two agents": Case(
             f"--nnodes=1:2 --nproc-per-node=2 {C10D} --rdzv_conf=timeout=5,last_call_timeout=5 --rdzv-id=7 t.py a",
             more=(
@@ -251,11 +280,15 @@ TAKEN = cases(
         "standalone beside its opposite": Case(
             "--standalone --master-port=1 --master-addr=no --rdzv-id=7 --rdzv-endpoint=nowhere:1 --node-rank=1 t.py"
         ),
-        "flags of Python": Case("--nproc-per-node=2 t.py", ranks=2, python="-O -W error::ResourceWarning"),
+        "flags of Python": Case(
+            "--nproc-per-node=2 t.py", ranks=2, python="-O -W error::ResourceWarning"
+        ),
         "warnings are errors": Case("-m package.train a", env={"PYTHONWARNINGS": "error"}),
     },
     {
-        "leftovers beside c10d": Case(f"{C10D} --node-rank=1 --master-addr=nowhere --master-port=1 t.py"),
+        "leftovers beside c10d": Case(
+            f"{C10D} --node-rank=1 --master-addr=nowhere --master-port=1 t.py"
+        ),
         "script -- arguments": Case("t.txt -- a -- --b"),
         "separator first": Case("-- t.py -- a"),
         "short options": Case("-t3 -r=3 t.py"),
@@ -267,14 +300,22 @@ TAKEN = cases(
             more=("--nnodes=1:2 --node-rank=1 --master-addr=localhost --master-port={port} t.py",),
             ranks=2,
         ),
-        "standalone with a range": Case("--standalone --nnodes=1:2 --rdzv-conf=last_call_timeout=1 t.py"),
+        "standalone with a range": Case(
+            "--standalone --nnodes=1:2 --rdzv-conf=last_call_timeout=1 t.py"
+        ),
         "filter without tee": Case("--duplicate-stdout-filters=rank t.py"),
-        "filter beyond the ranks": Case("--nproc-per-node=2 --local-ranks-filter=0,3 t.py", ranks=2),
+        "filter beyond the ranks": Case(
+            "--nproc-per-node=2 --local-ranks-filter=0,3 t.py", ranks=2
+        ),
         "virtual local rank": Case("--nproc-per-node=2 --virtual-local-rank t.py", ranks=2),
         "unknown settings": Case("--rdzv-conf=bla=1,timeout=x t.py"),
         "inherited opposite of standalone": Case(
             "--standalone t.py",
-            env={"PET_RDZV_ENDPOINT": "nowhere:1", "PET_RDZV_BACKEND": "c10d", "PET_NODE_RANK": "1"},
+            env={
+                "PET_RDZV_ENDPOINT": "nowhere:1",
+                "PET_RDZV_BACKEND": "c10d",
+                "PET_NODE_RANK": "1",
+            },
         ),
         "restart": Case("--nproc-per-node=2 --max-restarts=1 t.py", ranks=2, script=FAILS_ONCE),
         "failure": Case("--nproc-per-node=2 t.py", ranks=2, script=FAILS),
@@ -308,7 +349,10 @@ def test_a_variable_that_a_module_sets_too_late_is_said(command):
     command.script("import helper, torch\nprint('ran')")
     ended = command.run("train.py", env={"OMP_NUM_THREADS": "2"})
     assert (ended.status, ended.out) == (0, "ran\n")
-    assert "OMP_NUM_THREADS=1 is set in helper.py:2, but torch has read OMP_NUM_THREADS already" in ended.err
+    assert (
+        "OMP_NUM_THREADS=1 is set in helper.py:2, but torch has read OMP_NUM_THREADS already"
+        in ended.err
+    )
     assert "fix: export OMP_NUM_THREADS=1, or --start-method spawn" in ended.err
 
 
@@ -330,8 +374,13 @@ def test_a_package_in_editable_mode(command):
     (command.folder / "site").mkdir()
     (command.folder / "site" / "sitecustomize.py").write_text(EDITABLE.format(file=str(tool)))
     env = {"PYTHONPATH": str(command.folder / "site")}
-    running = [command.start("-m", "editable_tool", program=program, env=env) for program in ("torchrun", "paceline")]
-    assert [(each.status, each.out) for each in (one.wait() for one in running)] == [(0, "ran\n")] * 2
+    running = [
+        command.start("-m", "editable_tool", program=program, env=env)
+        for program in ("torchrun", "paceline")
+    ]
+    assert [(each.status, each.out) for each in (one.wait() for one in running)] == [
+        (0, "ran\n")
+    ] * 2
 
 
 @pytest.mark.slow
@@ -365,10 +414,19 @@ def test_a_late_joiner_is_taken_in(command):
         """)
     )
     port = free_port()
-    words = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=7"]
+    words = [
+        "--nnodes=1:2",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=localhost:{port}",
+        "--rdzv-id=7",
+    ]
     words += ["--rdzv-conf=last_call_timeout=1", "--max-restarts=2", "train.py"]
     first = command.start(*words)
     command.wait_for(command.folder / "seen-0-of-1", timeout=60)
     second = command.start(*words)
     assert [first.wait(90).status, second.wait(90).status] == [0, 0]
-    assert {path.name for path in Path(command.folder).glob("seen-*")} == {"seen-0-of-1", "seen-0-of-2", "seen-1-of-2"}
+    assert {path.name for path in Path(command.folder).glob("seen-*")} == {
+        "seen-0-of-1",
+        "seen-0-of-2",
+        "seen-1-of-2",
+    }

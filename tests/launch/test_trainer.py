@@ -26,7 +26,11 @@ def ours():
 
 
 def printed(ended):
-    return dict(line.rsplit(" ", 1) for line in ended.out.splitlines() if re.fullmatch(r"[a-z ]+ [\d.]+", line))
+    return dict(
+        line.rsplit(" ", 1)
+        for line in ended.out.splitlines()
+        if re.fullmatch(r"[a-z ]+ [\d.]+", line)
+    )
 
 
 @pytest.mark.timeout(120)
@@ -39,7 +43,9 @@ def test_a_tutorial_with_other_imports_and_base_classes(command):
     assert ended.status == 0, ended.err
     found = printed(ended)
     assert (found["ranks"], found["hidden size"]) == ("2", "96")
-    assert found["steps"] == str(5 * 11)  # 1297 samples in batches of 64 make 21 batches, two of them a step
+    assert found["steps"] == str(
+        5 * 11
+    )  # 1297 samples in batches of 64 make 21 batches, two of them a step
     assert float(found["test accuracy"]) > 0.9
     assert "starts its ranks with: paceline run --nproc-per-node 2" in ended.err
     assert "epoch 5/5 · val_acc 0.9" in ended.err

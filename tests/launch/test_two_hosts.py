@@ -43,7 +43,20 @@ def hosts():
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
         pytest.skip(f"namespaces cannot be made here: {error.stderr.strip()}")
     try:
-        ip("link", "add", f"v{tag}a", "netns", names[0], "type", "veth", "peer", "name", f"v{tag}b", "netns", names[1])
+        ip(
+            "link",
+            "add",
+            f"v{tag}a",
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            f"v{tag}b",
+            "netns",
+            names[1],
+        )
         for name, end, address in ((names[0], "a", HEAD), (names[1], "b", OTHER)):
             ip("-n", name, "addr", "add", f"{address}/24", "dev", f"v{tag}{end}")
             ip("-n", name, "link", "set", f"v{tag}{end}", "up")
@@ -86,7 +99,9 @@ def test_two_hosts_train_together_by_hand(command, hosts, kind):
             if kind == "static"
             else ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{HEAD}:29400"]
         )
-        started.append(start_in(command, host, "--nnodes", 2, "--nproc-per-node", 1 + node, *where, "train.py"))
+        started.append(
+            start_in(command, host, "--nnodes", 2, "--nproc-per-node", 1 + node, *where, "train.py")
+        )
     ended = [running.wait() for running in started]
     assert [end.status for end in ended] == [0, 0], [end.err for end in ended]
     trained = {(command.folder / f"trained-{rank}").read_text() for rank in range(3)}
@@ -95,7 +110,9 @@ def test_two_hosts_train_together_by_hand(command, hosts, kind):
     for end in ended:
         told = [line for line in end.err.splitlines() if "roll call" in line]
         assert len(told) == 1
-        assert re.search(r"roll call: 2 nodes alike, link [0-9.]+ [GM]bit/s, [0-9.]+ ms, [0-2]\.\d s", told[0]), told
+        assert re.search(
+            r"roll call: 2 nodes alike, link [0-9.]+ [GM]bit/s, [0-9.]+ ms, [0-2]\.\d s", told[0]
+        ), told
 
 
 @pytest.mark.parametrize(
@@ -109,9 +126,18 @@ def test_two_hosts_train_together_by_hand(command, hosts, kind):
 @pytest.mark.skipif(shutil.which("iptables") is None, reason="iptables is not installed")
 def test_a_node_says_why_it_does_not_reach_the_head(command, hosts, rule, words):
     command.script("print('never')")
-    ip("netns", "exec", hosts[0], "iptables", *f"-A INPUT ! -i lo -p tcp --dport 29500 -j {rule}".split())
+    ip(
+        "netns",
+        "exec",
+        hosts[0],
+        "iptables",
+        *f"-A INPUT ! -i lo -p tcp --dport 29500 -j {rule}".split(),
+    )
     where = ("--nnodes", 2, "--master-addr", HEAD, "--master-port", 29500, "--roll-call-timeout", 5)
-    head, other = (start_in(command, host, *where, "--node-rank", node, "train.py") for node, host in enumerate(hosts))
+    head, other = (
+        start_in(command, host, *where, "--node-rank", node, "train.py")
+        for node, host in enumerate(hosts)
+    )
     ended = [head.wait(), other.wait()]
     assert [end.status for end in ended] == [1, 1]
     assert words in ended[1].block
@@ -119,7 +145,9 @@ def test_a_node_says_why_it_does_not_reach_the_head(command, hosts, rule, words)
     assert f"node 1 on {socket.gethostname()} is up and knocks at {HEAD}:29500" in ended[0].block
 
 
-WAITING = "import os, time\nopen('up-' + os.environ['RANK'], 'w').write('here\\n')\ntime.sleep(120)\n"
+WAITING = (
+    "import os, time\nopen('up-' + os.environ['RANK'], 'w').write('here\\n')\ntime.sleep(120)\n"
+)
 # One all-reduce after the other, for so long that a cut falls into it.
 REDUCING = """
 import os, sys, time, torch, torch.distributed as dist
@@ -146,7 +174,18 @@ def train_on(command, hosts, *options, kind="static", words=()):
             else ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{HEAD}:29400"]
         )
         started.append(
-            start_in(command, host, "--nnodes", 2, "--nproc-per-node", 1, *where, *options, "train.py", *words)
+            start_in(
+                command,
+                host,
+                "--nnodes",
+                2,
+                "--nproc-per-node",
+                1,
+                *where,
+                *options,
+                "train.py",
+                *words,
+            )
         )
     for rank in range(2):
         command.wait_for(command.folder / f"up-{rank}")
@@ -182,7 +221,11 @@ def test_both_hosts_name_a_cut_link_within_15_s_and_end_after_the_node_timeout(c
     assert 14 <= time.monotonic() - begun < 25
     time.sleep(0.2)
     for lines, name in zip(printed, ("node 1 (", "the head, "), strict=True):
-        noticed_s = [at for at, text in lines if f"notice: {name}" in text and "has been silent for 1" in text]
+        noticed_s = [
+            at
+            for at, text in lines
+            if f"notice: {name}" in text and "has been silent for 1" in text
+        ]
         assert [at - begun < 15 for at in noticed_s] == [True], lines
         text = "\n".join(text for _, text in lines)
         assert "has gone silent" in text
@@ -276,13 +319,25 @@ def test_a_killed_launcher_is_lost_at_once(command, hosts, who):
 @pytest.mark.parametrize("first", [0, 1])
 def test_two_launchers_with_node_rank_0_are_both_told_so(command, hosts, first):
     command.script("print('never')")
-    where = ("--nnodes", 2, "--node-rank", 0, "--master-addr", HEAD, "--master-port", 29500, "train.py")
+    where = (
+        "--nnodes",
+        2,
+        "--node-rank",
+        0,
+        "--master-addr",
+        HEAD,
+        "--master-port",
+        29500,
+        "train.py",
+    )
     one = start_in(command, hosts[first], *where)
     time.sleep(5)  # the first is about to listen, or already does
     other = start_in(command, hosts[1 - first], *where)
     ended = [one.wait(), other.wait()]
     assert [end.status for end in ended] == [1, 1], [end.err for end in ended]
-    assert all("duplicate-ranks: two nodes have node rank 0" in end.err for end in ended), [end.err for end in ended]
+    assert all("duplicate-ranks: two nodes have node rank 0" in end.err for end in ended), [
+        end.err for end in ended
+    ]
     assert ended[0].block == ended[1].block
 
 
@@ -294,7 +349,10 @@ def test_what_is_missing_is_named_after_5_s_on_both_hosts_and_when_it_changes(co
     rule = "INPUT ! -i lo -p tcp --dport 29500 -j DROP"
     ip("netns", "exec", hosts[0], "iptables", "-A", *rule.split())
     where = ("--nnodes", 2, "--master-addr", HEAD, "--master-port", 29500)
-    started = [start_in(command, host, *where, "--node-rank", node, "train.py") for node, host in enumerate(hosts)]
+    started = [
+        start_in(command, host, *where, "--node-rank", node, "train.py")
+        for node, host in enumerate(hosts)
+    ]
     time.sleep(18)
     ip("netns", "exec", hosts[0], "iptables", "-D", *rule.split())
     head, other = (running.wait() for running in started)
@@ -303,4 +361,6 @@ def test_what_is_missing_is_named_after_5_s_on_both_hosts_and_when_it_changes(co
     assert f"is up and knocks at {HEAD}:29500: dropped by a firewall" in head.err
     assert "fix: open port 29500" in head.err.split("is up and knocks")[1]
     assert "start paceline run there too" not in head.err.split("is up and knocks")[1]
-    assert re.search(rf"waiting for the head at {HEAD}:29500: dropped by a firewall.*, for \d+ s", other.err), other.err
+    assert re.search(
+        rf"waiting for the head at {HEAD}:29500: dropped by a firewall.*, for \d+ s", other.err
+    ), other.err

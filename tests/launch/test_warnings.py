@@ -272,7 +272,9 @@ FAULTY = {
 
 def run(command, text, *options):
     script = command.script(START + dedent(text) + END)
-    ended = command.run("--nproc-per-node", 2, "--run-dir", "run", *options, script, env={"OMP_NUM_THREADS": "1"})
+    ended = command.run(
+        "--nproc-per-node", 2, "--run-dir", "run", *options, script, env={"OMP_NUM_THREADS": "1"}
+    )
     lines = (command.folder / "run" / "events.jsonl").read_text().splitlines()
     return ended, [found["name"] for found in json.loads(lines[-1])["findings"]], lines
 

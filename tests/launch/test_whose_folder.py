@@ -67,7 +67,11 @@ def test_elements_of_an_array_have_folders_of_their_own(python):
     """Elements 2 and 3 of ``--array=0-3%2`` were the model of element 1, bit for bit, without one step."""
     weights = set()
     for task, rate in enumerate(("0.1", "0.05", "0.01")):
-        ids = {"SLURM_JOB_ID": str(50 + task), "SLURM_ARRAY_JOB_ID": "50", "SLURM_ARRAY_TASK_ID": str(task)}
+        ids = {
+            "SLURM_JOB_ID": str(50 + task),
+            "SLURM_ARRAY_JOB_ID": "50",
+            "SLURM_ARRAY_TASK_ID": str(task),
+        }
         ended = python(env={**ids, "WHOSE_LR": rate}).wait()
         assert made(ended)[0][0] == 3
         assert "starts from zero" not in ended.err, "its brothers are not meant"
@@ -78,11 +82,15 @@ def test_elements_of_an_array_have_folders_of_their_own(python):
 def test_an_array_in_one_folder_is_refused(python):
     ids = {"SLURM_JOB_ID": "50", "SLURM_ARRAY_JOB_ID": "50", "SLURM_ARRAY_TASK_ID": "0"}
     made(python("--folder", "fixed", env=ids).wait())
-    second = python("--folder", "fixed", env={**ids, "SLURM_JOB_ID": "51", "SLURM_ARRAY_TASK_ID": "1"}).wait()
+    second = python(
+        "--folder", "fixed", env={**ids, "SLURM_JOB_ID": "51", "SLURM_ARRAY_TASK_ID": "1"}
+    ).wait()
     assert second.status == 2
     assert "fixed belongs to element 0 of array 50, this is element 1 of array 50" in second.err
     assert "Traceback" not in second.err
-    requeued = python("--folder", "fixed", "--epochs", "4", env={**ids, "SLURM_RESTART_COUNT": "1"}).wait()
+    requeued = python(
+        "--folder", "fixed", "--epochs", "4", env={**ids, "SLURM_RESTART_COUNT": "1"}
+    ).wait()
     assert made(requeued)[0][0] == 1
 
 
@@ -91,7 +99,11 @@ def test_folds_of_one_process_are_trained_each(command, program):
     """Folds 2 and 3 evaluated data that they had been trained on."""
     script = command.script(SCRIPT.read_text())
     ended = command.run(
-        *(["--nproc-per-node", 2] if program == "paceline" else []), script, "--folds", 3, program=program
+        *(["--nproc-per-node", 2] if program == "paceline" else []),
+        script,
+        "--folds",
+        3,
+        program=program,
     )
     assert [steps for steps, _ in made(ended)] == [3, 3, 3]
     assert "Session 2 of this process has its own run folder" in ended.err
@@ -115,7 +127,9 @@ def test_a_second_start_is_refused_and_one_after_a_kill_is_not_kept_waiting(comm
     assert "Traceback" not in second.err
     first.signal(signal.SIGKILL)
     first.wait()
-    again = python("--folder", str(next(command.folder.glob("paceline-runs/*"))), "--epochs", "3").wait()
+    again = python(
+        "--folder", str(next(command.folder.glob("paceline-runs/*"))), "--epochs", "3"
+    ).wait()
     assert again.status == 0, again.err
     assert "waiting" not in again.err
 

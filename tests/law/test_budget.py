@@ -19,7 +19,9 @@ PROFILE = str(Path(__file__).parents[2] / "examples" / "profiles" / "two-sockets
 
 
 def test_no_file_is_too_long(sources):
-    assert {source.path: lines for source in sources if (lines := len(source.text.splitlines())) > LIMIT} == {}
+    assert {
+        source.path: lines for source in sources if (lines := len(source.text.splitlines())) > LIMIT
+    } == {}
 
 
 def processor_s(*command):
@@ -41,7 +43,17 @@ def processor_s(*command):
         ["lint", JOB],
         ["lint", "no-such-file.py"],
         ["lint", "--all"],
-        ["submit", "--dry-run", "--nodes", "2", "--profile", PROFILE, "--sbatch", "--constraint=a100", __file__],
+        [
+            "submit",
+            "--dry-run",
+            "--nodes",
+            "2",
+            "--profile",
+            PROFILE,
+            "--sbatch",
+            "--constraint=a100",
+            __file__,
+        ],
         ["submit", "--nodes", "two", __file__],
     ],
     ids=lambda words: " ".join(words[:4]),
@@ -49,7 +61,9 @@ def processor_s(*command):
 def test_what_needs_no_run_answers_at_once(words):
     command = [sys.executable, "-m", "paceline", *words]
     took = []
-    for _ in range(8):  # what runs on the same core beside it makes a command need more of the processor too
+    for _ in range(
+        8
+    ):  # what runs on the same core beside it makes a command need more of the processor too
         took.append(processor_s(*command))
         if took[-1] <= ANSWER_S:
             return

@@ -13,7 +13,9 @@ DOORS = {"environ", "environb", "getenv", "putenv", "unsetenv"}
 def touches(source):
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Attribute):
-            names = {node.attr} if isinstance(node.value, ast.Name) and node.value.id == "os" else set()
+            names = (
+                {node.attr} if isinstance(node.value, ast.Name) and node.value.id == "os" else set()
+            )
         elif isinstance(node, ast.ImportFrom):
             names = {alias.name for alias in node.names} if node.module == "os" else set()
         else:
@@ -27,12 +29,18 @@ def declarations(sources):
     (file,) = [source for source in sources if source.path == "env.py"]
     for node in file.tree.body:
         call = node.value if isinstance(node, ast.Assign) else None
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "_variable":
+        if (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Name)
+            and call.func.id == "_variable"
+        ):
             yield node.targets[0].id, call.args[0].value
 
 
 def test_only_env_and_the_worker_entry_touch_the_environment(sources):
-    assert [f"{s.path}:{line}" for s in sources if s.path not in MAY_TOUCH for line in touches(s)] == []
+    assert [
+        f"{s.path}:{line}" for s in sources if s.path not in MAY_TOUCH for line in touches(s)
+    ] == []
 
 
 def test_no_variable_is_declared_twice(sources):

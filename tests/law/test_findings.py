@@ -6,7 +6,15 @@ import ast
 import re
 
 from paceline.codes import CODES
-from paceline.errors import EXIT_FAILED, EXIT_MISUSE, Finding, PacelineError, RunError, SetupError, UsageError
+from paceline.errors import (
+    EXIT_FAILED,
+    EXIT_MISUSE,
+    Finding,
+    PacelineError,
+    RunError,
+    SetupError,
+    UsageError,
+)
 
 # Fixed names whose finding nobody makes yet; whoever makes one takes it off this list.
 NOT_YET: list[str] = []
@@ -35,7 +43,9 @@ def test_every_finding_has_a_known_name(sources):
         (f"{source.path}:{node.lineno}", name)
         for source in sources
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding"
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Finding"
         for argument in [*node.args[:1], *(k.value for k in node.keywords if k.arg == "name")]
         for name in names_given(argument)
     ]

@@ -13,11 +13,24 @@ import paceline
 ROOT = Path(paceline.__file__).parents[1]
 
 # Whole packages; of others the modules that answer on the command line, or that a rank reads before its script does.
-PARTS = ("cli", "diagnose", "signatures", "slurm", "text", "rundir", "machine", "launch/plan", "why")
+PARTS = (
+    "cli",
+    "diagnose",
+    "signatures",
+    "slurm",
+    "text",
+    "rundir",
+    "machine",
+    "launch/plan",
+    "why",
+)
 WITHOUT_TORCH = (
     *("paceline", "paceline.errors", "paceline.env", "paceline.world", "paceline.counters"),
     "paceline.train.checkpoint",
-    *(f"paceline.train.checkpoint.{name}" for name in ("manifest", "findings", "folder", "verification", "shares")),
+    *(
+        f"paceline.train.checkpoint.{name}"
+        for name in ("manifest", "findings", "folder", "verification", "shares")
+    ),
     "paceline.train.checkpoint.description",
     *(f"paceline.launch.outcome.{name}" for name in ("root_cause", "resume", "summary", "nccl")),
     "paceline.launch.in_rank.worker",
@@ -31,7 +44,9 @@ WITHOUT_TORCH = (
 
 def python(code: str, *args: str) -> str:
     """Run code in a fresh interpreter; return what it printed to stdout."""
-    ended = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=50, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=50, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

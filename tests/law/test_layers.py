@@ -18,7 +18,17 @@ FLOORS = {
     "__main__": 6,
 }
 INSIDE = {
-    "launch": ("plan", "probe", "in_rank", "channel", "monitor", "outcome", "preflight", "rendezvous", "run"),
+    "launch": (
+        "plan",
+        "probe",
+        "in_rank",
+        "channel",
+        "monitor",
+        "outcome",
+        "preflight",
+        "rendezvous",
+        "run",
+    ),
     "train": ("runtime", "logging", "model", "data", "checkpoint", "session", "trainer"),
     "diagnose": ("variables", "catalogue", "explain", "lint", "doctor"),
 }
@@ -40,7 +50,9 @@ def imports_of(nodes, modules):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno} imports relatively: from {'.' * node.level}{node.module or ''}"
+            assert node.level == 0, (
+                f"line {node.lineno} imports relatively: from {'.' * node.level}{node.module or ''}"
+            )
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
                 yield node.lineno, whole if whole in modules else str(node.module)
@@ -62,7 +74,9 @@ def allowed(importer: str, imported: str) -> bool:
     if above == below:
         order = INSIDE.get(above)
         inner, inner_below = part(importer, 2), part(imported, 2)
-        return order is None or inner == inner_below or order.index(inner_below) < order.index(inner)
+        return (
+            order is None or inner == inner_below or order.index(inner_below) < order.index(inner)
+        )
     if FLOORS[above] == FLOORS[below] == 0:
         return CORE.index(below) < CORE.index(above)
     return FLOORS[below] < FLOORS[above]
@@ -71,7 +85,9 @@ def allowed(importer: str, imported: str) -> bool:
 def test_every_module_has_its_place(sources):
     assert {part(source.module) for source in sources} - {""} == set(FLOORS)
     for name, order in INSIDE.items():
-        assert {part(source.module, 2) for source in sources if part(source.module) == name} - {""} == set(order)
+        assert {part(source.module, 2) for source in sources if part(source.module) == name} - {
+            ""
+        } == set(order)
 
 
 def test_imports_go_down(sources):
@@ -104,13 +120,21 @@ def test_inside_a_package_the_file_is_imported_and_not_the_door(sources):
 def exports(source):
     """The names in ``__all__`` of a package's door."""
     for node in source.tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id == "__all__"
+        ):
             yield from (element.value for element in node.value.elts)
 
 
 def test_what_a_package_exports_is_used_outside_it(sources):
     modules = {source.module for source in sources}
-    doors = {source.module: set(exports(source)) for source in sources if source.path.endswith("/__init__.py")}
+    doors = {
+        source.module: set(exports(source))
+        for source in sources
+        if source.path.endswith("/__init__.py")
+    }
     for source in sources:
         names = dict(imported_names(source.tree, modules))
         for door, unused in doors.items():
@@ -130,6 +154,10 @@ def imported_names(tree, modules):
                 if f"{node.module}.{alias.name}" in modules:
                     objects[alias.asname or alias.name] = f"{node.module}.{alias.name}"
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in objects:
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in objects
+        ):
             names.setdefault(objects[node.value.id], set()).add(node.attr)
     return names.items()

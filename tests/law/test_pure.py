@@ -6,12 +6,54 @@ import ast
 import re
 
 # Calls that look at, or change, more than their arguments.
-MODULES = {"subprocess", "socket", "shutil", "tempfile", "threading", "select", "mmap", "fcntl", "urllib", "http"}
+MODULES = {
+    "subprocess",
+    "socket",
+    "shutil",
+    "tempfile",
+    "threading",
+    "select",
+    "mmap",
+    "fcntl",
+    "urllib",
+    "http",
+}
 OF_OS = {"path", "fspath", "sep", "linesep", "pathsep", "PathLike", "curdir", "pardir"}
-OF_OS_PATH = {"basename", "dirname", "join", "split", "splitext", "isabs", "normpath", "commonpath", "commonprefix"}
+OF_OS_PATH = {
+    "basename",
+    "dirname",
+    "join",
+    "split",
+    "splitext",
+    "isabs",
+    "normpath",
+    "commonpath",
+    "commonprefix",
+}
 OF_TIME = {"strptime", "strftime", "gmtime", "struct_time"}
-OF_PATHS = {"read_text", "read_bytes", "write_text", "write_bytes", "exists", "is_file", "is_dir", "stat", "iterdir"}
-OF_PATHS |= {"glob", "rglob", "mkdir", "unlink", "rename", "resolve", "absolute", "touch", "expanduser", "open"}
+OF_PATHS = {
+    "read_text",
+    "read_bytes",
+    "write_text",
+    "write_bytes",
+    "exists",
+    "is_file",
+    "is_dir",
+    "stat",
+    "iterdir",
+}
+OF_PATHS |= {
+    "glob",
+    "rglob",
+    "mkdir",
+    "unlink",
+    "rename",
+    "resolve",
+    "absolute",
+    "touch",
+    "expanduser",
+    "open",
+}
 BUILTINS = {"open", "print", "input"}
 # Where the docstring itself says which function is not.
 EXCEPT = {
@@ -24,7 +66,11 @@ def impurities(source):
     """``(line, name)`` of what a pure module must not use."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [str(node.module)]
+            )
             yield from ((node.lineno, name) for name in names if name.split(".")[0] in MODULES)
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""

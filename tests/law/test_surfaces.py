@@ -9,7 +9,8 @@ from paceline.diagnose.lint.python import surfaces
 
 
 @pytest.mark.parametrize(
-    ("known", "kind"), [(surfaces.SESSION, paceline.Session), (surfaces.PACELINE_TRAINER, paceline.Trainer)]
+    ("known", "kind"),
+    [(surfaces.SESSION, paceline.Session), (surfaces.PACELINE_TRAINER, paceline.Trainer)],
 )
 def test_every_public_name_is_known(known, kind):
     assert {name for name in dir(kind) if not name.startswith("_")} <= set(known)

@@ -15,7 +15,16 @@ from importlib import import_module
 from paceline.machine.torch_private import OF_RESULTS, OPTIONAL, PRIVATE
 
 # Of named tuples, and of other libraries: datasets, torchmetrics, multiprocessing; a line of /proc.
-OTHERS = {"_replace", "_fields", "_indices", "_data", "_distributed", "_update_count", "_computed", "_forward_cache"}
+OTHERS = {
+    "_replace",
+    "_fields",
+    "_indices",
+    "_data",
+    "_distributed",
+    "_update_count",
+    "_computed",
+    "_forward_cache",
+}
 OTHERS |= {"_popen", "_bootstrap", "_ctxt_switches"}
 # Of our own objects, which another of our modules looks at; ends of the names of hooks.
 OTHERS |= {"_collections_abc"}
@@ -42,7 +51,11 @@ def defined(tree):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and owner(node) in ("self", "cls"):
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and owner(node) in ("self", "cls")
+        ):
             yield node.attr
 
 
@@ -57,7 +70,9 @@ def imported(tree):
             for alias in node.names:
                 yield alias.asname or alias.name.partition(".")[0], alias.name
         elif isinstance(node, ast.ImportFrom):
-            yield from ((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
+            yield from (
+                (alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names
+            )
 
 
 def paths_of_torch(tree):
@@ -74,7 +89,11 @@ def paths_of_torch(tree):
 def strings(tree):
     """Strings that are a private name, as ``getattr`` takes one."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and is_private(node.value):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and is_private(node.value)
+        ):
             yield node.lineno, node.value
 
 
@@ -108,7 +127,9 @@ def inherited(source):
                 yield from (
                     (each.lineno, each.name)
                     for each in node.body
-                    if isinstance(each, ast.FunctionDef) and is_private(each.name) and hasattr(kind, each.name)
+                    if isinstance(each, ast.FunctionDef)
+                    and is_private(each.name)
+                    and hasattr(kind, each.name)
                 )
 
 
@@ -123,7 +144,9 @@ def test_every_private_name_of_torch_is_listed(sources):
         uses = [*foreign_attributes(source.tree, own), *inherited(source)]
         uses += [(line, name) for line, name in strings(source.tree) if name not in own]
         found += [
-            f"{source.path}:{line} {name}" for line, name in uses if name not in NAMES and name not in OTHERS | OURS
+            f"{source.path}:{line} {name}"
+            for line, name in uses
+            if name not in NAMES and name not in OTHERS | OURS
         ]
     assert found == []
 
@@ -140,4 +163,7 @@ def test_every_private_module_of_torch_is_listed(sources):
 def test_every_listed_name_is_used(sources):
     text = "\n".join(source.text for source in judged(sources))
     last = {path.rpartition(".")[2] for path in PATHS}
-    assert sorted(name for name in last if is_private(name) and not re.search(rf"\b{name}\b", text)) == []
+    assert (
+        sorted(name for name in last if is_private(name) and not re.search(rf"\b{name}\b", text))
+        == []
+    )

@@ -25,7 +25,11 @@ def unpickles(source):
                 yield node.lineno
         elif isinstance(node, ast.ImportFrom) and (node.module or "") in MODULES:
             yield node.lineno
-        elif isinstance(node, ast.keyword) and node.arg == "weights_only" and not getattr(node.value, "value", True):
+        elif (
+            isinstance(node, ast.keyword)
+            and node.arg == "weights_only"
+            and not getattr(node.value, "value", True)
+        ):
             yield node.value.lineno
 
 

@@ -50,7 +50,11 @@ class Ranks:
             pass_fds=handles,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            },
         )
         for _, theirs in pairs:
             theirs.close()
@@ -68,7 +72,9 @@ class Ranks:
             self.start()
         self._num_jobs += 1
         meeting = free_port() if launched else str(self._folder / f"store-{self._num_jobs}")
-        job = pickle.dumps((function.__code__.co_filename, function.__name__, args, world_size, meeting))
+        job = pickle.dumps(
+            (function.__code__.co_filename, function.__name__, args, world_size, meeting)
+        )
         try:
             for pipe in self._pipes[:world_size]:
                 pipe.send_bytes(job)
@@ -76,7 +82,9 @@ class Ranks:
         except BaseException:
             self.close()  # answers may still be on their way: the next test gets new ranks
             raise
-        failures = [f"rank {rank}:\n{text}" for rank, (done, text) in enumerate(answers) if not done]
+        failures = [
+            f"rank {rank}:\n{text}" for rank, (done, text) in enumerate(answers) if not done
+        ]
         if failures:
             raise AssertionError("\n".join(failures))
         return [result for _, result in answers]
@@ -117,7 +125,9 @@ def serve(pipe, rank):
         try:
             with warnings.catch_warnings(), world(rank, world_size, meeting):
                 warnings.simplefilter("error")
-                warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # as in pyproject.toml
+                warnings.filterwarnings(
+                    "ignore", "TypedStorage is deprecated"
+                )  # as in pyproject.toml
                 answer = True, getattr(load(file), name)(*args)
         except Exception:
             answer = False, traceback.format_exc()
@@ -142,7 +152,9 @@ def world(rank, world_size, meeting):
     elif world_size > 1:
         store = dist.FileStore(meeting, world_size)
         timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=world_size, timeout=timeout
+        )
     try:
         yield
     finally:

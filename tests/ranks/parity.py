@@ -15,7 +15,10 @@ import torch
 from paceline import Session
 from paceline.errors import PacelineError
 
-LENGTH, BATCH = 43, 5  # nothing divides 43; the last batch has 3 samples, so that rank 3 of 4 has none
+LENGTH, BATCH = (
+    43,
+    5,
+)  # nothing divides 43; the last batch has 3 samples, so that rank 3 of 4 has none
 WORLDS = (2, 3, 4)
 TOLERANCE = 1e-10
 WAITED = "waited for a rank that had ended"
@@ -26,7 +29,18 @@ def session_of(folder, **options):
     return Session(precision="64-true", seed=3, run_dir=folder, loggers=(), **options)
 
 
-def train(session, model, optimizer, loader, loss_of, *, watch, epochs=2, after_step=None, before_step=None):
+def train(
+    session,
+    model,
+    optimizer,
+    loader,
+    loss_of,
+    *,
+    watch,
+    epochs=2,
+    after_step=None,
+    before_step=None,
+):
     """Train; return the losses after each step, and the weights.
 
     Args:
@@ -69,7 +83,9 @@ def watched(watch, model):
 def weights_of(*models):
     """Return whole weights and buffers, as plain lists by name."""
     return {
-        f"{number}.{name}": (value.full_tensor() if hasattr(value, "full_tensor") else value).tolist()
+        f"{number}.{name}": (
+            value.full_tensor() if hasattr(value, "full_tensor") else value
+        ).tolist()
         for number, model in enumerate(models)
         for name, value in model.state_dict().items()
     }
@@ -87,7 +103,9 @@ def outcome(file, name, folder):
         return getattr(sys.modules[module], name)(folder)
     except PacelineError as error:
         return error.finding.name
-    except RuntimeError as error:  # another rank ended with a finding, and this one waited for it in gloo
+    except (
+        RuntimeError
+    ) as error:  # another rank ended with a finding, and this one waited for it in gloo
         if "gloo" in str(error):
             return WAITED
         raise
@@ -96,7 +114,9 @@ def outcome(file, name, folder):
 def run(ranks, setup, folder, world_size):
     """Return what a set-up comes to on each rank."""
     folder.mkdir(exist_ok=True)
-    return ranks.run(outcome, setup.__code__.co_filename, setup.__name__, str(folder), world_size=world_size)
+    return ranks.run(
+        outcome, setup.__code__.co_filename, setup.__name__, str(folder), world_size=world_size
+    )
 
 
 def cases(setups):
@@ -130,10 +150,14 @@ def check(results, expected, tolerance=TOLERANCE):
     """Compare the losses and weights of all ranks with those of one."""
     losses, weights = expected
     assert len(losses) > 1
-    assert abs(losses[0] - losses[-1]) > 1e-4, "a training that changes nothing would agree with any other"
+    assert abs(losses[0] - losses[-1]) > 1e-4, (
+        "a training that changes nothing would agree with any other"
+    )
     for found, theirs in results:
         assert found == pytest.approx(losses, abs=tolerance, rel=0)
         assert theirs.keys() == weights.keys()
         for name, values in weights.items():
-            difference = torch.tensor(theirs[name], dtype=torch.float64) - torch.tensor(values, dtype=torch.float64)
+            difference = torch.tensor(theirs[name], dtype=torch.float64) - torch.tensor(
+                values, dtype=torch.float64
+            )
             assert difference.abs().max() <= tolerance, name

@@ -31,7 +31,9 @@ def checkpoints(folder):
     """The checkpoints as this rank sees them."""
     if not dist.is_initialized():
         return Checkpoints(Path(folder), world=World(), device=CPU)
-    world = World(rank=dist.get_rank(), world_size=dist.get_world_size(), local_rank=dist.get_rank())
+    world = World(
+        rank=dist.get_rank(), world_size=dist.get_world_size(), local_rank=dist.get_rank()
+    )
     return Checkpoints(Path(folder), world=world, device=CPU)
 
 
@@ -42,8 +44,14 @@ def rank():
 def tensors(step, *, num=6):
     """A state of tensors in many sizes whose values tell the step."""
     generator = torch.Generator().manual_seed(step)
-    weights = {f"model/{i}.weight": torch.randn(8 * i + 3, 5, generator=generator) for i in range(num)}
-    return {**weights, "model/count": torch.tensor(step), "optimizer/0/0.weight/step": torch.tensor(float(step))}
+    weights = {
+        f"model/{i}.weight": torch.randn(8 * i + 3, 5, generator=generator) for i in range(num)
+    }
+    return {
+        **weights,
+        "model/count": torch.tensor(step),
+        "optimizer/0/0.weight/step": torch.tensor(float(step)),
+    }
 
 
 def same(left, right):
@@ -69,7 +77,11 @@ def refused(deed):
 
 def save_and_find(folder, step):
     here = checkpoints(folder)
-    state = {**tensors(step), "session": {"step": step}, f"rank/{rank()}/rng": torch.tensor([rank(), step])}
+    state = {
+        **tensors(step),
+        "session": {"step": step},
+        f"rank/{rank()}/rng": torch.tensor([rank(), step]),
+    }
     here.save(state, step=step, epoch=step // 10)
     here.wait()
     saved = here.find("latest")
@@ -81,7 +93,11 @@ def save_and_find(folder, step):
 def load_latest(folder):
     here = checkpoints(folder)
     saved = here.find("latest")
-    into = {name: torch.zeros_like(tensor) for name, tensor in tensors(0).items() if name.startswith("model/")}
+    into = {
+        name: torch.zeros_like(tensor)
+        for name, tensor in tensors(0).items()
+        if name.startswith("model/")
+    }
     others = here.load(saved, into)
     here.close()
     return saved.step, into, others
@@ -91,7 +107,9 @@ def test_a_checkpoint_loads_at_any_world_size(ranks, tmp_path):
     for step, (writers, readers) in enumerate([(1, 3), (3, 2), (2, 4), (4, 1)], start=5):
         saved = ranks.run(save_and_find, tmp_path, step, world_size=writers)
         assert {(each.step, each.world_size) for each in saved} == {(step, writers)}
-        for reader, (found, into, others) in enumerate(ranks.run(load_latest, tmp_path, world_size=readers)):
+        for reader, (found, into, others) in enumerate(
+            ranks.run(load_latest, tmp_path, world_size=readers)
+        ):
             assert found == step
             expected = tensors(step)
             plain = expected.pop("optimizer/0/0.weight/step")
@@ -119,7 +137,9 @@ def test_ranks_write_equal_shares(ranks, tmp_path):
 
 def save_wide(folder):
     here = checkpoints(folder)
-    here.save({f"model/{i}": torch.zeros(1000 + 100 * i) for i in range(40)}, step=1, epoch=0, wait=True)
+    here.save(
+        {f"model/{i}": torch.zeros(1000 + 100 * i) for i in range(40)}, step=1, epoch=0, wait=True
+    )
     return here.find("latest")
 
 
@@ -158,7 +178,10 @@ def state_of(model):
 
 
 def whole(state):
-    return {name: getattr(tensor, "full_tensor", lambda tensor=tensor: tensor)() for name, tensor in state.items()}
+    return {
+        name: getattr(tensor, "full_tensor", lambda tensor=tensor: tensor)()
+        for name, tensor in state.items()
+    }
 
 
 def save_sharded(folder):
@@ -180,7 +203,9 @@ def load_sharded(folder):
             tensor.zero_()
     state = state_of(model)
     others = here.load(here.find("latest"), state)
-    return {name: tensor.tolist() for name, tensor in whole(state).items()}, others["plain"].tolist()
+    return {name: tensor.tolist() for name, tensor in whole(state).items()}, others[
+        "plain"
+    ].tolist()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +214,9 @@ def load_sharded(folder):
 def test_sharded_and_plain_are_the_same_checkpoint(ranks, tmp_path, save, writers, readers):
     ranks.run(save, tmp_path, world_size=writers)
     expected = {name: tensor.tolist() for name, tensor in state_of(net()).items()}
-    assert ranks.run(load_sharded, tmp_path, world_size=readers) == [(expected, [0, 1, 2])] * readers
+    assert (
+        ranks.run(load_sharded, tmp_path, world_size=readers) == [(expected, [0, 1, 2])] * readers
+    )
 
 
 # What changes after save returns
@@ -208,7 +235,9 @@ def train_on(folder):
     for step in (1, 2, 3):
         saved = here.find(f"0000{step}-step-{step}")
         others = here.load(saved, into)
-        found.append({tensor.max().item() for tensor in into.values()} | {others["session"]["step"]})
+        found.append(
+            {tensor.max().item() for tensor in into.values()} | {others["session"]["step"]}
+        )
     here.close()
     return found
 
@@ -335,7 +364,10 @@ def test_a_folder_that_cannot_be_made_is_told_on_all_ranks(ranks, tmp_path):
 
 def load_into_other(folder):
     """One rank's model is another one: none may be overwritten."""
-    here, into = checkpoints(folder), {name: torch.zeros_like(tensor) for name, tensor in tensors(1).items()}
+    here, into = (
+        checkpoints(folder),
+        {name: torch.zeros_like(tensor) for name, tensor in tensors(1).items()},
+    )
     if rank() == 1:
         into["model/0.weight"] = torch.zeros(2, 5)
         del into["model/1.weight"]
@@ -357,7 +389,10 @@ def test_a_checkpoint_of_another_model_overwrites_nothing_anywhere(ranks, tmp_pa
 
 
 def load_anyhow(folder):
-    here, into = checkpoints(folder), {name: torch.zeros_like(tensor) for name, tensor in tensors(1).items()}
+    here, into = (
+        checkpoints(folder),
+        {name: torch.zeros_like(tensor) for name, tensor in tensors(1).items()},
+    )
     told = refused(lambda: here.load(here.find("latest"), into))
     return told, sum(tensor.abs().sum().item() for tensor in into.values())
 
@@ -378,7 +413,9 @@ def test_what_is_in_the_folder_is_what_the_manifest_says(ranks, tmp_path):
     saved = ranks.run(save_and_find, tmp_path, 1, world_size=3)[0]
     told = json.loads((saved.path / "manifest.json").read_text())
     assert {name: file["bytes"] for name, file in told["files"].items()} == {
-        path.name: path.stat().st_size for path in saved.path.iterdir() if path.name != "manifest.json"
+        path.name: path.stat().st_size
+        for path in saved.path.iterdir()
+        if path.name != "manifest.json"
     }
     assert told["world_size"] == 3
 
@@ -395,7 +432,14 @@ here.save({f"model/{n}": torch.ones(500_000) for n in range(20)}, step=1, epoch=
 
 
 def test_a_script_that_ends_leaves_its_last_checkpoint_committed(tmp_path):
-    words = [sys.executable, "-W", "ignore:TypedStorage is deprecated", "-c", LAST_WORDS, str(tmp_path)]
+    words = [
+        sys.executable,
+        "-W",
+        "ignore:TypedStorage is deprecated",
+        "-c",
+        LAST_WORDS,
+        str(tmp_path),
+    ]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=50, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert verify(tmp_path / "00001-step-1").num_bytes > 40_000_000
@@ -428,7 +472,11 @@ def fork_savers(folder, meeting, world_size):
             if world_size > 1:
                 store = dist.FileStore(meeting, world_size)
                 dist.init_process_group(
-                    "gloo", store=store, rank=number, world_size=world_size, timeout=timedelta(seconds=20)
+                    "gloo",
+                    store=store,
+                    rank=number,
+                    world_size=world_size,
+                    timeout=timedelta(seconds=20),
                 )
             try:
                 save_forever(folder, report if number == 0 else os.open(os.devnull, os.O_WRONLY))
@@ -465,8 +513,14 @@ def kill_and_look(folder, num_kills, world_size):
         saved = here.find("latest")
         into = {f"model/{n}": torch.zeros(30_000 + n) for n in range(8)}
         others = here.load(saved, into)
-        steps = {others["session"]} | {value for tensor in into.values() for value in tensor.unique().tolist()}
-        serials = {parsed: name for name in os.listdir(folder) if (parsed := manifest.parse_committed(name))}
+        steps = {others["session"]} | {
+            value for tensor in into.values() for value in tensor.unique().tolist()
+        }
+        serials = {
+            parsed: name
+            for name in os.listdir(folder)
+            if (parsed := manifest.parse_committed(name))
+        }
         unfinished = sum(name.startswith(".") for name in os.listdir(folder))
         found.append((last_told, saved.step, max(serials)[1], unfinished, sorted(steps)))
         for name in os.listdir(folder):
@@ -478,7 +532,9 @@ def kill_and_look(folder, num_kills, world_size):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("num_kills", "world_size"), [(50, 1), (50, 2)])
-def test_a_kill_at_any_moment_leaves_the_newest_committed_one_whole(tmp_path, num_kills, world_size):
+def test_a_kill_at_any_moment_leaves_the_newest_committed_one_whole(
+    tmp_path, num_kills, world_size
+):
     program = (
         "import sys, json, importlib.util as u\n"
         "spec = u.spec_from_file_location('kills', sys.argv[1]); kills = u.module_from_spec(spec)\n"
@@ -486,7 +542,15 @@ def test_a_kill_at_any_moment_leaves_the_newest_committed_one_whole(tmp_path, nu
         "import torch; torch.set_num_threads(1)\n"
         "print(json.dumps(kills.kill_and_look(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))\n"
     )
-    words = [sys.executable, "-c", program, __file__, str(tmp_path / "c"), str(num_kills), str(world_size)]
+    words = [
+        sys.executable,
+        "-c",
+        program,
+        __file__,
+        str(tmp_path / "c"),
+        str(num_kills),
+        str(world_size),
+    ]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True, text=True)
     try:
         out, _ = process.communicate(timeout=280)
@@ -506,4 +570,6 @@ def test_a_kill_at_any_moment_leaves_the_newest_committed_one_whole(tmp_path, nu
         before = latest
     interrupted = sum(unfinished > 0 for *_, unfinished, _ in found)
     assert interrupted > num_kills // 5, "most kills have to fall into a save"
-    assert max(unfinished for *_, unfinished, _ in found) <= 3, "what dead ones left is removed by the next"
+    assert max(unfinished for *_, unfinished, _ in found) <= 3, (
+        "what dead ones left is removed by the next"
+    )

@@ -49,13 +49,20 @@ def regress(session, loader, pair=lambda batch: batch):
         return nn.functional.mse_loss(model(inputs), targets)
 
     return parity.train(
-        session, model, optimizer, loader, loss_of, watch=lambda model: nn.functional.mse_loss(model(x), y)
+        session,
+        model,
+        optimizer,
+        loader,
+        loss_of,
+        watch=lambda model: nn.functional.mse_loss(model(x), y),
     )
 
 
 def as_table():
     x, y = rows()
-    return datasets.Dataset.from_dict({"x": x.tolist(), "y": y.tolist()}).with_format("torch", dtype=torch.float64)
+    return datasets.Dataset.from_dict({"x": x.tolist(), "y": y.tolist()}).with_format(
+        "torch", dtype=torch.float64
+    )
 
 
 def by_name(batch):
@@ -70,7 +77,9 @@ def hugging_face_map_style(folder):
 def hugging_face_in_a_dataloader(folder):
     """As their guide does it: a DataLoader around the dataset, with workers."""
     session = parity.session_of(folder)
-    loader = DataLoader(as_table(), parity.BATCH, shuffle=True, num_workers=1, persistent_workers=True)
+    loader = DataLoader(
+        as_table(), parity.BATCH, shuffle=True, num_workers=1, persistent_workers=True
+    )
     return regress(session, session.loader(loader), by_name)
 
 
@@ -81,23 +90,36 @@ def stream_of(num_shards=4):
 
 
 def as_tensors(samples):
-    return {name: torch.tensor([sample[name] for sample in samples], dtype=torch.float64) for name in ("x", "y")}
+    return {
+        name: torch.tensor([sample[name] for sample in samples], dtype=torch.float64)
+        for name in ("x", "y")
+    }
 
 
 def hugging_face_stream(folder):
     session = parity.session_of(folder)
-    return regress(session, session.loader(stream_of(), parity.BATCH, num_workers=0, collate_fn=as_tensors), by_name)
+    return regress(
+        session,
+        session.loader(stream_of(), parity.BATCH, num_workers=0, collate_fn=as_tensors),
+        by_name,
+    )
 
 
 def hugging_face_stream_with_a_worker(folder):
     session = parity.session_of(folder)
-    return regress(session, session.loader(stream_of(), parity.BATCH, num_workers=1, collate_fn=as_tensors), by_name)
+    return regress(
+        session,
+        session.loader(stream_of(), parity.BATCH, num_workers=1, collate_fn=as_tensors),
+        by_name,
+    )
 
 
 def hugging_face_stream_with_chosen_workers(folder):
     """The number of workers is chosen by the CPUs that a rank has, which depend on the number of ranks."""
     session = parity.session_of(folder)
-    return regress(session, session.loader(stream_of(), parity.BATCH, collate_fn=as_tensors), by_name)
+    return regress(
+        session, session.loader(stream_of(), parity.BATCH, collate_fn=as_tensors), by_name
+    )
 
 
 def hugging_face_stream_split_by_node(folder):
@@ -108,7 +130,9 @@ def hugging_face_stream_split_by_node(folder):
 
 def hugging_face_shard(folder):
     session = parity.session_of(folder)
-    part = as_table().select(range(36)).shard(session.world_size, session.rank)  # as many on each rank
+    part = (
+        as_table().select(range(36)).shard(session.world_size, session.rank)
+    )  # as many on each rank
     return regress(session, session.loader(part, parity.BATCH), by_name)
 
 
@@ -130,7 +154,9 @@ def shards(folder):
 
 def tar_stream(session, folder, nodesplitter):
     names = session.once(lambda: shards(folder))
-    stream = webdataset.WebDataset(names, shardshuffle=False, nodesplitter=nodesplitter, workersplitter=None)
+    stream = webdataset.WebDataset(
+        names, shardshuffle=False, nodesplitter=nodesplitter, workersplitter=None
+    )
     return stream.decode().to_tuple("pth").map(lambda sample: sample[0])
 
 
@@ -188,7 +214,9 @@ def parts_of_datasets(folder):
 def weighted_sampler(folder):
     session = parity.session_of(folder)
     weights = torch.arange(1, parity.LENGTH + 1, dtype=torch.float64)
-    sampler = WeightedRandomSampler(weights, parity.LENGTH, generator=torch.Generator().manual_seed(3))
+    sampler = WeightedRandomSampler(
+        weights, parity.LENGTH, generator=torch.Generator().manual_seed(3)
+    )
     return regress(session, session.loader(TensorDataset(*rows()), parity.BATCH, sampler=sampler))
 
 
@@ -206,7 +234,9 @@ class Buckets:
         self.epoch = epoch
 
     def __iter__(self):
-        batches = [batch for bucket in self.buckets for batch in BatchSampler(bucket, 4, drop_last=False)]
+        batches = [
+            batch for bucket in self.buckets for batch in BatchSampler(bucket, 4, drop_last=False)
+        ]
         random.Random(self.epoch).shuffle(batches)
         yield from batches
 
@@ -226,11 +256,17 @@ def two_loaders(folder, *, weighted):
     losses = []
     for _ in session.epochs(2):
         for (inputs, targets), (others,) in zip(labelled, unlabelled, strict=False):
-            supervised = nn.functional.mse_loss(model(torch.cat([inputs, others]))[: len(inputs)], targets)
+            supervised = nn.functional.mse_loss(
+                model(torch.cat([inputs, others]))[: len(inputs)], targets
+            )
             session.backward(supervised, weight=len(inputs) if weighted else None)
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(parity.watched(lambda model: nn.functional.mse_loss(model(x), y), session.unwrap(model)))
+            losses.append(
+                parity.watched(
+                    lambda model: nn.functional.mse_loss(model(x), y), session.unwrap(model)
+                )
+            )
     return losses, parity.weights_of(session.unwrap(model))
 
 
@@ -249,7 +285,9 @@ class Graphs:
         sizes = [len(nodes) for nodes, _, _ in samples]
         starts = torch.tensor([0, *sizes]).cumsum(0)
         self.x = torch.cat([nodes for nodes, _, _ in samples])
-        self.edge_index = torch.cat([edges + start for (_, edges, _), start in zip(samples, starts, strict=False)], 1)
+        self.edge_index = torch.cat(
+            [edges + start for (_, edges, _), start in zip(samples, starts, strict=False)], 1
+        )
         self.batch = torch.repeat_interleave(torch.arange(len(samples)), torch.tensor(sizes))
         self.y = torch.stack([label for _, _, label in samples])
         self.num_graphs = len(samples)
@@ -280,7 +318,9 @@ class GraphNet(nn.Module):
         source, target = graphs.edge_index
         sent = self.messages(graphs.x)
         nodes = torch.tanh(sent.index_add(0, target, sent[source]))
-        pooled = nodes.new_zeros(graphs.num_graphs, nodes.shape[1]).index_add(0, graphs.batch, nodes)
+        pooled = nodes.new_zeros(graphs.num_graphs, nodes.shape[1]).index_add(
+            0, graphs.batch, nodes
+        )
         return self.head(pooled)
 
 
@@ -340,7 +380,10 @@ def two_crops(samples):
 
 def multi_crop(folder):
     session = parity.session_of(folder)
-    return regress(session, session.loader(TensorDataset(*rows()), parity.BATCH, shuffle=True, collate_fn=two_crops))
+    return regress(
+        session,
+        session.loader(TensorDataset(*rows()), parity.BATCH, shuffle=True, collate_fn=two_crops),
+    )
 
 
 def without_broken(samples):
@@ -351,7 +394,9 @@ def without_broken(samples):
 def left_out_samples(folder):
     session = parity.session_of(folder)
     data = [*zip(*rows(), strict=True)]
-    return regress(session, session.loader(data, parity.BATCH, shuffle=True, collate_fn=without_broken))
+    return regress(
+        session, session.loader(data, parity.BATCH, shuffle=True, collate_fn=without_broken)
+    )
 
 
 SETUPS = [
@@ -382,7 +427,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("setup", "world_size"), parity.cases(SETUPS))
-def test_any_number_of_ranks_trains_what_one_would(library_ranks, alone, tmp_path, setup, world_size):
+def test_any_number_of_ranks_trains_what_one_would(
+    library_ranks, alone, tmp_path, setup, world_size
+):
     parity.check(parity.run(library_ranks, setup, tmp_path / "run", world_size), alone(setup))
 
 

@@ -35,7 +35,9 @@ def info_nce(features, positives):
 def contrastive(folder):
     """Features of all ranks, of which those of this rank have gradients; each rank has the loss of the whole batch."""
     session = parity.session_of(folder)
-    model, optimizer = session.setup(model := net(5), torch.optim.AdamW(model.parameters(), lr=0.02))
+    model, optimizer = session.setup(
+        model := net(5), torch.optim.AdamW(model.parameters(), lr=0.02)
+    )
     x, _ = rows()
     loader = session.loader(TensorDataset(x), parity.BATCH, shuffle=True)
 
@@ -46,7 +48,9 @@ def contrastive(folder):
 
     def loss_of(model, batch):
         (inputs,) = batch
-        first, second = nn.functional.normalize(model(torch.cat([inputs, 0.9 * inputs]))).tensor_split(2)
+        first, second = nn.functional.normalize(
+            model(torch.cat([inputs, 0.9 * inputs]))
+        ).tensor_split(2)
         counts = [0] * session.world_size
         counts[session.rank] = num_rows = loader.iteration.rows.of_rank
         counts = session.reduce(counts)
@@ -56,7 +60,12 @@ def contrastive(folder):
         return sum(map(bool, counts)) * loss, bool(num_rows)
 
     return parity.train(
-        session, model, optimizer, loader, loss_of, watch=lambda model: info_nce(model(x), model(0.9 * x))
+        session,
+        model,
+        optimizer,
+        loader,
+        loss_of,
+        watch=lambda model: info_nce(model(x), model(0.9 * x)),
     )
 
 
@@ -74,7 +83,9 @@ def distilled(folder):
         return nn.functional.kl_div(found, goal, reduction="batchmean", log_target=True)
 
     loader = session.loader(TensorDataset(x), parity.BATCH, shuffle=True)
-    return parity.train(session, model, optimizer, loader, loss_of, watch=lambda model: loss_of(model, (x,)))
+    return parity.train(
+        session, model, optimizer, loader, loss_of, watch=lambda model: loss_of(model, (x,))
+    )
 
 
 def gradient_penalty(folder):
@@ -88,19 +99,30 @@ def gradient_penalty(folder):
         x = batch[0].clone().requires_grad_()
         prediction = model(x)
         (slope,) = torch.autograd.grad(prediction.sum(), x, create_graph=True)
-        return nn.functional.mse_loss(prediction, batch[1]) + 0.1 * (slope.norm(dim=1) - 1).square().mean()
+        return (
+            nn.functional.mse_loss(prediction, batch[1])
+            + 0.1 * (slope.norm(dim=1) - 1).square().mean()
+        )
 
     loader = session.loader(TensorDataset(*rows()), parity.BATCH, shuffle=True)
-    return parity.train(session, model, optimizer, loader, loss_of, watch=lambda model: mse(model, rows()))
+    return parity.train(
+        session, model, optimizer, loader, loss_of, watch=lambda model: mse(model, rows())
+    )
 
 
 def masked_tokens(folder, *, weighted):
     """A loss over the tokens that a mask leaves, in sequences of one length."""
     session = parity.session_of(folder)
-    model, optimizer = session.setup(model := net(3), torch.optim.AdamW(model.parameters(), lr=0.02))
+    model, optimizer = session.setup(
+        model := net(3), torch.optim.AdamW(model.parameters(), lr=0.02)
+    )
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(parity.LENGTH, 6, WIDTH, generator=generator, dtype=torch.float64)
-    y = x.argmax(-1).clamp(max=2).masked_fill(torch.rand(x.shape[:2], generator=generator) < 0.4, -100)
+    y = (
+        x.argmax(-1)
+        .clamp(max=2)
+        .masked_fill(torch.rand(x.shape[:2], generator=generator) < 0.4, -100)
+    )
 
     def loss_of(model, batch):
         inputs, labels = batch
@@ -124,14 +146,20 @@ def per_token_unweighted(folder):
 def weighted_classes(folder, *, weighted):
     """``cross_entropy(weight=...)`` divides by the weights of the classes that a batch has."""
     session = parity.session_of(folder)
-    model, optimizer = session.setup(model := net(3), torch.optim.AdamW(model.parameters(), lr=0.02))
+    model, optimizer = session.setup(
+        model := net(3), torch.optim.AdamW(model.parameters(), lr=0.02)
+    )
     x, _ = rows()
     y, weights = x.argmax(1).clamp(max=2), torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
 
     def loss_of(model, batch):
         inputs, labels = batch
         loss = nn.functional.cross_entropy(model(inputs), labels, weight=weights)
-        return (loss if len(labels) else loss.nan_to_num(), weights[labels].sum()) if weighted else loss
+        return (
+            (loss if len(labels) else loss.nan_to_num(), weights[labels].sum())
+            if weighted
+            else loss
+        )
 
     loader = session.loader(TensorDataset(x, y), parity.BATCH, shuffle=True)
     whole = lambda model: nn.functional.cross_entropy(model(x), y, weight=weights)  # noqa: E731
@@ -150,8 +178,13 @@ def summed(folder):
     session = parity.session_of(folder)
     model, optimizer = session.setup(model := net(), torch.optim.SGD(model.parameters(), lr=0.01))
     loader = session.loader(TensorDataset(*rows()), parity.BATCH, shuffle=True)
-    loss_of = lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1], reduction="sum")  # noqa: E731
-    return parity.train(session, model, optimizer, loader, loss_of, watch=lambda model: mse(model, rows()))
+
+    def loss_of(model, batch):
+        return nn.functional.mse_loss(model(batch[0]), batch[1], reduction="sum")
+
+    return parity.train(
+        session, model, optimizer, loader, loss_of, watch=lambda model: mse(model, rows())
+    )
 
 
 def backward_by_hand(folder):
@@ -180,7 +213,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("setup", "world_size"), parity.cases(SETUPS))
-def test_any_number_of_ranks_trains_what_one_would(library_ranks, alone, tmp_path, setup, world_size):
+def test_any_number_of_ranks_trains_what_one_would(
+    library_ranks, alone, tmp_path, setup, world_size
+):
     parity.check(parity.run(library_ranks, setup, tmp_path / "run", world_size), alone(setup))
 
 

@@ -31,18 +31,26 @@ def mse(model, batch):
 def regress(session, model, optimizer, **options):
     """Train a model that ``setup`` returned on the rows."""
     loader = session.loader(TensorDataset(*rows()), parity.BATCH, shuffle=True)
-    return parity.train(session, model, optimizer, loader, mse, watch=lambda model: mse(model, rows()), **options)
+    return parity.train(
+        session, model, optimizer, loader, mse, watch=lambda model: mse(model, rows()), **options
+    )
 
 
 def clipped_by_norm(folder):
     session = parity.session_of(folder)
-    model, optimizer = session.setup(model := net(), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    return regress(session, model, optimizer, before_step=lambda: session.clip_grad_norm(model, 0.1))
+    model, optimizer = session.setup(
+        model := net(), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    )
+    return regress(
+        session, model, optimizer, before_step=lambda: session.clip_grad_norm(model, 0.1)
+    )
 
 
 def clipped_by_torch(folder):
     session = parity.session_of(folder)
-    model, optimizer = session.setup(model := net(), torch.optim.RMSprop(model.parameters(), lr=0.01))
+    model, optimizer = session.setup(
+        model := net(), torch.optim.RMSprop(model.parameters(), lr=0.01)
+    )
     clip = nn.utils.clip_grad_norm_
     return regress(session, model, optimizer, before_step=lambda: clip(model.parameters(), 0.1))
 
@@ -82,7 +90,9 @@ class Tied(nn.Module):
 
 def tied_weights(folder):
     session = parity.session_of(folder)
-    model, optimizer = session.setup(model := Tied(), torch.optim.AdamW(model.parameters(), lr=0.02))
+    model, optimizer = session.setup(
+        model := Tied(), torch.optim.AdamW(model.parameters(), lr=0.02)
+    )
     return regress(session, model, optimizer)
 
 
@@ -97,7 +107,12 @@ def normalized_weights(folder):
 
 def convolutions(*, frozen_statistics):
     model = nn.Sequential(
-        nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3, 1)
+        nn.Unflatten(1, (1, 2, 2)),
+        nn.Conv2d(1, 3, 2),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(3, 1),
     )
     if frozen_statistics:
         model[2].eval()
@@ -122,13 +137,17 @@ class Fixed(nn.Module):
 
 def convolutions_with_frozen_statistics(folder):
     session = parity.session_of(folder)
-    model, optimizer = session.setup(model := Fixed().train(), torch.optim.AdamW(model.parameters(), lr=0.02))
+    model, optimizer = session.setup(
+        model := Fixed().train(), torch.optim.AdamW(model.parameters(), lr=0.02)
+    )
     return regress(session, model, optimizer)
 
 
 def group_norm(folder):
     session = parity.session_of(folder)
-    model = nn.Sequential(nn.Linear(WIDTH, 6), nn.GroupNorm(2, 6), nn.GELU(), nn.LayerNorm(6), nn.Linear(6, 1))
+    model = nn.Sequential(
+        nn.Linear(WIDTH, 6), nn.GroupNorm(2, 6), nn.GELU(), nn.LayerNorm(6), nn.Linear(6, 1)
+    )
     model, optimizer = session.setup(model, torch.optim.AdamW(model.parameters(), lr=0.02))
     return regress(session, model, optimizer)
 
@@ -138,15 +157,24 @@ def moving_average(folder):
     model, optimizer = session.setup(model := net(), torch.optim.AdamW(model.parameters(), lr=0.02))
     average = AveragedModel(session.unwrap(model), multi_avg_fn=get_ema_multi_avg_fn(0.9))
     losses, weights = regress(
-        session, model, optimizer, after_step=lambda: average.update_parameters(session.unwrap(model))
+        session,
+        model,
+        optimizer,
+        after_step=lambda: average.update_parameters(session.unwrap(model)),
     )
-    return losses, {**weights, **{f"average.{name}": each for name, each in parity.weights_of(average).items()}}
+    return losses, {
+        **weights,
+        **{f"average.{name}": each for name, each in parity.weights_of(average).items()},
+    }
 
 
 def stochastic_weight_averaging(folder):
     session = parity.session_of(folder)
     model, optimizer = session.setup(model := net(), torch.optim.SGD(model.parameters(), lr=0.05))
-    average, schedule = AveragedModel(session.unwrap(model)), SWALR(optimizer, swa_lr=0.02, anneal_epochs=2)
+    average, schedule = (
+        AveragedModel(session.unwrap(model)),
+        SWALR(optimizer, swa_lr=0.02, anneal_epochs=2),
+    )
     loader = session.loader(TensorDataset(*rows()), parity.BATCH, shuffle=True)
     losses = []
     for _ in session.epochs(4):
@@ -164,12 +192,16 @@ def adversarial(folder):
     """The GAN of the DCGAN tutorial: the discriminator's loss on real and fake rows, then the generator's."""
     session = parity.session_of(folder)
     generator, discriminator = net(WIDTH), net(1)
-    makes, of_maker = session.setup(generator, torch.optim.Adam(generator.parameters(), lr=0.01, betas=(0.5, 0.999)))
+    makes, of_maker = session.setup(
+        generator, torch.optim.Adam(generator.parameters(), lr=0.01, betas=(0.5, 0.999))
+    )
     judges, of_judge = session.setup(
         discriminator, torch.optim.Adam(discriminator.parameters(), lr=0.01, betas=(0.5, 0.999))
     )
     x, _ = rows()
-    noise = torch.randn(parity.LENGTH, WIDTH, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    noise = torch.randn(
+        parity.LENGTH, WIDTH, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    )
     score, losses = nn.functional.binary_cross_entropy_with_logits, []
     loader = session.loader(TensorDataset(x, noise), parity.BATCH, shuffle=True)
     for _ in session.epochs(2):
@@ -177,7 +209,9 @@ def adversarial(folder):
             of_judge.zero_grad()
             fake = makes(source)
             true, false = judges(torch.cat([real, fake.detach()])).tensor_split(2)
-            session.backward(score(true, torch.ones_like(true)) + score(false, torch.zeros_like(false)))
+            session.backward(
+                score(true, torch.ones_like(true)) + score(false, torch.zeros_like(false))
+            )
             of_judge.step()
             of_maker.zero_grad()
             judges.requires_grad_(False)
@@ -185,14 +219,21 @@ def adversarial(folder):
             session.backward(score(again, torch.ones_like(again)))
             judges.requires_grad_(True)
             of_maker.step()
-            losses.append(parity.watched(lambda model: model(generator(noise)).mean() + model(x).mean(), discriminator))
+            losses.append(
+                parity.watched(
+                    lambda model: model(generator(noise)).mean() + model(x).mean(), discriminator
+                )
+            )
     return losses, parity.weights_of(generator, discriminator)
 
 
 def several_optimizers(folder):
     session = parity.session_of(folder)
     model = net()
-    first, second = torch.optim.AdamW(model[0].parameters(), lr=0.02), torch.optim.SGD(model[2].parameters(), lr=0.1)
+    first, second = (
+        torch.optim.AdamW(model[0].parameters(), lr=0.02),
+        torch.optim.SGD(model[2].parameters(), lr=0.1),
+    )
     model, first, second = session.setup(model, first, second)
 
     def step_second():
@@ -215,7 +256,11 @@ def two_models_and_one_optimizer(folder):
             session.backward(nn.functional.mse_loss(predict(torch.tanh(encode(x))), y))
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(parity.watched(lambda head: mse(nn.Sequential(encoder, nn.Tanh(), head), rows()), head))
+            losses.append(
+                parity.watched(
+                    lambda head: mse(nn.Sequential(encoder, nn.Tanh(), head), rows()), head
+                )
+            )
     return losses, parity.weights_of(encoder, head)
 
 
@@ -223,7 +268,8 @@ def lbfgs(folder):
     session = parity.session_of(folder)
     model = net()
     model, optimizer = session.setup(
-        model, torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
+        model,
+        torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe"),
     )
     loader, losses = session.loader(TensorDataset(*rows()), 15), []
     for _ in session.epochs(2):
@@ -284,7 +330,9 @@ class Experts(nn.Module):
 
 def experts_without_rows(folder):
     session = parity.session_of(folder)
-    model, optimizer = session.setup(model := Experts(), torch.optim.AdamW(model.parameters(), lr=0.02))
+    model, optimizer = session.setup(
+        model := Experts(), torch.optim.AdamW(model.parameters(), lr=0.02)
+    )
     return regress(session, model, optimizer)
 
 
@@ -310,7 +358,12 @@ def layer_drop(folder):
         return nn.functional.mse_loss(model(x, next(number) % 2), y)
 
     return parity.train(
-        session, model, optimizer, loader, loss_of, watch=lambda model: mse(lambda x: model(x, 1), rows())
+        session,
+        model,
+        optimizer,
+        loader,
+        loss_of,
+        watch=lambda model: mse(lambda x: model(x, 1), rows()),
     )
 
 
@@ -363,7 +416,9 @@ SETUPS = [
 
 
 @pytest.mark.parametrize(("setup", "world_size"), parity.cases(SETUPS))
-def test_any_number_of_ranks_trains_what_one_would(library_ranks, alone, tmp_path, setup, world_size):
+def test_any_number_of_ranks_trains_what_one_would(
+    library_ranks, alone, tmp_path, setup, world_size
+):
     parity.check(parity.run(library_ranks, setup, tmp_path / "run", world_size), alone(setup))
 
 
@@ -373,10 +428,14 @@ def average_was(folder, wrapped, save):
 
 @pytest.mark.parametrize("wrapped", [True, False])
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 2)])
-def test_averaged_weights_go_on_with_any_number_of_ranks(library_ranks, tmp_path, before, after, wrapped):
+def test_averaged_weights_go_on_with_any_number_of_ranks(
+    library_ranks, tmp_path, before, after, wrapped
+):
     """Also where the average is one of what setup returned, which is another class on one rank."""
     saved = library_ranks.run(average_was, str(tmp_path), wrapped, True, world_size=before)[0]
-    for restored in library_ranks.run(average_was, str(tmp_path), not wrapped, False, world_size=after):
+    for restored in library_ranks.run(
+        average_was, str(tmp_path), not wrapped, False, world_size=after
+    ):
         assert restored == saved
 
 

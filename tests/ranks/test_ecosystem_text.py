@@ -36,7 +36,11 @@ def tokenizer():
     made = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", eos_token="[EOS]", mask_token="[MASK]"
+        tokenizer_object=made,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        eos_token="[EOS]",
+        mask_token="[MASK]",
     )
 
 
@@ -138,11 +142,16 @@ def own_loss(model, batch):
 def loss_in_float64(model, batch):
     """Return the same of a causal model, whose own loss is computed in float32."""
     logits, labels = model(**batch).logits[:, :-1], batch["labels"][:, 1:]
-    loss, tokens = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), labels.ne(-100).sum()
+    loss, tokens = (
+        nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()),
+        labels.ne(-100).sum(),
+    )
     return (loss if tokens else loss.nan_to_num()), tokens
 
 
-def language_model(folder, *, loss_of=loss_in_float64, model=None, collate=None, data=None, **options):
+def language_model(
+    folder, *, loss_of=loss_in_float64, model=None, collate=None, data=None, **options
+):
     """A model that predicts tokens; its loss is a mean over those whose label is not -100."""
     session = parity.session_of(folder, **options)
     model = model or gpt2()
@@ -198,7 +207,11 @@ def t5_with_its_own_loss(folder):
     ]
     collate = DataCollatorForSeq2Seq(tokenizer(), label_pad_token_id=-100)
     return language_model(
-        folder, loss_of=own_loss, model=T5ForConditionalGeneration(config), collate=collate, data=data
+        folder,
+        loss_of=own_loss,
+        model=T5ForConditionalGeneration(config),
+        collate=collate,
+        data=data,
     )
 
 
@@ -215,12 +228,16 @@ IN_FLOAT32 = [gpt2_with_its_own_loss, t5_with_its_own_loss]
 
 
 @pytest.mark.parametrize(("setup", "world_size"), parity.cases(SETUPS))
-def test_any_number_of_ranks_trains_what_one_would(library_ranks, alone, tmp_path, setup, world_size):
+def test_any_number_of_ranks_trains_what_one_would(
+    library_ranks, alone, tmp_path, setup, world_size
+):
     parity.check(parity.run(library_ranks, setup, tmp_path / "run", world_size), alone(setup))
 
 
 @pytest.mark.parametrize(("setup", "world_size"), parity.cases(IN_FLOAT32))
-def test_where_transformers_computes_in_float32_it_agrees_in_float32(library_ranks, alone, tmp_path, setup, world_size):
+def test_where_transformers_computes_in_float32_it_agrees_in_float32(
+    library_ranks, alone, tmp_path, setup, world_size
+):
     """Its causal loss and T5's layer norm convert to float32, whose 1e-7 a few steps of Adam make to 1e-6."""
     parity.check(parity.run(library_ranks, setup, tmp_path / "run", world_size), alone(setup), 1e-5)
 

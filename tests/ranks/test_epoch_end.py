@@ -71,8 +71,13 @@ def logged(folder, train_length, val_length, batch_size, stage):
     """Return what is logged, by name, and what is printed."""
     task, said = Recipe(), io.StringIO()
     with contextlib.redirect_stderr(said):
-        trainer = Trainer(run_dir=folder, max_epochs=1, enable_progress_bar=False, enable_checkpointing=False)
-        loaders = DataLoader(rows(train_length), batch_size), DataLoader(rows(val_length), batch_size)
+        trainer = Trainer(
+            run_dir=folder, max_epochs=1, enable_progress_bar=False, enable_checkpointing=False
+        )
+        loaders = (
+            DataLoader(rows(train_length), batch_size),
+            DataLoader(rows(val_length), batch_size),
+        )
         if stage == "fit":
             trainer.fit(task, *loaders)
         else:
@@ -83,7 +88,9 @@ def logged(folder, train_length, val_length, batch_size, stage):
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_the_recipe_gives_one_ranks_numbers_where_batches_divide(ranks, tmp_path, world_size):
     (alone,) = ranks.run(logged, str(tmp_path / "alone"), 24, 36, 12, "fit", world_size=1)
-    for found, said in ranks.run(logged, str(tmp_path / "ranks"), 24, 36, 12, "fit", world_size=world_size):
+    for found, said in ranks.run(
+        logged, str(tmp_path / "ranks"), 24, 36, 12, "fit", world_size=world_size
+    ):
         for name in ("train_mean", "recipe", "share", "sum", "epoch", "error", "rate"):
             assert found[name] == pytest.approx(alone[0][name], abs=1e-12), name
         assert "same number" not in said
@@ -93,7 +100,9 @@ def test_the_recipe_gives_one_ranks_numbers_where_batches_divide(ranks, tmp_path
 @pytest.mark.parametrize("stage", ["validate", "test"])
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_means_over_rows_are_exact_and_others_are_named(ranks, tmp_path, world_size, stage):
-    ((alone, said_alone),) = ranks.run(logged, str(tmp_path / "alone"), 4, 7, 3, stage, world_size=1)
+    ((alone, said_alone),) = ranks.run(
+        logged, str(tmp_path / "alone"), 4, 7, 3, stage, world_size=1
+    )
     results = ranks.run(logged, str(tmp_path / "ranks"), 4, 7, 3, stage, world_size=world_size)
     for found, _ in results:
         for name in ("share", "sum", "epoch", "error"):
@@ -102,14 +111,22 @@ def test_means_over_rows_are_exact_and_others_are_named(ranks, tmp_path, world_s
     assert "recipe" not in said_alone
     assert ("recipe on ranks in order: " in said) == (world_size > 1), said
     assert found["recipe"] == alone["recipe"] or "recipe on ranks in order: " in said
-    assert found["count"] == alone["count"] or "count is a whole number" in said or "count was logged" in said
+    assert (
+        found["count"] == alone["count"]
+        or "count is a whole number" in said
+        or "count was logged" in said
+    )
     assert "epoch on ranks" not in said, "a number that all ranks share is nothing to talk about"
-    assert [text for _, text in results[1:] if "on ranks in order" in text] == [], "rank 0 speaks for all"
+    assert [text for _, text in results[1:] if "on ranks in order" in text] == [], (
+        "rank 0 speaks for all"
+    )
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_a_rank_without_a_row_takes_part(ranks, tmp_path, world_size):
     """Nothing can be stacked there."""
     ((alone, _),) = ranks.run(logged, str(tmp_path / "alone"), 4, 1, 4, "validate", world_size=1)
-    for found, _ in ranks.run(logged, str(tmp_path / "ranks"), 4, 1, 4, "validate", world_size=world_size):
+    for found, _ in ranks.run(
+        logged, str(tmp_path / "ranks"), 4, 1, 4, "validate", world_size=world_size
+    ):
         assert found == pytest.approx(alone, abs=1e-12)

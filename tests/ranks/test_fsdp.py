@@ -65,7 +65,9 @@ def called(block):
 
 
 def tied_in_sequence():
-    model = nn.Sequential(nn.Embedding(NUM_WORDS, WIDTH), Block(), nn.Linear(WIDTH, NUM_WORDS, bias=False))
+    model = nn.Sequential(
+        nn.Embedding(NUM_WORDS, WIDTH), Block(), nn.Linear(WIDTH, NUM_WORDS, bias=False)
+    )
     model[2].weight = model[0].weight
     return model
 
@@ -157,7 +159,9 @@ def train(kind, strategy, layers=None, optimizer="SGD", steps_before=0):
         nn.functional.cross_entropy(model(torch.arange(5)), torch.arange(5)).backward()
         ours.step()
         ours.zero_grad()
-    session = Session(precision="64-true", seed=3, strategy=FSDP(layers=LAYERS[layers]) if layers else strategy)
+    session = Session(
+        precision="64-true", seed=3, strategy=FSDP(layers=LAYERS[layers]) if layers else strategy
+    )
     ready, ours = session.setup(model, ours)
     assert ours.param_groups[0]["params"] is held
     assert [id(each) for each in held] == [id(each) for each in model.parameters()]
@@ -176,7 +180,9 @@ def train(kind, strategy, layers=None, optimizer="SGD", steps_before=0):
 def agree(found, expected):
     assert found.keys() == expected.keys()
     for name, values in expected.items():
-        torch.testing.assert_close(torch.tensor(found[name]), torch.tensor(values), rtol=0, atol=1e-8)
+        torch.testing.assert_close(
+            torch.tensor(found[name]), torch.tensor(values), rtol=0, atol=1e-8
+        )
 
 
 @pytest.mark.parametrize(
@@ -188,12 +194,24 @@ def agree(found, expected):
         (
             "lists of lists",
             None,
-            ["", "blocks.0.0", "blocks.0.1", "blocks.1.one", "blocks.1.other", "heads.0", "heads.1"],
+            [
+                "",
+                "blocks.0.0",
+                "blocks.0.1",
+                "blocks.1.one",
+                "blocks.1.other",
+                "heads.0",
+                "heads.1",
+            ],
         ),
         ("a block thrice", None, ["", "blocks.0", "heads.0", "heads.1"]),
         ("lists in a block", None, ["", "blocks.0", "blocks.1", "heads.0", "heads.1"]),
         ("listed twice", None, ["", "heads.0", "heads.1"]),
-        ("a block thrice", "inner only", ["", "blocks.0.first", "blocks.0.second", "heads.0", "heads.1"]),
+        (
+            "a block thrice",
+            "inner only",
+            ["", "blocks.0.first", "blocks.0.second", "heads.0", "heads.1"],
+        ),
         ("tied to the root", "none", [""]),
         ("lists in a block", "outer and inner", None),
     ],
@@ -244,10 +262,38 @@ def refused(kind, layers, optimizer):
             "embedding.weight and heads.1.weight are",
             "leave Embedding out of layers=",
         ),
-        ("lists of lists", "lists", "SGD", "option-invalid", "ModuleList has no forward", "layers=(YourBlock,)"),
-        ("scaled", None, "SGD", "option-contradicted", "scale is", "scale = nn.Parameter(torch.zeros(1))"),
-        ("blocks", None, "LBFGS", "option-contradicted", "LBFGS makes one vector", 'strategy="ddp", or'),
-        ("blocks", None, "Factored", "option-contradicted", "rows of shape [9] ", 'strategy="ddp", or'),
+        (
+            "lists of lists",
+            "lists",
+            "SGD",
+            "option-invalid",
+            "ModuleList has no forward",
+            "layers=(YourBlock,)",
+        ),
+        (
+            "scaled",
+            None,
+            "SGD",
+            "option-contradicted",
+            "scale is",
+            "scale = nn.Parameter(torch.zeros(1))",
+        ),
+        (
+            "blocks",
+            None,
+            "LBFGS",
+            "option-contradicted",
+            "LBFGS makes one vector",
+            'strategy="ddp", or',
+        ),
+        (
+            "blocks",
+            None,
+            "Factored",
+            "option-contradicted",
+            "rows of shape [9] ",
+            'strategy="ddp", or',
+        ),
     ],
 )
 def test_what_cannot_be_cut_into_shards_is_refused(ranks, kind, layers, optimizer, name, what, fix):

@@ -16,7 +16,9 @@ class Odd(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(3, 5), nn.Linear(5, 3), nn.BatchNorm1d(3)])
         self.layers[1].register_state_dict_post_hook(
-            lambda _, state, prefix, __: state.update({f"{prefix}weight": state[f"{prefix}weight"].clone()})
+            lambda _, state, prefix, __: state.update(
+                {f"{prefix}weight": state[f"{prefix}weight"].clone()}
+            )
         )
         self.history = torch.tensor(history)
 
@@ -34,7 +36,10 @@ class Odd(nn.Module):
 
 def whole(model):
     state = model.state_dict()
-    return {name: getattr(each, "full_tensor", lambda each=each: each)().tolist() for name, each in state.items()}
+    return {
+        name: getattr(each, "full_tensor", lambda each=each: each)().tolist()
+        for name, each in state.items()
+    }
 
 
 def step(session, model, optimizer):
@@ -66,7 +71,8 @@ DDP, FSDP = {"strategy": "ddp"}, {"strategy": "fsdp"}
 
 
 @pytest.mark.parametrize(
-    ("writers", "readers"), [((2, FSDP), (3, FSDP)), ((2, FSDP), (1, DDP)), ((1, DDP), (3, FSDP)), ((2, DDP), (3, DDP))]
+    ("writers", "readers"),
+    [((2, FSDP), (3, FSDP)), ((2, FSDP), (1, DDP)), ((1, DDP), (3, FSDP)), ((2, DDP), (3, DDP))],
 )
 def test_a_model_gets_back_what_its_state_dict_gave(ranks, tmp_path, writers, readers):
     (num_writers, how), (num_readers, then) = writers, readers

@@ -89,7 +89,10 @@ def test_a_stop_anywhere_in_an_epoch(ranks, tmp_path, places):
     for place in places:
         ((is_stopped, found),) = ranks.run(stop_at, str(tmp_path / "stopped"), place, world_size=1)
         seen += found
-        assert is_stopped or place == (1, 3)  # the last batch of all: nothing is left to stop before
+        assert is_stopped or place == (
+            1,
+            3,
+        )  # the last batch of all: nothing is left to stop before
     for _ in range(2):  # the second finds nothing left to do
         ((_, found),) = ranks.run(stop_at, str(tmp_path / "stopped"), None, world_size=1)
         seen += found
@@ -141,7 +144,10 @@ def test_after_a_break_no_epoch_is_under_way(ranks):
 
 def zipped(folder, stop_after):
     session, model, optimizer = begin(folder)
-    one, other = session.loader(torch.arange(8), 2, shuffle=True), session.loader(torch.arange(8), 2, shuffle=True)
+    one, other = (
+        session.loader(torch.arange(8), 2, shuffle=True),
+        session.loader(torch.arange(8), 2, shuffle=True),
+    )
     session.restore("latest")
     seen = []
 

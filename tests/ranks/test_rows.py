@@ -22,7 +22,9 @@ def regression(length, width=3, dtype=torch.float64):
 
 
 def weights_of(session, model):
-    return torch.cat([each.detach().reshape(-1) for each in session.unwrap(model).parameters()]).tolist()
+    return torch.cat(
+        [each.detach().reshape(-1) for each in session.unwrap(model).parameters()]
+    ).tolist()
 
 
 def same(ranks, function, *args, world_sizes=SEVERAL):
@@ -56,7 +58,10 @@ def bert():
 def sentences(length):
     generator = torch.Generator().manual_seed(1)
     return [
-        {"input_ids": torch.randint(1, 50, (6,), generator=generator), "labels": torch.tensor(index % 2)}
+        {
+            "input_ids": torch.randint(1, 50, (6,), generator=generator),
+            "labels": torch.tensor(index % 2),
+        }
         for index in range(length)
     ]
 
@@ -136,7 +141,9 @@ def train_flat(kind, strategy="ddp"):
         session.backward(model(x).square().mean())
         optimizer.step()
         optimizer.zero_grad()
-    whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in model.parameters()]
+    whole = [
+        each.full_tensor() if hasattr(each, "full_tensor") else each for each in model.parameters()
+    ]
     return torch.cat([each.detach().reshape(-1) for each in whole]).tolist()
 
 
@@ -160,7 +167,9 @@ def train_packed():
     model = nn.LSTM(2, 2).double()
     model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
     generator = torch.Generator().manual_seed(0)
-    data = [torch.randn(2 + number, 2, generator=generator, dtype=torch.float64) for number in range(5)]
+    data = [
+        torch.randn(2 + number, 2, generator=generator, dtype=torch.float64) for number in range(5)
+    ]
 
     def packed(samples):
         return pack_sequence(samples, enforce_sorted=False), len(samples)
@@ -249,7 +258,9 @@ def score(kind):
     model.eval()
     values = [torch.tensor([float(index)], dtype=torch.float64) for index in range(11)]
     loader = session.loader(
-        values, 3, collate_fn=(lambda samples: Graphs(torch.stack(samples))) if kind == "graphs" else None
+        values,
+        3,
+        collate_fn=(lambda samples: Graphs(torch.stack(samples))) if kind == "graphs" else None,
     )
     count = total = steps = 0
     with torch.no_grad():
@@ -303,7 +314,10 @@ def gather_in_training():
 
 @pytest.mark.parametrize("world_size", [1, *SEVERAL])
 def test_gather_leaves_borrowed_rows_out(ranks, world_size):
-    assert ranks.run(gather_in_training, world_size=world_size) == [([*range(7)], [*range(7)])] * world_size
+    assert (
+        ranks.run(gather_in_training, world_size=world_size)
+        == [([*range(7)], [*range(7)])] * world_size
+    )
 
 
 # The Trainer
@@ -325,7 +339,9 @@ class GraphTask(Module):
         self.seen.append(batch_idx)
         loss = self.net(batch["x"]).square().mean()
         self.log("loss", loss, on_step=False, on_epoch=True)
-        self.log("mean", batch["x"].mean(), on_step=False, on_epoch=True, batch_size=len(batch["x"]))
+        self.log(
+            "mean", batch["x"].mean(), on_step=False, on_epoch=True, batch_size=len(batch["x"])
+        )
         return loss
 
     def validation_step(self, batch, batch_idx):
@@ -334,17 +350,29 @@ class GraphTask(Module):
 
 def graphs(samples):
     x = torch.stack(samples)
-    return {"edge_index": torch.zeros(2, 4 * len(x), dtype=torch.int64), "x": x, "y": torch.zeros(len(x))}
+    return {
+        "edge_index": torch.zeros(2, 4 * len(x), dtype=torch.int64),
+        "x": x,
+        "y": torch.zeros(len(x)),
+    }
 
 
 def fit(batch_size):
     data = [torch.tensor([float(index)], dtype=torch.float64) for index in range(7)]
     loader = DataLoader(data, batch_size=batch_size, collate_fn=graphs)
-    trainer = Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, seed=0)
+    trainer = Trainer(
+        max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, seed=0
+    )
     task = GraphTask()
     trainer.fit(task, loader, loader)
     values = {name: value.item() for name, value in trainer.callback_metrics.items()}
-    return [values["loss"], values["mean"], values["value"], task.net.weight.item(), task.net.bias.item()]
+    return [
+        values["loss"],
+        values["mean"],
+        values["value"],
+        task.net.weight.item(),
+        task.net.bias.item(),
+    ]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 5])

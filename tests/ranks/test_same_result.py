@@ -11,7 +11,10 @@ from torch.utils.data import TensorDataset
 from paceline import Session
 
 SEVERAL = (2, 3, 4)
-LENGTH, BATCH = 43, 5  # nothing divides 43; batches of 5 leave 3, and leave rank 3 of 4 without a sample
+LENGTH, BATCH = (
+    43,
+    5,
+)  # nothing divides 43; batches of 5 leave 3, and leave rank 3 of 4 without a sample
 
 
 def data(length=LENGTH):
@@ -42,11 +45,21 @@ def train(folder, options=None, *, stop_after=None, epochs=2):
     for epoch in session.epochs(epochs):
         for x, y, index in loader:
             prediction = model(x)
-            if loader.rows:  # else it is another rank's row, which only the gradient leaves out by itself
+            if (
+                loader.rows
+            ):  # else it is another rank's row, which only the gradient leaves out by itself
                 total += nn.functional.mse_loss(prediction, y, reduction="sum").item()
             ids += session.gather(index).tolist()
             if session.backward(nn.functional.mse_loss(prediction, y)):
-                steps.append((session.step, epoch, schedule.get_last_lr()[0], session.reduce(total) / len(ids), ids))
+                steps.append(
+                    (
+                        session.step,
+                        epoch,
+                        schedule.get_last_lr()[0],
+                        session.reduce(total) / len(ids),
+                        ids,
+                    )
+                )
                 total, ids = 0.0, []
                 optimizer.step()
                 optimizer.zero_grad()
@@ -64,8 +77,12 @@ def train(folder, options=None, *, stop_after=None, epochs=2):
 
 def agree(found, expected, tolerance):
     assert [step[:3] for step in found] == [step[:3] for step in expected]
-    assert [step[4] for step in found] == [step[4] for step in expected], "the same samples in the same order"
-    assert [step[3] for step in found] == pytest.approx([step[3] for step in expected], abs=tolerance, rel=0)
+    assert [step[4] for step in found] == [step[4] for step in expected], (
+        "the same samples in the same order"
+    )
+    assert [step[3] for step in found] == pytest.approx(
+        [step[3] for step in expected], abs=tolerance, rel=0
+    )
 
 
 def near(weights, expected, tolerance):
@@ -77,7 +94,9 @@ def near(weights, expected, tolerance):
 def alone(ranks, tmp_path_factory):
     """What one rank gives, for each number of accumulated batches."""
     return {
-        accumulate: ranks.run(train, str(tmp_path_factory.mktemp("alone")), {"accumulate": accumulate}, world_size=1)[0]
+        accumulate: ranks.run(
+            train, str(tmp_path_factory.mktemp("alone")), {"accumulate": accumulate}, world_size=1
+        )[0]
         for accumulate in (1, 3)
     }
 
@@ -92,7 +111,9 @@ def test_a_step_sees_each_sample_once(alone):
 
 @pytest.mark.parametrize("world_size", SEVERAL)
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_the_curve_does_not_show_the_number_of_ranks(ranks, alone, tmp_path, accumulate, world_size):
+def test_the_curve_does_not_show_the_number_of_ranks(
+    ranks, alone, tmp_path, accumulate, world_size
+):
     expected, weights = alone[accumulate]
     results = ranks.run(train, str(tmp_path), {"accumulate": accumulate}, world_size=world_size)
     for found, theirs in results:
@@ -104,7 +125,9 @@ def test_the_curve_does_not_show_the_number_of_ranks(ranks, alone, tmp_path, acc
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_fsdp_agrees_with_ddp(ranks, alone, tmp_path, accumulate):
     expected, weights = alone[accumulate]
-    for found, theirs in ranks.run(train, str(tmp_path), {"accumulate": accumulate, "strategy": "fsdp"}, world_size=3):
+    for found, theirs in ranks.run(
+        train, str(tmp_path), {"accumulate": accumulate, "strategy": "fsdp"}, world_size=3
+    ):
         agree(found, expected, 1e-8)
         near(theirs, weights, 1e-8)
 
@@ -124,9 +147,13 @@ def test_the_curve_does_not_show_where_it_was_stopped(ranks, alone, tmp_path, ac
     expected, weights = alone[accumulate]
     first, second = sorted(random.Random(str(journey) + str(accumulate)).sample(range(1, 17), 2))
     steps = []
-    for (world_size, strategy), stop_after in zip(journey, (first, max(1, second - first), None), strict=True):
+    for (world_size, strategy), stop_after in zip(
+        journey, (first, max(1, second - first), None), strict=True
+    ):
         options = {"accumulate": accumulate, "strategy": strategy}
-        found, theirs = ranks.run(train_until, str(tmp_path), options, stop_after, world_size=world_size)[0]
+        found, theirs = ranks.run(
+            train_until, str(tmp_path), options, stop_after, world_size=world_size
+        )[0]
         assert stop_after is None or found or accumulate > stop_after or steps, "it got on"
         steps += found
     agree(steps, expected, 1e-8 if "fsdp" in str(journey) else 1e-10)

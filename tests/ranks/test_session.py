@@ -25,13 +25,20 @@ def regression(length, *, dtype=torch.float64):
     """A dataset of images and targets, the same on all ranks."""
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(length, 2, 4, 4, generator=generator, dtype=dtype)
-    return TensorDataset(x, x.square().mean((1, 2, 3), keepdim=True).flatten(1), torch.arange(length))
+    return TensorDataset(
+        x, x.square().mean((1, 2, 3), keepdim=True).flatten(1), torch.arange(length)
+    )
 
 
 def net(*extra):
     """A small convolutional net in float64."""
     return nn.Sequential(
-        nn.Conv2d(2, 3, 3, padding=1), *extra, nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 1)
+        nn.Conv2d(2, 3, 3, padding=1),
+        *extra,
+        nn.Tanh(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12, 1),
     ).double()
 
 
@@ -57,7 +64,9 @@ def train(length, batch_size):
             optimizer.step()
             optimizer.zero_grad()
             total = nn.functional.mse_loss(prediction, y, reduction="sum").item()
-            losses.append(session.reduce(total if loader.rows else 0.0) / session.reduce(loader.rows))
+            losses.append(
+                session.reduce(total if loader.rows else 0.0) / session.reduce(loader.rows)
+            )
             ids.append(index.tolist() if loader.rows else [])
             num_empty += loader.rows == 0
     return losses, ids, num_empty, everything(session.unwrap(model))
@@ -65,7 +74,9 @@ def train(length, batch_size):
 
 # 41 = 5 * 8 + 1: only rank 0 has a row in the last batch. 43 = 5 * 8 + 3: uneven, and empty on rank 3 of 4.
 # 13 in batches of 3: on four ranks every batch has an empty share. 5 in one batch of 7.
-@pytest.mark.parametrize(("length", "batch_size", "empty"), [(41, 8, "234"), (43, 8, "4"), (13, 3, "234"), (5, 7, "")])
+@pytest.mark.parametrize(
+    ("length", "batch_size", "empty"), [(41, 8, "234"), (43, 8, "4"), (13, 3, "234"), (5, 7, "")]
+)
 def test_loss_curves_agree(ranks, length, batch_size, empty):
     ((losses, ids, _, weights),) = ranks.run(train, length, batch_size, world_size=1)
     num_steps = 2 * -(-length // batch_size)
@@ -174,7 +185,11 @@ def train_with_buffers(length):
         optimizer.step()
         optimizer.zero_grad()
     plain = session.unwrap(model)
-    return start, {name: buffer.tolist() for name, buffer in plain.named_buffers()}, everything(plain)
+    return (
+        start,
+        {name: buffer.tolist() for name, buffer in plain.named_buffers()},
+        everything(plain),
+    )
 
 
 @pytest.mark.parametrize("world_size", SEVERAL)
@@ -183,16 +198,24 @@ def test_buffers_are_equal_after_training(ranks, world_size):
     start, buffers, _ = results[0]
     assert start == [0.0, 0.0, 0.0], "all start from rank 0's"
     assert buffers["1.num_batches_tracked"] == 5
-    assert buffers["2.rows"] == sum(-(-rows // world_size) for rows in (8, 8, 8, 8, 1)), "rank 0's own"
+    assert buffers["2.rows"] == sum(-(-rows // world_size) for rows in (8, 8, 8, 8, 1)), (
+        "rank 0's own"
+    )
     assert all(result == results[0] for result in results)
-    assert not any(value != value for value in buffers["1.running_var"]), "NaN from a rank without rows"
+    assert not any(value != value for value in buffers["1.running_var"]), (
+        "NaN from a rank without rows"
+    )
 
 
 def train_two_models():
     """As in a GAN: the second backward goes through a graph that is older than the first."""
     session = Session()
-    generator, critic = (session.setup(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))) for _ in range(2))
-    for x in session.loader(torch.randn(6, 2, generator=torch.Generator().manual_seed(session.rank)), 6):
+    generator, critic = (
+        session.setup(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))) for _ in range(2)
+    )
+    for x in session.loader(
+        torch.randn(6, 2, generator=torch.Generator().manual_seed(session.rank)), 6
+    ):
         made = generator(x)
         session.backward(critic(made.detach()).square().sum(1).sub(1).mean())
         session.backward(critic(made).square().sum(1).mean())
@@ -313,7 +336,11 @@ def test_reduce(ranks, world_size):
                 (triangle, [1.0 * world_size], {"x": -world_size}),
                 {"a": world_size, "b": 10 * world_size},
                 [200 * world_size + triangle] * 2,
-                [[0.0, 3.0 * world_size], [world_size, 4.0 * world_size], [2.0 * world_size, 5.0 * world_size]],
+                [
+                    [0.0, 3.0 * world_size],
+                    [world_size, 4.0 * world_size],
+                    [2.0 * world_size, 5.0 * world_size],
+                ],
             ]
         ]
         * world_size
@@ -411,11 +438,17 @@ session.reduce(1)
 
 def run_script(script, port):
     """Run a script as two ranks; returns their exit codes and what they wrote to stdout and stderr."""
-    variables = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+    variables = {
+        "WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": 1,
+    }
     processes = [
         subprocess.Popen(
             [sys.executable, "-W", "error", "-c", AT_THE_END + script],
-            env=os.environ | {name: str(v) for name, v in (variables | {"RANK": r, "LOCAL_RANK": r}).items()},
+            env=os.environ
+            | {name: str(v) for name, v in (variables | {"RANK": r, "LOCAL_RANK": r}).items()},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -432,10 +465,14 @@ def test_the_end_of_a_script_closes_the_group(port):
     codes, out, (main, other) = run_script(SUCCEEDS, port)
     assert codes == [0, 0], main + other
     assert out == ("sum 1\nopen False\n",) * 2
-    assert main.startswith("paceline: launcher torchrun (RANK and WORLD_SIZE=2 are set by torchrun); 2 ranks")
+    assert main.startswith(
+        "paceline: launcher torchrun (RANK and WORLD_SIZE=2 are set by torchrun); 2 ranks"
+    )
     assert main.splitlines()[1].startswith("paceline: loader: batches of 2, 1 a rank")
     assert (main.count("\n"), other.count("\n")) == (2, 1)
-    assert other.startswith("paceline: rank 1: this rank has no row of a batch"), "nobody else can say it"
+    assert other.startswith("paceline: rank 1: this rank has no row of a batch"), (
+        "nobody else can say it"
+    )
 
 
 def test_a_script_that_fails_ends(port):

@@ -32,7 +32,9 @@ def hugging_face(split, shuffled):
     from datasets import Dataset
     from datasets.distributed import split_dataset_by_node
 
-    stream = Dataset.from_dict({"x": [float(number) for number in range(24)]}).to_iterable_dataset(num_shards=4)
+    stream = Dataset.from_dict({"x": [float(number) for number in range(24)]}).to_iterable_dataset(
+        num_shards=4
+    )
     stream = stream.shuffle(seed=3, buffer_size=5) if shuffled else stream
     return split_dataset_by_node(stream, *split) if split else stream
 
@@ -84,10 +86,14 @@ def read(kind, urls, trains, workers=0, sharded=None):
 @pytest.mark.parametrize("kind", ["split", "web split"])
 def test_streams_that_a_library_has_shared_out(ranks, tars, kind):
     """As a whole they are refused on all ranks, before a sample is lost; as sharded ones they are complete."""
-    assert ranks.run(read, kind, tars, True, launched=True, world_size=2) == ["data-shared-twice"] * 2
+    assert (
+        ranks.run(read, kind, tars, True, launched=True, world_size=2) == ["data-shared-twice"] * 2
+    )
     parts = ranks.run(read, kind, tars, False, 0, True, launched=True, world_size=2)
     assert sorted(parts[0] + parts[1]) == list(range(24))
-    assert sorted(ranks.run(read, kind, tars, False, world_size=1)[0]) == list(range(24)), "one rank has all"
+    assert sorted(ranks.run(read, kind, tars, False, world_size=1)[0]) == list(range(24)), (
+        "one rank has all"
+    )
 
 
 @pytest.mark.parametrize("trains", [True, False])
@@ -104,7 +110,10 @@ def test_whole_streams_come_in_one_order(ranks, tars, kind, workers):
     assert sorted(expected) == list(range(24))
     for world_size in (1, 2, 3):
         parts = ranks.run(read, kind, tars, False, workers, world_size=world_size)
-        batches = [[part[number * 6 // world_size :][: 6 // world_size] for part in parts] for number in range(4)]
+        batches = [
+            [part[number * 6 // world_size :][: 6 // world_size] for part in parts]
+            for number in range(4)
+        ]
         assert [each for batch in batches for part in batch for each in part] == expected
 
 

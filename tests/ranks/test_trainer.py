@@ -27,7 +27,9 @@ class Task(Module):
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(5 if not torch.distributed.is_initialized() else torch.distributed.get_rank() + 5)
+        torch.manual_seed(
+            5 if not torch.distributed.is_initialized() else torch.distributed.get_rank() + 5
+        )
         self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
 
     def forward(self, x):
@@ -55,7 +57,9 @@ def trainer(folder, **options):
 
 
 def weights(task):
-    whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in task.parameters()]
+    whole = [
+        each.full_tensor() if hasattr(each, "full_tensor") else each for each in task.parameters()
+    ]
     return [each.tolist() for each in whole]
 
 
@@ -63,18 +67,25 @@ def fit(folder, options, length=41, val_length=7, batch_size=8):
     task = Task()
     made = trainer(folder, **options)
     made.fit(
-        task, DataLoader(regression(length), batch_size, shuffle=True), DataLoader(regression(val_length, seed=8), 3)
+        task,
+        DataLoader(regression(length), batch_size, shuffle=True),
+        DataLoader(regression(val_length, seed=8), 3),
     )
     return weights(task), {name: value.item() for name, value in made.callback_metrics.items()}
 
 
 def table(folder):
     with Path(folder, "metrics.csv").open(newline="") as file:
-        return [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(file)]
+        return [
+            {name: float(cell) for name, cell in row.items() if cell}
+            for row in csv.DictReader(file)
+        ]
 
 
 def flat(nested):
-    return [each for part in nested for each in flat(part)] if isinstance(nested, list) else [nested]
+    return (
+        [each for part in nested for each in flat(part)] if isinstance(nested, list) else [nested]
+    )
 
 
 # 41 = 5 * 8 + 1: the last batch is empty on all ranks but one. Of 7 samples in batches of 3 the last is one of one.
@@ -84,7 +95,10 @@ def test_curves_and_means_agree(ranks, tmp_path, accumulate):
     for world_size in WORLDS:
         folder = tmp_path / str(world_size)
         results = ranks.run(
-            fit, str(folder), {"accumulate_grad_batches": accumulate, "gradient_clip_val": 1.0}, world_size=world_size
+            fit,
+            str(folder),
+            {"accumulate_grad_batches": accumulate, "gradient_clip_val": 1.0},
+            world_size=world_size,
         )
         assert all(each == results[0] for each in results), "ranks must not drift apart by one bit"
         rows = table(folder)
@@ -101,7 +115,9 @@ def test_curves_and_means_agree(ranks, tmp_path, accumulate):
 
 def test_fsdp_agrees_with_ddp(ranks, tmp_path):
     (expected, metrics), _ = ranks.run(fit, str(tmp_path / "ddp"), {}, world_size=2)
-    for found, found_metrics in ranks.run(fit, str(tmp_path / "fsdp"), {"strategy": "fsdp"}, world_size=2):
+    for found, found_metrics in ranks.run(
+        fit, str(tmp_path / "fsdp"), {"strategy": "fsdp"}, world_size=2
+    ):
         assert flat(found) == pytest.approx(flat(expected), abs=1e-8, rel=0)
         assert found_metrics == pytest.approx(metrics, abs=1e-8, rel=0)
 
@@ -112,7 +128,9 @@ def validate(length, batch_size):
             self.log("mean", batch[0].mean())
             self.log("rows", len(batch[0]), reduce_fx="sum")
 
-    ((values),) = trainer("unused", logger=False).validate(Counts(), DataLoader(regression(length), batch_size))
+    ((values),) = trainer("unused", logger=False).validate(
+        Counts(), DataLoader(regression(length), batch_size)
+    )
     return values
 
 
@@ -147,7 +165,9 @@ def test_a_stop_and_another_number_of_ranks_change_nothing(ranks, tmp_path):
     ((expected, metrics),) = ranks.run(fit, str(tmp_path / "whole"), {}, world_size=1)
     codes = ranks.run(interrupted, str(tmp_path / "run"), 8, world_size=3)
     assert codes == [75] * 3
-    for found, found_metrics in ranks.run(fit, str(tmp_path / "run"), {"resume": True}, world_size=2):
+    for found, found_metrics in ranks.run(
+        fit, str(tmp_path / "run"), {"resume": True}, world_size=2
+    ):
         assert flat(found) == pytest.approx(flat(expected), abs=1e-10, rel=0)
         assert found_metrics == pytest.approx(metrics, abs=1e-10, rel=0)
     steps = [int(row["step"]) for row in table(tmp_path / "run") if "loss_step" in row]
@@ -162,7 +182,9 @@ def names_that_differ():
             return super().training_step(batch, batch_idx)
 
     try:
-        trainer("unused", logger=False, enable_checkpointing=False).fit(Differs(), DataLoader(regression(8), 4))
+        trainer("unused", logger=False, enable_checkpointing=False).fit(
+            Differs(), DataLoader(regression(8), 4)
+        )
     except PacelineError as error:
         return error.finding.name, error.finding.what
     return None
@@ -170,8 +192,14 @@ def names_that_differ():
 
 def test_ranks_that_log_other_names_are_told_and_do_not_hang(ranks):
     found = ranks.run(names_that_differ, world_size=3)
-    assert found[0] == ("collective-mismatch", "rank 0 logged other names than the other ranks: alone, loss")
-    assert found[2] == ("collective-mismatch", "rank 2 logged other names than the other ranks: loss")
+    assert found[0] == (
+        "collective-mismatch",
+        "rank 0 logged other names than the other ranks: alone, loss",
+    )
+    assert found[2] == (
+        "collective-mismatch",
+        "rank 2 logged other names than the other ranks: loss",
+    )
 
 
 def needs_rows(batch_size):
@@ -231,7 +259,9 @@ def validate_one(folder):
 
     made = trainer(folder, monitor="first", enable_checkpointing=False)
     made.fit(Needs(), DataLoader(regression(8), 4), DataLoader(regression(1, seed=8), 1))
-    values = {name: value.item() for name, value in made.callback_metrics.items() if "loss" not in name}
+    values = {
+        name: value.item() for name, value in made.callback_metrics.items() if "loss" not in name
+    }
     return values, made.validate()
 
 
@@ -240,7 +270,9 @@ def test_a_rank_without_any_row_is_left_out_of_an_evaluation(ranks, tmp_path):
     first = regression(1, seed=8).tensors[0].sum().item()
     values = {"first": first, "meter": pytest.approx(first, abs=1e-6), "after": 2.0}
     for world_size in WORLDS:
-        for found in ranks.run(validate_one, str(tmp_path / str(world_size)), world_size=world_size):
+        for found in ranks.run(
+            validate_one, str(tmp_path / str(world_size)), world_size=world_size
+        ):
             assert found == ({**values, "quiet": 1.0}, [values])
     assert {"first", "meter", "after"} < set(table(tmp_path / "4")[-1])
 
@@ -250,7 +282,9 @@ def should_stop():
         def on_train_epoch_end(self, trainer, task):
             trainer.should_stop = trainer.global_rank == 1
 
-    made = trainer("unused", max_epochs=5, logger=False, enable_checkpointing=False, callbacks=[Stop()])
+    made = trainer(
+        "unused", max_epochs=5, logger=False, enable_checkpointing=False, callbacks=[Stop()]
+    )
     made.fit(Task(), DataLoader(regression(8), 4))
     return made.current_epoch
 

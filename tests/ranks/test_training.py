@@ -16,7 +16,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from paceline import DDP, Session
 from paceline.errors import PacelineError
@@ -51,7 +57,9 @@ def train_in(folder, precision, scale):
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     loss_scale = session._gradients.scale
     if scale is not None:  # so that some steps overflow
-        loss_scale.load_state_dict({**loss_scale.state_dict(), "scale": scale, "growth_interval": 3})
+        loss_scale.load_state_dict(
+            {**loss_scale.state_dict(), "scale": scale, "growth_interval": 3}
+        )
     history = []
     loader = session.loader(numbers(23), 4, shuffle=True)
     for _ in session.epochs(2):
@@ -63,7 +71,9 @@ def train_in(folder, precision, scale):
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-            history.append((session.step, schedule.get_last_lr(), loss_scale and loss_scale.value, skipped))
+            history.append(
+                (session.step, schedule.get_last_lr(), loss_scale and loss_scale.value, skipped)
+            )
     taken = next(iter(optimizer.state.values()))["step"].item()
     dtype = str(next(session.unwrap(model).parameters()).dtype)
     return history, taken, dtype, everything(session.unwrap(model))
@@ -81,7 +91,9 @@ def train_in(folder, precision, scale):
 )
 def test_scale_rate_and_steps_are_the_same_at_any_scale(ranks, tmp_path, precision, dtype):
     scale = 2.0**19 if precision == "16-mixed" else None
-    expected, taken, found_dtype, _ = ranks.run(train_in, str(tmp_path), precision, scale, world_size=1)[0]
+    expected, taken, found_dtype, _ = ranks.run(
+        train_in, str(tmp_path), precision, scale, world_size=1
+    )[0]
     assert found_dtype == dtype
     assert len(expected) == 12
     num_skipped = sum(each[3] for each in expected)
@@ -103,12 +115,18 @@ def overflow_on_one_rank(folder, strategy):
     before = session._gradients.scale.value
     loss = model(torch.ones(3, 6)).sum()
     session.backward(loss * (float("inf") if session.rank == 1 else 1.0))
-    return before, session._gradients.scale.value, all(each.grad is None for each in model.parameters())
+    return (
+        before,
+        session._gradients.scale.value,
+        all(each.grad is None for each in model.parameters()),
+    )
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_all_ranks_skip_what_overflows_on_one(ranks, tmp_path, strategy):
-    (before, after, _), *_ = results = ranks.run(overflow_on_one_rank, str(tmp_path), strategy, world_size=3)
+    (before, after, _), *_ = results = ranks.run(
+        overflow_on_one_rank, str(tmp_path), strategy, world_size=3
+    )
     assert results == [(before, before / 2, True)] * 3
     assert after == before / 2
 
@@ -127,7 +145,12 @@ def train_tokens(accumulate, strategy="ddp"):
         loss = ((model(x) - y).square().flatten() * tokens).sum() / tokens.sum().clamp(min=1)
         if session.backward(loss, weight=tokens.sum()):
             grads = [each.grad for each in session.unwrap(model).parameters()]
-            losses.append([(each.full_tensor() if isinstance(each, DTensor) else each).tolist() for each in grads])
+            losses.append(
+                [
+                    (each.full_tensor() if isinstance(each, DTensor) else each).tolist()
+                    for each in grads
+                ]
+            )
             optimizer.step()
             optimizer.zero_grad()
     return losses
@@ -151,7 +174,9 @@ def tokens_by_hand(accumulate):
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize(("strategy", "world_size"), [("ddp", 1), ("ddp", 3), ("fsdp", 3), (DDP(static_graph=True), 3)])
+@pytest.mark.parametrize(
+    ("strategy", "world_size"), [("ddp", 1), ("ddp", 3), ("fsdp", 3), (DDP(static_graph=True), 3)]
+)
 def test_a_weight_overrides_the_rows(ranks, accumulate, strategy, world_size):
     (expected,) = ranks.run(tokens_by_hand, accumulate, world_size=1)
     for found in ranks.run(train_tokens, accumulate, strategy, world_size=world_size):
@@ -186,7 +211,9 @@ def train_tempered(strategy, accumulate):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", DDP(static_graph=True, gradient_as_bucket_view=True)])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", "fsdp", DDP(static_graph=True, gradient_as_bucket_view=True)]
+)
 def test_the_mean_over_no_rows_stays_out_of_what_multiplies_it(ranks, strategy, accumulate):
     (expected,) = ranks.run(train_tempered, "ddp", accumulate, world_size=1)
     for found in ranks.run(train_tempered, strategy, accumulate, world_size=2):
@@ -199,7 +226,9 @@ def test_the_mean_over_no_rows_stays_out_of_what_multiplies_it(ranks, strategy, 
 
 def train_in_groups(hook, disturbed, static_graph=False):
     """Return what all-reduces there were up to each batch, and the weights."""
-    session = Session(precision="64-true", accumulate=3, strategy=DDP(comm_hook=hook, static_graph=static_graph))
+    session = Session(
+        precision="64-true", accumulate=3, strategy=DDP(comm_hook=hook, static_graph=static_graph)
+    )
     model = net()
     model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.05))
     reduced, original = [], dist.all_reduce
@@ -239,7 +268,9 @@ def test_a_static_graph_is_learnt_in_the_first_group(ranks):
     assert [each[0] for each in found] == [[1, 1, 1, 0, 1, 0, 0, 1, 0, 1]] * 2
     assert found[0][1] == found[1][1]
     for name, values in expected[0][1].items():
-        assert torch.tensor(found[0][1][name]).sub(torch.tensor(values)).abs().max() < 1e-3  # float16 on the way
+        assert (
+            torch.tensor(found[0][1][name]).sub(torch.tensor(values)).abs().max() < 1e-3
+        )  # float16 on the way
 
 
 def leave_a_group(how):
@@ -300,7 +331,9 @@ def train_on_pairs():
     session = Session(precision="64-true", accumulate=3)
     model = net()
     model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.05))
-    for (x, *_), (z, *_) in zip(session.loader(numbers(18), 4), session.loader(numbers(30), 4), strict=False):
+    for (x, *_), (z, *_) in zip(
+        session.loader(numbers(18), 4), session.loader(numbers(30), 4), strict=False
+    ):
         count = len(x) + len(z)
         loss = (model(x).square().sum() + model(z).abs().sum()) / max(count, 1)
         if session.backward(loss, weight=count):
@@ -408,7 +441,11 @@ def two_losses():
         made = first(x)
         session.backward(second(made.detach()).sum())
         found = name_of(lambda made=made: session.backward(session.unwrap(second)(made).sum()))
-    return None if found == "gradients-not-averaged" else "missed: the second loss reaches a model whose turn is over"
+    return (
+        None
+        if found == "gradients-not-averaged"
+        else "missed: the second loss reaches a model whose turn is over"
+    )
 
 
 def copy_model():
@@ -458,7 +495,9 @@ def test_a_scheduler_may_be_made_after_the_restore(ranks, tmp_path):
     for late in (False, True):
         folder = str(tmp_path / str(late))
         rates = [ranks.run(restore_late, folder, late, world_size=2)[0] for _ in range(2)]
-        assert rates[0] + rates[1] == pytest.approx([0.1 * (0.1 + 0.9 * step / 20) for step in range(1, 11)])
+        assert rates[0] + rates[1] == pytest.approx(
+            [0.1 * (0.1 + 0.9 * step / 20) for step in range(1, 11)]
+        )
 
 
 def once_large():
@@ -478,7 +517,9 @@ def name_of(function):
     return None
 
 
-@pytest.mark.parametrize("wrong", [second_loss, unwrapped, through_another, thawed, thawed_as_a_whole])
+@pytest.mark.parametrize(
+    "wrong", [second_loss, unwrapped, through_another, thawed, thawed_as_a_whole]
+)
 def test_gradients_that_would_stay_on_their_rank_are_refused(ranks, wrong):
     assert ranks.run(wrong, world_size=2) == ["gradients-not-averaged"] * 2
 
@@ -493,7 +534,9 @@ def gather_all(session, length, batch_size, sampled):
     by_batch, kept = [], []
     for index, pair in loader:
         together = session.gather({"index": index, "pair": pair})
-        assert together["pair"].tolist() == [[2 * each, 2 * each + 1] for each in together["index"].tolist()]
+        assert together["pair"].tolist() == [
+            [2 * each, 2 * each + 1] for each in together["index"].tolist()
+        ]
         by_batch += together["index"].tolist()
         kept.append(index)
     whole = session.gather(torch.cat(kept)).tolist() if kept else []
@@ -524,7 +567,11 @@ def test_gather_is_exact_and_in_order(ranks, world_size):
 def gather_what_fits_nothing():
     session = Session()
     rows = session.gather(torch.full((session.rank + 1,), session.rank))
-    return rows.tolist(), name_of(lambda: session.gather(torch.tensor(1.0))), name_of(lambda: session.gather(1))
+    return (
+        rows.tolist(),
+        name_of(lambda: session.gather(torch.tensor(1.0))),
+        name_of(lambda: session.gather(1)),
+    )
 
 
 def test_gather_without_a_loader(ranks):
@@ -550,7 +597,9 @@ def gather_kinds():
     rows = torch.tensor([]) if session.rank == 1 else torch.full((1, 2), session.rank)
     found = session.gather(rows)
     none = session.gather(torch.empty(0, 3) if session.rank else torch.tensor([]).bool())
-    strange = name_of(lambda: session.gather(torch.ones(2, dtype=torch.int64 if session.rank else torch.float32)))
+    strange = name_of(
+        lambda: session.gather(torch.ones(2, dtype=torch.int64 if session.rank else torch.float32))
+    )
     return found.tolist(), found.dtype, none.shape, none.dtype, strange
 
 
@@ -573,7 +622,9 @@ def draw(kind):
         loader = session.loader(data, 6, sampler=SubsetRandomSampler(range(5, 18)))
     elif kind == "generator":
         generator = torch.Generator().manual_seed(9)
-        loader = session.loader(data, 6, sampler=SubsetRandomSampler(range(20), generator=generator))
+        loader = session.loader(
+            data, 6, sampler=SubsetRandomSampler(range(20), generator=generator)
+        )
     elif kind == "batches":
         loader = session.loader(data, batch_sampler=[[3, 1, 2], [7], [9, 8, 6, 5]])
     elif kind == "shuffled DataLoader":
@@ -586,7 +637,9 @@ def draw(kind):
     return found, torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("kind", ["weighted", "subset", "generator", "batches", "shuffled DataLoader", "DataLoader"])
+@pytest.mark.parametrize(
+    "kind", ["weighted", "subset", "generator", "batches", "shuffled DataLoader", "DataLoader"]
+)
 def test_samplers_are_shared_out(ranks, kind):
     ((expected, _),) = ranks.run(draw, kind, world_size=1)
     for world_size in (2, 4):
@@ -595,7 +648,12 @@ def test_samplers_are_shared_out(ranks, kind):
             assert untouched
     first, second = expected
     assert (first == second) == (kind in ("batches", "DataLoader"))
-    sizes = {"weighted": [6, 6, 3], "subset": [6, 6, 1], "batches": [3, 1, 4], "DataLoader": [6, 6, 6]}
+    sizes = {
+        "weighted": [6, 6, 3],
+        "subset": [6, 6, 1],
+        "batches": [3, 1, 4],
+        "DataLoader": [6, 6, 6],
+    }
     assert [len(batch) for batch in first] == sizes.get(kind, [6, 6, 6, 2])
 
 
@@ -640,14 +698,21 @@ def read_whole(length, batch_size, accumulate, last, workers, strategy="ddp"):
 
 @pytest.mark.parametrize(
     ("accumulate", "last", "workers", "strategy"),
-    [(1, "exact", 0, "ddp"), (3, "exact", 0, "ddp"), (2, "drop", 2, "ddp"), (3, "exact", 0, "fsdp")],
+    [
+        (1, "exact", 0, "ddp"),
+        (3, "exact", 0, "ddp"),
+        (2, "drop", 2, "ddp"),
+        (3, "exact", 0, "fsdp"),
+    ],
 )
 def test_a_whole_stream_gives_the_batches_of_one_rank(ranks, accumulate, last, workers, strategy):
     ((expected, steps, weight),) = ranks.run(read_whole, 23, 4, accumulate, last, 0, world_size=1)
     assert list(itertools.chain(*expected)) == list(range(23 if last == "exact" else 20))
     assert steps == -(-len(expected) // accumulate)
     for world_size in (2, 4):
-        results = ranks.run(read_whole, 23, 4, accumulate, last, workers, strategy, world_size=world_size)
+        results = ranks.run(
+            read_whole, 23, 4, accumulate, last, workers, strategy, world_size=world_size
+        )
         for found, theirs, other in results:
             assert (found, theirs) == (expected, steps)
             assert other == pytest.approx(weight, abs=1e-12)
@@ -714,7 +779,10 @@ def test_once(ranks):
 def test_what_fails_once_fails_everywhere(ranks):
     main, *others = ranks.run(do_work_once, True, world_size=3)
     assert main == "raised here"
-    assert others == [("user-exception", "session.once failed on rank 0: OSError: no such host", "work")] * 2
+    assert (
+        others
+        == [("user-exception", "session.once failed on rank 0: OSError: no such host", "work")] * 2
+    )
 
 
 class Runs:
@@ -753,7 +821,9 @@ def test_each_call_of_once_has_a_value_of_its_own(ranks):
 def do_once_round_the_nodes():
     """Ranks 0 and 2 are on one node, 1 and 3 on the other, as with srun --distribution=cyclic."""
     rank = dist.get_rank()
-    world = World(rank, 4, local_rank=rank // 2, local_world_size=2, node_rank=rank % 2, num_nodes=2)
+    world = World(
+        rank, 4, local_rank=rank // 2, local_world_size=2, node_rank=rank % 2, num_nodes=2
+    )
     return do_once(lambda: rank, "node", world=world)
 
 
@@ -802,7 +872,9 @@ def test_objects_come_back_as_they_are(ranks, precision):
 
 
 def train_compressed(hook):
-    session = Session(strategy=DDP(comm_hook=hook, powersgd_rank=2, powersgd_start=2, static_graph=True))
+    session = Session(
+        strategy=DDP(comm_hook=hook, powersgd_rank=2, powersgd_start=2, static_graph=True)
+    )
     model = nn.Sequential(net(), nn.Linear(1, 5), nn.Linear(5, 40), nn.Linear(40, 1))
     model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.02))
     data, losses = numbers(48), []
@@ -829,14 +901,19 @@ def test_hooks_work_on_gloo_and_keep_ranks_together(ranks):
 
 def train_low_rank(precision, start):
     """Return the gradients of each step; one rank's are not finite in the second, which the script leaves out."""
-    session = Session(precision=precision, strategy=DDP(comm_hook="powersgd", powersgd_rank=1, powersgd_start=start))
+    session = Session(
+        precision=precision,
+        strategy=DDP(comm_hook="powersgd", powersgd_rank=1, powersgd_start=start),
+    )
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
     model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.02))
     found = []
     for step in range(5):
         x = torch.ones(4, 6) * (session.rank + step + 1)
-        session.backward(model(x).square().mean() * (float("inf") if step == session.rank == 1 else 1.0))
+        session.backward(
+            model(x).square().mean() * (float("inf") if step == session.rank == 1 else 1.0)
+        )
         gradients = [each.grad for each in model.parameters()]
         if all(bool(each.isfinite().all()) for each in gradients):
             optimizer.step()
@@ -859,7 +936,9 @@ def gradients_of_biases(hook):
     model = session.setup(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)))
     found = []
     for step in range(3):
-        session.backward((model(numbers(8).tensors[0] * (session.rank + step + 1)) - 1).square().mean())
+        session.backward(
+            (model(numbers(8).tensors[0] * (session.rank + step + 1)) - 1).square().mean()
+        )
         found += [each.grad.clone() for each in model.parameters() if each.dim() == 1]
         model.zero_grad()
     return torch.cat(found).tolist()
@@ -867,7 +946,9 @@ def gradients_of_biases(hook):
 
 def test_low_ranks_begin_when_buckets_are_final(ranks):
     expected = ranks.run(gradients_of_biases, "none", world_size=2)
-    for found, plain in zip(ranks.run(gradients_of_biases, "powersgd", world_size=2), expected, strict=True):
+    for found, plain in zip(
+        ranks.run(gradients_of_biases, "powersgd", world_size=2), expected, strict=True
+    ):
         assert found == pytest.approx(plain, abs=1e-12)
 
 
@@ -877,7 +958,10 @@ def ask_for_scaled_low_ranks():
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_low_ranks_and_a_loss_scale_exclude_each_other(ranks, world_size):
-    assert ranks.run(ask_for_scaled_low_ranks, world_size=world_size) == ["option-contradicted"] * world_size
+    assert (
+        ranks.run(ask_for_scaled_low_ranks, world_size=world_size)
+        == ["option-contradicted"] * world_size
+    )
 
 
 def test_batch_norm_is_not_synchronised_on_cpus(ranks):
@@ -915,7 +999,9 @@ def train_until_stopped(folder, by, at):
     return None, session.step, seen
 
 
-@pytest.mark.parametrize("by", ["stop", signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
+@pytest.mark.parametrize(
+    "by", ["stop", signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT]
+)
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_all_ranks_stop_at_one_step_and_go_on(ranks, tmp_path, by, world_size):
     results = ranks.run(train_until_stopped, str(tmp_path), by, 4, world_size=world_size)
@@ -928,5 +1014,7 @@ def test_all_ranks_stop_at_one_step_and_go_on(ranks, tmp_path, by, world_size):
     assert (code, step) == (None, 20)
     whole = first + second
     for epoch in range(2):
-        assert sorted(itertools.chain(*(ids for at, ids in whole if at == epoch))) == list(range(40))
+        assert sorted(itertools.chain(*(ids for at, ids in whole if at == epoch))) == list(
+            range(40)
+        )
     assert os.listdir(tmp_path / "checkpoints")

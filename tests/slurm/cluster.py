@@ -96,7 +96,11 @@ class Cluster:
     @property
     def environ(self) -> dict[str, str]:
         """The environment that points Slurm's commands at this cluster, and at nothing of another one."""
-        rest = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
+        rest = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SLURM_", "SBATCH_"))
+        }
         return {**rest, "SLURM_CONF": str(self.conf)}
 
     def ask(self, *words: object, timeout: float = 20) -> str:
@@ -131,7 +135,9 @@ class Cluster:
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and self._is_of(entry):
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found[int(entry.name)] = (
+                        (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    )
             except OSError:
                 pass  # it ended, or is a zombie
         return found
@@ -185,7 +191,12 @@ class Cluster:
     def _start(self, name: str, *words: str) -> None:
         with (self.folder / f"{name}.out").open("ab") as out:
             process = subprocess.Popen(
-                words, env=self.environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                words,
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
             )
         pids = {**self.pids(), name: process.pid}
         (self.folder / "pids.json").write_text(json.dumps(pids))
@@ -251,7 +262,9 @@ def stop(folder: Path) -> None:
     for child in _children:
         child.poll()
     deadline = time.monotonic() + 5.0
-    while (steps := cluster.processes()) and time.monotonic() < deadline:  # whose slurmd was killed or started twice
+    while (
+        steps := cluster.processes()
+    ) and time.monotonic() < deadline:  # whose slurmd was killed or started twice
         for pid in steps:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -260,15 +273,25 @@ def stop(folder: Path) -> None:
 
 
 def _check(folder: Path) -> None:
-    missing = [name for name in (*DAEMONS, *COMMANDS) if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")]
+    missing = [
+        name
+        for name in (*DAEMONS, *COMMANDS)
+        if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+    ]
     if missing:
-        raise NoCluster(f"{', '.join(missing)} not found: Slurm and munge are installed by: {INSTALL}")
+        raise NoCluster(
+            f"{', '.join(missing)} not found: Slurm and munge are installed by: {INSTALL}"
+        )
     if os.geteuid() != 0:
-        raise NoCluster("the daemons of the test cluster start the jobs of other users: they need root")
+        raise NoCluster(
+            "the daemons of the test cluster start the jobs of other users: they need root"
+        )
     # what the configuration takes as a value, and how long a socket's name may be: /spool-node1/node1_12345.4294967291
     # comes behind it, and 108 are the most
     if any(letter.isspace() or letter in "#,=" for letter in str(folder)) or len(str(folder)) > 70:
-        raise NoCluster(f"{folder}: Slurm takes no folder with spaces, commas, = or #, nor one of more than 70 letters")
+        raise NoCluster(
+            f"{folder}: Slurm takes no folder with spaces, commas, = or #, nor one of more than 70 letters"
+        )
 
 
 def _clear(folder: Path) -> None:
@@ -287,7 +310,9 @@ def _write_files(cluster: Cluster, first_job: int) -> None:
     for number, device in enumerate(("/dev/null", "/dev/zero")):
         (cluster.folder / f"gpu{number}").symlink_to(device)
     gpus = f"Name=gpu File={cluster.folder}/gpu[0-1]"
-    (cluster.folder / "gres.conf").write_text("".join(f"NodeName={node} {gpus}\n" for node in NODES))
+    (cluster.folder / "gres.conf").write_text(
+        "".join(f"NodeName={node} {gpus}\n" for node in NODES)
+    )
     (cluster.folder / "cgroup.conf").write_text("")
     host = socket.gethostname().partition(".")[0]
     text = CONF.format(folder=cluster.folder, host=host, ports=_free_ports(3), first_job=first_job)

@@ -18,7 +18,16 @@ import pytest
 from slurm.cluster import Cluster, NoCluster, start, stop
 from starting import BIN, Ended, Running, survivors, wait_for
 
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "PREEMPTED")
+ENDED = (
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "DEADLINE",
+    "PREEMPTED",
+)
 
 
 @dataclass
@@ -34,7 +43,11 @@ class Site:
     def environ(self) -> dict[str, str]:
         """What commands are started with: the cluster, this Python first, and this test's mark."""
         return {
-            **{name: value for name, value in self.cluster.environ.items() if not name.startswith(("PET_", "OMP_"))},
+            **{
+                name: value
+                for name, value in self.cluster.environ.items()
+                if not name.startswith(("PET_", "OMP_"))
+            },
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "PACELINE_TEST_MARK": self.mark,
             "OMP_NUM_THREADS": "1",
@@ -69,7 +82,12 @@ class Site:
 
     def start_srun(self, *words: object, nodes: int = 2, tasks: int = 1, **kwargs) -> Running:
         """Start a command by srun, as a job that bears the mark of the test as its name."""
-        options = (f"--job-name={self.mark}", "--kill-on-bad-exit=1", f"--nodes={nodes}", f"--ntasks-per-node={tasks}")
+        options = (
+            f"--job-name={self.mark}",
+            "--kill-on-bad-exit=1",
+            f"--nodes={nodes}",
+            f"--ntasks-per-node={tasks}",
+        )
         return self.start("srun", *options, *words, **kwargs)
 
     def submit(self, *words: object, timeout: float = 20) -> Submitted:
@@ -86,7 +104,9 @@ class Site:
 
     def own_job(self) -> dict[str, str]:
         """The last job that this test's srun or salloc made, ended."""
-        numbers = self.cluster.ask("squeue", "-h", "--states=all", f"--name={self.mark}", "-o", "%A").split()
+        numbers = self.cluster.ask(
+            "squeue", "-h", "--states=all", f"--name={self.mark}", "-o", "%A"
+        ).split()
         return self.wait_for_state(max(numbers, key=int))
 
     def wait_for_state(self, number: str, *states: str, timeout: float = 40) -> dict[str, str]:
@@ -174,8 +194,13 @@ def _processes_of(cluster: Cluster) -> dict[int, str]:
     found = {}
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and f"SLURM_CONF={cluster.conf}".encode() in (entry / "environ").read_bytes():
-                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if (
+                entry.name.isdigit()
+                and f"SLURM_CONF={cluster.conf}".encode() in (entry / "environ").read_bytes()
+            ):
+                found[int(entry.name)] = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                )
         except OSError:
             pass  # it ended, or is a zombie
     return found

@@ -15,7 +15,9 @@ from slurm.cluster import start, stop
 @pytest.mark.timeout(120)
 def test_no_daemon_survives_its_stop(tmp_path_factory):
     cluster = start(tmp_path_factory.mktemp("stop"), first_job=31000)
-    shell = subprocess.Popen(["sleep", "600"], env=cluster.environ)  # of somebody whose shell points at it
+    shell = subprocess.Popen(
+        ["sleep", "600"], env=cluster.environ
+    )  # of somebody whose shell points at it
     try:
         script = cluster.folder / "job.sh"
         script.write_text("#!/bin/bash\ntouch up\nsleep 600\n")

@@ -32,7 +32,9 @@ def uninterrupted(cluster, tmp_path_factory):
 
     words = [BIN / "python", CURVE, str(EPOCHS), "0"]
     folder = tmp_path_factory.mktemp("whole")
-    done = subprocess.run(words, cwd=folder, env=cluster.environ, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(
+        words, cwd=folder, env=cluster.environ, capture_output=True, text=True, timeout=50
+    )
     assert done.returncode == 0, done.stderr
     steps, count = curve(done.stdout)
     assert count == STEPS
@@ -57,13 +59,17 @@ def up(site):
         site.wait_for(site.folder / f"up-{rank}", timeout=40)
 
 
-@pytest.mark.timeout(240)  # two minutes are the limit, and Slurm signals up to one minute earlier than told
+@pytest.mark.timeout(
+    240
+)  # two minutes are the limit, and Slurm signals up to one minute earlier than told
 def test_at_the_time_limit_it_saves_and_goes_on_with_one_node(site, uninterrupted):
     job = site.submit("--nodes", "1-2", "--time", "2m", "--grace-s", 20, CURVE, EPOCHS, 100 / STEPS)
     up(site)
     site.cluster.ask("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=test")
     ended = job.wait(timeout=200)
-    assert (ended["JobState"], ended["Restarts"], ended["NumNodes"]) == ("COMPLETED", "1", "1"), job.out
+    assert (ended["JobState"], ended["Restarts"], ended["NumNodes"]) == ("COMPLETED", "1", "1"), (
+        job.out
+    )
     assert "saved by 2 ranks" in job.out
     assert "is queued again, to go on from step" in job.out
     assert_went_on(job, uninterrupted)
@@ -134,7 +140,10 @@ def _processes_on(node, mark):
     for entry in Path("/proc").iterdir():
         try:
             environ = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            if f"SLURMD_NODENAME={node}".encode() in environ and f"PACELINE_TEST_MARK={mark}".encode() in environ:
+            if (
+                f"SLURMD_NODENAME={node}".encode() in environ
+                and f"PACELINE_TEST_MARK={mark}".encode() in environ
+            ):
                 pids.add(int(entry.name))
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 if "slurmstepd" in Path(f"/proc/{parent}/comm").read_text():

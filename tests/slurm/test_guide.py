@@ -19,7 +19,11 @@ def test_every_command_of_the_guide(tmp_path, tmp_path_factory):
     cluster = start(where)  # where the first job is job 1, as the guide has it
     folder = tmp_path / "project"
     folder.mkdir()
-    environ = {**surroundings(), **{name: cluster.environ[name] for name in ("SLURM_CONF",)}, "OMP_NUM_THREADS": "1"}
+    environ = {
+        **surroundings(),
+        **{name: cluster.environ[name] for name in ("SLURM_CONF",)},
+        "OMP_NUM_THREADS": "1",
+    }
     ran = 0
     try:
         for block in blocks(GUIDE.read_text(), IN_SLURM):

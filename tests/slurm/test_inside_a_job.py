@@ -18,7 +18,9 @@ HEAD = {"MASTER_ADDR": "127.0.0.1"}
 @pytest.mark.parametrize("kind", ["session", "lightning_alone"])
 def test_tasks_of_srun_are_ranks(site, kind, tasks):
     training.write(site.folder, kind)
-    ended = site.srun("python", "train.py", tasks=tasks, env=HEAD if kind == "lightning_alone" else None)
+    ended = site.srun(
+        "python", "train.py", tasks=tasks, env=HEAD if kind == "lightning_alone" else None
+    )
     assert ended.status == 0, ended.err
     assert site.own_job()["JobState"] == "COMPLETED"
     training.assert_trained(site.folder, ranks=2 * tasks)
@@ -53,7 +55,15 @@ def test_several_launchers_on_a_node_are_refused(site, ranks):
 def test_srun_forgotten_is_said_at_once(site, kind):
     training.write(site.folder, kind)
     ended = site.run(
-        "salloc", "--job-name", site.mark, "--nodes=2", "paceline", "run", "--nproc-per-node", 2, "train.py"
+        "salloc",
+        "--job-name",
+        site.mark,
+        "--nodes=2",
+        "paceline",
+        "run",
+        "--nproc-per-node",
+        2,
+        "train.py",
     )
     assert ended.seconds < 3
     assert ended.status == 2
@@ -86,7 +96,14 @@ def test_a_head_whose_name_does_not_resolve_is_reached_as_slurm_reaches_it(site)
         "bash -c 'MASTER_PORT=29519 RANK=$SLURM_PROCID WORLD_SIZE=2 LOCAL_RANK=0 python train.py --again'",
     ):
         (site.folder / "job.sh").write_text(script + command + "\n")
-        ended = site.run("salloc", f"--job-name={site.mark}", "--nodes=2", "--ntasks-per-node=1", "bash", "job.sh")
+        ended = site.run(
+            "salloc",
+            f"--job-name={site.mark}",
+            "--nodes=2",
+            "--ntasks-per-node=1",
+            "bash",
+            "job.sh",
+        )
         assert ended.status == 0, ended.err
         training.assert_trained(site.folder, ranks=2)
         for path in site.folder.glob("result-*"):
@@ -116,7 +133,16 @@ def test_one_node_of_several_if_that_is_meant(site, option):
     [
         ["salloc", "--nodes=1"],
         ["srun", "--nodes=1", "--pty"],
-        ["salloc", "--nodes=1", "srun", "--pty", "bash", "-c", '"$@"', "-"],  # a terminal in a shell of a job
+        [
+            "salloc",
+            "--nodes=1",
+            "srun",
+            "--pty",
+            "bash",
+            "-c",
+            '"$@"',
+            "-",
+        ],  # a terminal in a shell of a job
     ],
     ids=["salloc", "srun-pty", "salloc-srun-pty"],
 )

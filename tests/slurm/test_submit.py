@@ -35,11 +35,18 @@ def test_scripts_of_other_frameworks(site, kind):
     job = site.submit("--nodes", 2, "train.py")
     assert job.wait()["JobState"] == "COMPLETED", job.out
     training.assert_trained(site.folder, ranks=2)
-    assert len(re.findall("^paceline: run folder", job.out, re.M)) == 1, "the head alone tells the end"
+    assert len(re.findall("^paceline: run folder", job.out, re.M)) == 1, (
+        "the head alone tells the end"
+    )
 
 
 def test_follow_streams_and_ends_as_the_run_does(site):
-    training.write(site.folder, "raw", step="if step == 3 and rank == 1: raise KeyError('no such column')", epochs=6)
+    training.write(
+        site.folder,
+        "raw",
+        step="if step == 3 and rank == 1: raise KeyError('no such column')",
+        epochs=6,
+    )
     ended = site.run("paceline", "submit", "--nodes", 2, "--follow", "train.py")
     assert ended.status == 1, ended
     assert (ended.out + ended.err).count("cause: rank 1 raised KeyError") == 1, ended
@@ -72,7 +79,9 @@ def test_scancel_leaves_no_process(site):
 
 
 def test_a_printed_script_can_be_submitted_by_sbatch_once_at_a_time(site):
-    training.write(site.folder, "session", step="while rank == 0 and not os.path.exists('go'): time.sleep(0.1)")
+    training.write(
+        site.folder, "session", step="while rank == 0 and not os.path.exists('go'): time.sleep(0.1)"
+    )
     ended = site.bash("paceline submit --dry-run --nodes 1 train.py > job.sh")
     assert ended.status == 0, ended.err
     assert not (site.folder / "paceline-runs").exists()
@@ -157,7 +166,9 @@ def test_arguments_arrive_as_typed(site):
     folder = site.folder / "täglich $(touch broken-out) 'x'"
     folder.mkdir()
     (folder / 'tr"ain 1.py').write_text(report)
-    job = site.submit("--job-name", "n'a\"m e $(touch broken-out) ü #", folder.name + '/tr"ain 1.py', *NASTY)
+    job = site.submit(
+        "--job-name", "n'a\"m e $(touch broken-out) ü #", folder.name + '/tr"ain 1.py', *NASTY
+    )
     assert job.wait()["JobState"] == "COMPLETED", job.out
     assert json.loads((site.folder / "arguments.json").read_text()) == NASTY
     assert not list(site.folder.rglob("broken-out"))
@@ -169,7 +180,9 @@ def test_a_folder_whose_name_needs_quotes(site):
     folder = site.folder / "my $(touch broken-out) 'project' ü"
     folder.mkdir()
     training.write(folder, "session")
-    ended = site.bash(f'cd "{str(folder).replace("$", chr(92) + "$")}" && paceline submit --json --nodes 2 train.py')
+    ended = site.bash(
+        f'cd "{str(folder).replace("$", chr(92) + "$")}" && paceline submit --json --nodes 2 train.py'
+    )
     assert ended.status == 0, ended.err
     told = json.loads(ended.out)
     job = site.wait_for_state(told["job_id"])

@@ -17,7 +17,9 @@ def batch(site, lines, *options):
     """Submit a job script by plain sbatch; return the job's number."""
     path = site.folder / "job.sh"
     path.write_text("#!/bin/bash\n" + lines)
-    ended = site.run("sbatch", "--parsable", f"--job-name={site.mark}", "--output=out-%a-%j.txt", *options, path)
+    ended = site.run(
+        "sbatch", "--parsable", f"--job-name={site.mark}", "--output=out-%a-%j.txt", *options, path
+    )
     assert ended.status == 0, ended.err
     return ended.out.strip().partition(";")[0]
 

@@ -33,7 +33,9 @@ if epoch == epochs - 1:
 """
 
 
-def write(folder: Path, kind: str, *, name: str = "train.py", epochs: int = EPOCHS, **places: str) -> Path:
+def write(
+    folder: Path, kind: str, *, name: str = "train.py", epochs: int = EPOCHS, **places: str
+) -> Path:
     """Write a script whose ranks leave ``result-RANK``: the number of ranks and the sum of all parameters' sizes.
 
     Args:
@@ -73,7 +75,9 @@ def expected(epochs: int = EPOCHS) -> float:
 def assert_trained(folder: Path, *, ranks: int, epochs: int = EPOCHS) -> None:
     """Check that this many ranks have made one training of all, with the result of one process."""
     results = sorted(path.read_text().split() for path in folder.glob("result-*"))
-    assert len(results) == ranks, f"ranks that finished: {sorted(path.name for path in folder.glob('result-*'))}"
+    assert len(results) == ranks, (
+        f"ranks that finished: {sorted(path.name for path in folder.glob('result-*'))}"
+    )
     for world_size, total in results:
         assert int(world_size) == ranks
         assert abs(float(total) - expected(epochs)) < 2e-4, f"{total} for {expected(epochs):.6f}"

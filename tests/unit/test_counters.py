@@ -32,7 +32,9 @@ def test_what_one_maps_and_writes_another_reads(handle):
     slot[counters.DATA_NS] = 500_000_000
     slot[counters.OWN_NS] = 2_500_000_000
     board = SharedCounters(handle, 3)
-    assert board.read(1) == Counters(counters.RUNNING, 11, 12, 5.0, 0.5, 2.5, open_batches=12, step_s=0.5)
+    assert board.read(1) == Counters(
+        counters.RUNNING, 11, 12, 5.0, 0.5, 2.5, open_batches=12, step_s=0.5
+    )
     assert board.read(1).steps_per_s == 2.0
     assert board.read(0) == board.read(2) == Counters(0, 0, 0, 0.0, 0.0, 0.0)
 
@@ -45,7 +47,9 @@ def test_slots_do_not_touch(handle):
         for place in range(counters.SLOT_LENGTH):
             slot[place] = 100 * rank + place
     for rank in range(3):
-        assert list(board.slot(rank)) == [100 * rank + place for place in range(counters.SLOT_LENGTH)]
+        assert list(board.slot(rank)) == [
+            100 * rank + place for place in range(counters.SLOT_LENGTH)
+        ]
 
 
 def test_clear_sets_all_to_zero(handle):
@@ -57,7 +61,8 @@ def test_clear_sets_all_to_zero(handle):
 
 
 @pytest.mark.parametrize(
-    ("steps", "seconds", "expected"), [(0, 0.0, 0.0), (1, 0.0, 0.0), (1, 2.0, 0.0), (3, 0.0, 0.0), (3, 4.0, 0.5)]
+    ("steps", "seconds", "expected"),
+    [(0, 0.0, 0.0), (1, 0.0, 0.0), (1, 2.0, 0.0), (3, 0.0, 0.0), (3, 4.0, 0.5)],
 )
 def test_the_first_step_is_left_out_of_the_rate(steps, seconds, expected):
     assert Counters(counters.RUNNING, steps, 0, seconds, 0.0, 0.0).steps_per_s == expected
@@ -82,7 +87,12 @@ def test_loops_and_what_is_open_are_read(handle):
     }.items():
         slot[place] = value
     read = SharedCounters(handle, 3).read(1)
-    assert (read.loops, read.loop_batches, read.first_loop_batches, read.open_batches) == (2, 40, 41, 7)
+    assert (read.loops, read.loop_batches, read.first_loop_batches, read.open_batches) == (
+        2,
+        40,
+        41,
+        7,
+    )
     assert (read.beat_ns, read.armed, read.step_s) == (17, True, 0.0)
 
 

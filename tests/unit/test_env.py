@@ -22,7 +22,9 @@ def test_unset_and_empty_read_as_nothing(monkeypatch, value):
     assert env.read(env.OMP_THREADS) is None
 
 
-@pytest.mark.parametrize("action", [env.read, env.take, lambda name: env.put(name, "1")], ids=["read", "take", "put"])
+@pytest.mark.parametrize(
+    "action", [env.read, env.take, lambda name: env.put(name, "1")], ids=["read", "take", "put"]
+)
 def test_an_undeclared_variable_is_refused(action):
     with pytest.raises(KeyError, match="PATH is not declared"):
         action("PATH")

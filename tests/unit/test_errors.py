@@ -54,7 +54,8 @@ def test_a_finding_is_plain_data_as_json():
 
 
 @pytest.mark.parametrize(
-    ("name", "severity"), [("port-is-taken", "error"), ("NET001", "error"), ("port-in-use", "fatal")]
+    ("name", "severity"),
+    [("port-is-taken", "error"), ("NET001", "error"), ("port-in-use", "fatal")],
 )
 def test_an_unknown_name_or_severity_is_refused(name, severity):
     with pytest.raises(ValueError, match="unknown"):
@@ -62,7 +63,8 @@ def test_an_unknown_name_or_severity_is_refused(name, severity):
 
 
 @pytest.mark.parametrize(
-    ("kind", "status"), [(UsageError, EXIT_MISUSE), (SetupError, EXIT_MISUSE), (RunError, EXIT_FAILED)]
+    ("kind", "status"),
+    [(UsageError, EXIT_MISUSE), (SetupError, EXIT_MISUSE), (RunError, EXIT_FAILED)],
 )
 def test_exceptions_carry_the_finding_and_an_exit_status(kind, status):
     with pytest.raises(PacelineError) as caught:

@@ -26,7 +26,12 @@ SLURM = {
     "SLURM_LOCALID": "1",
     "SLURM_NODEID": "1",
 }
-JOB_ONLY = {"SLURM_JOB_ID": "123", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_NODELIST": "node[1-2]"}
+JOB_ONLY = {
+    "SLURM_JOB_ID": "123",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "0",
+    "SLURM_NODELIST": "node[1-2]",
+}
 
 
 def without(variables, name):
@@ -172,7 +177,13 @@ def test_bad_nodelist(text):
 
 @pytest.mark.parametrize(
     ("text", "counts"),
-    [("", []), ("4", [4]), ("2(x3)", [2, 2, 2]), ("2(x3),1", [2, 2, 2, 1]), ("1,2(x2),3", [1, 2, 2, 3])],
+    [
+        ("", []),
+        ("4", [4]),
+        ("2(x3)", [2, 2, 2]),
+        ("2(x3),1", [2, 2, 2, 1]),
+        ("1,2(x2),3", [1, 2, 2, 3]),
+    ],
 )
 def test_counts(text, counts):
     assert expand_counts(text) == counts

@@ -22,14 +22,18 @@ def unknown_option(error: click.exceptions.NoSuchOption) -> UsageError:
     typed = error.option_name
     if error.ctx is not None and error.ctx.parent is None:
         what = f"paceline has no option {typed}"
-        return UsageError(Finding("option-unknown", what, where="command line", fix=f"paceline run {typed} ..."))
+        return UsageError(
+            Finding("option-unknown", what, where="command line", fix=f"paceline run {typed} ...")
+        )
     if error.ctx is not None and error.ctx.command.name == "submit":
         from paceline.slurm import request
 
         return request.unknown_option(typed)
     if error.ctx is not None and error.ctx.command.name != "run":
         path = error.ctx.command_path
-        near = closest(typed, [form for parameter in error.ctx.command.params for form in parameter.opts])
+        near = closest(
+            typed, [form for parameter in error.ctx.command.params for form in parameter.opts]
+        )
         what, fix = f"{path} has no option {typed}", f"{path} {near}" if near else f"{path} --help"
         return UsageError(Finding("option-unknown", what, where="command line", fix=fix))
     return parsing.unknown_option(typed)
@@ -50,7 +54,8 @@ def refuse(error: PacelineError) -> NoReturn:
     if not error.said_elsewhere:
         terminal.show(error.finding.render(), sys.stderr)
     if error.found_by_all:
-        # when the first task fails, srun may end the others before they print this, or with the status of SIGTERM
+        # when the first task fails, srun may end the others before they print this, or with the
+        # status of SIGTERM
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
         sys.stderr.flush()
         time.sleep(_TOGETHER_S)

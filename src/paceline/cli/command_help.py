@@ -12,7 +12,9 @@ from paceline.slurm.option_table import OWN
 
 
 def _in_groups(options: Sequence[Option]) -> Mapping[str, Sequence[str]]:
-    """Return the names of options by heading; options without a group are listed last, under ``FURTHER``."""
+    """Return the names of options by heading; options without a group are listed last, under
+    ``FURTHER``.
+    """
     groups: dict[str, list[str]] = {}
     for option in options:
         if option.group:
@@ -20,7 +22,10 @@ def _in_groups(options: Sequence[Option]) -> Mapping[str, Sequence[str]]:
     return groups
 
 
-GROUPS: Mapping[str, Mapping[str, Sequence[str]]] = {"run": _in_groups(OPTIONS), "submit": _in_groups(OWN)}
+GROUPS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "run": _in_groups(OPTIONS),
+    "submit": _in_groups(OWN),
+}
 FURTHER = {"run": "Further options", "submit": "Options of paceline run", "": "Options"}
 
 EXAMPLES: Mapping[str, tuple[str, str]] = {
@@ -33,8 +38,14 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "paceline submit --nodes 2 --gpus-per-node 4 --time 2h train.py --lr 0.1",
         "paceline submit --profile cluster --dry-run train.py",
     ),
-    "paceline checkpoint": ("paceline checkpoint list", "paceline checkpoint verify paceline-runs/NAME"),
-    "paceline checkpoint list": ("paceline checkpoint list", "paceline checkpoint list paceline-runs/NAME --json"),
+    "paceline checkpoint": (
+        "paceline checkpoint list",
+        "paceline checkpoint verify paceline-runs/NAME",
+    ),
+    "paceline checkpoint list": (
+        "paceline checkpoint list",
+        "paceline checkpoint list paceline-runs/NAME --json",
+    ),
     "paceline checkpoint verify": (
         "paceline checkpoint verify paceline-runs/NAME",
         "paceline checkpoint verify paceline-runs/NAME/checkpoints/step-120",
@@ -59,7 +70,10 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "paceline requeue paceline-runs/NAME --status 75",
     ),
     "paceline profile": ("paceline profile check cluster", "paceline profile check ./cluster.toml"),
-    "paceline profile check": ("paceline profile check cluster", "paceline profile check --json ./cluster.toml"),
+    "paceline profile check": (
+        "paceline profile check cluster",
+        "paceline profile check --json ./cluster.toml",
+    ),
 }
 
 
@@ -70,11 +84,16 @@ class Command(click.Command):
         """Write the options under their headings, and the examples after them."""
         name = str(ctx.command.name)
         records = {
-            parameter.name: parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)
+            parameter.name: parameter
+            for parameter in self.get_params(ctx)
+            if isinstance(parameter, click.Option)
         }
         for heading, names in GROUPS.get(name, {}).items():
             _write(
-                ctx, formatter, heading, [records.pop(option_name) for option_name in names if option_name in records]
+                ctx,
+                formatter,
+                heading,
+                [records.pop(option_name) for option_name in names if option_name in records],
             )
         _write(ctx, formatter, FURTHER.get(name, FURTHER[""]), list(records.values()))
         _write_examples(ctx, formatter)
@@ -86,7 +105,9 @@ class Group(click.Group):
     command_class = Command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write every command with the whole first sentence of its help, and the examples after them."""
+        """Write every command with the whole first sentence of its help, and the examples after
+        them.
+        """
         names = self.list_commands(ctx)
         commands = [(name, self.get_command(ctx, name)) for name in names]
         rows = [(name, _summary(command)) for name, command in commands if command is not None]
@@ -104,9 +125,16 @@ def _summary(command: click.Command) -> str:
 
 
 def _write(
-    ctx: click.Context, formatter: click.HelpFormatter, heading: str, parameters: Sequence[click.Parameter]
+    ctx: click.Context,
+    formatter: click.HelpFormatter,
+    heading: str,
+    parameters: Sequence[click.Parameter],
 ) -> None:
-    rows = [_one_form(record) for parameter in parameters if (record := parameter.get_help_record(ctx)) is not None]
+    rows = [
+        _one_form(record)
+        for parameter in parameters
+        if (record := parameter.get_help_record(ctx)) is not None
+    ]
     if rows:
         with formatter.section(heading):
             formatter.write_dl(rows, col_max=26)
@@ -117,12 +145,16 @@ def _one_form(record: tuple[str, str]) -> tuple[str, str]:
     forms, text = record
     dashed = [form for form in forms.split(", ") if "_" not in form.split(" ")[0]]
     underscored = [form for form in forms.split(", ") if form not in dashed]
-    value = underscored[-1].partition(" ")[2] if underscored else ""  # the last form has the name of the value
+    value = (
+        underscored[-1].partition(" ")[2] if underscored else ""
+    )  # the last form has the name of the value
     return ", ".join(dashed) + (f" {value}" if value else ""), text
 
 
 def _write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    path = ctx.command_path.replace(str(ctx.find_root().info_name), "paceline", 1)  # or python -m paceline
+    path = ctx.command_path.replace(
+        str(ctx.find_root().info_name), "paceline", 1
+    )  # or python -m paceline
     examples = EXAMPLES.get(path, ())
     if examples:
         with formatter.section("Examples"):

@@ -1,4 +1,6 @@
-"""The commands of paceline: parse arguments, call the package that does the work, print. No torch before that."""
+"""The commands of paceline: parse arguments, call the package that does the work, print. No torch
+before that.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,16 @@ from paceline.text import terminal
 
 Action = Callable[[], int]
 
-_BROKEN_PIPE = 128 + 13  # exit status of a program that SIGPIPE ended: its reader has closed the pipe, as head does
+_BROKEN_PIPE = (
+    128 + 13
+)  # exit status of a program that SIGPIPE ended: its reader has closed the pipe, as head does
 
 
 # A group inside it, and every command, takes its class from this one.
-@click.group(cls=command_help.Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=command_help.Group,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="paceline")
 def cli() -> None:
     """Data-parallel PyTorch, from one process to many nodes."""
@@ -68,12 +75,15 @@ def _typed_options(options: Sequence[Option], values: dict[str, Any]) -> dict[st
     """Return the options on the command line, without those that have their default."""
     source = click.get_current_context().get_parameter_source
     return {
-        option.name: values[option.name] for option in options if source(option.name) is ParameterSource.COMMANDLINE
+        option.name: values[option.name]
+        for option in options
+        if source(option.name) is ParameterSource.COMMANDLINE
     }
 
 
 def _run(**values: Any) -> Action:
-    """Start a script on one or many ranks: torchrun's options with torchrun's meaning, and a launcher that sees inside.
+    """Start a script on one or many ranks: torchrun's options with torchrun's meaning, and a
+    launcher that sees inside.
 
     Without --nproc-per-node there is one rank per GPU, or one without GPUs.
     """
@@ -81,7 +91,9 @@ def _run(**values: Any) -> Action:
     if not values["script"] and not values["check_only"]:
         raise click.UsageError("Missing argument 'SCRIPT'.", click.get_current_context())
     typed = slurm_step.reachable(env.snapshot(), typed, address_of=nodeaddr.of_node)
-    inherited = slurm_step.reachable(env.snapshot(), env.torchrun_defaults(), address_of=nodeaddr.of_node)
+    inherited = slurm_step.reachable(
+        env.snapshot(), env.torchrun_defaults(), address_of=nodeaddr.of_node
+    )
     slurm_defaults = slurm_step.place(
         env.snapshot(),
         given={**inherited, **typed},
@@ -134,8 +146,12 @@ def _submit(**values: Any) -> Action:
     return action
 
 
-def _make(name: str, function: Any, options: Sequence[Option], cls: type[_Run] = _Run) -> click.Command:
-    """Return a command that starts a script: options, the script, and its arguments, which are not parsed."""
+def _make(
+    name: str, function: Any, options: Sequence[Option], cls: type[_Run] = _Run
+) -> click.Command:
+    """Return a command that starts a script: options, the script, and its arguments, which are not
+    parsed.
+    """
     function = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)(function)
     function = click.argument("script", required=False, default="")(function)
     for option in reversed(options):
@@ -143,13 +159,17 @@ def _make(name: str, function: Any, options: Sequence[Option], cls: type[_Run] =
     return click.command(name, cls=cls)(function)
 
 
-cli.add_command(click.version_option(__version__, prog_name="paceline")(_make("run", _run, OPTIONS, _Torchrun)))
+cli.add_command(
+    click.version_option(__version__, prog_name="paceline")(_make("run", _run, OPTIONS, _Torchrun))
+)
 cli.add_command(_make("submit", _submit, (*OWN, *FORWARDED)))
 
 
 @cli.group()
 def checkpoint() -> None:
-    """The checkpoints of a run: which there are, whether they are whole, and the model as one file."""
+    """The checkpoints of a run: which there are, whether they are whole, and the model as one
+    file.
+    """
 
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print data for a program.")
@@ -162,7 +182,8 @@ _PATH = click.argument("path", type=click.Path(path_type=Path))
 def _list(folder: Path | None, as_json: bool) -> Action:
     """List the checkpoints of a run, the latest last.
 
-    FOLDER is a run's folder or that of its checkpoints; without it the run in paceline-runs/ that was last saved.
+    FOLDER is a run's folder or that of its checkpoints; without it the run in paceline-runs/ that
+    was last saved.
     """
 
     def action() -> int:
@@ -198,7 +219,12 @@ def _verify(path: Path, as_json: bool) -> Action:
         except PacelineError as error:
             if not as_json:
                 raise
-            print(json.dumps({"path": str(folder), "whole": False, "findings": [error.finding.to_json()]}, indent=1))
+            print(
+                json.dumps(
+                    {"path": str(folder), "whole": False, "findings": [error.finding.to_json()]},
+                    indent=1,
+                )
+            )
             return error.exit_status
         if as_json:
             print(json.dumps({"path": str(folder), "whole": True, "findings": []}, indent=1))
@@ -215,8 +241,8 @@ def _verify(path: Path, as_json: bool) -> Action:
 def _export(path: Path, outfile: Path) -> Action:
     """Write the model of a checkpoint to one file, with the keys of its own state_dict.
 
-    PATH is a checkpoint's folder, or a run's, meaning its latest. OUTFILE is written by safetensors if it
-    is named so, else by torch.save.
+    PATH is a checkpoint's folder, or a run's, meaning its latest. OUTFILE is written by safetensors
+    if it is named so, else by torch.save.
     """
 
     def action() -> int:
@@ -243,8 +269,9 @@ def _show(answer: Any, as_json: bool) -> None:
 def _explain(subject: str, as_json: bool) -> Action:
     """Explain a log file or a finding.
 
-    LOGFILE is the output of a run under any framework and launcher (- for standard input), or a run folder: the
-    likely cause comes first. CODE or NAME, port-in-use or NET001, is what a finding is called.
+    LOGFILE is the output of a run under any framework and launcher (- for standard input), or a run
+    folder: the likely cause comes first. CODE or NAME, port-in-use or NET001, is what a finding is
+    called.
     """
 
     def action() -> int:
@@ -270,7 +297,9 @@ def _explain(subject: str, as_json: bool) -> Action:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @_JSON
 def _lint(files: tuple[str, ...], as_json: bool) -> Action:
-    """Look for mistakes in job scripts (sbatch) and training scripts (Python), without running them."""
+    """Look for mistakes in job scripts (sbatch) and training scripts (Python), without running
+    them.
+    """
 
     def action() -> int:
         from paceline.diagnose import lint
@@ -283,11 +312,17 @@ def _lint(files: tuple[str, ...], as_json: bool) -> Action:
 
 
 @cli.command("endpoint")
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Reserve it; refuse if a living run has it.")
-@click.option("--job-script", type=click.Path(path_type=Path), help="Keep it there, with a record of the job.")
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), help="Reserve it; refuse if a living run has it."
+)
+@click.option(
+    "--job-script", type=click.Path(path_type=Path), help="Keep it there, with a record of the job."
+)
 @click.option("--on-node-loss", default="requeue", metavar="requeue|fail", help="For that record.")
 def _endpoint(run_dir: Path | None, job_script: Path | None, on_node_loss: str) -> Action:
-    """Print an address and a free port of this host, HOST:PORT; for job scripts, on the node that will be node 0."""
+    """Print an address and a free port of this host, HOST:PORT; for job scripts, on the node that
+    will be node 0.
+    """
 
     def action() -> int:
         from paceline.launch.plan import endpoint
@@ -305,7 +340,8 @@ def _endpoint(run_dir: Path | None, job_script: Path | None, on_node_loss: str) 
 @cli.command("doctor")
 @_JSON
 def _doctor(as_json: bool) -> Action:
-    """Look at this machine: GPUs and their links, NCCL's settings, limits, leftovers. Changes nothing.
+    """Look at this machine: GPUs and their links, NCCL's settings, limits, leftovers. Changes
+    nothing.
 
     On all nodes of a job: paceline run --check-only ..., or srun paceline doctor.
     """
@@ -322,15 +358,33 @@ def _doctor(as_json: bool) -> Action:
 
 @cli.command("why")
 @click.argument("words", nargs=-1, metavar="[PID|JOBID|NODE|FILE]...")
-@click.option("--seconds", type=click.FloatRange(1, 3600), default=5.0, help="How long ranks are looked at. [5]")
-@click.option("--signal", default="", metavar="NAME", help="Send it to ranks that have registered faulthandler for it.")
-@click.option("--collect", "collects", is_flag=True, help="Print what is seen on this host, for why on another one.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1, 3600),
+    default=5.0,
+    help="How long ranks are looked at. [5]",
+)
+@click.option(
+    "--signal",
+    default="",
+    metavar="NAME",
+    help="Send it to ranks that have registered faulthandler for it.",
+)
+@click.option(
+    "--collect",
+    "collects",
+    is_flag=True,
+    help="Print what is seen on this host, for why on another one.",
+)
 @_JSON
-def _why(words: tuple[str, ...], seconds: float, signal: str, collects: bool, as_json: bool) -> Action:
-    """Say who waits for whom in a run that torchrun, srun, accelerate or deepspeed has started. Changes nothing.
+def _why(
+    words: tuple[str, ...], seconds: float, signal: str, collects: bool, as_json: bool
+) -> Action:
+    """Say who waits for whom in a run that torchrun, srun, accelerate or deepspeed has started.
+    Changes nothing.
 
-    PID is the process of a launcher or of a rank, JOBID a Slurm job, NODE a host that ssh reaches, FILE what
-    --collect has written. Without one: all ranks of this user on this host.
+    PID is the process of a launcher or of a rank, JOBID a Slurm job, NODE a host that ssh reaches,
+    FILE what --collect has written. Without one: all ranks of this user on this host.
     """
 
     def action() -> int:
@@ -351,8 +405,8 @@ def _why(words: tuple[str, ...], seconds: float, signal: str, collects: bool, as
 def _follow(run: str) -> Action:
     """Show the output of a Slurm job as it grows, through all its starts, and end as its run does.
 
-    RUN is a run folder or the name of one in paceline-runs/, JOBID the number of a job. Ctrl-C ends the watching, not
-    the job.
+    RUN is a run folder or the name of one in paceline-runs/, JOBID the number of a job. Ctrl-C ends
+    the watching, not the job.
     """
 
     def action() -> int:
@@ -367,7 +421,9 @@ def _follow(run: str) -> Action:
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
 @_JSON
 def _jobs(folder: Path | None, as_json: bool) -> Action:
-    """List the runs of a folder, paceline-runs/ without one: state, nodes, last step, loss; the newest first."""
+    """List the runs of a folder, paceline-runs/ without one: state, nodes, last step, loss; the
+    newest first.
+    """
 
     def action() -> int:
         from paceline.slurm import jobs
@@ -383,7 +439,8 @@ def _jobs(folder: Path | None, as_json: bool) -> Action:
 def _requeue(run: Path, status: int) -> Action:
     """Queue this Slurm job again if its run can resume; for job scripts, after the run.
 
-    It can if the run stopped unfinished with a checkpoint, or has lost a node. RUN is its run folder.
+    It can if the run stopped unfinished with a checkpoint, or has lost a node. RUN is its run
+    folder.
     """
 
     def action() -> int:
@@ -394,14 +451,18 @@ def _requeue(run: Path, status: int) -> Action:
     return action
 
 
-@cli.command("translate", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@cli.command(
+    "translate", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @_JSON
 def _translate(command: tuple[str, ...], as_json: bool) -> Action:
-    """Print the line of paceline run that does what another launcher's line does, with the environment it needs.
+    """Print the line of paceline run that does what another launcher's line does, with the
+    environment it needs.
 
-    COMMAND is a line of torchrun, accelerate launch, fabric run or deepspeed, also behind srun, env or the like; or
-    all of it in single quotes, so that $VARIABLES stay as they are. What has no counterpart is said on stderr.
+    COMMAND is a line of torchrun, accelerate launch, fabric run or deepspeed, also behind srun, env
+    or the like; or all of it in single quotes, so that $VARIABLES stay as they are. What has no
+    counterpart is said on stderr.
     """
 
     def action() -> int:
@@ -425,9 +486,11 @@ def profile() -> None:
 @click.argument("name")
 @_JSON
 def _profile_check(name: str, as_json: bool) -> Action:
-    """Compare a profile with the cluster that this machine belongs to: partition, limits, modules, folders.
+    """Compare a profile with the cluster that this machine belongs to: partition, limits, modules,
+    folders.
 
-    NAME is a file that ends in .toml, or NAME.toml in .paceline/profiles here or in ~/.config/paceline/profiles.
+    NAME is a file that ends in .toml, or NAME.toml in .paceline/profiles here or in
+    ~/.config/paceline/profiles.
     """
 
     def action() -> int:
@@ -443,8 +506,8 @@ def _profile_check(name: str, as_json: bool) -> Action:
 def main() -> NoReturn:
     """Entry of the command ``paceline``.
 
-    A rank is a fork of this process and returns through this function when its script ends. So nothing is cleaned up
-    around the action: the SystemExit of a script must reach the interpreter.
+    A rank is a fork of this process and returns through this function when its script ends. So
+    nothing is cleaned up around the action: the SystemExit of a script must reach the interpreter.
     """
     if sys.argv[1:2] != ["run"]:  # the streams of a rank belong to its script
         _escape_unencodable()
@@ -464,7 +527,8 @@ def main() -> NoReturn:
         status = _BROKEN_PIPE
     if os.getpid() != launcher:
         sys.exit(status)
-    # The launcher exits without teardown: with threads inside torch, the teardown of torch can abort.
+    # The launcher exits without teardown: with threads inside torch, the teardown of torch can
+    # abort.
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
         sys.stderr.flush()

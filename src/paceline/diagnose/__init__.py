@@ -1,1 +1,3 @@
-"""Explains what went wrong without running the user's program: logs, scripts, machines, variables."""
+"""Explains what went wrong without running the user's program: logs, scripts, machines,
+variables.
+"""

@@ -34,10 +34,14 @@ def of_ranks(world: World, *, granted: str) -> int:
     return min(usable, int(granted)) * world.local_world_size
 
 
-def cgroup_cpus(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
+def cgroup_cpus(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> float | None:
     """Return the lowest CPU quota of this process's cgroup and its parents; None without one."""
     folders = [root, *_cgroup_folders(root, membership)]
-    quotas = [quota for folder in folders for quota in (_quota_v2(folder), _quota_v1(folder)) if quota]
+    quotas = [
+        quota for folder in folders for quota in (_quota_v2(folder), _quota_v1(folder)) if quota
+    ]
     return min(quotas, default=None)
 
 

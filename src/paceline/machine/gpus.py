@@ -30,7 +30,9 @@ def gather() -> Gpus | None:
     try:
         with Nvml() as nvml:
             handles = [handle for handle, _ in nvml.handles()]
-            models = [nvml.text("nvmlDeviceGetName", handle) if handle else "" for handle in handles]
+            models = [
+                nvml.text("nvmlDeviceGetName", handle) if handle else "" for handle in handles
+            ]
             return Gpus(tuple(models), nvml.text("nvmlSystemGetDriverVersion"))
     except Exception:  # no library, no driver, no device: NVML raises for each
         return None

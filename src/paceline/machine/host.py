@@ -46,7 +46,9 @@ class HostFacts:
     python_flags: tuple[str, ...] = ()
 
 
-def gather(visible_devices: str | None, *, granted_cpus: int | None = None, granted_gpus: int = 0) -> HostFacts:
+def gather(
+    visible_devices: str | None, *, granted_cpus: int | None = None, granted_gpus: int = 0
+) -> HostFacts:
     """Read the facts about this machine.
 
     Args:
@@ -185,6 +187,11 @@ def holder_of(port: int) -> str:
     except (psutil.AccessDenied, OSError):
         return ""
     for entry in connections:
-        if entry.laddr and entry.laddr.port == port and entry.status == psutil.CONN_LISTEN and entry.pid:
+        if (
+            entry.laddr
+            and entry.laddr.port == port
+            and entry.status == psutil.CONN_LISTEN
+            and entry.pid
+        ):
             return processes.describe(entry.pid)
     return ""

@@ -39,7 +39,9 @@ def slurms(name: str) -> str:
 
 def _ask(name: str) -> str | None:
     """Query Slurm once; return an empty text if the node is unknown, None without an answer."""
-    reply = slurm_commands.query("scontrol", "--oneliner", "show", "node", name, timeout_s=_PATIENCE_S)
+    reply = slurm_commands.query(
+        "scontrol", "--oneliner", "show", "node", name, timeout_s=_PATIENCE_S
+    )
     match = re.search(r"\bNodeAddr=(\S+)", reply.out)
     if match and reply.status == 0:
         return match[1]

@@ -53,7 +53,11 @@ class Nvml:
         """
         places = range(self.number("nvmlDeviceGetCount") or 0)
         answers = [self.ask_why("nvmlDeviceGetHandleByIndex", place) for place in places]
-        return [(handle, why) for handle, why in answers if handle is not None or _CLOSED not in why.lower()]
+        return [
+            (handle, why)
+            for handle, why in answers
+            if handle is not None or _CLOSED not in why.lower()
+        ]
 
     def text(self, function: str, *arguments: Any) -> str:
         """Return an answer as text; empty without one."""

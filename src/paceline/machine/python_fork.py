@@ -25,7 +25,12 @@ def has_bug(version: tuple[int, ...] | None = None, *, implementation: str = "")
     """
     major, minor, micro = (version or sys.version_info)[:3]
     named = implementation or sys.implementation.name
-    return named == "cpython" and sys.platform != "win32" and major == 3 and micro < _FIXED.get(minor, 0)
+    return (
+        named == "cpython"
+        and sys.platform != "win32"
+        and major == 3
+        and micro < _FIXED.get(minor, 0)
+    )
 
 
 def newer(version: tuple[int, ...] | None = None) -> str:

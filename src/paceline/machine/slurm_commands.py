@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from paceline import env
 
 # These change the content or format of the output; our parsers rely on the formats we request.
-_SHAPES = re.compile(r"(SQUEUE|SINFO|SACCT|SACCTMGR)_\w+|SLURM_(TIME_FORMAT|JSON|YAML|BITSTR_LEN)|SCONTROL_\w+|LC_\w+")
+_SHAPES = re.compile(
+    r"(SQUEUE|SINFO|SACCT|SACCTMGR)_\w+|SLURM_(TIME_FORMAT|JSON|YAML|BITSTR_LEN)|SCONTROL_\w+|LC_\w+"
+)
 _KEPT = re.compile(r"SLURM_(CONF|CLUSTERS|JWT)")
 
 MISSING = 127  # exit status of shells for a missing command

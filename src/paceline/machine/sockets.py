@@ -78,8 +78,12 @@ def _all_moved(leave_out: Collection[int]) -> dict[int, int] | None:
 
 
 def _dump(asker: Any, family: int, leave_out: Collection[int]) -> Iterator[tuple[int, int]]:
-    request = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ALL_STATES) + bytes(48)
-    asker.sendto(_HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST_DUMP, 1, 0) + request, (0, 0))
+    request = struct.pack(
+        "=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ALL_STATES
+    ) + bytes(48)
+    asker.sendto(
+        _HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST_DUMP, 1, 0) + request, (0, 0)
+    )
     while True:
         data = asker.recv(1 << 18)
         while data:

@@ -44,7 +44,9 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "_stop_workers",
     ),
     "torch.distributed.elastic.multiprocessing.api.PContext": ("_close", "_poll", "_start"),
-    "torch.distributed.elastic.rendezvous.dynamic_rendezvous.DynamicRendezvousHandler": ("_bootstrap_store_info",),
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous.DynamicRendezvousHandler": (
+        "_bootstrap_store_info",
+    ),
     # tensors, modules and the autograd graph
     "torch.Tensor": ("_backward_hooks", "_post_accumulate_grad_hooks", "_values", "_version"),
     "torch.UntypedStorage": ("_cdata",),
@@ -66,7 +68,11 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "torch.utils.data._utils": ("worker",),
     "torch.utils.data._utils.worker": ("_worker_info", "_worker_loop"),
     "torch.utils.data.DataLoader": ("_iterator",),
-    "torch.utils.data.dataloader": ("_BaseDataLoaderIter", "_DatasetKind", "_MultiProcessingDataLoaderIter"),
+    "torch.utils.data.dataloader": (
+        "_BaseDataLoaderIter",
+        "_DatasetKind",
+        "_MultiProcessingDataLoaderIter",
+    ),
     "torch.utils.data.dataloader._BaseDataLoaderIter": (
         "_dataset",
         "_dataset_kind",

@@ -91,7 +91,10 @@ def _unloadable(error: Exception) -> Finding:
         "torch-missing",
         f"torch is installed and cannot be imported: {type(error).__name__}: {error}",
         where=sys.executable,
-        fix=f"{_pip_install()} --force-reinstall torch, or on a cluster load the modules that its torch needs",
+        fix=(
+            f"{_pip_install()} --force-reinstall torch, or on a cluster load the modules that its"
+            " torch needs"
+        ),
     )
 
 

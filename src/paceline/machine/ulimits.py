@@ -26,5 +26,8 @@ def _limits(name: str) -> tuple[int | None, int | None]:
     kind = getattr(resource, _KINDS[name], None)
     if kind is None:
         return None, None
-    now, most = (UNLIMITED if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(kind))
+    now, most = (
+        UNLIMITED if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(kind)
+    )
     return now, most

@@ -1,6 +1,7 @@
 """The events of a run folder: their schema, how launchers write them, and what they say of the run.
 
-One folder holds all starts of a run, so an outcome counts only if no start came after it. Standard library only.
+One folder holds all starts of a run, so an outcome counts only if no start came after it. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Outcome:
 
     @property
     def lost(self) -> tuple[tuple[int, str], ...]:
-        """The nodes that went silent, if that is the cause: node rank, and the name of the host, empty if unknown."""
+        """The nodes that went silent, if that is the cause: node rank, and the name of the host,
+        empty if unknown.
+        """
         first = self.findings[0] if self.findings else None
         if first is None or first.name != "agent-died":
             return ()
@@ -94,7 +97,13 @@ def append(path: Path, *, node: int, kind: str, **fields: Any) -> None:
     """
     if EVENTS.get(kind) != frozenset(fields):
         raise ValueError(f"event {kind!r} does not take the fields {sorted(fields)}")
-    event = {"version": EVENT_VERSION, "time_ns": time.time_ns(), "node": node, "kind": kind, **fields}
+    event = {
+        "version": EVENT_VERSION,
+        "time_ns": time.time_ns(),
+        "node": node,
+        "kind": kind,
+        **fields,
+    }
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(event) + "\n")
 
@@ -107,7 +116,9 @@ def paths(folder: Path) -> list[Path]:
     """
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries)
-    return [folder / name for name in names if name.startswith("events.") and name.endswith(".jsonl")]
+    return [
+        folder / name for name in names if name.startswith("events.") and name.endswith(".jsonl")
+    ]
 
 
 def read(path: Path, *, tail_bytes: int | None = None) -> list[dict[str, Any]]:
@@ -140,7 +151,9 @@ def _is_event(event: dict[str, Any]) -> bool:
     """Return whether the fields that are read here have their types: the file may be anybody's."""
     numbers = [event.get(name, 0) for name in ("time_ns", "attempt", "exit_status", "launcher")]
     lists = [event.get(name, []) for name in ("ends", "findings")]
-    if not all(isinstance(value, int) for value in numbers) or not all(isinstance(value, list) for value in lists):
+    if not all(isinstance(value, int) for value in numbers) or not all(
+        isinstance(value, list) for value in lists
+    ):
         return False
     return all(isinstance(end, dict) and isinstance(end.get("steps", 0), int) for end in lists[0])
 

@@ -23,7 +23,9 @@ _LEAST_BYTES = 65536  # space for a plan, short logs and the last events
 # Not "runs": scripts use that name, as TensorBoard's writer does by default.
 RUNS = Path("paceline-runs")
 EARLIER_RUNS = Path("runs")  # until paceline 0.1; still searched
-MANIFEST = "manifest.json"  # in the folder of a checkpoint; written last: it proves that the other files are complete
+MANIFEST = (  # in the folder of a checkpoint; written last: it proves that the other files are complete
+    "manifest.json"
+)
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,21 @@ class RunDir:
         return self.root / f"plan{_attempt(attempt)}.json"
 
     def events(self, node_rank: int) -> Path:
-        """Events of one node's launcher (JSON lines); a file each, as appends on a shared folder can mix."""
-        return self.root / ("events.jsonl" if node_rank == 0 else f"events.node-{node_rank:03d}.jsonl")
+        """Events of one node's launcher (JSON lines); a file each, as appends on a shared folder
+        can mix.
+        """
+        return self.root / (
+            "events.jsonl" if node_rank == 0 else f"events.node-{node_rank:03d}.jsonl"
+        )
 
     def log(self, rank: int, attempt: int = 0) -> Path:
         """Everything that a rank wrote to stdout and stderr."""
         return self.root / "logs" / f"rank-{rank:03d}{_attempt(attempt)}.out"
 
     def launcher_log(self, node_rank: int, attempt: int = 0) -> Path:
-        """Output of libraries inside a node's launcher; numbered by the first attempt of its start."""
+        """Output of libraries inside a node's launcher; numbered by the first attempt of its
+        start.
+        """
         return self.root / "logs" / f"launcher-{node_rank:03d}{_attempt(attempt)}.out"
 
     def filtered(self, stream: str, attempt: int = 0) -> Path:
@@ -122,19 +130,29 @@ class RunDir:
         return self.root / "slurm.out"
 
     def next_attempt(self) -> int:
-        """Return the first unused attempt number: a run that resumes in this folder continues the numbering.
+        """Return the first unused attempt number: a run that resumes in this folder continues the
+        numbering.
 
-        So the files of an earlier start are neither overwritten nor mistaken for those of a later one.
+        So the files of an earlier start are neither overwritten nor mistaken for those of a later
+        one.
         """
-        names = [path.name for pattern in ("plan*", "logs/*", "ranks/*") for path in self.root.glob(pattern)]
-        matches = [re.match(r"(?:rank-\d+|launcher-\d+|plan)(?:\.attempt-(\d+))?\.", name) for name in names]
+        names = [
+            path.name
+            for pattern in ("plan*", "logs/*", "ranks/*")
+            for path in self.root.glob(pattern)
+        ]
+        matches = [
+            re.match(r"(?:rank-\d+|launcher-\d+|plan)(?:\.attempt-(\d+))?\.", name)
+            for name in names
+        ]
         return max((int(match[1] or 0) + 1 for match in matches if match), default=0)
 
     def create(self, *, new: bool = False) -> None:
         """Create the folders.
 
         Args:
-            new: Whether the folder must not exist yet, so that only one of two runs gets the same name.
+            new: Whether the folder must not exist yet, so that only one of two runs gets the same
+                name.
 
         Raises:
             FileExistsError: The folder must be new, and exists.
@@ -156,7 +174,9 @@ def require_space(folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        if file.write(b"\0" * _LEAST_BYTES) < _LEAST_BYTES:  # an almost full disk writes a part of it
+        if (
+            file.write(b"\0" * _LEAST_BYTES) < _LEAST_BYTES
+        ):  # an almost full disk writes a part of it
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
@@ -173,7 +193,8 @@ def _attempt(attempt: int) -> str:
 
 
 def new_run_id(script: str, *, now_s: float, salt: str, job: str = "") -> str:
-    """Return an id that sorts by time and names script and job: ``20261120-233309-digits-job-4711-3f2a``.
+    """Return an id that sorts by time and names script and job:
+    ``20261120-233309-digits-job-4711-3f2a``.
 
     Args:
         script: The script, or the name of a function.
@@ -196,7 +217,8 @@ def run_folders() -> list[Path]:
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """Open a regular file for reading: a FIFO would wait for a writer, and a device may have no end.
+    """Open a regular file for reading: a FIFO would wait for a writer, and a device may have no
+    end.
 
     Raises:
         OSError: The file cannot be opened, or is not a regular file.
@@ -237,10 +259,14 @@ def read_bytes(path: Path, *, most_bytes: int) -> bytes:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically: a reader sees the old or the new content (temporary name, fsync, rename)."""
+    """Write a file atomically: a reader sees the old or the new content (temporary name, fsync,
+    rename).
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with temporary.open("x", encoding="utf-8") as file:  # not with tempfile, whose files only their owner can read
+        with temporary.open(
+            "x", encoding="utf-8"
+        ) as file:  # not with tempfile, whose files only their owner can read
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -1,7 +1,8 @@
-"""Identify the training that a run folder belongs to: its record, its default name, and differences.
+"""Identify the training that a run folder belongs to: its record, its default name, and
+differences.
 
-The name of a default folder is made of script, arguments, array element and number of the Session in the process, so
-that two trainings share a folder only on request.
+The name of a default folder is made of script, arguments, array element and number of the Session
+in the process, so that two trainings share a folder only on request.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ VERSION = 1
 _SURE_DIGITS = 5
 # Flags that request a resume: `train.py --resume` is the same training as `train.py`.
 _CONTINUES = re.compile(
-    r"--?(auto[-_]?)?(resume|restore|continue)([-_]training)?(=(1|yes|true|auto|latest|last))?$", re.I
+    r"--?(auto[-_]?)?(resume|restore|continue)([-_]training)?(=(1|yes|true|auto|latest|last))?$",
+    re.I,
 )
 _CONTINUES_FROM = re.compile(r"(1|yes|true|auto|latest|last)$", re.I)
 _NOTEBOOKS = ("ipykernel_launcher", "colab_kernel_launcher")
@@ -73,11 +75,22 @@ class Training:
 
 
 def _key(training: Training) -> tuple[object, ...]:
-    return training.script, training.arguments, training.array_job, training.array_task, training.session
+    return (
+        training.script,
+        training.arguments,
+        training.array_job,
+        training.array_task,
+        training.session,
+    )
 
 
 def of_command(
-    script: str, arguments: Sequence[str], environ: Mapping[str, str], *, folder: str, session: int = 1
+    script: str,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    folder: str,
+    session: int = 1,
 ) -> Training:
     """Return the training that a command starts. Pure.
 
@@ -94,7 +107,11 @@ def of_command(
     if Path(script).stem in _NOTEBOOKS:
         arguments = ()  # a file name that the notebook server creates for each kernel
     return Training(
-        script=os.path.relpath(script, folder) if os.path.isabs(script) else os.path.normpath(script or "session"),
+        script=(
+            os.path.relpath(script, folder)
+            if os.path.isabs(script)
+            else os.path.normpath(script or "session")
+        ),
         arguments=tuple(meaningful(arguments, [job, array_job])),
         array_job=array_job,
         array_task=array_task,
@@ -112,7 +129,9 @@ def working_folder() -> str:
 
 
 def meaningful(arguments: Sequence[str], job_ids: Sequence[str]) -> list[str]:
-    """Return arguments without those that differ between starts of one training: job ids, resume flags. Pure."""
+    """Return arguments without those that differ between starts of one training: job ids, resume
+    flags. Pure.
+    """
     remaining: list[str] = []
     was_flag = False
     for word in arguments:
@@ -136,8 +155,14 @@ def default_folder(training: Training) -> Path:
     """Return the default run folder of a training. Pure."""
     name = script_stem(training.script) if training.script.strip("-c") else "session"
     if training.arguments or os.sep in training.script:
-        words = re.sub(r"[^A-Za-z0-9._=+]+", "-", "-".join(training.arguments)).strip("-.")[:32].strip("-.")
-        digest = hashlib.sha256(json.dumps([training.script, training.arguments]).encode()).hexdigest()[:8]
+        words = (
+            re.sub(r"[^A-Za-z0-9._=+]+", "-", "-".join(training.arguments))
+            .strip("-.")[:32]
+            .strip("-.")
+        )
+        digest = hashlib.sha256(
+            json.dumps([training.script, training.arguments]).encode()
+        ).hexdigest()[:8]
         name = "-".join(filter(None, (name, words, digest)))
     if training.array_task:
         name += f"-array-{training.array_job}_{training.array_task}"
@@ -150,7 +175,9 @@ def of_session(number: int) -> str:
 
 
 def choose_folder(training: Training) -> Path:
-    """Return the default run folder of a training, or the folder that an earlier version created for it."""
+    """Return the default run folder of a training, or the folder that an earlier version created
+    for it.
+    """
     folder = default_folder(training)
     if training.is_plain and not folder.exists():
         earlier = EARLIER_RUNS / folder.name
@@ -218,12 +245,17 @@ def conflict(folder: Path, recorded: Training | None, mine: Training) -> Finding
         where=str(folder),
         evidence=(f"recorded in {RunDir(folder).training}: {recorded.line}",),
         why="this element would load the other one's model and overwrite its checkpoints",
-        fix="a folder for each element, $SLURM_ARRAY_TASK_ID in its name; or none, each element then has its own",
+        fix=(
+            "a folder for each element, $SLURM_ARRAY_TASK_ID in its name; or none, each element"
+            " then has its own"
+        ),
     )
 
 
 def siblings(training: Training) -> list[tuple[Path, Training | None]]:
-    """Return other folders of the same script that have checkpoints, the most similar and newest first."""
+    """Return other folders of the same script that have checkpoints, the most similar and newest
+    first.
+    """
     stem = default_folder(Training(training.script)).name.partition("-")[0]
     folders = []
     for runs in (RUNS, EARLIER_RUNS):
@@ -255,15 +287,21 @@ def read(run_dir: RunDir) -> Training | None:
     """Return the training that a folder belongs to, None if that was not recorded."""
     try:
         values: dict[str, Any] = json.loads(run_dir.training.read_text(encoding="utf-8"))
-        fields = {key: value for key, value in values.items() if key in Training.__dataclass_fields__}
+        fields = {
+            key: value for key, value in values.items() if key in Training.__dataclass_fields__
+        }
         return Training(**{**fields, "arguments": tuple(fields["arguments"])})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def record(run_dir: RunDir, training: Training) -> None:
-    """Record the training that a folder belongs to. A folder that cannot be written must not end the run."""
+    """Record the training that a folder belongs to. A folder that cannot be written must not end
+    the run.
+    """
     if read(run_dir) == training:
         return
     with contextlib.suppress(OSError):
-        write_whole(run_dir.training, json.dumps({"version": VERSION, **asdict(training)}, indent=1) + "\n")
+        write_whole(
+            run_dir.training, json.dumps({"version": VERSION, **asdict(training)}, indent=1) + "\n"
+        )

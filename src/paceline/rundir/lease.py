@@ -1,8 +1,10 @@
-"""Lease of a run folder: a file whose counter the owner increments, so that a folder has one living run.
+"""Lease of a run folder: a file whose counter the owner increments, so that a folder has one living
+run.
 
-Time stamps of a file server and clocks of other machines are not reliable. A newcomer therefore watches the counter by
-its own clock. It takes over the folder when the counter has not changed for long enough, or at once if the owner's
-process has ended on this machine. Standard library only. docs/design/0014-run-folders.md has the reasons.
+Time stamps of a file server and clocks of other machines are not reliable. A newcomer therefore
+watches the counter by its own clock. It takes over the folder when the counter has not changed for
+long enough, or at once if the owner's process has ended on this machine. Standard library only.
+docs/design/0014-run-folders.md has the reasons.
 """
 
 from __future__ import annotations
@@ -38,9 +40,11 @@ class Owner:
     Attributes:
         token: Random id of the run.
         host: Name of its machine, for messages.
-        machine: Boot id of its machine and its process namespace, in which process ids are valid; empty if unknown.
+        machine: Boot id of its machine and its process namespace, in which process ids are valid;
+            empty if unknown.
         pid: Its process; 0 for a job that has reserved the folder for a later process.
-        started: When that process started, in ticks since the boot, because process ids are used again.
+        started: When that process started, in ticks since the boot, because process ids are used
+            again.
         job: Its Slurm job; empty outside of Slurm.
         element: Its array element, for messages.
         restarts: How often Slurm had queued the job again.
@@ -83,7 +87,9 @@ def this_process(token: str = "", *, element: str = "") -> Owner:
 
 
 def this_job(*, element: str = "") -> Owner:
-    """Return this Slurm job as the owner of a folder, before the process that uses it has started."""
+    """Return this Slurm job as the owner of a folder, before the process that uses it has
+    started.
+    """
     restarts = env.read(env.JOB_RESTARTS) or "0"
     return Owner(
         token=secrets.token_hex(8),
@@ -164,10 +170,13 @@ def in_use(folder: Path, owner: Owner) -> Finding:
 
 
 def taken_over(folder: Path, owner: Owner) -> Finding:
-    """Return the finding that another run has taken over the folder while this one sent no heartbeat."""
+    """Return the finding that another run has taken over the folder while this one sent no
+    heartbeat.
+    """
     return Finding(
         "run-folder-taken-over",
-        f"the run folder {folder} now belongs to {owner.words}: nothing more is saved there by this run",
+        f"the run folder {folder} now belongs to {owner.words}: nothing more is saved there by"
+        " this run",
         where=str(folder),
         why="this run gave no sign of life for a minute, as a process that was suspended does",
         fix="let the other run finish; this one has ended at its last checkpoint",
@@ -203,8 +212,9 @@ class Lease:
                 self._beat()
             except OSError as error:
                 self._warn(
-                    f"the lease of the run folder {self._shown} cannot be written ({error.strerror}): training "
-                    "continues, but a second run in this folder would not notice it"
+                    f"the lease of the run folder {self._shown} cannot be written"
+                    f" ({error.strerror}): training continues, but a second run in this folder"
+                    " would not notice it"
                 )
 
     def _beat(self) -> None:
@@ -222,9 +232,11 @@ class Lease:
             self._say(text)
 
     def release_soon(self) -> None:
-        """Release the folder at the next heartbeat or ``take``; for callbacks of the garbage collector.
+        """Release the folder at the next heartbeat or ``take``; for callbacks of the garbage
+        collector.
 
-        The collector may run in a thread that holds one of this module's locks, where ``release`` would deadlock.
+        The collector may run in a thread that holds one of this module's locks, where ``release``
+        would deadlock.
         """
         _heart.given_back.put(self)
 
@@ -243,7 +255,9 @@ class Lease:
         _heart.forget(self)
 
 
-def take(folder: Path, mine: Owner, *, say: Say, ended: Callable[[str], bool] | None = None) -> Lease:
+def take(
+    folder: Path, mine: Owner, *, say: Say, ended: Callable[[str], bool] | None = None
+) -> Lease:
     """Make this process the owner of a folder, and send heartbeats from a thread.
 
     Args:
@@ -267,7 +281,9 @@ def take(folder: Path, mine: Owner, *, say: Say, ended: Callable[[str], bool] | 
     return lease
 
 
-def acquire(folder: Path, mine: Owner, *, say: Say, ended: Callable[[str], bool] | None = None) -> None:
+def acquire(
+    folder: Path, mine: Owner, *, say: Say, ended: Callable[[str], bool] | None = None
+) -> None:
     """Write an owner to a folder as soon as no other owner lives; see ``take``."""
     watch: Watch | None = None
     next_question_s = 0.0
@@ -305,19 +321,29 @@ def _watch(other: Owner, mine: Owner) -> Watch:
 
 def _say_wait(folder: Path, other: Owner, verdict: str, say: Say) -> None:
     if verdict == LIVING:
-        say(f"the run folder {folder} is in use by {other.words}: waiting {scaled(LEASE_LIVING):g} s for its end")
+        say(
+            f"the run folder {folder} is in use by {other.words}: waiting {scaled(LEASE_LIVING):g}"
+            " s for its end"
+        )
     else:
         limit_s = scaled(LEASE_EXPIRY)
-        say(f"the run folder {folder} was last used by {other.words}: waiting up to {limit_s:g} s for a sign of it")
+        say(
+            f"the run folder {folder} was last used by {other.words}: waiting up to {limit_s:g} s"
+            " for a sign of it"
+        )
 
 
 def prepare() -> None:
-    """Release all leases of this process at its end, after functions that are registered with ``atexit`` later."""
+    """Release all leases of this process at its end, after functions that are registered with
+    ``atexit`` later.
+    """
     _heart.prepare()
 
 
 def is_held_by(folder: Path, token: str) -> Owner | None:
-    """Return the run that has taken over a folder from the run with this token; None if none is visible."""
+    """Return the run that has taken over a folder from the run with this token; None if none is
+    visible.
+    """
     try:
         now = read(folder)
     except OSError:
@@ -326,7 +352,8 @@ def is_held_by(folder: Path, token: str) -> Owner | None:
 
 
 def read(folder: Path) -> Owner | None:
-    """Return the owner of a folder, None if there is none; an owner without a token if the lease is not readable.
+    """Return the owner of a folder, None if there is none; an owner without a token if the lease is
+    not readable.
 
     Raises:
         OSError: The folder cannot be read.
@@ -339,7 +366,9 @@ def read(folder: Path) -> Owner | None:
         return Owner("")
     try:
         values = json.loads(text)
-        return Owner(**{key: value for key, value in values.items() if key in Owner.__dataclass_fields__})
+        return Owner(
+            **{key: value for key, value in values.items() if key in Owner.__dataclass_fields__}
+        )
     except (ValueError, TypeError, AttributeError):
         return Owner("")  # truncated by a full disk, or of another version
 
@@ -356,7 +385,8 @@ def _create(folder: Path, owner: Owner) -> bool:
 def _replace(folder: Path, judged: Owner, mine: Owner) -> bool:
     """Overwrite the lease of an owner that is gone; return whether it was still that owner's.
 
-    A lock file that is created exclusively admits one newcomer at a time, on network file systems too.
+    A lock file that is created exclusively admits one newcomer at a time, on network file systems
+    too.
     """
     lock = RunDir(folder).lease.with_suffix(".next")
     try:
@@ -384,7 +414,8 @@ def _remove_stale_lock(lock: Path) -> None:
 
 
 def _write(path: Path, owner: Owner, *, flags: int) -> None:
-    # In place and not with a rename, so that an NFS client that has the file open sees the change when it reopens it.
+    # In place and not with a rename, so that an NFS client that has the file open sees the change
+    # when it reopens it.
     handle = os.open(path, os.O_WRONLY | flags, 0o666)
     try:
         os.pwrite(handle, json.dumps(asdict(owner)).ljust(_SIZE - 1).encode() + b"\n", 0)
@@ -393,7 +424,9 @@ def _write(path: Path, owner: Owner, *, flags: int) -> None:
 
 
 def _machine() -> str:
-    """Return the scope in which process ids are valid: the boot id of the machine, and the process namespace."""
+    """Return the scope in which process ids are valid: the boot id of the machine, and the process
+    namespace.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -410,23 +443,34 @@ def _is_alive(owner: Owner) -> bool | None:
 
 
 def _start_of(pid: int) -> int | None:
-    """Return when a process started, in ticks since the boot; None if it does not exist or has ended."""
+    """Return when a process started, in ticks since the boot; None if it does not exist or has
+    ended.
+    """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        fields = (
+            Path(f"/proc/{pid}/stat")
+            .read_text(encoding="utf-8", errors="replace")
+            .rpartition(")")[2]
+            .split()
+        )
     except OSError:
         return None
     return None if fields[0] in "ZX" else int(fields[19])
 
 
 class _Heart:
-    """The thread that increments the counters of all leases of this process; it runs only while there are leases."""
+    """The thread that increments the counters of all leases of this process; it runs only while
+    there are leases.
+    """
 
     def __init__(self) -> None:
         self._leases: dict[Path, Lease] = {}
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_registered = False
-        self.given_back: queue.SimpleQueue[Lease] = queue.SimpleQueue()  # its ``put`` may interrupt itself
+        self.given_back: queue.SimpleQueue[Lease] = (
+            queue.SimpleQueue()
+        )  # its ``put`` may interrupt itself
 
     def lease_of(self, folder: Path) -> Lease | None:
         return self._leases.get(Path(os.path.abspath(folder)))
@@ -435,7 +479,8 @@ class _Heart:
         if not self._is_registered:
             self._is_registered = True
             atexit.register(self._release_all)
-            # A child has neither the thread nor the folder: it must not release its parent's leases.
+            # A child has neither the thread nor the folder: it must not release its parent's
+            # leases.
             os.register_at_fork(after_in_child=self._forget_all)
 
     def keep(self, lease: Lease) -> None:
@@ -443,7 +488,9 @@ class _Heart:
         with self._lock:
             self._leases[lease.folder] = lease
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="paceline-lease", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name="paceline-lease", daemon=True
+                )
                 self._thread.start()
 
     def take_back(self) -> None:

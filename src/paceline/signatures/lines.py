@@ -9,7 +9,9 @@ from paceline.signatures.languages import to_english
 
 LIMIT_CHARACTERS = 300  # of a displayed line
 
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]|\x1b.?")
+_COLOURS = re.compile(
+    r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]|\x1b.?"
+)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b\ufeff]+")
 _BOX = re.compile(r"^[│┃║|] ?|\s*[│┃║]\s*$|[╭╮╰╯─━═]{3,}")
 
@@ -21,9 +23,15 @@ _LABELS = tuple(
         r"\s{0,2}\[(?:PG [^\]]*)?[Rr]ank[ :]*(?P<rank>\d{1,6})\]:? ?",  # torch, Lightning
         r"\s{0,2}\[[a-z_]{0,12}[ :_-]*(?P<local>\d{1,6})\]:? ?",  # torchrun --tee: [default0]:, local ranks
         r"\[\d+,(?:mpirank:)?(?P<rank>\d{1,6})(?:,[\w-]+)?\]<std(?:err|out|diag)>: ?",  # mpirun --tag-output
-        r"\((?:[\w.<> -]{0,60}?)\s?pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\)\s?(?:\[repeated [^\]]*\] ?)?",  # Ray
+        (  # Ray
+            r"\((?:[\w.<> -]{0,60}?)\s?pid=(?P<pid>\d+)(?:,"
+            r" ip=(?P<host>[\w.:-]+))?\)\s?(?:\[repeated [^\]]*\] ?)?"
+        ),
         r"(?P<rank>\d{1,5}): ",  # srun --label
-        r"\[?\d{4}[-/]\d\d[-/]\d\d[T ,]+\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?[ :|,-]{0,3}",  # times
+        (  # times
+            r"\[?\d{4}[-/]\d\d[-/]\d\d[T ,]+\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?["
+            r" :|,-]{0,3}"
+        ),
         r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (?:DP\d+ )?(?:PP\d+ )?TP(?P<local>\d+)(?: EP\d+)?\] ?",  # SGLang
         r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (?:\[[\w./]+:\d+\] ?)?",  # vLLM
         r"\[[\w./]+\.py:\d+\] ",
@@ -33,7 +41,10 @@ _LABELS = tuple(
         r"\[?(?:pod|container)/[^\]\s]+\]? ",
         r"(?P<host>[\w.-]{1,60}?) +\| (?! )?",  # docker compose
         # pdsh, DeepSpeed
-        r"(?P<host>(?!c10d|cuda|v\d|mlx|[\w.]+\.error:)[a-z][a-z-]*[a-z0-9.-]*\d[a-z0-9.-]*): (?!error:)",
+        (
+            r"(?P<host>(?!c10d|cuda|v\d|mlx|[\w.]+\.error:)[a-z][a-z-]*[a-z0-9.-]*\d[a-z0-9.-]*):"
+            r" (?!error:)"
+        ),
         r"wandb: ",
         r"(?P<glog>\[[WEIF]\d* ?[\d:. ]*\w+\.(?:cpp|cc|h|hpp|cu):\d+\]) ?",
     )
@@ -71,7 +82,9 @@ class Line:
 
 def parse(raw: str, number: int = 0) -> Line:
     """Parse a line into its labels and its body."""
-    text = _CONTROL.sub("", _COLOURS.sub("", raw)).rstrip() if not raw.isprintable() else raw.rstrip()
+    text = (
+        _CONTROL.sub("", _COLOURS.sub("", raw)).rstrip() if not raw.isprintable() else raw.rstrip()
+    )
     body = _BOX.sub("", text).rstrip() if text[:1] in "│┃║╭╰|" else text
     labels: dict[str, str] = {}
     for _ in range(_MAX_LABELS):

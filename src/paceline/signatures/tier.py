@@ -23,9 +23,14 @@ class Tier(Enum):
     CAUSE = "names the fault; the text can mean nothing else"
     COARSE = "names the fault, but another text about the same fault may name it more finely"
     BROAD = "names the fault in general words; any other text about it says more"
-    OUTSIDE = "something outside the program ended the run, or the run was already in trouble when that happened"
+    OUTSIDE = (
+        "something outside the program ended the run, or the run was already in trouble when that"
+        " happened"
+    )
     EXCEPTION = "an exception that no signature knows; an end by a scheduler's limit"
-    DOUBTFUL_EXCEPTION = "an exception that was handled, or without a traceback through the user's code"
+    DOUBTFUL_EXCEPTION = (
+        "an exception that was handled, or without a traceback through the user's code"
+    )
     MENTIONED_EXCEPTION = "an exception in the middle of a line, or one that an installation met"
     WORKER_CRASH = "a signal ended a DataLoader worker, as its rank reports"
     CRASH = "a signal ended a process: mostly a fault of its own"

@@ -11,15 +11,21 @@ from paceline.signatures.lines import Line
 
 # only printed: the process continues
 _IGNORED = re.compile(r"Exception ignored in|--- Logging error ---")
-_DUMP = re.compile(r"^(?P<current>Current t|T)hread 0x[0-9a-f]+.*\(most recent call first\)", re.IGNORECASE)
+_DUMP = re.compile(
+    r"^(?P<current>Current t|T)hread 0x[0-9a-f]+.*\(most recent call first\)", re.IGNORECASE
+)
 _HEADER = re.compile(r"Traceback \(most recent call last\)")
-_FRAME = re.compile(r"File \"(?P<file>[^\"]+)\", line (?P<line>\d+)(?:, in (?P<function>[\w<>.]+))?")
+_FRAME = re.compile(
+    r"File \"(?P<file>[^\"]+)\", line (?P<line>\d+)(?:, in (?P<function>[\w<>.]+))?"
+)
 _RICH_FRAME = re.compile(r"^\s*(?P<file>[\w./\\:~ -]+\.py):(?P<line>\d+) in (?P<function>[\w<>]+)")
 _LOWER = r"(?:[a-z_]\w*\.)+(?:error|timeout|gaierror)"  # cv2.error, zlib.error, socket.timeout
 _NAME = rf"(?:(?:[A-Za-z_]\w*\.)*_*[A-Z]\w*|{_LOWER})"
 _ENDING = r"(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Empty|Full|StopIteration|Refused|Conflict|Killed|Died\w*)"
 # An exception at the start of a line: any name within an open traceback, else a typical name.
-_RAISED = re.compile(rf"^\s*(?:\|\s*)?(?P<type>{_NAME})(?:\((?P<inner>\w+)\))?(?::\s*(?P<message>.*))?$")
+_RAISED = re.compile(
+    rf"^\s*(?:\|\s*)?(?P<type>{_NAME})(?:\((?P<inner>\w+)\))?(?::\s*(?P<message>.*))?$"
+)
 _NAMED = re.compile(
     rf"^\s*(?:\|\s*)?(?P<type>(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*?{_ENDING}|Exception)|(?:[a-z_]\w*\.)+Error)(?:\((?P<inner>\w+)\))?(?::\s*(?P<message>.*))?$"
 )
@@ -30,7 +36,8 @@ _OF_EXCEPTIONS = re.compile(
     rf"|{_LOWER}(?=: ))(?P<inner>)?(?::\s*(?P<message>.*))?$"
 )
 _INSIDE = re.compile(
-    r"(?<![\w/.'\"-])(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*?(?:Error|Exception))(?P<inner>)?: (?P<message>\S.*)$"
+    r"(?<![\w/.'\"-])(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*?(?:Error|Exception))(?P<inner>)?:"
+    r" (?P<message>\S.*)$"
 )
 _CODE = re.compile(r"\b(?:except|raise|import|class|pytest)\b|self\.|warn")
 _LIBRARY = re.compile(
@@ -47,13 +54,7 @@ _LIBRARY = re.compile(
 _INSTALLED = re.compile(r"(?:site|dist)-packages[\\/](?P<package>[\w.]+)")
 # Libraries whose frames are never the user's code. Other installed packages may be the user's.
 _KNOWN = frozenset(
-    "torch torchvision torchaudio torchdata torchmetrics torchtext torchao lightning pytorch_lightning lightning_fabric"
-    " lightning_utilities accelerate transformers datasets tokenizers huggingface_hub diffusers peft trl evaluate timm"
-    " safetensors deepspeed megatron apex flash_attn xformers triton bitsandbytes fairscale numpy pandas scipy sklearn"
-    " pyarrow polars PIL cv2 skimage albumentations webdataset h5py zarr fsspec s3fs gcsfs boto3 botocore aiohttp"
-    " requests urllib3 httpx ray hydra omegaconf click typer fire absl jsonargparse pydantic tqdm rich wandb mlflow"
-    " tensorboard IPython ipykernel traitlets joblib dill cloudpickle submitit composer fairseq nemo horovod ignite"
-    " tensordict einops yaml setuptools pkg_resources importlib_metadata matplotlib paceline".lower().split()
+    "torch torchvision torchaudio torchdata torchmetrics torchtext torchao lightning pytorch_lightning lightning_fabric lightning_utilities accelerate transformers datasets tokenizers huggingface_hub diffusers peft trl evaluate timm safetensors deepspeed megatron apex flash_attn xformers triton bitsandbytes fairscale numpy pandas scipy sklearn pyarrow polars PIL cv2 skimage albumentations webdataset h5py zarr fsspec s3fs gcsfs boto3 botocore aiohttp requests urllib3 httpx ray hydra omegaconf click typer fire absl jsonargparse pydantic tqdm rich wandb mlflow tensorboard IPython ipykernel traitlets joblib dill cloudpickle submitit composer fairseq nemo horovod ignite tensordict einops yaml setuptools pkg_resources importlib_metadata matplotlib paceline".lower().split()
 )
 _LAUNCHER = re.compile(
     r"[\\/]bin[\\/]|torch[\\/]distributed[\\/](?:run|launch|launcher|elastic)|accelerate[\\/]commands"
@@ -62,7 +63,8 @@ _LAUNCHER = re.compile(
 )
 # Text that a program or its launcher prints after an exception and that is not part of its message.
 _OTHER = re.compile(
-    r"^\s*(?:[EWIFC]\d{4} |\[|\d{4}-\d\d|srun: |slurmstepd: |During handling of|The above exception|Exception ignored"
+    r"^\s*(?:[EWIFC]\d{4} |\[|\d{4}-\d\d|srun: |slurmstepd: |During handling of|The above"
+    r" exception|Exception ignored"
     r"|terminate called|warnings?\b|={4,}|-{4,})",
     re.IGNORECASE,
 )
@@ -82,15 +84,26 @@ WRAPPERS = (
     "CalledProcessError",
     "SignalException",
 )
-_CONTROL_FLOW = ("StopIteration", "StopAsyncIteration", "Empty", "SystemExit", "GeneratorExit", "CancelledError")
+_CONTROL_FLOW = (
+    "StopIteration",
+    "StopAsyncIteration",
+    "Empty",
+    "SystemExit",
+    "GeneratorExit",
+    "CancelledError",
+)
 # It only refers to an error printed earlier.
 _REFERS = re.compile(
-    r"\bsee (?:the )?(?:root cause|(?:actual |original )?(?:error|exception|log|message|trace|traceback|stack trace)s?)"
-    r"(?: messages?)? above|\b(?:root cause|(?:original|actual) error|stack trace) (?:(?:is|was) )?(?:shown |printed )?"
+    r"\bsee (?:the )?(?:root cause|(?:actual |original"
+    r" )?(?:error|exception|log|message|trace|traceback|stack trace)s?)"
+    r"(?: messages?)? above|\b(?:root cause|(?:original|actual) error|stack trace) (?:(?:is|was)"
+    r" )?(?:shown |printed )?"
     r"above",
     re.IGNORECASE,
 )
-_CAUGHT = re.compile(r"Caught \w+ in (?:DataLoader worker|replica|pin memory|MultiProcessing|worker)")
+_CAUGHT = re.compile(
+    r"Caught \w+ in (?:DataLoader worker|replica|pin memory|MultiProcessing|worker)"
+)
 
 
 @dataclass(frozen=True)
@@ -236,7 +249,9 @@ class Tracebacks:
     @property
     def cut(self) -> list[Frame]:
         """The innermost frames of truncated tracebacks, the user's own if possible."""
-        return [innermost(each.frames) or each.frames[-1] for each in self._open.values() if each.frames]
+        return [
+            innermost(each.frames) or each.frames[-1] for each in self._open.values() if each.frames
+        ]
 
     def feed(self, line: Line) -> None:
         """Process a line."""
@@ -254,7 +269,10 @@ class Tracebacks:
             self._begin(line, headed=True)
         if self._dump(line):
             return
-        frames = [Frame(found["file"], found["line"], found["function"] or "") for found in _FRAME.finditer(body)]
+        frames = [
+            Frame(found["file"], found["line"], found["function"] or "")
+            for found in _FRAME.finditer(body)
+        ]
         if not frames and line.text[:1] in "│|" and (rich := _RICH_FRAME.match(body)):
             frames = [Frame(rich["file"].strip(), rich["line"], rich["function"])]
         if frames:
@@ -301,9 +319,17 @@ class Tracebacks:
         current = self._open.get(line.source)
         anchored, found = True, None
         if current is not None:
-            found = _RAISED.match(line.body) if not line.body[:1].isspace() or line.text[:1] in "│" else None
+            found = (
+                _RAISED.match(line.body)
+                if not line.body[:1].isspace() or line.text[:1] in "│"
+                else None
+            )
         found = found or _NAMED.match(line.body) or _OF_EXCEPTIONS.match(line.body)
-        if found is None and "Error" in line.body + "Exception" and (inside := _INSIDE.search(line.body)):
+        if (
+            found is None
+            and "Error" in line.body + "Exception"
+            and (inside := _INSIDE.search(line.body))
+        ):
             anchored = False
             found = None if _CODE.search(line.body[: inside.start()]) else inside
         if found is None or found["type"].endswith("Warning"):
@@ -311,7 +337,9 @@ class Tracebacks:
             return
         self._add(line, found, current, anchored=anchored)
 
-    def _add(self, line: Line, found: re.Match[str], current: _Open | None, *, anchored: bool) -> None:
+    def _add(
+        self, line: Line, found: re.Match[str], current: _Open | None, *, anchored: bool
+    ) -> None:
         self._open.pop(line.source, None)
         if current is not None and current.ignored:
             return
@@ -327,7 +355,9 @@ class Tracebacks:
         )
         if len(self.raised) < 4096:
             self.raised.append(raised)
-            if raised.message.endswith(":") or (not raised.message and found["message"] is not None):
+            if raised.message.endswith(":") or (
+                not raised.message and found["message"] is not None
+            ):
                 self._unfinished[line.source] = raised
 
     def _finish(self, line: Line) -> None:
@@ -337,10 +367,14 @@ class Tracebacks:
             return
         if raised.message and _OTHER.search(line.body):
             return
-        place = next((at for at in range(len(self.raised) - 1, -1, -1) if self.raised[at] is raised), None)
+        place = next(
+            (at for at in range(len(self.raised) - 1, -1, -1) if self.raised[at] is raised), None
+        )
         if place is not None:
             more = line.body.strip()[:_MAX_MORE] if raised.message else line.body.strip()
-            self.raised[place] = replace(raised, message=f"{raised.message} {more}".strip(), more=more)
+            self.raised[place] = replace(
+                raised, message=f"{raised.message} {more}".strip(), more=more
+            )
 
     def _tire(self, source: str, current: _Open | None) -> None:
         if current is None:

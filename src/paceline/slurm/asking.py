@@ -1,4 +1,6 @@
-"""Validate single values of a job request, by the same rules on the command line and in a profile. Pure."""
+"""Validate single values of a job request, by the same rules on the command line and in a profile.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from paceline.text.quoting import CONTROL
 
 UNLIMITED = re.compile("unlimited|infinite", re.IGNORECASE)
 _GPUS = re.compile(r"(?:(?P<kind>\w[\w.+-]*):)?(?P<count>[0-9]+)")
-_SBATCH = re.compile(r"--(?P<long>[A-Za-z][\w-]*)(?:(?:=|\s+)(?P<value>.*))?|-(?P<short>[A-Za-z])(?:=|\s*)(?P<rest>.*)")
+_SBATCH = re.compile(
+    r"--(?P<long>[A-Za-z][\w-]*)(?:(?:=|\s+)(?P<value>.*))?|-(?P<short>[A-Za-z])(?:=|\s*)(?P<rest>.*)"
+)
 _LONG = {option.name: option.long for option in OWN}
 
 
@@ -45,7 +49,8 @@ def sbatch_options(words: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
         The long name of each option, and its value or None.
 
     Raises:
-        UsageError: A word is not an option, an option lacks its value, or submit has an option for it.
+        UsageError: A word is not an option, an option lacks its value, or submit has an option for
+            it.
     """
     return tuple(_sbatch(word) for word in words)
 
@@ -57,13 +62,19 @@ def _sbatch(typed: str) -> tuple[str, str | None]:
         raise _refused(typed, "is one line, without control characters")
     match = _SBATCH.fullmatch(typed)
     if not match:
-        near = f"--sbatch --{typed}" if re.fullmatch(r"[a-z][a-z-]+(=.+)?", typed) else "--sbatch --constraint=a100"
+        near = (
+            f"--sbatch --{typed}"
+            if re.fullmatch(r"[a-z][a-z-]+(=.+)?", typed)
+            else "--sbatch --constraint=a100"
+        )
         raise _refused(typed, "begins with a dash, as sbatch has it, and has a name", near)
     word, value = match["long"] or match["short"], match["value"] or match["rest"] or ""
     name, kind = sbatch_option(word)
     require_free(name or word, value, label=f"--sbatch {_escaped(typed)}")
     if kind == "value" and not value:
-        raise _refused(typed, f"needs a value: --{name} is an option with one", f"--sbatch --{name}=VALUE")
+        raise _refused(
+            typed, f"needs a value: --{name} is an option with one", f"--sbatch --{name}=VALUE"
+        )
     if kind == "flag" and value:
         raise _refused(typed, f"takes no value: --{name} is a flag", f"--sbatch --{name}")
     return name or word, value or None
@@ -82,14 +93,22 @@ def require_free(name: str, value: str, *, label: str) -> None:
         return
     instead = "--gpus-per-node" if name == "gres" else INSTEAD.get(name, "")
     if instead:
-        amount = " " + value.rpartition(":")[2] if value and instead in ("--gpus-per-node", f"--{name}") else ""
+        amount = (
+            " " + value.rpartition(":")[2]
+            if value and instead in ("--gpus-per-node", f"--{name}")
+            else ""
+        )
         raise contradicted(f"{label}: paceline submit sets --{name} itself", f"{instead}{amount}")
 
 
 def _nodes(name: str, text: str) -> None:
     match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", text)
     if not match:
-        fix = f"--nodes {text.replace(':', '-')}" if re.fullmatch(r"[1-9][0-9]*:[1-9][0-9]*", text) else "--nodes 2"
+        fix = (
+            f"--nodes {text.replace(':', '-')}"
+            if re.fullmatch(r"[1-9][0-9]*:[1-9][0-9]*", text)
+            else "--nodes 2"
+        )
         raise invalid(name, text, "is a number or a range MIN-MAX", fix)
     low, high = int(match[1]), int(match[2] or match[1])
     if low < 1 or high < low:
@@ -98,7 +117,9 @@ def _nodes(name: str, text: str) -> None:
 
 def _gpus(name: str, text: str) -> None:
     if not _GPUS.fullmatch(text):
-        raise invalid(name, text, "is a number, or a kind and a number", "--gpus-per-node 4, or a100:4")
+        raise invalid(
+            name, text, "is a number, or a kind and a number", "--gpus-per-node 4, or a100:4"
+        )
 
 
 def _count(name: str, text: str) -> None:
@@ -110,7 +131,9 @@ def _mem(name: str, text: str) -> None:
     if not re.fullmatch("[0-9]+[KMGT]?", text, re.IGNORECASE):
         near = re.fullmatch(r"([0-9]+) ?([KMGT])i?B", text, re.IGNORECASE)
         fix = f"--mem {near[1]}{near[2].upper()}" if near else "--mem 64G"
-        raise invalid(name, text, "is a whole number with K, M, G or T; without one it counts MB", fix)
+        raise invalid(
+            name, text, "is a whole number with K, M, G or T; without one it counts MB", fix
+        )
 
 
 def _time(name: str, text: str) -> None:
@@ -119,7 +142,9 @@ def _time(name: str, text: str) -> None:
     if not option_values.seconds_of(text, bare_s=60) > 0:
         rule = "is a time above 0: 90m, 2h, minutes, or as sbatch has it, 1-12:00:00"
         parts = re.fullmatch(r"([0-9]+) ?h(?:ours?)? ?([0-9]+)(?: ?m\w*)?", text)
-        raise invalid(name, text, rule, f"--time {parts[1]}:{int(parts[2]):02d}:00" if parts else "--time 2h")
+        raise invalid(
+            name, text, rule, f"--time {parts[1]}:{int(parts[2]):02d}:00" if parts else "--time 2h"
+        )
 
 
 def _on_node_loss(name: str, text: str) -> None:
@@ -142,7 +167,9 @@ _RULES: Mapping[str, Callable[[str, str], None]] = {
 def invalid(name: str, value: str, rule: str, fix: str = "") -> UsageError:
     """Return the error for a value that breaks its rule."""
     label = f"{_LONG[name]} {value}"
-    return UsageError(Finding("option-invalid", f"{label}: {_LONG[name]} {rule}", where="command line", fix=fix))
+    return UsageError(
+        Finding("option-invalid", f"{label}: {_LONG[name]} {rule}", where="command line", fix=fix)
+    )
 
 
 def contradicted(what: str, fix: str) -> UsageError:

@@ -1,6 +1,7 @@
 """Render the job script of a request. Pure.
 
-The script is meant to be read and kept: its resources are ``#SBATCH`` lines, and plain ``sbatch`` submits it again.
+The script is meant to be read and kept: its resources are ``#SBATCH`` lines, and plain ``sbatch``
+submits it again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Place:
         output: Path of the job's output.
         paceline: Command that starts paceline, in words; the job script uses it too.
         when: Time of submission as text.
-        printed: Whether the script is printed and not submitted: the job then creates the run folder.
+        printed: Whether the script is printed and not submitted: the job then creates the run
+            folder.
     """
 
     folder: str
@@ -68,20 +70,32 @@ def _resources(request: Request) -> Iterator[str]:
         if name == "ntasks-per-node":
             yield "# one task on each node: it starts the ranks of its node"
         if name == "cpus-per-task" and request.cpus_per_gpu:
-            yield f"# {request.cpus_per_gpu} for each GPU, as CPUs of the task: every version of Slurm has these right"
+            yield (
+                f"# {request.cpus_per_gpu} for each GPU, as CPUs of the task: every version of"
+                " Slurm has these right"
+            )
         elif name == "cpus-per-task" and request.cpus_why:
             yield f"# {request.cpus_why}"
         yield directive(name, value)
 
 
 def _conduct(request: Request, place: Place) -> Iterator[str]:
-    yield f"# sent to the steps {request.signal_s} s before the time limit: the run saves and ends by itself"
+    yield (
+        f"# sent to the steps {request.signal_s} s before the time limit: the run saves and ends by"
+        " itself"
+    )
     yield directive("signal", f"{request.signal}@{request.signal_s}")
     by_slurm = request.requeue and request.on_node_loss == "requeue"
     if by_slurm:
-        yield "# after preemption, the time limit or the loss of a node the job is queued again, and goes on"
+        yield (
+            "# after preemption, the time limit or the loss of a node the job is queued again, and"
+            " goes on"
+        )
     elif request.requeue:
-        yield "# by Slurm itself never, so that the loss of a node ends the job: what is unfinished is submitted anew"
+        yield (
+            "# by Slurm itself never, so that the loss of a node ends the job: what is unfinished"
+            " is submitted anew"
+        )
     yield directive("requeue" if by_slurm else "no-requeue")
     yield directive("open-mode", "append")
     if _by_directive(place.folder):
@@ -93,7 +107,9 @@ def _conduct(request: Request, place: Place) -> Iterator[str]:
 
 
 def _by_directive(folder: str) -> bool:
-    """Return whether ``--chdir`` can name a folder: versions of Slurm differ in what ``%`` and ``\\`` mean in paths."""
+    """Return whether ``--chdir`` can name a folder: versions of Slurm differ in what ``%`` and
+    ``\\`` mean in paths.
+    """
     return "%" not in folder and "\\" not in folder
 
 
@@ -109,7 +125,10 @@ def _set_up(request: Request, place: Place) -> Iterator[str]:
         yield f"export {setting.name}={word(setting.value)}"
     if profile.tmp:
         folder = _with_job_variables(profile.tmp)
-        yield "# on each node, and before the variable is set: Slurm complains of a TMPDIR that is not there"
+        yield (
+            "# on each node, and before the variable is set: Slurm complains of a TMPDIR that is"
+            " not there"
+        )
         yield f"srun --export=ALL --ntasks-per-node=1 mkdir -p -- {folder} || exit"
         yield f"export TMPDIR={folder}"
     if request.requeue:
@@ -135,13 +154,16 @@ def _start(request: Request, place: Place) -> list[str]:
     # only before the run: the other two commands call Slurm, which a container does not have
     prefix = request.profile.prefix
     command = [word(part) for part in ((*prefix, "paceline") if prefix else place.paceline)]
-    # in a job that was submitted with --export=NONE, srun would start the tasks without an environment
+    # in a job that was submitted with --export=NONE, srun would start the tasks without an
+    # environment
     srun = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--ntasks-per-node=1"]
     if request.cpus:
         # since Slurm 22.05 srun does not take this from the job
         srun.append(f"--cpus-per-task={request.cpus}")
     # long words get separate lines, so that the layout does not depend on the length of paths
-    run_command = " ".join([*command, "run", '--rdzv-endpoint "$endpoint"', f"--grace-s {request.grace_s}"])
+    run_command = " ".join(
+        [*command, "run", '--rdzv-endpoint "$endpoint"', f"--grace-s {request.grace_s}"]
+    )
     options = _filled([_option(name, value) for name, value in request.forwarded])
     run_dir = f"--run-dir {word(place.run_dir)}"
     # a name that starts with a dash would be parsed as an option
@@ -149,11 +171,19 @@ def _start(request: Request, place: Place) -> list[str]:
     script += [word(argument) for argument in (request.script, *request.script_args)]
     return [
         *_secret_lines(request),
-        "# this script runs on the first node of the job: its address, and a port that is free there",
-        f"endpoint=$({_own_command(place)} endpoint --run-dir {word(place.run_dir)}{_record(request, place)}) || exit",
+        (
+            "# this script runs on the first node of the job: its address, and a port that is free"
+            " there"
+        ),
+        (
+            f"endpoint=$({_own_command(place)} endpoint --run-dir"
+            f" {word(place.run_dir)}{_record(request, place)}) || exit"
+        ),
         "status=0",
         # in the same line as the command: after a profile's "set -e" the next line would not run
-        *_wrapped([" ".join(srun), run_command, run_dir, *options, *_filled([*script, "|| status=$?"])]),
+        *_wrapped(
+            [" ".join(srun), run_command, run_dir, *options, *_filled([*script, "|| status=$?"])]
+        ),
     ]
 
 
@@ -166,11 +196,16 @@ def _record(request: Request, place: Place) -> str:
 
 
 def _secret_lines(request: Request) -> list[str]:
-    """Return the lines that create the secret of this start; Slurm passes the variable to all tasks."""
+    """Return the lines that create the secret of this start; Slurm passes the variable to all
+    tasks.
+    """
     if request.max_nodes == 1:
         return []
     return [
-        "# a secret by which the launchers of the nodes know each other: new at each start, and written to no file",
+        (
+            "# a secret by which the launchers of the nodes know each other: new at each start, and"
+            " written to no file"
+        ),
         f"export {env.RUN_SECRET}=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')",
     ]
 
@@ -183,7 +218,9 @@ def _option(name: str, value: str) -> str:
     option = "--" + name.replace("_", "-")
     if not value:
         return option
-    separator = "=" if value.startswith("-") else " "  # after a space it would be parsed as an option
+    separator = (
+        "=" if value.startswith("-") else " "
+    )  # after a space it would be parsed as an option
     return f"{option}{separator}{word(value)}"
 
 
@@ -209,7 +246,10 @@ def _end(request: Request, place: Place) -> list[str]:
     lines = []
     if request.requeue:
         lines += [
-            f"# {EXIT_UNFINISHED}: stopped unfinished, with a checkpoint; queued again, the job goes on from there",
+            (
+                f"# {EXIT_UNFINISHED}: stopped unfinished, with a checkpoint; queued again, the job"
+                " goes on from there"
+            ),
             f'{_own_command(place)} requeue {word(place.run_dir)} --status "$status"',
         ]
     return [*lines, 'exit "$status"']

@@ -1,4 +1,6 @@
-"""Parse the output of ``scontrol``, ``sinfo`` and ``sacctmgr``: partitions, their nodes, and accounts. Pure."""
+"""Parse the output of ``scontrol``, ``sinfo`` and ``sacctmgr``: partitions, their nodes, and
+accounts. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from dataclasses import dataclass, field
 from paceline.launch.plan.option_values import seconds_of
 
 PARTITIONS = ("scontrol", "show", "partition", "--all", "--oneliner")
-# A line for each partition and kind of node: without --exact, sinfo would print "16+" for several kinds.
+# A line for each partition and kind of node: without --exact, sinfo would print "16+" for several
+# kinds.
 NODES = ("sinfo", "--all", "--exact", "--noheader", "--format=%R|%D|%c|%m|%G|%Z")
 _NO_LIMIT = ("", "UNLIMITED", "INFINITE", "NONE", "N/A", "(null)")
 
@@ -104,7 +107,11 @@ def read(partitions: str | None, nodes: str | None, associations: str | None = N
         associations: Output of ``sacctmgr``, a line for each ``account|partition``.
     """
     kinds = _kinds(nodes or "")
-    described = tuple(_partition(line, kinds) for line in (partitions or "").splitlines() if "PartitionName=" in line)
+    described = tuple(
+        _partition(line, kinds)
+        for line in (partitions or "").splitlines()
+        if "PartitionName=" in line
+    )
     accounts = None
     if associations is not None:
         names = (line.partition("|")[0].strip() for line in associations.splitlines())
@@ -115,7 +122,9 @@ def read(partitions: str | None, nodes: str | None, associations: str | None = N
 def _partition(line: str, kinds: Mapping[str, list[NodeKind]]) -> Partition:
     values = dict(re.findall(r"(\w+)=(\S*)", line))
     name = values["PartitionName"]
-    max_time, max_nodes, max_cpus = (values.get(key, "") for key in ("MaxTime", "MaxNodes", "MaxCPUsPerNode"))
+    max_time, max_nodes, max_cpus = (
+        values.get(key, "") for key in ("MaxTime", "MaxNodes", "MaxCPUsPerNode")
+    )
     cpus_per_gpu = re.search(r"\bDefCpuPerGPU=(\d+)", line)
     return Partition(
         name=name,

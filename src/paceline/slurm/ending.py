@@ -13,23 +13,37 @@ from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
 from paceline.text.quoting import printable, word
 
-# A launcher that was killed; srun then ends the other launchers, for which it prints the same line later.
-_SRUN = re.compile(r"srun: error: (\S+): tasks? \S+: (Killed|Terminated|Segmentation fault|Bus error|Aborted).*")
+# A launcher that was killed; srun then ends the other launchers, for which it prints the same line
+# later.
+_SRUN = re.compile(
+    r"srun: error: (\S+): tasks? \S+: (Killed|Terminated|Segmentation fault|Bus error|Aborted).*"
+)
 _MAX_EVIDENCE_LINES = 6  # lines of the output that a finding shows
 _LOST = re.compile(r"srun: error: Node failure on (\S+)")
 _MEANING = {
-    "CANCELLED": ("was cancelled", "somebody did so on purpose, or a job that it depended on has failed; {again}"),
+    "CANCELLED": (
+        "was cancelled",
+        "somebody did so on purpose, or a job that it depended on has failed; {again}",
+    ),
     "NODE_FAIL": ("ended because a node failed", "sinfo -R tells which nodes are down; {again}"),
-    "PREEMPTED": ("was preempted by another job", "{again}; with --requeue Slurm queues it again by itself"),
+    "PREEMPTED": (
+        "was preempted by another job",
+        "{again}; with --requeue Slurm queues it again by itself",
+    ),
     "BOOT_FAIL": ("ended because a node did not boot", "{again}"),
-    "LAUNCH_FAILED": ("could not be launched on its nodes", "{again}; if it fails again, tell the site"),
+    "LAUNCH_FAILED": (
+        "could not be launched on its nodes",
+        "{again}; if it fails again, tell the site",
+    ),
     "DEADLINE": ("ended at its deadline", "a later --deadline, or a shorter --time"),
     "REVOKED": ("was revoked: another cluster runs it", "squeue --federation -j {job}"),
     "FAILED": ("failed, and its run has not told why", "the cause is in its output: less {log}"),
 }
 
 
-def judge(job: JobState | None, record: JobRecord, *, log: str, tail: Sequence[str], script: str) -> Finding:
+def judge(
+    job: JobState | None, record: JobRecord, *, log: str, tail: Sequence[str], script: str
+) -> Finding:
     """Return the finding for a job that has ended although its run recorded no outcome.
 
     Args:
@@ -62,11 +76,19 @@ def judge(job: JobState | None, record: JobRecord, *, log: str, tail: Sequence[s
     first = next((match for line in tail if (match := _SRUN.match(line))), None)
     if job.state == "FAILED" and first:
         what = f"{name} failed: the launcher on {first[1]} was ended first: {first[2]}"
-        fix = f"ask whoever may have killed it: a user, or the memory limit (sacct -j {job.job_id} -o MaxRSS,State)"
-        return Finding("slurm-job-ended", what, where=where, evidence=evidence, fix=f"{fix}; {again}")
+        fix = (
+            f"ask whoever may have killed it: a user, or the memory limit (sacct -j {job.job_id} -o"
+            " MaxRSS,State)"
+        )
+        return Finding(
+            "slurm-job-ended", what, where=where, evidence=evidence, fix=f"{fix}; {again}"
+        )
     lost = next((match[1] for line in tail if (match := _LOST.match(line))), "")
     if job.state == "NODE_FAIL" and lost:
-        what, fix = f"{name} ended because {lost} failed", _MEANING["NODE_FAIL"][1].format(again=again)
+        what, fix = (
+            f"{name} ended because {lost} failed",
+            _MEANING["NODE_FAIL"][1].format(again=again),
+        )
         return Finding("slurm-job-ended", what, where=where, evidence=evidence, fix=fix)
     meaning, fix = _MEANING.get(job.state, (f"ended in state {job.state}", "{again}"))
     if job.state == "CANCELLED" and not job.nodes:
@@ -99,9 +121,13 @@ def report(finding: Finding, *, folder: str) -> Report:
 
 
 def from_outcome(outcome: Outcome, *, folder: str) -> Report:
-    """Return the final report of a run from its events, where the one that it printed cannot be read."""
+    """Return the final report of a run from its events, where the one that it printed cannot be
+    read.
+    """
     last = f"exit status {outcome.exit_status} · run folder {folder}"
     if outcome.exit_status == 0:
         return Report(0, [f"the run has succeeded · run folder {folder}"])
     lines = [line for finding in outcome.findings[:1] for line in finding.render().splitlines()]
-    return Report(outcome.exit_status, [printable(line) for line in (*lines, last)], list(outcome.findings))
+    return Report(
+        outcome.exit_status, [printable(line) for line in (*lines, last)], list(outcome.findings)
+    )

@@ -1,7 +1,8 @@
-"""``paceline follow``: show a job's output as it grows, across all its starts, and exit with the run's status.
+"""``paceline follow``: show a job's output as it grows, across all its starts, and exit with the
+run's status.
 
-The output file is read often and Slurm is queried rarely, since its controller serves all users of the cluster. The
-run's own events decide how it ended; without them the state in Slurm decides.
+The output file is read often and Slurm is queried rarely, since its controller serves all users of
+the cluster. The run's own events decide how it ended; without them the state in Slurm decides.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from paceline.text.quoting import printable, word
 
 _READ_S = 0.2
 _ASK_S, _ASK_LATER_S, _LATER_AFTER_S = 2.0, 5.0, 60.0
-_ASK_SELDOM_S, _SELDOM_AFTER_S = 30.0, 600.0  # while the job runs: a hundred jobs may be followed for days
+_ASK_SELDOM_S, _SELDOM_AFTER_S = (
+    30.0,
+    600.0,
+)  # while the job runs: a hundred jobs may be followed for days
 _NO_OUTPUT_S = 10.0  # until then a file that a node writes usually becomes visible on other hosts
 _LAST_LINES = 40
 _LAST_LINES_S = 3.0  # time limit for the last lines to become visible
@@ -119,7 +123,9 @@ class Follower:
             self._sleep(_READ_S)
 
     def _pause_s(self, followed_s: float) -> float:
-        """Return the time until the next query of Slurm; it is short once the run has printed its final report."""
+        """Return the time until the next query of Slurm; it is short once the run has printed its
+        final report.
+        """
         if followed_s < _LATER_AFTER_S:
             return _ASK_S
         seldom = followed_s >= _SELDOM_AFTER_S and self._is_running and not self._output.has_block
@@ -146,7 +152,11 @@ class Follower:
                 return None
             # its script may still queue it again, unless the run's end leaves no reason to
             outcome = self._outcome(state)
-            final = outcome is not None and outcome.exit_status in (EXIT_OK, EXIT_FAILED) and not outcome.lost
+            final = (
+                outcome is not None
+                and outcome.exit_status in (EXIT_OK, EXIT_FAILED)
+                and not outcome.lost
+            )
             return self._end(state, outcome) if final else None
         if not answer.heard:
             self._report_silence()
@@ -154,7 +164,8 @@ class Follower:
         if state is None and outcome is None and not answer.heard:
             return None  # the job may still run: continue to show its output
         if not self._ended_before and not (outcome and outcome.exit_status == EXIT_OK):
-            # check once more: the record of a new submission may appear in the folder a moment later
+            # check once more: the record of a new submission may appear in the folder a moment
+            # later
             self._ended_before = True
             return None
         return self._end(state, outcome)
@@ -165,7 +176,9 @@ class Follower:
             return
         before, self._job = self._job, latest
         if latest.job_id != before.job_id:
-            _say(f"job {before.job_id} was submitted again as job {latest.job_id}{self._progress()}")
+            _say(
+                f"job {before.job_id} was submitted again as job {latest.job_id}{self._progress()}"
+            )
             self._last_state, self._ended_before = None, False
 
     def _progress(self) -> str:
@@ -181,13 +194,16 @@ class Follower:
     def _report_state(self, state: JobState) -> None:
         """Print the state of the job, if it has changed."""
         if self._last_state is None and state.waits and not self._has_run:
-            # squeue does not show whether Slurm had queued the job again before this command started
+            # squeue does not show whether Slurm had queued the job again before this command
+            # started
             full = lookup.full(self._job)
             self._has_run = full is not None and full.restarts > 0
         self._has_run = self._has_run or not state.waits or bool(self._job.requeues)
         if self._last_state is not None and _has_restarted(self._last_state, state):
             _say(f"job {state.job_id} was queued again{self._progress()}")
-        words = describe(state, again=self._progress() if self._has_run else None, now_s=time.time())
+        words = describe(
+            state, again=self._progress() if self._has_run else None, now_s=time.time()
+        )
         if words and not (self._last_state and _is_unchanged(self._last_state, state)):
             _say(words)
             self._last_state = state
@@ -200,7 +216,10 @@ class Follower:
             self._notices.no_output = True
             where = f" on {state.nodes}" if state.nodes else ""
             path = self._run_dir.job_output
-            _say(f"waiting for {path}, which job {state.job_id}{where} writes: it is not to be seen here yet")
+            _say(
+                f"waiting for {path}, which job {state.job_id}{where} writes: it is not to be seen"
+                " here yet"
+            )
 
     def _report_silence(self) -> None:
         if not self._notices.no_slurm:
@@ -236,7 +255,9 @@ class Follower:
         return report.exit_status
 
     def _drain(self, *, until_block: bool) -> None:
-        """Show the rest of the output: a file server may deliver the last lines after the job has ended."""
+        """Show the rest of the output: a file server may deliver the last lines after the job has
+        ended.
+        """
         deadline = self._clock() + _LAST_LINES_S
 
         def is_awaited() -> bool:
@@ -255,7 +276,8 @@ def describe(state: JobState, *, again: str | None, now_s: float) -> str:
 
     Args:
         state: State of the job in Slurm.
-        again: Progress of the run if the job has run before, such as ``" after 100 steps"``; None if it has not.
+        again: Progress of the run if the job has run before, such as ``" after 100 steps"``; None
+            if it has not.
         now_s: The current time, to leave out the day if it is today.
     """
     name = f"job {state.job_id}"
@@ -283,7 +305,9 @@ def _has_restarted(earlier: JobState, later: JobState) -> bool:
 
 
 def _is_unchanged(earlier: JobState, later: JobState) -> bool:
-    """Return whether there is nothing new to report: the expected start of a pending job changes all the time."""
+    """Return whether there is nothing new to report: the expected start of a pending job changes
+    all the time.
+    """
     if (earlier.state, earlier.reason, earlier.nodes) != (later.state, later.reason, later.nodes):
         return False
     if not later.waits:

@@ -1,7 +1,7 @@
 """``paceline jobs``: list the runs of a folder with state, nodes, last step and loss.
 
-Slurm is queried once for all jobs; the run folder decides about runs that Slurm has forgotten or never knew. Only the
-end of every file is read, so that hundreds of runs are listed quickly.
+Slurm is queried once for all jobs; the run folder decides about runs that Slurm has forgotten or
+never knew. Only the end of every file is read, so that hundreds of runs are listed quickly.
 """
 
 from __future__ import annotations
@@ -98,8 +98,12 @@ def _say(text: str) -> None:
     terminal.say(printable(text))
 
 
-def _row(run_dir: RunDir, job: JobRecord | None, states: dict[tuple[str, str], JobState]) -> Row | None:
-    """Return the row of a run, or print a line to stderr and return None if its folder cannot be read."""
+def _row(
+    run_dir: RunDir, job: JobRecord | None, states: dict[tuple[str, str], JobState]
+) -> Row | None:
+    """Return the row of a run, or print a line to stderr and return None if its folder cannot be
+    read.
+    """
     try:
         return row(run_dir, job, states)
     except Exception as error:  # the files may be damaged; the other runs are listed all the same
@@ -123,7 +127,10 @@ def gather(*places: Path) -> list[tuple[RunDir, JobRecord | None]]:
         if job is not None or run_dir.plan().exists() or any(path.glob("plan.attempt-*.json")):
             dated.append((_begun(run_dir, job), run_dir, job))
     return [
-        (run_dir, job) for _, run_dir, job in sorted(dated, key=lambda entry: (entry[0], entry[1].root), reverse=True)
+        (run_dir, job)
+        for _, run_dir, job in sorted(
+            dated, key=lambda entry: (entry[0], entry[1].root), reverse=True
+        )
     ]
 
 
@@ -149,7 +156,8 @@ def row(run_dir: RunDir, job: JobRecord | None, states: dict[tuple[str, str], Jo
     state, since_s = judge(slurm, history, submitted_s=submitted_s, alive=_is_alive)
     logged_step, loss = _figures(run_dir)
     last = evidence.last_checkpoint(run_dir.checkpoints)
-    # any of these may lag behind the others: metrics are logged rarely, events cover the last start only
+    # any of these may lag behind the others: metrics are logged rarely, events cover the last start
+    # only
     steps = (logged_step, last.step if last else None, history.steps)
     step = max((count for count in steps if count is not None), default=None)
     return Row(
@@ -166,7 +174,9 @@ def row(run_dir: RunDir, job: JobRecord | None, states: dict[tuple[str, str], Jo
 
 
 def _nodes(slurm: JobState | None, job: JobRecord | None, history: History) -> str:
-    """Return the names of a run's nodes, else the requested number, else the number in its events."""
+    """Return the names of a run's nodes, else the requested number, else the number in its
+    events.
+    """
     if slurm is not None and slurm.nodes:
         return slurm.nodes
     if job is not None and job.nodes:
@@ -187,12 +197,15 @@ def judge(
         slurm: State of the job in Slurm, None if Slurm does not know it.
         history: The events in the run folder.
         submitted_s: When the job was submitted, None if there is no job.
-        alive: Returns whether a process of a host that started before a time is alive, None if that is unknown.
+        alive: Returns whether a process of a host that started before a time is alive, None if that
+            is unknown.
     """
     if slurm is not None and not slurm.ended:
         # a pending job's start is the expected one
         return slurm.state.lower(), submitted_s if slurm.waits else slurm.start_s
-    if history.outcome is not None and not (slurm is not None and slurm.broke and history.outcome.stopped):
+    if history.outcome is not None and not (
+        slurm is not None and slurm.broke and history.outcome.stopped
+    ):
         return history.outcome.word, history.outcome.time_ns / 1e9
     if slurm is not None:
         return "succeeded" if slurm.succeeded else slurm.state.lower(), slurm.start_s
@@ -210,7 +223,9 @@ def _is_alive(host: str, pid: int, before_s: float) -> bool | None:
     if host != socket.gethostname():
         return None
     try:
-        return psutil.Process(pid).create_time() <= before_s + 1  # else the process id has been reused
+        return (
+            psutil.Process(pid).create_time() <= before_s + 1
+        )  # else the process id has been reused
     except (psutil.NoSuchProcess, ValueError, OverflowError):
         return False
 
@@ -248,7 +263,9 @@ def last_figures(head: str, lines: Sequence[str]) -> tuple[int | None, float | N
 def _loss_column(columns: Sequence[str]) -> str:
     """Return the name of the column with the training loss, empty if there is none."""
     usual = [name for name in _LOSSES if name in columns]
-    others = [name for name in columns if name.endswith("loss") and not name.startswith(("val", "test"))]
+    others = [
+        name for name in columns if name.endswith("loss") and not name.startswith(("val", "test"))
+    ]
     return next(iter(usual + others), "")
 
 

@@ -1,6 +1,7 @@
 """Parse the state of Slurm jobs from the output of squeue, scontrol and sacct. Pure.
 
-The three commands know different things: squeue lists many jobs at once; scontrol shows one in full, and forgets it
+The three commands know different things: squeue lists many jobs at once; scontrol shows one in
+full, and forgets it
 minutes after its end (``MinJobAge``); sacct remembers old jobs, if the site has accounting.
 """
 
@@ -24,8 +25,12 @@ _ENDED = frozenset(
     }
 )
 # Final states whose cause the run cannot know, since all that it gets is a signal.
-_BROKEN = frozenset({"NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE", "LAUNCH_FAILED", "RECONFIG_FAIL"})
-_WAITING = frozenset({PENDING, "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+_BROKEN = frozenset(
+    {"NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE", "LAUNCH_FAILED", "RECONFIG_FAIL"}
+)
+_WAITING = frozenset(
+    {PENDING, "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+)
 _NOTHING = frozenset({"", "(null)", "None", "N/A", "Unknown", "None assigned"})
 
 
@@ -71,7 +76,9 @@ class JobState:
 
     @property
     def broke(self) -> bool:
-        """Whether the job ended for a reason that its run cannot know: all that a run gets then is a signal."""
+        """Whether the job ended for a reason that its run cannot know: all that a run gets then is
+        a signal.
+        """
         return self.state in _BROKEN
 
     @property
@@ -137,9 +144,12 @@ def from_sacct(text: str) -> JobState | None:
 
 
 def _pairs(text: str) -> Mapping[str, str]:
-    """Return the ``Key=value`` pairs of a line; the first of a key wins, since a path may look like another pair."""
+    """Return the ``Key=value`` pairs of a line; the first of a key wins, since a path may look like
+    another pair.
+    """
     values: dict[str, str] = {}
-    # the job's name is the second field and may contain anything, so parsing resumes at the field after it
+    # the job's name is the second field and may contain anything, so parsing resumes at the field
+    # after it
     rest = re.sub(r"^(JobId=\S+ )JobName=.*? (?=UserId=)", r"\1", text.strip())
     for key, value in re.findall(r"(?:^|\s)([A-Z]\w*)=(\S*)", rest):
         values.setdefault(key, value)

@@ -1,7 +1,7 @@
 """Compare a request with the limits of the cluster, before the job waits forever. Pure.
 
-Slurm accepts many impossible jobs and leaves them pending, with a reason that only ``squeue`` shows. Limits that are
-unknown are not checked.
+Slurm accepts many impossible jobs and leaves them pending, with a reason that only ``squeue``
+shows. Limits that are unknown are not checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _MOST_NAMED = 8
 
 
 def judge(request: Request, cluster: Cluster) -> list[Finding]:
-    """Return the limits that a request exceeds: errors, and warnings where Slurm may accept the job.
+    """Return the limits that a request exceeds: errors, and warnings where Slurm may accept the
+    job.
 
     Args:
         request: The request.
@@ -35,9 +36,11 @@ def judge(request: Request, cluster: Cluster) -> list[Finding]:
     if unknown:
         return [*findings, _unknown_partition(unknown[0], request, cluster)]
     candidates = [
-        list(_partition(request, partition, cluster)) for partition in _partitions(request.partition, cluster)
+        list(_partition(request, partition, cluster))
+        for partition in _partitions(request.partition, cluster)
     ]
-    # Slurm chooses any of several partitions that is possible, so the request fails only if all are impossible
+    # Slurm chooses any of several partitions that is possible, so the request fails only if all are
+    # impossible
     possible = [candidate for candidate in candidates if not _fatal(candidate)]
     best = next(iter(possible + candidates), [])
     return [*findings, *best]
@@ -48,7 +51,9 @@ def _names(listed: str) -> list[str]:
 
 
 def _partitions(listed: str, cluster: Cluster) -> list[Partition]:
-    """Return the known partitions of a list such as ``gpu,cpu``, or else the default partition, if there is one."""
+    """Return the known partitions of a list such as ``gpu,cpu``, or else the default partition, if
+    there is one.
+    """
     named = [partition for name in _names(listed) if (partition := cluster.find(name))]
     if named or cluster.default is None:
         return named
@@ -58,7 +63,8 @@ def _partitions(listed: str, cluster: Cluster) -> list[Partition]:
 def waits_for_ever(request: Request, cluster: Cluster, *, partition: str) -> list[Finding]:
     """Return the limits that keep a job pending although ``sbatch --test-only`` accepts it.
 
-    Without ``EnforcePartLimits`` Slurm accepts a job beyond the limits of its partition, which then never starts.
+    Without ``EnforcePartLimits`` Slurm accepts a job beyond the limits of its partition, which then
+    never starts.
 
     Args:
         request: The request.
@@ -82,7 +88,8 @@ def lacks_cpus(request: Request) -> bool:
 
 
 def with_cpus(request: Request, cluster: Cluster) -> Request:
-    """Return a request for GPUs with the CPUs that belong to them: their share of the CPUs of a node.
+    """Return a request for GPUs with the CPUs that belong to them: their share of the CPUs of a
+    node.
 
     Args:
         request: The request, without CPUs.
@@ -108,7 +115,9 @@ def _shares(request: Request, partition: Partition) -> Iterator[tuple[int, str]]
             continue
         most = min(node.cpus, partition.max_cpus or node.cpus)
         share = most * request.num_gpus // node.num_gpus()
-        why = f"the share of {request.num_gpus} of a node's {node.num_gpus()} GPUs in its {most} CPUs"
+        why = (
+            f"the share of {request.num_gpus} of a node's {node.num_gpus()} GPUs in its {most} CPUs"
+        )
         if whole:
             share, why = most, "all CPUs of a node, which the job has to itself"
         elif partition.cpus_per_gpu:
@@ -118,10 +127,13 @@ def _shares(request: Request, partition: Partition) -> Iterator[tuple[int, str]]
 
 
 def no_cpus(request: Request, why: str) -> Finding:
-    """Return the finding for a job with GPUs and without CPUs, if paceline cannot choose their number."""
+    """Return the finding for a job with GPUs and without CPUs, if paceline cannot choose their
+    number.
+    """
     return Finding(
         "cpus-per-task-missing",
-        f"--gpus-per-node {request.gpus} without CPUs: Slurm would give the ranks of a node one CPU together",
+        f"--gpus-per-node {request.gpus} without CPUs: Slurm would give the ranks of a node one CPU"
+        " together",
         where="command line",
         why=why,
         fix="--cpus-per-gpu 8   (the CPUs of a node divided by its GPUs)",
@@ -134,7 +146,11 @@ def _fatal(findings: Sequence[Finding]) -> bool:
 
 def _account(request: Request, cluster: Cluster) -> Iterator[Finding]:
     accounts = cluster.accounts
-    if accounts is None or not request.account or request.account.lower() in (account.lower() for account in accounts):
+    if (
+        accounts is None
+        or not request.account
+        or request.account.lower() in (account.lower() for account in accounts)
+    ):
         return
     near = closest(request.account, accounts)
     yield _impossible(
@@ -149,7 +165,9 @@ def _unknown_partition(name: str, request: Request, cluster: Cluster) -> Finding
     names = [partition.name for partition in cluster.partitions]
     near = closest(name, names)
     fitting = [
-        partition.name for partition in cluster.partitions if not _fatal(list(_partition(request, partition, cluster)))
+        partition.name
+        for partition in cluster.partitions
+        if not _fatal(list(_partition(request, partition, cluster)))
     ]
     return _impossible(
         f"there is no partition {name}",
@@ -172,7 +190,11 @@ def _nodes_as_asked(request: Request, partition: Partition, cluster: Cluster) ->
     if not partition.kinds:
         return
     kind = request.gpus.rpartition(":")[0]
-    short = [*_gpus(request, partition, cluster, kind), *_cpus(request, partition), *_memory(request, partition)]
+    short = [
+        *_gpus(request, partition, cluster, kind),
+        *_cpus(request, partition),
+        *_memory(request, partition),
+    ]
     yield from short
     if short:
         return
@@ -184,7 +206,9 @@ def _nodes_as_asked(request: Request, partition: Partition, cluster: Cluster) ->
         yield _impossible(
             f"partition {partition.name} {what}, not {request.min_nodes}",
             where=_where(f"--nodes {request.nodes}", request),
-            evidence=tuple(_describe(node) for node in partition.kinds[:_MOST_NAMED]) if alike else (),
+            evidence=(
+                tuple(_describe(node) for node in partition.kinds[:_MOST_NAMED]) if alike else ()
+            ),
             fix=f"--nodes {fitting}" + larger,
         )
 
@@ -199,8 +223,17 @@ def _gpus(request: Request, partition: Partition, cluster: Cluster, kind: str) -
     if kind and kind not in kinds:
         listed = f"kinds: {few(kinds, _MOST_NAMED)}" if kinds else "its GPUs have no kinds"
         near = closest(kind, kinds) or (kinds[0] if kinds else "")
-        fix = f"--gpus-per-node {near}:{request.num_gpus}" if near else f"--gpus-per-node {request.num_gpus}"
-        yield _impossible(f"partition {partition.name} has no GPU {kind}", where=where, evidence=(listed,), fix=fix)
+        fix = (
+            f"--gpus-per-node {near}:{request.num_gpus}"
+            if near
+            else f"--gpus-per-node {request.num_gpus}"
+        )
+        yield _impossible(
+            f"partition {partition.name} has no GPU {kind}",
+            where=where,
+            evidence=(listed,),
+            fix=fix,
+        )
         return
     named = f"{kind}:" if kind else ""
     elsewhere = _elsewhere(request, partition, cluster)
@@ -210,7 +243,8 @@ def _gpus(request: Request, partition: Partition, cluster: Cluster, kind: str) -
         spread = f"--nodes {-(-total // most)} " if total % most == 0 else ""
     least = f"{spread}--gpus-per-node {named}{most}" if most else "leave out --gpus-per-node"
     yield _impossible(
-        f"no node of partition {partition.name} has {request.num_gpus} {_gpu_words(kind, request.num_gpus)}; "
+        f"no node of partition {partition.name} has {request.num_gpus}"
+        f" {_gpu_words(kind, request.num_gpus)}; "
         + (f"the most is {most}" if most else "there are none"),
         where=where,
         evidence=tuple(_describe(node) for node in partition.kinds[:_MOST_NAMED]),
@@ -223,12 +257,21 @@ def _cpus(request: Request, partition: Partition) -> Iterator[Finding]:
     if request.cpus <= most or not most:
         return
     if request.cpus_per_gpu:
-        typed, fix = f"--cpus-per-gpu {request.cpus_per_gpu}", f"--cpus-per-gpu {most // request.num_gpus}"
+        typed, fix = (
+            f"--cpus-per-gpu {request.cpus_per_gpu}",
+            f"--cpus-per-gpu {most // request.num_gpus}",
+        )
         what = f"{request.num_gpus} x {request.cpus_per_gpu} = {request.cpus} CPUs"
     else:
-        typed, fix, what = f"--cpus-per-node {request.cpus}", f"--cpus-per-node {most}", f"{request.cpus} CPUs"
+        typed, fix, what = (
+            f"--cpus-per-node {request.cpus}",
+            f"--cpus-per-node {most}",
+            f"{request.cpus} CPUs",
+        )
     yield _impossible(
-        f"no node of partition {partition.name} has {what}; the most is {most}", where=_where(typed, request), fix=fix
+        f"no node of partition {partition.name} has {what}; the most is {most}",
+        where=_where(typed, request),
+        fix=fix,
     )
 
 
@@ -237,7 +280,8 @@ def _memory(request: Request, partition: Partition) -> Iterator[Finding]:
     if not most or not request.mem or megabytes(request.mem) <= most:
         return
     yield _impossible(
-        f"no node of partition {partition.name} has {request.mem} of memory; the most is {_size(most)}",
+        f"no node of partition {partition.name} has {request.mem} of memory; the most is"
+        f" {_size(most)}",
         where=_where(f"--mem {request.mem}", request),
         fix=f"--mem {_size(most)}",
     )
@@ -251,7 +295,11 @@ def _limits(request: Request, partition: Partition, cluster: Cluster) -> Iterato
             f"the time limit of partition {partition.name} is {clock(limit_s)}",
             where=_where(f"--time {requested}", request),
             why="a job that asks for more waits for ever, or is refused"
-            + ("; with less it is queued again when its time is over, and goes on" if request.requeue else ""),
+            + (
+                "; with less it is queued again when its time is over, and goes on"
+                if request.requeue
+                else ""
+            ),
             fix=f"--time {clock(limit_s)}" + _elsewhere(request, partition, cluster),
         )
     if partition.max_nodes is not None and request.min_nodes > partition.max_nodes:
@@ -278,7 +326,10 @@ def _accounts_of(request: Request, partition: Partition) -> Iterator[Finding]:
             f"account {account} is not among those of partition {partition.name}",
             where=f"--account {word(account)}",
             evidence=(f"accounts of the partition: {few(partition.allow_accounts, _MOST_NAMED)}",),
-            fix=f"--account {closest(account, partition.allow_accounts) or partition.allow_accounts[0]}",
+            fix=(
+                "--account"
+                f" {closest(account, partition.allow_accounts) or partition.allow_accounts[0]}"
+            ),
         )
         yield replace(finding, severity="warning")
 
@@ -291,7 +342,9 @@ def describe(partition: Partition) -> str:
 
 
 def _elsewhere(request: Request, partition: Partition, cluster: Cluster) -> str:
-    """Return ``, or --partition NAME`` for another partition that can serve the request; empty if there is none."""
+    """Return ``, or --partition NAME`` for another partition that can serve the request; empty if
+    there is none.
+    """
     for other in cluster.partitions:
         if other.name == partition.name or not other.up or not other.kinds:
             continue
@@ -321,7 +374,10 @@ def _size(memory_mb: int) -> str:
 
 
 def _describe(kind: NodeKind) -> str:
-    gpus = ", ".join(f"{count} {_gpu_words(name, count)}" for name, count in kind.gpus.items()) or "no GPU"
+    gpus = (
+        ", ".join(f"{count} {_gpu_words(name, count)}" for name, count in kind.gpus.items())
+        or "no GPU"
+    )
     return f"{_nodes(kind.count)} with {gpus}, {kind.cpus} CPUs, {_size(kind.memory_mb)} of memory"
 
 
@@ -334,8 +390,14 @@ def _nodes(count: int) -> str:
 
 
 def _where(typed: str, request: Request) -> str:
-    return f"{typed} --partition {word(request.partition)}" if request.partition else f"{typed}, the default partition"
+    return (
+        f"{typed} --partition {word(request.partition)}"
+        if request.partition
+        else f"{typed}, the default partition"
+    )
 
 
-def _impossible(what: str, *, where: str, fix: str, evidence: tuple[str, ...] = (), why: str = "") -> Finding:
+def _impossible(
+    what: str, *, where: str, fix: str, evidence: tuple[str, ...] = (), why: str = ""
+) -> Finding:
     return Finding(_NAME, what, where=where, evidence=evidence, why=why, fix=fix)

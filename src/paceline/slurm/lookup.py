@@ -46,7 +46,9 @@ def state(job: JobRecord) -> Answer:
 def full(job: JobRecord) -> JobState | None:
     """Return the full state of a job, None if neither scontrol nor sacct knows the job."""
     where = _cluster(job.cluster)
-    job_state = jobstate.from_scontrol(commands.ask("scontrol", *where, "show", "job", "-o", job.job_id) or "")
+    job_state = jobstate.from_scontrol(
+        commands.ask("scontrol", *where, "show", "job", "-o", job.job_id) or ""
+    )
     if job_state is not None:
         return job_state
     shape = ("-X", "-n", "-P", "-o", jobstate.SACCT_FORMAT)
@@ -54,7 +56,9 @@ def full(job: JobRecord) -> JobState | None:
 
 
 def states(jobs: Iterable[JobRecord]) -> tuple[dict[tuple[str, str], JobState], list[str]]:
-    """Return the states of jobs by cluster and id, and the clusters that do not answer; each is queried once."""
+    """Return the states of jobs by cluster and id, and the clusters that do not answer; each is
+    queried once.
+    """
     ids_by_cluster: dict[str, list[str]] = {}
     for job in jobs:
         ids_by_cluster.setdefault(job.cluster, []).append(job.job_id)
@@ -65,26 +69,34 @@ def states(jobs: Iterable[JobRecord]) -> tuple[dict[tuple[str, str], JobState], 
         if text is None:
             silent.append(cluster)
         else:
-            by_job |= {(cluster, number): job_state for number, job_state in jobstate.from_squeue(text).items()}
+            by_job |= {
+                (cluster, number): job_state
+                for number, job_state in jobstate.from_squeue(text).items()
+            }
     return by_job, silent
 
 
 def _table(cluster: str, ids: Sequence[str]) -> str | None:
     shape = ("-h", "-t", "all", "-o", jobstate.SQUEUE_FORMAT)
     result = commands.query("squeue", *_cluster(cluster), *shape, "-j", ",".join(ids))
-    if result.status == 0 or _UNKNOWN in result.err:  # the latter if the only job in the list was forgotten
+    if (
+        result.status == 0 or _UNKNOWN in result.err
+    ):  # the latter if the only job in the list was forgotten
         return result.out
     return None
 
 
 def last_start_ns(job: JobRecord, state: JobState | None) -> int:
-    """Return a lower bound of the time of the job's last start: earlier events belong to an earlier start. Pure.
+    """Return a lower bound of the time of the job's last start: earlier events belong to an earlier
+    start. Pure.
 
     Args:
         job: Record of the job.
         state: State of the job in Slurm, None if unknown.
     """
-    since_ns = max([job.submitted_ns - _CLOCKS_NS, *(requeue.time_ns for requeue in job.requeues[-1:])])
+    since_ns = max(
+        [job.submitted_ns - _CLOCKS_NS, *(requeue.time_ns for requeue in job.requeues[-1:])]
+    )
     # after a node failure Slurm requeues a job automatically, which the record does not show
     if state is not None and state.start_s is not None and (state.restarts or job.earlier_ids):
         since_ns = max(since_ns, int(state.start_s * 1e9) - _CLOCKS_NS)

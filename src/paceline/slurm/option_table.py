@@ -1,4 +1,6 @@
-"""The options of ``paceline submit``: its own, and those that it forwards to ``paceline run``. Data only."""
+"""The options of ``paceline submit``: its own, and those that it forwards to ``paceline run``. Data
+only.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,27 @@ SUBMITTING = "Submitting"
 
 # Short forms are those of sbatch, with the same meaning.
 OWN: tuple[Option, ...] = (
-    Option("nodes", "number of nodes, or a range MIN-MAX", "1", short="-N", metavar="N", group=RESOURCES),
-    Option("gpus_per_node", "GPUs on each node, 4 or a100:4; without it none", metavar="N", group=RESOURCES),
+    Option(
+        "nodes",
+        "number of nodes, or a range MIN-MAX",
+        "1",
+        short="-N",
+        metavar="N",
+        group=RESOURCES,
+    ),
+    Option(
+        "gpus_per_node",
+        "GPUs on each node, 4 or a100:4; without it none",
+        metavar="N",
+        group=RESOURCES,
+    ),
     Option("cpus_per_gpu", "CPUs for each GPU", metavar="N", group=RESOURCES),
-    Option("cpus_per_node", "CPUs on each node, for jobs without GPUs", metavar="N", group=RESOURCES),
-    Option("mem", "memory on each node, such as 64G; 0 is all of it", metavar="SIZE", group=RESOURCES),
+    Option(
+        "cpus_per_node", "CPUs on each node, for jobs without GPUs", metavar="N", group=RESOURCES
+    ),
+    Option(
+        "mem", "memory on each node, such as 64G; 0 is all of it", metavar="SIZE", group=RESOURCES
+    ),
     Option(
         "time",
         "how long the job may take: 90m, 2h, or as sbatch has it, 1-12:00:00",
@@ -44,7 +62,12 @@ OWN: tuple[Option, ...] = (
         metavar="OPTION",
         group=RESOURCES,
     ),
-    Option("profile", "a site's settings: profiles/NAME.toml, or a path", metavar="NAME", group=RESOURCES),
+    Option(
+        "profile",
+        "a site's settings: profiles/NAME.toml, or a path",
+        metavar="NAME",
+        group=RESOURCES,
+    ),
     Option(
         "requeue",
         "queue the job again when it stopped unfinished (this is the default)",
@@ -65,8 +88,15 @@ OWN: tuple[Option, ...] = (
         metavar="DIR",
         group=SUBMITTING,
     ),
-    Option("dry_run", "print the job script and submit nothing; needs no Slurm", flag=True, group=SUBMITTING),
-    Option("follow", "wait for the job and show its output, to its end", flag=True, group=SUBMITTING),
+    Option(
+        "dry_run",
+        "print the job script and submit nothing; needs no Slurm",
+        flag=True,
+        group=SUBMITTING,
+    ),
+    Option(
+        "follow", "wait for the job and show its output, to its end", flag=True, group=SUBMITTING
+    ),
     Option("json", "print what was submitted as JSON to stdout", flag=True, group=SUBMITTING),
 )
 

@@ -137,7 +137,11 @@ class _Reader:
                     f"the profile is not TOML: {what[:1].lower()}{what[1:]}",
                     where=f"{self._path}:{number}",
                     evidence=(faulty_line,) if faulty_line else (),
-                    fix=f'{quotes[1]} = "{quotes[2]}"' if quotes else f"correct line {number}; texts stand in quotes",
+                    fix=(
+                        f'{quotes[1]} = "{quotes[2]}"'
+                        if quotes
+                        else f"correct line {number}; texts stand in quotes"
+                    ),
                 )
             ) from None
 
@@ -165,62 +169,100 @@ class _Reader:
         if isinstance(value, datetime.time):  # TOML parses 04:00:00 without quotes as a time
             value = value.isoformat()
         if isinstance(value, bool) or not isinstance(value, (str, int)):
-            raise self._invalid("slurm", key, f"{key} is a text or a whole number", f'{key} = "..."')
+            raise self._invalid(
+                "slurm", key, f"{key} is a text or a whole number", f'{key} = "..."'
+            )
         self._checked("slurm", key, asking.check, {name: str(value)})
         return {name: str(value)}
 
-    def _sbatch(self, key: str, value: Any, table: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    def _sbatch(
+        self, key: str, value: Any, table: Mapping[str, Any]
+    ) -> list[tuple[str, str | None]]:
         from paceline.diagnose.lint import sbatch_option, sbatch_options
 
         name, kind = sbatch_option(key.replace("_", "-"))
         if not name or name != key.replace("_", "-"):
-            valid_keys = [*(option.long[2:] for option in _OWN.values()), *sbatch_options(), "sbatch"]
+            valid_keys = [
+                *(option.long[2:] for option in _OWN.values()),
+                *sbatch_options(),
+                "sbatch",
+            ]
             raise self._unknown(
-                "slurm", key, valid_keys, table, also='an option of a plug-in: sbatch = ["--option=value"]'
+                "slurm",
+                key,
+                valid_keys,
+                table,
+                also='an option of a plug-in: sbatch = ["--option=value"]',
             )
         is_flag = isinstance(value, bool)
         if not isinstance(value, (bool, str, int, datetime.time)):
-            raise self._invalid("slurm", key, f"{key} is a text, a whole number, or true", f'{key} = "..."')
+            raise self._invalid(
+                "slurm", key, f"{key} is a text, a whole number, or true", f'{key} = "..."'
+            )
         if (kind == "flag" and not is_flag) or (kind == "value" and is_flag):
             rule = f"{key} is true or false" if kind == "flag" else f"{key} needs a value"
-            raise self._invalid("slurm", key, rule, f"{key} = true" if kind == "flag" else f'{key} = "..."')
+            raise self._invalid(
+                "slurm", key, rule, f"{key} = true" if kind == "flag" else f'{key} = "..."'
+            )
         if value is False:
             return []
         text = "" if is_flag else str(value)
         if CONTROL.search(text):
             raise self._invalid("slurm", key, f"{key} is one line, without control characters", "")
         self._checked(
-            "slurm", key, lambda option_value: asking.require_free(name, option_value, label=f"{key} = {value!r}"), text
+            "slurm",
+            key,
+            lambda option_value: asking.require_free(
+                name, option_value, label=f"{key} = {value!r}"
+            ),
+            text,
         )
         return [(name, None if is_flag else text)]
 
     def _setup(self, table: Mapping[str, Any]) -> dict[str, Any]:
         self._require_known("setup", table, _SETUP)
         modules = tuple(self._strings("setup", "modules", table.get("modules", [])))
-        bad = next((module for module in modules if CONTROL.search(module) or not module.strip()), None)
+        bad = next(
+            (module for module in modules if CONTROL.search(module) or not module.strip()), None
+        )
         if bad is not None:
-            raise self._invalid("setup", "modules", f"{bad!r} is no module", 'modules = ["cuda/12.4"]')
-        return {"modules": modules, "lines": tuple(self._strings("setup", "lines", table.get("lines", [])))}
+            raise self._invalid(
+                "setup", "modules", f"{bad!r} is no module", 'modules = ["cuda/12.4"]'
+            )
+        return {
+            "modules": modules,
+            "lines": tuple(self._strings("setup", "lines", table.get("lines", []))),
+        }
 
     def _environment(self, table: Mapping[str, Any]) -> dict[str, Any]:
         return {"environment": tuple(self._setting(name, value) for name, value in table.items())}
 
     def _setting(self, name: str, value: Any) -> Setting:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise self._invalid("environment", name, f"{name!r} is no name of a variable", 'NAME = "value"')
+            raise self._invalid(
+                "environment", name, f"{name!r} is no name of a variable", 'NAME = "value"'
+            )
         why = ""
         if isinstance(value, dict):
             unknown = next((key for key in value if key not in ("value", "why")), None)
             if unknown is not None or "value" not in value:
                 rule = f"{name} has {unknown!r}" if unknown else f"{name} has no value"
                 fix = f'{name} = {{ value = "1", why = "..." }}'
-                raise self._invalid("environment", name, f"{rule}; a variable has value and why", fix)
+                raise self._invalid(
+                    "environment", name, f"{rule}; a variable has value and why", fix
+                )
             why = self._string("environment", name, value.get("why", ""))
             value = value["value"]
         if not isinstance(value, str) or "\0" in value:
             example = str(value).lower() if isinstance(value, bool) else value
-            fix = f'{name} = "{example}"' if isinstance(value, (int, float, bool)) else f'{name} = "..."'
-            raise self._invalid("environment", name, f"the value of {name} is a text in quotes", fix)
+            fix = (
+                f'{name} = "{example}"'
+                if isinstance(value, (int, float, bool))
+                else f'{name} = "..."'
+            )
+            raise self._invalid(
+                "environment", name, f"the value of {name} is a text in quotes", fix
+            )
         return Setting(name, value, why, _line_of(self._text, "environment", name))
 
     def _run(self, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,26 +273,46 @@ class _Reader:
             if key == "prefix":
                 prefix = self._prefix(value)
             elif name not in _FORWARDED:
-                raise self._unknown("run", key, ["prefix", *(option.long[2:] for option in _FORWARDED.values())], table)
+                raise self._unknown(
+                    "run",
+                    key,
+                    ["prefix", *(option.long[2:] for option in _FORWARDED.values())],
+                    table,
+                )
             elif _FORWARDED[name].flag != isinstance(value, bool):
-                kind, example = ("true or false", "true") if _FORWARDED[name].flag else ("a text or a number", '"..."')
+                kind, example = (
+                    ("true or false", "true")
+                    if _FORWARDED[name].flag
+                    else ("a text or a number", '"..."')
+                )
                 raise self._invalid("run", key, f"{key} is {kind}", f"{key} = {example}")
             elif not isinstance(value, (bool, str, int, float)):
                 raise self._invalid("run", key, f"{key} is a text or a number", f'{key} = "..."')
             elif value is not False:
                 run[name] = value if value is True else str(value)
                 self._checked(
-                    "run", key, lambda values: parsing.parse("x", (), typed=values, inherited={}), {name: run[name]}
+                    "run",
+                    key,
+                    lambda values: parsing.parse("x", (), typed=values, inherited={}),
+                    {name: run[name]},
                 )
-        self._checked("run", "", lambda values: parsing.parse("x", (), typed=values, inherited={}), run)
+        self._checked(
+            "run", "", lambda values: parsing.parse("x", (), typed=values, inherited={}), run
+        )
         return {"run": run, "prefix": prefix}
 
     def _prefix(self, value: Any) -> tuple[str, ...]:
         fix = 'prefix = "uv run"'
         try:
-            words = shlex.split(value) if isinstance(value, str) else self._strings("run", "prefix", value)
+            words = (
+                shlex.split(value)
+                if isinstance(value, str)
+                else self._strings("run", "prefix", value)
+            )
         except ValueError as error:
-            raise self._invalid("run", "prefix", f"the quotes of prefix do not match: {error}", fix) from None
+            raise self._invalid(
+                "run", "prefix", f"the quotes of prefix do not match: {error}", fix
+            ) from None
         return tuple(self._expanded("run", "prefix", part, late=False) for part in words)
 
     def _paths(self, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,7 +323,9 @@ class _Reader:
         }
 
     def _expanded(self, section: str, key: str, text: str, *, late: bool) -> str:
-        """Expand ``~`` and variables in a path; ``late`` leaves Slurm's variables for the job to expand."""
+        """Expand ``~`` and variables in a path; ``late`` leaves Slurm's variables for the job to
+        expand.
+        """
         if CONTROL.search(text):
             raise self._invalid(section, key, f"{key} is one line, without control characters", "")
 
@@ -270,7 +334,12 @@ class _Reader:
             if late and name.startswith("SLURM"):
                 return match[0]
             if name not in self._environ:
-                raise self._invalid(section, key, f"{key} names ${name}, which is not set here", f"export {name}=...")
+                raise self._invalid(
+                    section,
+                    key,
+                    f"{key} names ${name}, which is not set here",
+                    f"export {name}=...",
+                )
             return self._environ[name]
 
         home = self._environ.get("HOME", "~")
@@ -293,13 +362,21 @@ class _Reader:
             raise self._invalid(section, key, f"{key} is a list of texts", f'{key} = ["..."]')
         return value
 
-    def _require_known(self, section: str, table: Mapping[str, Any], valid_keys: tuple[str, ...]) -> None:
+    def _require_known(
+        self, section: str, table: Mapping[str, Any], valid_keys: tuple[str, ...]
+    ) -> None:
         for key in table:
             if key not in valid_keys:
                 raise self._unknown(section, key, [*valid_keys], table)
 
     def _unknown(
-        self, section: str, key: str, valid_keys: list[str], table: Mapping[str, Any], *, also: str = ""
+        self,
+        section: str,
+        key: str,
+        valid_keys: list[str],
+        table: Mapping[str, Any],
+        *,
+        also: str = "",
     ) -> UsageError:
         near = closest(key.replace("_", "-"), [name for name in valid_keys if name not in table])
         value = f'"{table[key]}"' if isinstance(table[key], str) else str(table[key]).lower()
@@ -316,7 +393,9 @@ class _Reader:
 
 
 def _line_of(text: str, section: str, key: str) -> int:
-    """Return the line of a key in its section, else the line of the section, 0 if neither is found."""
+    """Return the line of a key in its section, else the line of the section, 0 if neither is
+    found.
+    """
     inside, begins = not section, 0
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[+\s*\"?([\w.-]+)\"?\s*\]+", line):

@@ -1,4 +1,6 @@
-"""``paceline profile check``: compare a profile with the cluster it is for. Queries Slurm, and changes nothing."""
+"""``paceline profile check``: compare a profile with the cluster it is for. Queries Slurm, and
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from paceline.text.wording import few
 
 OK, SILENT, WRONG = "ok", "not answered", "finding"
 _SHELL_LIMIT_S = 10.0
-# In a login shell, where "module" is a function; a module may be visible only after those before it are loaded.
+# In a login shell, where "module" is a function; a module may be visible only after those before it
+# are loaded.
 _MODULE = (
     "type module >/dev/null 2>&1 || exit 42; last=$1; shift; "
     '[ $# -eq 0 ] || module load "$@" >/dev/null 2>&1; module is-avail "$last"'
@@ -70,13 +73,17 @@ class Report:
     def render(self) -> str:
         """Return a line for each check, and then the findings."""
         lines = [
-            f"{item.state:<12}  {item.subject}" + (f": {item.detail}" if item.detail else "") for item in self.items
+            f"{item.state:<12}  {item.subject}" + (f": {item.detail}" if item.detail else "")
+            for item in self.items
         ]
         return "\n".join([*lines, *(f"\n{finding.render()}" for finding in self.findings)])
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data."""
-        items = [{"subject": item.subject, "state": item.state, "told": item.detail} for item in self.items]
+        items = [
+            {"subject": item.subject, "state": item.state, "told": item.detail}
+            for item in self.items
+        ]
         return {"items": items, "findings": [finding.to_json() for finding in self.findings]}
 
 
@@ -108,7 +115,9 @@ def _items(site: Profile, requested: Request) -> Iterator[Item]:
     cluster = survey.gather(account=bool(requested.account))
     limit_items = list(_request(requested, cluster))
     yield from limit_items
-    if all(item.state != WRONG for item in limit_items):  # else sbatch would report the same with less detail
+    if all(
+        item.state != WRONG for item in limit_items
+    ):  # else sbatch would report the same with less detail
         yield _sbatch(requested)
     for number, module in enumerate(site.modules):
         yield _module(module, site.modules[:number])
@@ -125,7 +134,9 @@ def _items(site: Profile, requested: Request) -> Iterator[Item]:
 def _request(requested: Request, cluster: Cluster) -> Iterator[Item]:
     """Check the partition with its limits, and the account."""
     findings = limits.judge(requested, cluster)
-    account_findings = tuple(finding for finding in findings if finding.where.startswith("--account"))
+    account_findings = tuple(
+        finding for finding in findings if finding.where.startswith("--account")
+    )
     other_findings = tuple(finding for finding in findings if finding not in account_findings)
     name = requested.partition or (cluster.default.name if cluster.default else "")
     subject = f"partition {name}" if name else "partition"
@@ -163,7 +174,11 @@ def _module(module: str, before: Sequence[str]) -> Item:
     subject = f"module {module}"
     result = _shell(_MODULE, module, *before)
     if result.status in (_NO_MODULES, commands.UNANSWERED, commands.MISSING):
-        return Item(subject, SILENT, "there is no command module here" if result.status == _NO_MODULES else result.err)
+        return Item(
+            subject,
+            SILENT,
+            "there is no command module here" if result.status == _NO_MODULES else result.err,
+        )
     if result.status == 0:
         return Item(subject, OK)
     finding = Finding(
@@ -189,7 +204,12 @@ def _prefix(site: Profile) -> Item:
     what = f"there is no command {command} here"
     return _wrong(
         subject,
-        Finding("profile-invalid", what, where="[run] prefix", fix="give its whole path, or the module that has it"),
+        Finding(
+            "profile-invalid",
+            what,
+            where="[run] prefix",
+            fix="give its whole path, or the module that has it",
+        ),
     )
 
 
@@ -206,7 +226,9 @@ def _path(key: str, path: str, *, severity: str) -> Item:
     else:
         return Item(subject, OK, "" if os.path.exists(path) else f"is made in {existing}")
     what, fix = f"the folder of {key} cannot be used: {why}", f"ls -ld {word(existing)}"
-    finding = Finding("profile-invalid", what, where=f"[paths] {key} = {path}", fix=fix, severity=severity)
+    finding = Finding(
+        "profile-invalid", what, where=f"[paths] {key} = {path}", fix=fix, severity=severity
+    )
     return Item(subject, WRONG, finding.what, (finding,))
 
 
@@ -221,7 +243,11 @@ def _environment(site: Profile, num_nodes: int) -> Item:
     settings = {setting.name: setting.value for setting in site.environment}
     where = {setting.name: f"{site.path}:{setting.line}" for setting in site.environment}
     findings = list(judge_settings(settings, where=where, num_nodes=num_nodes))
-    findings += [_not_filled_in(name, where[name]) for name, value in settings.items() if _names_another(value)]
+    findings += [
+        _not_filled_in(name, where[name])
+        for name, value in settings.items()
+        if _names_another(value)
+    ]
     names = few(list(settings), 8)
     return Item("environment", WRONG if findings else OK, names, tuple(findings))
 

@@ -1,4 +1,6 @@
-"""Find and read profile files: a path as typed, else those of the project, else those of the user."""
+"""Find and read profile files: a path as typed, else those of the project, else those of the
+user.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,21 @@ def read(path: Path, name: str) -> Profile:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else f"not UTF-8: {error}"
-        raise UsageError(Finding("profile-invalid", f"the profile cannot be read: {why}", where=str(path))) from None
+        raise UsageError(
+            Finding("profile-invalid", f"the profile cannot be read: {why}", where=str(path))
+        ) from None
     return profile.read(text, name=name, path=str(path), environ=env.snapshot())
 
 
 def run_folders() -> list[Path]:
-    """Return the parents of run folders: those in the current folder, then those that profiles name."""
+    """Return the parents of run folders: those in the current folder, then those that profiles
+    name.
+    """
     folders = [RUNS, EARLIER_RUNS]
     for path in (path for folder in _folders() for path in sorted(folder.glob("*.toml"))):
-        with contextlib.suppress(UsageError):  # another cluster's profile may name variables that are not set here
+        with contextlib.suppress(
+            UsageError
+        ):  # another cluster's profile may name variables that are not set here
             runs = read(path, path.stem).runs
             folders += [Path(runs)] if runs else []
     return list(dict.fromkeys(folder for folder in folders if folder.is_dir()))
@@ -60,7 +68,9 @@ def find(name: str) -> Path:
             return path
         near = closest(path.name, [file.name for file in path.parent.glob("*.toml")])
         fix = f"--profile {path.parent / near}" if near else f"ls {path.parent}"
-        raise UsageError(Finding("profile-invalid", f"there is no file {name}", where="command line", fix=fix))
+        raise UsageError(
+            Finding("profile-invalid", f"there is no file {name}", where="command line", fix=fix)
+        )
     folders = list(_folders())
     for folder in folders:
         if (folder / f"{name}.toml").is_file():
@@ -88,5 +98,9 @@ def _unknown(name: str, folders: list[Path]) -> Finding:
             f"looked for {name}.toml in {own} and the same of the folders above, and in {user}",
             f"profiles there: {few(existing, 8)}" if existing else "there are no profiles there",
         ),
-        fix=f"--profile {near}" if near else f"write {user / f'{name}.toml'}, or give a path that ends in .toml",
+        fix=(
+            f"--profile {near}"
+            if near
+            else f"write {user / f'{name}.toml'}, or give a path that ends in .toml"
+        ),
     )

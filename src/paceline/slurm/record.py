@@ -1,6 +1,8 @@
-"""Read and write ``job.json``, the record of a run's Slurm job in its run folder, and find runs by name or job id.
+"""Read and write ``job.json``, the record of a run's Slurm job in its run folder, and find runs by
+name or job id.
 
-``paceline submit`` writes the record, and the job script adds an entry each time the job is queued again.
+``paceline submit`` writes the record, and the job script adds an entry each time the job is queued
+again.
 """
 
 from __future__ import annotations
@@ -29,10 +31,12 @@ class Requeue:
     """One requeue of the job.
 
     Attributes:
-        step: Optimizer steps of the checkpoint from which the next start resumes, 0 without a checkpoint.
+        step: Optimizer steps of the checkpoint from which the next start resumes, 0 without a
+            checkpoint.
         time_ns: Time of the requeue.
         why: ``"unfinished"`` or ``"node-lost"``.
-        elsewhere: Whether the previous start trained, and its script keeps checkpoints outside of the run folder.
+        elsewhere: Whether the previous start trained, and its script keeps checkpoints outside of
+            the run folder.
     """
 
     step: int
@@ -84,7 +88,10 @@ class JobRecord:
         try:
             requeues = tuple(
                 Requeue(
-                    int(entry["step"]), int(entry["time_ns"]), str(entry["why"]), bool(entry.get("elsewhere", False))
+                    int(entry["step"]),
+                    int(entry["time_ns"]),
+                    str(entry["why"]),
+                    bool(entry.get("elsewhere", False)),
                 )
                 for entry in fields.pop("requeues", ())
             )
@@ -97,7 +104,9 @@ class JobRecord:
 
     def _check(self) -> None:
         texts = (self.job_id, self.cluster, self.name, self.script, self.nodes, self.on_node_loss)
-        if not all(isinstance(text, str) for text in texts) or not isinstance(self.submitted_ns, int):
+        if not all(isinstance(text, str) for text in texts) or not isinstance(
+            self.submitted_ns, int
+        ):
             raise ValueError("not the record of a job: a value is of the wrong type")
         if not all(_JOB_ID.fullmatch(number) for number in self.ids):
             raise ValueError("not the record of a job: its number is not one")
@@ -106,7 +115,9 @@ class JobRecord:
 
     def resubmitted(self, job_id: str, cluster: str = "") -> JobRecord:
         """Return the record of the job under a new id."""
-        return replace(self, job_id=job_id, cluster=cluster, earlier_ids=(*self.earlier_ids, self.job_id))
+        return replace(
+            self, job_id=job_id, cluster=cluster, earlier_ids=(*self.earlier_ids, self.job_id)
+        )
 
     def under(self, job_id: str) -> JobRecord:
         """Return the record with this job id: the script may have been submitted again by hand."""
@@ -148,7 +159,9 @@ def read(run_dir: RunDir) -> JobRecord | None:
         return None
 
 
-def find(subject: str, *, places: Sequence[Path] = (RUNS, EARLIER_RUNS)) -> tuple[RunDir, JobRecord]:
+def find(
+    subject: str, *, places: Sequence[Path] = (RUNS, EARLIER_RUNS)
+) -> tuple[RunDir, JobRecord]:
     """Find a run and the record of its job.
 
     Args:
@@ -166,7 +179,12 @@ def find(subject: str, *, places: Sequence[Path] = (RUNS, EARLIER_RUNS)) -> tupl
         if record is None:
             raise UsageError(_no_job(run_dir))
         return run_dir, record
-    matches = [(run_dir, record) for runs in places for run_dir, record in _all(runs) if subject in record.ids]
+    matches = [
+        (run_dir, record)
+        for runs in places
+        for run_dir, record in _all(runs)
+        if subject in record.ids
+    ]
     if not matches:
         raise UsageError(_unknown(subject, places))
     return max(matches, key=lambda match: match[1].submitted_ns)
@@ -184,9 +202,15 @@ def _no_job(run_dir: RunDir) -> Finding:
     exists = run_dir.job.exists()
     return Finding(
         "slurm-job-unknown",
-        printable(f"{run_dir.job} cannot be read" if exists else f"the run of {run_dir.root} has no Slurm job"),
+        printable(
+            f"{run_dir.job} cannot be read"
+            if exists
+            else f"the run of {run_dir.root} has no Slurm job"
+        ),
         where=printable(str(run_dir.root)),
-        evidence=() if exists else (printable(f"there is no {run_dir.job}: paceline submit writes one"),),
+        evidence=(
+            () if exists else (printable(f"there is no {run_dir.job}: paceline submit writes one"),)
+        ),
         fix=f"paceline explain {word(str(run_dir.root))}",
     )
 
@@ -203,5 +227,9 @@ def _unknown(subject: str, places: Sequence[Path]) -> Finding:
         "slurm-job-unknown",
         what,
         where=str(runs.absolute()),
-        fix=f"paceline follow {word(near)}" if near else "paceline jobs, in the folder that the job was submitted from",
+        fix=(
+            f"paceline follow {word(near)}"
+            if near
+            else "paceline jobs, in the folder that the job was submitted from"
+        ),
     )

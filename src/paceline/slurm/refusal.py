@@ -56,9 +56,17 @@ _MEANINGS: tuple[tuple[str, str, str], ...] = (
         "the kind of GPU is not known here",
         "sinfo -o '%R %G'   (then --gpus-per-node KIND:N, or N alone)",
     ),
-    (r"[Ii]nvalid feature", "no node has such a feature", "sinfo -o '%R %f'   (then --sbatch --constraint=NAME)"),
+    (
+        r"[Ii]nvalid feature",
+        "no node has such a feature",
+        "sinfo -o '%R %f'   (then --sbatch --constraint=NAME)",
+    ),
     (r"reservation", "the reservation is not there, or is for others", "scontrol show reservation"),
-    (r"dependency", "the job that this one waits for is not there", "leave out --sbatch --dependency"),
+    (
+        r"dependency",
+        "the job that this one waits for is not there",
+        "leave out --sbatch --dependency",
+    ),
 )
 _UNREACHABLE = re.compile(
     r"Unable to contact slurm controller|[Uu]nable to resolve|Could not establish a configuration"
@@ -66,8 +74,14 @@ _UNREACHABLE = re.compile(
 
 
 def unsure(result: Said) -> bool:
-    """Return whether a job may have been queued although sbatch failed, since no answer came in time."""
-    return result.status == UNANSWERED or "timed out" in result.err or "Unable to contact" in result.err
+    """Return whether a job may have been queued although sbatch failed, since no answer came in
+    time.
+    """
+    return (
+        result.status == UNANSWERED
+        or "timed out" in result.err
+        or "Unable to contact" in result.err
+    )
 
 
 def judge(result: Said, *, known_options: Callable[[], tuple[str, ...]]) -> Finding:
@@ -75,14 +89,16 @@ def judge(result: Said, *, known_options: Callable[[], tuple[str, ...]]) -> Find
 
     Args:
         result: Status and output of sbatch.
-        known_options: Returns the long names of sbatch's options; called if sbatch rejects an option.
+        known_options: Returns the long names of sbatch's options; called if sbatch rejects an
+            option.
     """
     lines = tuple(line.strip() for line in result.err.splitlines() if line.strip())[-6:]
     text = "\n".join(lines)
     if result.status == MISSING:
         return Finding(
             "slurm-unavailable",
-            "there is no sbatch here: this is no login node of a cluster, or Slurm's commands are not on PATH",
+            "there is no sbatch here: this is no login node of a cluster, or Slurm's commands are"
+            " not on PATH",
             evidence=lines,
             fix="paceline submit --dry-run ... prints the job script; without Slurm: paceline run",
         )
@@ -95,16 +111,30 @@ def judge(result: Said, *, known_options: Callable[[], tuple[str, ...]]) -> Find
             fix="squeue --me   (before it is submitted again)",
         )
     if _UNREACHABLE.search(text):
-        return Finding("slurm-unavailable", "Slurm's controller does not answer", evidence=lines, fix="scontrol ping")
+        return Finding(
+            "slurm-unavailable",
+            "Slurm's controller does not answer",
+            evidence=lines,
+            fix="scontrol ping",
+        )
     if match := re.search(r"unrecognized option '--([\w-]+)", text):
         near = closest(match[1], known_options())
         fix = f"--sbatch --{near}" if near else "sbatch --help lists them"
-        return Finding("slurm-refused", f"sbatch has no option --{match[1]}", evidence=lines, fix=fix)
+        return Finding(
+            "slurm-refused", f"sbatch has no option --{match[1]}", evidence=lines, fix=fix
+        )
     for pattern, meaning, fix in _MEANINGS:
         if re.search(pattern, text):
-            return Finding("slurm-refused", f"sbatch refused the job: {meaning}", evidence=lines, fix=fix)
+            return Finding(
+                "slurm-refused", f"sbatch refused the job: {meaning}", evidence=lines, fix=fix
+            )
     what = f"sbatch refused the job with status {result.status}"
-    return Finding("slurm-refused", what, evidence=lines, fix="paceline submit --dry-run ... shows what was asked for")
+    return Finding(
+        "slurm-refused",
+        what,
+        evidence=lines,
+        fix="paceline submit --dry-run ... shows what was asked for",
+    )
 
 
 def sbatch_options() -> tuple[str, ...]:

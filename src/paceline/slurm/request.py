@@ -12,14 +12,24 @@ from paceline.errors import Finding, UsageError, closest
 from paceline.launch.plan import option_values, parsing
 from paceline.launch.plan.options import Options
 from paceline.slurm import asking
-from paceline.slurm.option_table import FORWARDED, GRACE, INSTEAD, NEVER, NEVER_FIX, ON_NODE_LOSS, OWN
+from paceline.slurm.option_table import (
+    FORWARDED,
+    GRACE,
+    INSTEAD,
+    NEVER,
+    NEVER_FIX,
+    ON_NODE_LOSS,
+    OWN,
+)
 from paceline.slurm.profile import Profile
 from paceline.text.quoting import CONTROL
 
 DEFAULT_GRACE_S = 120
-HANG_TIMEOUT = "15m"  # otherwise a hang that cannot be proven wastes the job's hours until torch's timeout
-# After the grace period the launcher still has to report, and the script calls Slurm's commands to queue the job
-# again, which a busy controller may delay.
+HANG_TIMEOUT = (  # otherwise a hang that cannot be proven wastes the job's hours until torch's timeout
+    "15m"
+)
+# After the grace period the launcher still has to report, and the script calls Slurm's commands to
+# queue the job again, which a busy controller may delay.
 SIGNAL_MARGIN_S = 60
 NOTICES = ("SIGUSR1", "SIGUSR2")
 _FORWARDED = {option.name for option in FORWARDED}
@@ -95,12 +105,15 @@ class Request:
 
     @property
     def signal(self) -> str:
-        """Name of the stop signal that Slurm sends: ``"TERM"``, or a notice signal that ranks handle."""
+        """Name of the stop signal that Slurm sends: ``"TERM"``, or a notice signal that ranks
+        handle.
+        """
         handled = dict(self.forwarded).get("signals_to_handle", "").split(",")
         return next((name.removeprefix("SIG") for name in NOTICES if name in handled), "TERM")
 
     def saving_at(self, signal: str) -> Request:
-        """Return the request for a script that saves at a signal: the launcher forwards this signal to the ranks.
+        """Return the request for a script that saves at a signal: the launcher forwards this signal
+        to the ranks.
 
         Signals that the user chose with ``--signals-to-handle`` stay as they are.
         """
@@ -110,11 +123,14 @@ class Request:
         return replace(self, forwarded=(*self.forwarded, ("signals_to_handle", handled)))
 
     def directives(self) -> list[tuple[str, str | None]]:
-        """Return the options of sbatch for this request: long names, each with its value or None."""
+        """Return the options of sbatch for this request: long names, each with its value or
+        None.
+        """
         time = "UNLIMITED" if self.unlimited else clock(self.time_s) if self.time_s else ""
         directives: list[tuple[str, str | None]] = [
             ("nodes", self.nodes),
-            # with a range, Slurm would compute the tasks from MIN and allocate no more nodes than those need
+            # with a range, Slurm would compute the tasks from MIN and allocate no more nodes than
+            # those need
             ("ntasks-per-node", "1" if self.min_nodes == self.max_nodes else ""),
             ("gpus-per-node", self.gpus),
             ("cpus-per-task", str(self.cpus or "")),
@@ -127,7 +143,9 @@ class Request:
 
     @property
     def options(self) -> Options:
-        """Return the options of ``paceline run`` inside the job, as far as they are known before it starts."""
+        """Return the options of ``paceline run`` inside the job, as far as they are known before it
+        starts.
+        """
         return parsing.parse(
             self.script,
             self.script_args,
@@ -136,13 +154,16 @@ class Request:
         )
 
 
-def parse(script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], profile: Profile) -> Request:
+def parse(
+    script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], profile: Profile
+) -> Request:
     """Validate the command line and merge it with a profile; the command line takes precedence.
 
     Args:
         script: The script, module or program.
         script_args: Arguments of the script, passed on unchanged.
-        typed: ``{name: text}`` of the options on the command line, True for a flag, a sequence for ``sbatch``.
+        typed: ``{name: text}`` of the options on the command line, True for a flag, a sequence for
+            ``sbatch``.
         profile: The site's validated profile.
 
     Raises:
@@ -180,7 +201,9 @@ def parse(script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], 
         grace_s=_grace(options.shutdown_timeout, time_s),
         sbatch=_merge_sbatch(profile.sbatch, asking.sbatch_options(typed.get("sbatch", ()))),
         forwarded=tuple(
-            (key, "" if value is True else str(value)) for key, value in forwarded.items() if key not in GRACE
+            (key, "" if value is True else str(value))
+            for key, value in forwarded.items()
+            if key not in GRACE
         ),
         run_dir=raw.get("run_dir", ""),
         profile=profile,
@@ -188,9 +211,16 @@ def parse(script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], 
 
 
 def _forwarded(profile: Profile, typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of ``paceline run`` in the job, with a hang timeout by default: nobody watches a job."""
-    forwarded = {**profile.run, **{name: value for name, value in typed.items() if name in _FORWARDED}}
-    has_own_policy = {"hang_timeout", "no_probe"} & set(forwarded) or forwarded.get("on_hang") == "report"
+    """Return the options of ``paceline run`` in the job, with a hang timeout by default: nobody
+    watches a job.
+    """
+    forwarded = {
+        **profile.run,
+        **{name: value for name, value in typed.items() if name in _FORWARDED},
+    }
+    has_own_policy = {"hang_timeout", "no_probe"} & set(forwarded) or forwarded.get(
+        "on_hang"
+    ) == "report"
     return forwarded if has_own_policy else {**forwarded, "hang_timeout": HANG_TIMEOUT}
 
 
@@ -206,9 +236,14 @@ def _defaults(profile: Profile, typed: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_contradictions(typed: Mapping[str, Any]) -> None:
     if typed.get("requeue") and typed.get("no_requeue"):
-        raise asking.contradicted("--requeue and --no-requeue exclude each other", "leave out one of them")
+        raise asking.contradicted(
+            "--requeue and --no-requeue exclude each other", "leave out one of them"
+        )
     if "cpus_per_gpu" in typed and "cpus_per_node" in typed:
-        what = "--cpus-per-gpu and --cpus-per-node exclude each other: both say how many CPUs a node's task has"
+        what = (
+            "--cpus-per-gpu and --cpus-per-node exclude each other: both say how many CPUs a node's"
+            " task has"
+        )
         raise asking.contradicted(what, "leave out one of them")
     if typed.get("follow") and typed.get("dry_run"):
         raise asking.contradicted(
@@ -216,20 +251,27 @@ def _refuse_contradictions(typed: Mapping[str, Any]) -> None:
         )
     if typed.get("follow") and typed.get("json"):
         raise asking.contradicted(
-            "--follow and --json exclude each other: one shows the job's output, the other is for a program",
+            "--follow and --json exclude each other: one shows the job's output, the other is for a"
+            " program",
             "paceline submit --json ..., and paceline follow with the run folder that it prints",
         )
     if typed.get("json") and typed.get("dry_run"):
-        raise asking.contradicted("--json and --dry-run exclude each other: the script is printed", "leave out --json")
+        raise asking.contradicted(
+            "--json and --dry-run exclude each other: the script is printed", "leave out --json"
+        )
 
 
 def _cpus(raw: Mapping[str, Any], gpus: str, typed: set[str]) -> tuple[int, int]:
-    """Return the CPUs of a node's task, and the CPUs for each GPU, 0 if they were not set for each GPU."""
+    """Return the CPUs of a node's task, and the CPUs for each GPU, 0 if they were not set for each
+    GPU.
+    """
     if "cpus_per_gpu" in raw and gpus:
         count = int(raw["cpus_per_gpu"])
         return count * asking.num_gpus(gpus), count
     if "cpus_per_gpu" in typed:
-        raise asking.contradicted("--cpus-per-gpu has no effect without --gpus-per-node", "--gpus-per-node 1")
+        raise asking.contradicted(
+            "--cpus-per-gpu has no effect without --gpus-per-node", "--gpus-per-node 1"
+        )
     return int(raw.get("cpus_per_node", 0)), 0
 
 
@@ -237,7 +279,10 @@ def _on_node_loss(raw: Mapping[str, Any], typed: set[str]) -> str:
     choice = raw.get("on_node_loss", "")
     if raw.get("no_requeue"):
         if choice == "requeue" and "on_node_loss" in typed:
-            what = "--on-node-loss requeue and --no-requeue exclude each other: one of them queues the job again"
+            what = (
+                "--on-node-loss requeue and --no-requeue exclude each other: one of them queues the"
+                " job again"
+            )
             raise asking.contradicted(what, "leave out --no-requeue")
         return "fail"
     return str(choice) or ON_NODE_LOSS[0]
@@ -257,7 +302,10 @@ def _grace(grace_s: int | None, time_s: int | None) -> int:
         return DEFAULT_GRACE_S if limit_s is None else min(DEFAULT_GRACE_S, limit_s // 4)
     least_s = grace_s + _margin(limit_s)
     if limit_s is not None and least_s >= limit_s:
-        what = f"--grace-s {grace_s} leaves nothing of --time {clock(limit_s)}: the job would be told to stop at once"
+        what = (
+            f"--grace-s {grace_s} leaves nothing of --time {clock(limit_s)}: the job would be told"
+            " to stop at once"
+        )
         raise asking.contradicted(what, f"--time {clock(4 * least_s)}, or a shorter --grace-s")
     return grace_s
 
@@ -268,7 +316,9 @@ def _limit(time_s: int | None) -> int | None:
 
 
 def _margin(limit_s: int | None) -> int:
-    """Return the margin between the grace period and the time limit, at most a quarter of the limit."""
+    """Return the margin between the grace period and the time limit, at most a quarter of the
+    limit.
+    """
     return SIGNAL_MARGIN_S if limit_s is None else min(SIGNAL_MARGIN_S, limit_s // 4)
 
 
@@ -286,7 +336,9 @@ def _name(script: str) -> str:
 def _merge_sbatch(
     defaults: Sequence[tuple[str, str | None]], typed: Sequence[tuple[str, str | None]]
 ) -> tuple[tuple[str, str | None], ...]:
-    """Return the options of a profile and the typed ones, which replace options of the same name."""
+    """Return the options of a profile and the typed ones, which replace options of the same
+    name.
+    """
     names = {name for name, _ in typed}
     return (*(option for option in defaults if option[0] not in names), *typed)
 
@@ -306,7 +358,12 @@ def unknown_option(typed: str) -> UsageError:
     word = typed.split("=", maxsplit=1)[0]
     name = word.lstrip("-").replace("_", "-")
     forms = [option.long for option in (*OWN, *FORWARDED)]
-    synonyms = {"nnodes": "nodes", "nproc": "nproc-per-node", "gpus": "gpus-per-node", "gres": "gpus-per-node"}
+    synonyms = {
+        "nnodes": "nodes",
+        "nproc": "nproc-per-node",
+        "gpus": "gpus-per-node",
+        "gres": "gpus-per-node",
+    }
     what = f"paceline submit has no option {word}"
     sbatch_name, kind = sbatch_option(name) if word.startswith("--") or len(name) == 1 else ("", "")
     if name in synonyms:
@@ -317,10 +374,19 @@ def unknown_option(typed: str) -> UsageError:
     elif sbatch_name in INSTEAD:
         fix = INSTEAD[sbatch_name]
     elif sbatch_name == name or len(name) == 1:
-        fix = f"--sbatch --{sbatch_name}" + ("=VALUE" if kind == "value" else "") if sbatch_name else ""
+        fix = (
+            f"--sbatch --{sbatch_name}" + ("=VALUE" if kind == "value" else "")
+            if sbatch_name
+            else ""
+        )
     else:
         near = next((form for form in forms if form.startswith(word)), "") or closest(word, forms)
         fix = f"did you mean {near}?" if near else ""
     return UsageError(
-        Finding("option-unknown", what, where="command line", fix=fix or "paceline submit --help lists them")
+        Finding(
+            "option-unknown",
+            what,
+            where="command line",
+            fix=fix or "paceline submit --help lists them",
+        )
     )

@@ -1,7 +1,8 @@
-"""``paceline requeue``: called by a job script after its run, to queue the job again if the run can resume.
+"""``paceline requeue``: called by a job script after its run, to queue the job again if the run can
+resume.
 
-Nobody watches a job script, so the command never changes the exit status of the job, and an error of paceline itself
-prints a line and does not fail the job.
+Nobody watches a job script, so the command never changes the exit status of the job, and an error
+of paceline itself prints a line and does not fail the job.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ from paceline.text import terminal
 from paceline.text.quoting import word
 from paceline.world import expand_nodelist
 
-# How often a job is queued again from the same step: further nodes may fail, or a start be preempted early, although
-# nothing is wrong with the run.
+# How often a job is queued again from the same step: further nodes may fail, or a start be
+# preempted early, although nothing is wrong with the run.
 _MAX_FRUITLESS = 2
 # Exit statuses of a run that was stopped by one of the signals that Slurm may be asked to send.
 _STOPPED = tuple(128 + number for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
 # Messages after which Slurm may have carried out the command all the same.
-_UNSURE = re.compile(r"timed out|unable to contact|socket|communication|connection|transmitted|standby", re.IGNORECASE)
+_UNSURE = re.compile(
+    r"timed out|unable to contact|socket|communication|connection|transmitted|standby",
+    re.IGNORECASE,
+)
 _TRIES, _PAUSE_S, _ANSWER_S = 3, 3.0, 15.0
 
 
@@ -114,7 +118,13 @@ def _requeue(run_dir: RunDir, status: int, job_id: str) -> None:
 
 
 def decide(
-    status: int, *, job: JobRecord, history: History, last_step: int | None, nodelist: str, limit: str = ""
+    status: int,
+    *,
+    job: JobRecord,
+    history: History,
+    last_step: int | None,
+    nodelist: str,
+    limit: str = "",
 ) -> Decision:
     """Decide whether a job is queued again. Pure.
 
@@ -133,7 +143,8 @@ def decide(
     step = last_step or 0
     if why == NODE_LOST and last_step is None and history.steps:
         return Decision(finding=_no_checkpoint(job))
-    # a script that keeps its checkpoints elsewhere: its exit status decides, unless it has not trained at all
+    # a script that keeps its checkpoints elsewhere: its exit status decides, unless it has not
+    # trained at all
     elsewhere = status == EXIT_UNFINISHED and last_step is None and history.steps != 0
     if not elsewhere and _times_from(job, step) >= _MAX_FRUITLESS:
         return Decision(finding=_no_progress(why, job, step, limit))
@@ -146,14 +157,16 @@ def _why(status: int, job: JobRecord, history: History) -> str:
     lost = status != EXIT_OK and history.outcome is not None and history.outcome.lost
     if lost:
         return NODE_LOST if job.on_node_loss == "requeue" else ""
-    # stopped before the first step, for example by preemption: there was nothing new to save. After scancel this code
-    # does not run, since scancel ends the job script too.
+    # stopped before the first step, for example by preemption: there was nothing new to save. After
+    # scancel this code does not run, since scancel ends the job script too.
     stopped = history.outcome is None or history.outcome.stopped
     return UNFINISHED if status in _STOPPED and stopped and not history.steps else ""
 
 
 def _times_from(job: JobRecord, step: int) -> int:
-    """Return how often in a row the job was queued again to resume from a step, 0 for the beginning."""
+    """Return how often in a row the job was queued again to resume from a step, 0 for the
+    beginning.
+    """
     times = 0
     for entry in reversed(job.requeues):
         if entry.step < step:
@@ -165,7 +178,9 @@ def _times_from(job: JobRecord, step: int) -> int:
 
 
 def _names(lost: Sequence[tuple[int, str]], nodelist: str) -> tuple[str, ...]:
-    """Return Slurm's names of lost nodes, by host name or else by their position in the job's node list."""
+    """Return Slurm's names of lost nodes, by host name or else by their position in the job's node
+    list.
+    """
     try:
         nodes = expand_nodelist(nodelist)
     except ValueError:
@@ -190,16 +205,25 @@ def _no_progress(why: str, job: JobRecord, step: int, limit: str) -> Finding:
     fruitless, starts = _times_from(job, step), len(job.requeues) + 1
     if not step and fruitless == len(job.requeues) and not job.requeues[0].elsewhere:
         fruitless += 1  # the first start saved nothing either
-    which = f"the last {fruitless} starts have" if fruitless < starts else f"all {starts} starts have"
+    which = (
+        f"the last {fruitless} starts have" if fruitless < starts else f"all {starts} starts have"
+    )
     if why == UNFINISHED:
         cause = "was stopped"
-        fix = "a longer --time, or a larger --grace-s, so that a start gets past a checkpoint; save more often"
+        fix = (
+            "a longer --time, or a larger --grace-s, so that a start gets past a checkpoint; save"
+            " more often"
+        )
     else:
         cause = "lost a node"
-        fix = "sinfo -R tells which nodes are down; exclude them: --sbatch --exclude=NODES; save more often"
+        fix = (
+            "sinfo -R tells which nodes are down; exclude them: --sbatch --exclude=NODES; save more"
+            " often"
+        )
     return Finding(
         "slurm-job-ended",
-        f"the run {cause}, and {which} saved nothing new: the job is not queued again, it would go round for ever",
+        f"the run {cause}, and {which} saved nothing new: the job is not queued again, it would go"
+        " round for ever",
         where=f"job {job.job_id}",
         evidence=(
             f"{starts} starts, last checkpoint: " + (f"step {step}" if step else "none"),
@@ -221,27 +245,43 @@ def _no_checkpoint(job: JobRecord) -> Finding:
 def _not_saved(job: JobRecord, status: int) -> Finding:
     return Finding(
         "slurm-job-ended",
-        f"the run was told to stop and has not saved (status {status}): the job is not queued again",
+        f"the run was told to stop and has not saved (status {status}): the job is not queued"
+        " again",
         where=f"job {job.job_id}",
-        why=f"a job is queued again when all ranks have saved and end with status {EXIT_UNFINISHED}, as a Session does",
+        why=(
+            "a job is queued again when all ranks have saved and end with status"
+            f" {EXIT_UNFINISHED}, as a Session does"
+        ),
         fix="paceline explain not-saved-at-stop",
     )
 
 
-def _carry_out(run_dir: RunDir, job: JobRecord, decision: Decision, *, job_state: JobState | None) -> None:
+def _carry_out(
+    run_dir: RunDir, job: JobRecord, decision: Decision, *, job_state: JobState | None
+) -> None:
     """Queue the job again, or submit it as a new job if the site forbids requeueing."""
     exclude = _possible(run_dir, decision.exclude, job_state)
     entry = Requeue(decision.step, time.time_ns(), decision.why, decision.elsewhere)
     updated = replace(job, requeues=(*job.requeues, entry))
-    record.write(run_dir, updated)  # before the requeue, since Slurm then ends this script within moments
+    record.write(
+        run_dir, updated
+    )  # before the requeue, since Slurm then ends this script within moments
     allowed = job_state is None or job_state.requeue is not False
     failure = _requeue_or_refusal(job, decision, exclude) if allowed else _Refusal("--no-requeue")
     if failure is None:
         return
-    if not failure.sure:  # if the job was queued after all, a second one would write the same checkpoints
+    if (
+        not failure.sure
+    ):  # if the job was queued after all, a second one would write the same checkpoints
         record.write(run_dir, job)
-        advice = f"squeue --me tells whether it is; if not: sbatch {word(str(run_dir.job_script.absolute()))}"
-        terminal.say(f"Slurm does not tell whether job {job.job_id} is queued again ({failure.text}); {advice}")
+        advice = (
+            "squeue --me tells whether it is; if not: sbatch"
+            f" {word(str(run_dir.job_script.absolute()))}"
+        )
+        terminal.say(
+            f"Slurm does not tell whether job {job.job_id} is queued again ({failure.text});"
+            f" {advice}"
+        )
         return
     cannot = f"job {job.job_id} cannot be queued again ({failure.text})"
     result = _submit(run_dir, exclude)
@@ -255,14 +295,18 @@ def _carry_out(run_dir: RunDir, job: JobRecord, decision: Decision, *, job_state
     terminal.say(f"{cannot}: submitted as job {number}{_words(decision, exclude)}")
 
 
-def _requeue_or_refusal(job: JobRecord, decision: Decision, exclude: Sequence[str]) -> _Refusal | None:
+def _requeue_or_refusal(
+    job: JobRecord, decision: Decision, exclude: Sequence[str]
+) -> _Refusal | None:
     """Queue the job again, and return None, or why that failed."""
     with _sigterm_ignored():
         failure = _request_requeue(job)
         if failure is not None:
             return failure
         if exclude:  # Slurm accepts this only for a pending job
-            commands.tell("scontrol", "update", f"JobId={job.job_id}", f"ExcNodeList={','.join(exclude)}")
+            commands.tell(
+                "scontrol", "update", f"JobId={job.job_id}", f"ExcNodeList={','.join(exclude)}"
+            )
         terminal.say(f"job {job.job_id} is queued again{_words(decision, exclude)}")
     return None
 
@@ -276,13 +320,16 @@ def _request_requeue(job: JobRecord) -> _Refusal | None:
         if result.status == 0:
             return None
         failure = _Refusal(
-            _first_line(result), sure=result.status != commands.UNANSWERED and not _UNSURE.search(result.err)
+            _first_line(result),
+            sure=result.status != commands.UNANSWERED and not _UNSURE.search(result.err),
         )
         if failure.sure and not number:
             break
         # without an answer the requeue may have succeeded; Slurm then refuses the next attempt
         state = lookup.state(job).state
-        if state is not None and (state.waits or state.state == COMPLETING):  # until this script has ended
+        if state is not None and (
+            state.waits or state.state == COMPLETING
+        ):  # until this script has ended
             return None
         running = state is not None and state.state == RUNNING
         failure = replace(failure, sure=failure.sure and running)
@@ -293,7 +340,9 @@ def _request_requeue(job: JobRecord) -> _Refusal | None:
 
 @contextlib.contextmanager
 def _sigterm_ignored() -> Iterator[None]:
-    """Ignore SIGTERM: Slurm ends this script once its job is queued again, before the nodes are excluded."""
+    """Ignore SIGTERM: Slurm ends this script once its job is queued again, before the nodes are
+    excluded.
+    """
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         yield
@@ -308,13 +357,17 @@ def _submit(run_dir: RunDir, exclude: Sequence[str], *more: str) -> commands.Sai
 
 
 def _possible(run_dir: RunDir, lost: Sequence[str], job_state: JobState | None) -> tuple[str, ...]:
-    """Return the nodes to exclude: lost nodes and those excluded before; none if too few nodes would remain.
+    """Return the nodes to exclude: lost nodes and those excluded before; none if too few nodes
+    would remain.
 
-    Slurm holds a job permanently if no nodes remain for it, so ``sbatch --test-only`` is called first.
+    Slurm holds a job permanently if no nodes remain for it, so ``sbatch --test-only`` is called
+    first.
     """
     if not lost:
         return ()
-    excluded = expand_nodelist(job_state.excluded) if job_state is not None and job_state.excluded else []
+    excluded = (
+        expand_nodelist(job_state.excluded) if job_state is not None and job_state.excluded else []
+    )
     nodes = tuple(dict.fromkeys([*excluded, *lost]))
     return nodes if _submit(run_dir, nodes, "--test-only").status == 0 else ()
 
@@ -325,7 +378,10 @@ def _words(decision: Decision, exclude: Sequence[str]) -> str:
 
 
 def _first_line(result: commands.Said) -> str:
-    return next((line.strip() for line in result.err.splitlines() if line.strip()), f"status {result.status}")
+    return next(
+        (line.strip() for line in result.err.splitlines() if line.strip()),
+        f"status {result.status}",
+    )
 
 
 def _show(finding: Finding) -> None:

@@ -1,7 +1,8 @@
 """Reserve the run folder for a job, before its script starts the launchers.
 
-``job.sh`` can be submitted with plain ``sbatch`` too, twice or as an array. The lease (``paceline.rundir.lease``)
-ensures that the folder still has one owner; the job's launcher takes it over from this reservation.
+``job.sh`` can be submitted with plain ``sbatch`` too, twice or as an array. The lease
+(``paceline.rundir.lease``) ensures that the folder still has one owner; the job's launcher takes it
+over from this reservation.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from paceline.slurm.record import JobRecord
 from paceline.text import terminal
 
 
-def reserve(folder: Path, job_id: str, *, script: Path | None = None, on_node_loss: str = "requeue") -> None:
+def reserve(
+    folder: Path, job_id: str, *, script: Path | None = None, on_node_loss: str = "requeue"
+) -> None:
     """Reserve a run folder for this job, and write the job id into the record of the run.
 
     Args:
         folder: The run folder.
         job_id: Id of the job that starts.
-        script: The job script, if ``paceline submit --dry-run`` printed it: the job then creates the record.
+        script: The job script, if ``paceline submit --dry-run`` printed it: the job then creates
+            the record.
         on_node_loss: ``"requeue"`` or ``"fail"``, for that record.
 
     Raises:
@@ -40,7 +44,9 @@ def reserve(folder: Path, job_id: str, *, script: Path | None = None, on_node_lo
     if conflict is not None:
         raise UsageError(conflict)
     folder.mkdir(parents=True, exist_ok=True)
-    lease.acquire(folder, lease.this_job(element=own_identity.element), say=terminal.say, ended=_has_ended)
+    lease.acquire(
+        folder, lease.this_job(element=own_identity.element), say=terminal.say, ended=_has_ended
+    )
     job = record.read(run_dir)
     if job is None and script is not None:
         job = JobRecord(job_id, submitted_ns=time.time_ns(), on_node_loss=on_node_loss)
@@ -53,10 +59,14 @@ def reserve(folder: Path, job_id: str, *, script: Path | None = None, on_node_lo
 
 
 def _store_script(run_dir: RunDir, script: Path) -> None:
-    """Store what ``submit`` stores in a run folder: the script, to submit it again, and a link to the output."""
+    """Store what ``submit`` stores in a run folder: the script, to submit it again, and a link to
+    the output.
+    """
     shutil.copyfile(script, run_dir.job_script)
     output = Path(os.readlink("/proc/self/fd/2"))  # the script's, which this command inherits
-    if not output.is_file() or (run_dir.job_output.exists() and not run_dir.job_output.is_symlink()):
+    if not output.is_file() or (
+        run_dir.job_output.exists() and not run_dir.job_output.is_symlink()
+    ):
         return
     with contextlib.suppress(FileNotFoundError):
         run_dir.job_output.unlink()

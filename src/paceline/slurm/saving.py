@@ -1,7 +1,9 @@
 """Find out at which signal a training script saves a checkpoint, from its text. Pure.
 
-Frameworks differ: a Session saves at SIGTERM, Lightning's auto-requeue at SIGUSR1, Lightning's Trainer alone at none.
-A module that the script imports may save too, so only the known behaviour of a framework is reported.
+Frameworks differ: a Session saves at SIGTERM, Lightning's auto-requeue at SIGUSR1, Lightning's
+Trainer alone at none.
+A module that the script imports may save too, so only the known behaviour of a framework is
+reported.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ _NOTICES = ("SIGUSR1", "SIGUSR2")
 _LIGHTNING = ("lightning", "pytorch_lightning")
 _TRAINERS = ("Trainer", "LightningCLI")
 # Names in a script which show that it saves when it is stopped, or that its author considered it.
-_SAVES = {"SIGTERM", "OnExceptionCheckpoint", "SIGTERMException", "on_exception", "SLURMEnvironment"}
+_SAVES = {
+    "SIGTERM",
+    "OnExceptionCheckpoint",
+    "SIGTERMException",
+    "on_exception",
+    "SLURMEnvironment",
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,9 @@ def look(text: str, *, script: str) -> Saving:
 
 
 def _name(node: ast.AST) -> str:
-    """Return the last part of a dotted name or the name of a function, and an empty text for other nodes."""
+    """Return the last part of a dotted name or the name of a function, and an empty text for other
+    nodes.
+    """
     if isinstance(node, ast.Attribute):
         return node.attr
     if isinstance(node, ast.Name):
@@ -85,32 +95,45 @@ def _modules(nodes: list[ast.AST]) -> Iterator[str]:
 
 
 def _is_on(environment: ast.Call) -> bool:
-    values = [keyword.value for keyword in environment.keywords if keyword.arg == "auto_requeue"] + environment.args[:1]
+    values = [
+        keyword.value for keyword in environment.keywords if keyword.arg == "auto_requeue"
+    ] + environment.args[:1]
     return not any(isinstance(value, ast.Constant) and value.value is False for value in values)
 
 
 def _requeue_signal(environment: ast.Call) -> str:
-    values = [keyword.value for keyword in environment.keywords if keyword.arg == "requeue_signal"] + environment.args[
-        1:2
-    ]
+    values = [
+        keyword.value for keyword in environment.keywords if keyword.arg == "requeue_signal"
+    ] + environment.args[1:2]
     signal_name = next((_name(value) for value in values), "")
     return signal_name if signal_name in (*_NOTICES, "SIGTERM") else "SIGUSR1"
 
 
 def _handled(call: ast.Call) -> str:
-    """Return SIGUSR1 or SIGUSR2 if a call of ``signal.signal`` installs a handler for it, else an empty text."""
+    """Return SIGUSR1 or SIGUSR2 if a call of ``signal.signal`` installs a handler for it, else an
+    empty text.
+    """
     if _name(call.func) not in ("signal", "add_signal_handler") or len(call.args) < 2:
         return ""
     number = _name(call.args[0])
-    return number if number in _NOTICES and _name(call.args[1]) not in ("SIG_IGN", "SIG_DFL") else ""
+    return (
+        number if number in _NOTICES and _name(call.args[1]) not in ("SIG_IGN", "SIG_DFL") else ""
+    )
 
 
 def _not_saved(where: str) -> Finding:
     return Finding(
         "not-saved-at-stop",
-        "Lightning's Trainer saves nothing when Slurm stops this job: it will end with status 143, not queued again",
+        "Lightning's Trainer saves nothing when Slurm stops this job: it will end with status 143,"
+        " not queued again",
         where=where,
-        why="its auto-requeue is for ranks that srun starts; here it gets SIGTERM, ends its epoch and exits",
-        fix="callbacks=[OnExceptionCheckpoint(folder)], and sys.exit(75) at SIGTERMException; or --no-requeue",
+        why=(
+            "its auto-requeue is for ranks that srun starts; here it gets SIGTERM, ends its epoch"
+            " and exits"
+        ),
+        fix=(
+            "callbacks=[OnExceptionCheckpoint(folder)], and sys.exit(75) at SIGTERMException; or"
+            " --no-requeue"
+        ),
         severity="warning",
     )

@@ -19,7 +19,17 @@ from paceline.errors import EXIT_OK, Finding, PacelineError, SetupError, UsageEr
 from paceline.launch.plan import script
 from paceline.machine import slurm_commands as commands
 from paceline.rundir.files import RUNS, RunDir, new_run_id, write_whole
-from paceline.slurm import asking, batch, limits, lookup, profile_files, record, refusal, request, saving
+from paceline.slurm import (
+    asking,
+    batch,
+    limits,
+    lookup,
+    profile_files,
+    record,
+    refusal,
+    request,
+    saving,
+)
 from paceline.slurm.batch import Place
 from paceline.slurm.cluster import Cluster
 from paceline.slurm.profile import Profile
@@ -28,10 +38,18 @@ from paceline.slurm.request import Request
 from paceline.text import terminal
 from paceline.text.quoting import CONTROL, word
 
-# sbatch prefers these variables to the directives of a script, so they are removed for directives that the script has.
+# sbatch prefers these variables to the directives of a script, so they are removed for directives
+# that the script has.
 _OVERRIDING_VARIABLES = {
     "job-name": ("SBATCH_JOB_NAME",),
-    "nodes": ("SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_OUTPUT", "SBATCH_ERROR", "SBATCH_OPEN_MODE", "SBATCH_SIGNAL"),
+    "nodes": (
+        "SBATCH_ARRAY_INX",
+        "SBATCH_WAIT",
+        "SBATCH_OUTPUT",
+        "SBATCH_ERROR",
+        "SBATCH_OPEN_MODE",
+        "SBATCH_SIGNAL",
+    ),
     "requeue": ("SBATCH_NO_REQUEUE", "SBATCH_REQUEUE"),
     "gpus-per-node": ("SBATCH_GPUS_PER_NODE", "SBATCH_GPUS", "SBATCH_GPUS_PER_TASK", "SBATCH_GRES"),
     "cpus-per-task": ("SBATCH_CPUS_PER_GPU",),
@@ -93,7 +111,9 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
 
 
 def _with_time(site: Profile) -> Profile:
-    """Add the time limit of ``SBATCH_TIMELIMIT`` to a profile: the grace period and the script depend on it."""
+    """Add the time limit of ``SBATCH_TIMELIMIT`` to a profile: the grace period and the script
+    depend on it.
+    """
     time_limit = env.read(env.SBATCH_TIME)
     if not time_limit:
         return site
@@ -123,7 +143,9 @@ def _print(text: str) -> None:
 
 
 def _require_script(requested: Request) -> str:
-    """Check that the script exists before the job is queued, and return its text, if it is known."""
+    """Check that the script exists before the job is queued, and return its text, if it is
+    known.
+    """
     options, site = requested.options, requested.profile
     by_name = options.module or (options.no_python and "/" not in options.script)
     if by_name and (site.prefix or site.modules or site.lines):
@@ -165,7 +187,9 @@ def _place(requested: Request) -> Place:
 
 
 def _require_nameable(path: str, what: str, fix: str, *, also: str = "") -> None:
-    """Refuse a path that cannot be written in an ``#SBATCH`` line: Slurm drops backslashes from output paths."""
+    """Refuse a path that cannot be written in an ``#SBATCH`` line: Slurm drops backslashes from
+    output paths.
+    """
     unusable = [letter for letter in path if letter in also or CONTROL.match(letter)]
     if unusable:
         raise UsageError(
@@ -181,7 +205,8 @@ def _require_nameable(path: str, what: str, fix: str, *, also: str = "") -> None
 def _own_command() -> tuple[str, ...]:
     """Return the command that starts this installation of paceline, independent of the job's PATH.
 
-    The installed script is preferred to ``python -m``, which imports from the current folder first: a ``paceline.py``
+    The installed script is preferred to ``python -m``, which imports from the current folder first:
+    a ``paceline.py``
     or ``random.py`` there would shadow the real module.
     """
     command = os.path.join(os.path.dirname(sys.executable), "paceline")
@@ -204,7 +229,9 @@ def _with_shell_defaults(requested: Request) -> Request:
 
 
 def _ask_cluster(requested: Request) -> Cluster:
-    """Return the partitions and accounts of the cluster; an empty ``Cluster`` if Slurm does not answer."""
+    """Return the partitions and accounts of the cluster; an empty ``Cluster`` if Slurm does not
+    answer.
+    """
     if any(name in ("clusters", "cluster-constraint") for name, _ in requested.sbatch):
         return Cluster()  # the job goes to another cluster than the one that answers here
     from paceline.slurm import survey  # imports threads, which a dry run does not need
@@ -213,7 +240,8 @@ def _ask_cluster(requested: Request) -> Cluster:
 
 
 def _with_cpus(requested: Request, cluster: Cluster) -> Request:
-    """Return a request for the CPUs that belong to its GPUs, unless Slurm refuses them: some cores may be reserved.
+    """Return a request for the CPUs that belong to its GPUs, unless Slurm refuses them: some cores
+    may be reserved.
 
     Raises:
         UsageError: The number of CPUs for each GPU is unknown.
@@ -238,11 +266,19 @@ def _require_possible(requested: Request, cluster: Cluster) -> None:
     findings = limits.judge(effective, cluster)
     fatal = next((finding for finding in findings if finding.severity == "error"), None)
     # a job submit plugin of the site may change the request so that it can be served
-    if fatal is not None and (trial := survey.trial(requested, environ=_environ(requested))).status == 0:
+    if (
+        fatal is not None
+        and (trial := survey.trial(requested, environ=_environ(requested))).status == 0
+    ):
         partition = re.search(r" in partition (\S+)", trial.err)
-        waits = limits.waits_for_ever(effective, cluster, partition=partition[1] if partition else "")
+        waits = limits.waits_for_ever(
+            effective, cluster, partition=partition[1] if partition else ""
+        )
         fatal = waits[0] if waits else None
-        findings = [*waits, *(replace(finding, severity="warning") for finding in findings if finding not in waits)]
+        findings = [
+            *waits,
+            *(replace(finding, severity="warning") for finding in findings if finding not in waits),
+        ]
     for finding in findings:
         if finding is not fatal:
             terminal.show(finding.render(), sys.stderr)
@@ -261,9 +297,16 @@ def _submit(requested: Request, place: Place, text: str) -> JobRecord:
         write_whole(run.job_script, text)
     except OSError as error:
         what = f"the run folder {run.root} cannot be written: {error.strerror}"
-        finding = Finding("folder-not-writable", what, where=str(run.root), fix="give another folder with --run-dir")
+        finding = Finding(
+            "folder-not-writable",
+            what,
+            where=str(run.root),
+            fix="give another folder with --run-dir",
+        )
         raise SetupError(finding) from None
-    result = commands.tell("sbatch", "--parsable", place.script, timeout_s=60.0, environ=_environ(requested))
+    result = commands.tell(
+        "sbatch", "--parsable", place.script, timeout_s=60.0, environ=_environ(requested)
+    )
     match = re.search(r"^(\d+)(?:;(\S+))?\s*$", result.out, re.MULTILINE)
     if result.status or not match:
         raise SetupError(_submission_failure(result, run, new=new, old=old))
@@ -284,28 +327,45 @@ def _submit(requested: Request, place: Place, text: str) -> JobRecord:
     return job
 
 
-def _submission_failure(result: commands.Said, run: RunDir, *, new: bool, old: bytes | None) -> Finding:
-    """Return why there is no job, and restore the run folder, unless the job may have been queued after all."""
+def _submission_failure(
+    result: commands.Said, run: RunDir, *, new: bool, old: bytes | None
+) -> Finding:
+    """Return why there is no job, and restore the run folder, unless the job may have been queued
+    after all.
+    """
     finding = refusal.judge(result, known_options=refusal.sbatch_options)
     if refusal.unsure(result):
         why = f"the run folder {run.root} is kept, since the job may have been queued all the same"
-        return replace(finding, where=str(run.root), why=why, fix="squeue --me   (before it is submitted again)")
+        return replace(
+            finding,
+            where=str(run.root),
+            why=why,
+            fix="squeue --me   (before it is submitted again)",
+        )
     if new:
         shutil.rmtree(run.root, ignore_errors=True)
-    elif old is not None:  # the script of the previous job, with which that job can be submitted again
+    elif (
+        old is not None
+    ):  # the script of the previous job, with which that job can be submitted again
         with contextlib.suppress(OSError):
             run.job_script.write_bytes(old)
     return finding
 
 
 def _warn_of_early_signal(requested: Request) -> None:
-    """Warn that a job may get the stop signal right after its start: Slurm sends signals up to a minute early."""
+    """Warn that a job may get the stop signal right after its start: Slurm sends signals up to a
+    minute early.
+    """
     if requested.time_s and requested.time_s - requested.signal_s < _MIN_RUN_S:
         finding = Finding(
             "grace-too-short",
-            f"with --time {request.clock(requested.time_s)} the job may be told to stop as soon as it starts",
+            f"with --time {request.clock(requested.time_s)} the job may be told to stop as soon as"
+            " it starts",
             where=f"--signal=TERM@{requested.signal_s}",
-            why="Slurm sends the signal up to a minute before the time that it is given (sbatch(1), --signal)",
+            why=(
+                "Slurm sends the signal up to a minute before the time that it is given (sbatch(1),"
+                " --signal)"
+            ),
             fix=f"--time {request.clock(4 * _MIN_RUN_S)}, or more",
             severity="warning",
         )
@@ -328,7 +388,8 @@ def _require_ended(previous: JobRecord | None, place: Place) -> None:
         raise UsageError(
             Finding(
                 "option-contradicted",
-                f"the run folder {place.run_dir} is that of job {previous.job_id}, which is {state}",
+                f"the run folder {place.run_dir} is that of job {previous.job_id}, which is"
+                f" {state}",
                 where="--run-dir",
                 why="two jobs would write the same checkpoints",
                 fix=f"paceline follow {word(place.run_dir)}, or: scancel{on} {previous.job_id}",
@@ -337,7 +398,9 @@ def _require_ended(previous: JobRecord | None, place: Place) -> None:
 
 
 def _environ(requested: Request) -> dict[str, str]:
-    """Return the environment of sbatch and of the job, without variables that override the script's directives."""
+    """Return the environment of sbatch and of the job, without variables that override the script's
+    directives.
+    """
     names = {"job-name", "requeue", *(name for name, _ in requested.directives())}
     dropped = {variable for name in names for variable in _OVERRIDING_VARIABLES.get(name, ())}
     return {name: value for name, value in commands.outside().items() if name not in dropped}
@@ -349,10 +412,22 @@ def _report(job: JobRecord, place: Place, *, as_json: bool) -> None:
         folder = place.run_dir
     follow = f"paceline follow {word(folder)}"
     if as_json:
-        values = {"job_id": job.job_id, "cluster": job.cluster, "name": job.name, "run_dir": place.run_dir}
-        print(json.dumps({**values, "script": place.script, "output": place.output, "follow": follow}, indent=1))
+        values = {
+            "job_id": job.job_id,
+            "cluster": job.cluster,
+            "name": job.name,
+            "run_dir": place.run_dir,
+        }
+        print(
+            json.dumps(
+                {**values, "script": place.script, "output": place.output, "follow": follow},
+                indent=1,
+            )
+        )
         return
-    print(f"job {job.job_id}, {job.name}, is queued" + (f" on {job.cluster}" if job.cluster else ""))
+    print(
+        f"job {job.job_id}, {job.name}, is queued" + (f" on {job.cluster}" if job.cluster else "")
+    )
     print(f"its output: {word(os.path.join(folder, os.path.basename(place.output)))}")
     print(f"follow it:  {follow}")
     sys.stdout.flush()

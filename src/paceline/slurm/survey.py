@@ -1,4 +1,6 @@
-"""Query Slurm for partitions, nodes and accounts, in parallel, since each command may take up to its time limit."""
+"""Query Slurm for partitions, nodes and accounts, in parallel, since each command may take up to
+its time limit.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,16 @@ from paceline.slurm import cluster
 from paceline.slurm.cluster import Cluster
 from paceline.slurm.request import Request
 
-# Without associations the output is empty: a cluster that does not enforce them accepts the user all the same.
-_ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "associations", "format=account,partition")
+# Without associations the output is empty: a cluster that does not enforce them accepts the user
+# all the same.
+_ASSOCIATIONS = (
+    "sacctmgr",
+    "--noheader",
+    "--parsable2",
+    "show",
+    "associations",
+    "format=account,partition",
+)
 _TRIAL_S = 10.0
 
 
@@ -30,9 +40,16 @@ def gather(*, account: bool) -> Cluster:
 
 
 def trial(request: Request, *, environ: Mapping[str, str]) -> commands.Said:
-    """Call ``sbatch --test-only``: only sbatch knows QOS, features and the site's job submit plugins."""
-    words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in request.directives()]
-    return commands.tell("sbatch", "--test-only", "--wrap=true", *words, timeout_s=_TRIAL_S, environ=environ)
+    """Call ``sbatch --test-only``: only sbatch knows QOS, features and the site's job submit
+    plugins.
+    """
+    words = [
+        f"--{name}" if value is None else f"--{name}={value}"
+        for name, value in request.directives()
+    ]
+    return commands.tell(
+        "sbatch", "--test-only", "--wrap=true", *words, timeout_s=_TRIAL_S, environ=environ
+    )
 
 
 def _user() -> str:

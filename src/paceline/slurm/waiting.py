@@ -1,4 +1,6 @@
-"""Explain why a job is pending: Slurm's reasons in plain words, and what would change them. Pure."""
+"""Explain why a job is pending: Slurm's reasons in plain words, and what would change them.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,25 @@ _LASTING: Mapping[str, str] = {
     "AccountNotAllowed|InvalidAccount": "its account may not use this partition: another --account",
     "InvalidQOS": "its quality of service is not valid here",
     "QOSNotAllowed": "its quality of service may not use this partition",
-    "BadConstraints": "no nodes of this cluster have all that it asks for: scancel it, and ask for less",
+    "BadConstraints": (
+        "no nodes of this cluster have all that it asks for: scancel it, and ask for less"
+    ),
     "DependencyNeverSatisfied": "the job that it waits for has failed: scancel it",
     "JobHeldUser": "you hold it: scontrol release",
     "JobHeldAdmin": "an administrator holds it, or it failed to start too often: ask the site",
-    r"launch_failed_requeued_held|JobHoldMaxRequeue": "it failed to start and is held: scontrol release",
+    r"launch_failed_requeued_held|JobHoldMaxRequeue": (
+        "it failed to start and is held: scontrol release"
+    ),
     "NodeDown": "a node that it needs is down",
-    r"(Assoc|QOS|MaxCpuPer|MaxMem|MaxGRES)\w*(GRES|GPU)\w*": "it and your other jobs exceed the limit of GPUs",
+    r"(Assoc|QOS|MaxCpuPer|MaxMem|MaxGRES)\w*(GRES|GPU)\w*": (
+        "it and your other jobs exceed the limit of GPUs"
+    ),
     r"(Assoc|QOS)\w*Cpu\w*": "it and your other jobs exceed the limit of CPUs",
     r"(Assoc|QOS)\w*Mem\w*": "it and your other jobs exceed the limit of memory",
     r"(Assoc|QOS)\w*Node\w*": "it and your other jobs exceed the limit of nodes",
-    r"(Assoc|QOS)\w*(Wall|Minutes|BillingMinutes|RunMinutes)\w*": "the time that the account or QOS gives is used up, "
-    "or --time exceeds it",
+    r"(Assoc|QOS)\w*(Wall|Minutes|BillingMinutes|RunMinutes)\w*": (
+        "the time that the account or QOS gives is used up, or --time exceeds it"
+    ),
     r"(Assoc|QOS)\w*Job\w*": "as many of your jobs run as may at a time",
 }
 

@@ -9,7 +9,9 @@ import shlex
 CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
 _ODD = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 # Characters that a terminal interprets or hides: control and bidirectional characters, raw bytes.
-_UNSHOWN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNSHOWN = re.compile(
+    r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _PLAIN = re.compile(r"[\w@%+=:,./^-]+")
 
 
@@ -36,7 +38,9 @@ def _spell(byte: int) -> bytes:
 
 def printable(text: str) -> str:
     """Return untrusted text as one line that a terminal displays without interpreting it."""
-    return _UNSHOWN.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), text)
+    return _UNSHOWN.sub(
+        lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), text
+    )
 
 
 def directive(name: str, value: str | None = None) -> str:

@@ -20,18 +20,24 @@ _MAIN = re.compile(
     r"|is_(global_|local_|world_)?(main|master|primary|root|first|chief|zero|lead|leader)(_process|_rank|_worker)?"
 )
 _MAIN_TOO_SHORT = re.compile(r"_?(main|master)|primary|chief|rank_zero|rank_?0")
-_RANK = re.compile(r"_?(my_?|own_)?((\w+_)?rank|rank_?id|process_index|local_process_index|process_id|ordinal)", re.I)
+_RANK = re.compile(
+    r"_?(my_?|own_)?((\w+_)?rank|rank_?id|process_index|local_process_index|process_id|ordinal)",
+    re.I,
+)
 _PLAIN_RANK = re.compile(r"_?(get_)?((global|local|world|dist|ddp)_)?rank")
 _GROUP_RANK = re.compile(
-    r"(^|_)(dp|tp|pp|mp|ep|cp|sp|group|data_parallel|tensor|pipeline|model|stage|mesh|lora|matrix)_", re.I
+    r"(^|_)(dp|tp|pp|mp|ep|cp|sp|group|data_parallel|tensor|pipeline|model|stage|mesh|lora|matrix)_",
+    re.I,
 )
 _NOT_A_RANK = re.compile(r"lora|matrix|ranks$|low_rank|tensor_rank|_r$|page|numerical", re.I)
 _LIKE_RANK = frozenset(["gpu", "gpu_id", "device_id", "local_gpu", "worker_id", "proc_id"])
 _DISTRIBUTED = re.compile(
-    r"distrib|is_initialized|(^|_)dist($|_)|ddp|multi_?(gpu|node|process)|parallel|is_dist|fsdp", re.I
+    r"distrib|is_initialized|(^|_)dist($|_)|ddp|multi_?(gpu|node|process)|parallel|is_dist|fsdp",
+    re.I,
 )
 _SIZE = re.compile(
-    r"world_?size|num_(processes|gpus|replicas|ranks)|n_?gpus?$|nprocs?|device_count|get_world_size", re.I
+    r"world_?size|num_(processes|gpus|replicas|ranks)|n_?gpus?$|nprocs?|device_count|get_world_size",
+    re.I,
 )
 # Names that are unambiguous in any condition; lora_rank or ranking are the same on all ranks.
 _CHOOSES = re.compile(
@@ -171,7 +177,9 @@ def leaves(body: Sequence[ast.stmt]) -> bool:
     end = body[-1]
     if isinstance(end, ast.Return | ast.Continue | ast.Break):
         return True
-    return isinstance(end, ast.Expr) and isinstance(end.value, ast.Call) and last(end.value) in _EXITS
+    return (
+        isinstance(end, ast.Expr) and isinstance(end.value, ast.Call) and last(end.value) in _EXITS
+    )
 
 
 def sides(names: Names, test: ast.expr, depth: int = 0) -> Sides | None:
@@ -288,7 +296,9 @@ def _of_values(names: Names, values: Sequence[Assignment], depth: int) -> Sides 
     plain = [value for value in values if value.place < 0]
     known = [sides(names, value.value, depth + 1) for value in plain]
     first = next((value_sides for value_sides in known if value_sides), None)
-    if first is None or any(value_sides and not _is_alike(value_sides, first) for value_sides in known):
+    if first is None or any(
+        value_sides and not _is_alike(value_sides, first) for value_sides in known
+    ):
         return None
     others = [value for value, value_sides in zip(plain, known, strict=True) if value_sides is None]
     return first if all(constant(value.value) is not ... for value in others) else None
@@ -319,7 +329,9 @@ def _is_call_for_rank(names: Names, call: ast.Call) -> bool:
         return _is_rank(names, call.args[0])
     if name in ("get", "getenv") and call.args:
         return _names_rank(constant(call.args[0]))
-    return name in ("rank", "local_rank", "get_ordinal") or bool(re.fullmatch(r"_?get_(\w+_)?rank", name))
+    return name in ("rank", "local_rank", "get_ordinal") or bool(
+        re.fullmatch(r"_?get_(\w+_)?rank", name)
+    )
 
 
 def _is_plain_rank(names: Names, node: ast.AST) -> bool:
@@ -406,7 +418,9 @@ def _compares_for_several(test: ast.Compare) -> bool:
 
 
 def _is_rank_of_environment(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and last(node) == "int" and any(map(_names_rank, _texts(node)))
+    return (
+        isinstance(node, ast.Call) and last(node) == "int" and any(map(_names_rank, _texts(node)))
+    )
 
 
 def _texts(node: ast.AST) -> list[str]:

@@ -49,7 +49,11 @@ def constant(node: ast.AST | None) -> object:
     """Return the value of a literal (also ``-1``), or ``...`` for anything else."""
     if isinstance(node, ast.Constant):
         return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+    if (
+        isinstance(node, ast.UnaryOp)
+        and isinstance(node.op, ast.USub)
+        and isinstance(node.operand, ast.Constant)
+    ):
         value = node.operand.value
         return -value if isinstance(value, int | float) else ...
     return ...

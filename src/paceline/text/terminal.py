@@ -15,13 +15,21 @@ from paceline import env
 
 _LEAST_COLUMNS = 40  # narrower terminals wrap lines themselves
 _RESET = "\x1b[0m"
-_COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "notice": "\x1b[1;36m", "hint": "\x1b[36m"}
-_HEAD = re.compile(r"^((?:paceline: )?)(error|warning|hint|notice|cause|likely cause|hang)(?=[ :])", re.MULTILINE)
+_COLOURS = {
+    "error": "\x1b[1;31m",
+    "warning": "\x1b[1;33m",
+    "notice": "\x1b[1;36m",
+    "hint": "\x1b[36m",
+}
+_HEAD = re.compile(
+    r"^((?:paceline: )?)(error|warning|hint|notice|cause|likely cause|hang)(?=[ :])", re.MULTILINE
+)
 _LABEL = re.compile(r"^(  )(fix|resume|auto-resume|traceback)(?=: )", re.MULTILINE)
 _BOLD = "\x1b[1m"
 # A command to paste stays on one line: a line feed would end it.
 _COMMAND = re.compile(
-    r"^[^:]*: *(?:\(trap|[A-Z_]+=|(?:paceline|srun|sbatch|scancel|scontrol|kill|export|pip|python3?|less|df|ssh|git) )"
+    r"^[^:]*:"
+    r" *(?:\(trap|[A-Z_]+=|(?:paceline|srun|sbatch|scancel|scontrol|kill|export|pip|python3?|less|df|ssh|git) )"
 )
 
 
@@ -84,5 +92,8 @@ def _wrapped(line: str, columns: int) -> str:
 
 
 def _coloured(text: str) -> str:
-    text = _HEAD.sub(lambda match: f"{match[1]}{_COLOURS.get(match[2], _COLOURS['error'])}{match[2]}{_RESET}", text)
+    text = _HEAD.sub(
+        lambda match: f"{match[1]}{_COLOURS.get(match[2], _COLOURS['error'])}{match[2]}{_RESET}",
+        text,
+    )
     return _LABEL.sub(rf"\1{_BOLD}\2{_RESET}", text)

@@ -48,7 +48,9 @@ def of_name(asked: Logger | str, run_dir: RunDir) -> Logger:
     if asked not in NAMES:
         near = closest(asked, NAMES) or "csv"
         what = f"{asked!r} is not one of {', '.join(NAMES)}"
-        raise UsageError(Finding("option-invalid", what, where="Session(loggers=...)", fix=f'loggers=["{near}"]'))
+        raise UsageError(
+            Finding("option-invalid", what, where="Session(loggers=...)", fix=f'loggers=["{near}"]')
+        )
     return CSVLogger(run_dir.metrics) if asked == "csv" else TensorBoardLogger(run_dir.tensorboard)
 
 

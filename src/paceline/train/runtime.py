@@ -60,10 +60,14 @@ def take_device(world: World) -> torch.device:
         raise SetupError(
             Finding(
                 "slurm-ntasks-mismatch",
-                f"Slurm started {world.local_world_size} tasks on this node, and {num_gpus} GPUs are visible to them",
+                f"Slurm started {world.local_world_size} tasks on this node, and {num_gpus} GPUs"
+                " are visible to them",
                 where=f"rank {world.rank}, {world.reason}",
                 why="one task is one rank, and each rank needs a GPU of its own",
-                fix=f"#SBATCH --ntasks-per-node={num_gpus}, or #SBATCH --gpus-per-node={world.local_world_size}",
+                fix=(
+                    f"#SBATCH --ntasks-per-node={num_gpus}, or #SBATCH"
+                    f" --gpus-per-node={world.local_world_size}"
+                ),
             )
         )
     if index >= num_gpus:
@@ -73,7 +77,10 @@ def take_device(world: World) -> torch.device:
                 f"local rank {world.local_rank} has no GPU of its own: {num_gpus} visible, "
                 f"{world.local_world_size} ranks on this node",
                 where=f"rank {world.rank}",
-                fix=f"start {num_gpus} ranks on a node; or, to use no GPU: export CUDA_VISIBLE_DEVICES=",
+                fix=(
+                    f"start {num_gpus} ranks on a node; or, to use no GPU: export"
+                    " CUDA_VISIBLE_DEVICES="
+                ),
             )
         )
     torch.cuda.set_device(index)
@@ -211,10 +218,17 @@ def all_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     padded = mine.new_zeros((longest, *mine.shape[1:]))
     padded[: len(mine)] = mine
     # As bytes, because backends support different types.
-    flat = padded.view(-1).view(torch.uint8) if padded.numel() else padded.new_zeros(0, dtype=torch.uint8)
+    flat = (
+        padded.view(-1).view(torch.uint8)
+        if padded.numel()
+        else padded.new_zeros(0, dtype=torch.uint8)
+    )
     parts = [torch.empty_like(flat) for _ in sizes]
     dist.all_gather(parts, flat)
-    rows = [part.view(mine.dtype).view(padded.shape)[:size] for part, size in zip(parts, sizes, strict=True)]
+    rows = [
+        part.view(mine.dtype).view(padded.shape)[:size]
+        for part, size in zip(parts, sizes, strict=True)
+    ]
     return torch.cat(rows).to(tensor.device), sizes
 
 
@@ -231,7 +245,8 @@ def _as_the_others(tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
     strange = [rank for rank in with_rows if kinds[rank] != kinds[with_rows[0]]]
     if strange:
         held = [
-            "rank {}: rows of shape {}, {}, on {}".format(rank, *kinds[rank]) for rank in (with_rows[0], strange[0])
+            "rank {}: rows of shape {}, {}, on {}".format(rank, *kinds[rank])
+            for rank in (with_rows[0], strange[0])
         ]
         raise UsageError(
             Finding(
@@ -310,7 +325,10 @@ def _check_timeout(timeout_s: float | None) -> None:
                 "option-contradicted",
                 "timeout_s has no effect: the default process group is open already, with its own",
                 where="Session(timeout_s=...)",
-                fix="give the timeout where it is opened: init_process_group(timeout=timedelta(...))",
+                fix=(
+                    "give the timeout where it is opened:"
+                    " init_process_group(timeout=timedelta(...))"
+                ),
             )
         )
 
@@ -321,8 +339,9 @@ def _is_ours() -> bool:
 
 
 def _close_at_exit() -> None:
-    # After an uncaught exception collectives may be in flight, and destroying the group would wait for
-    # ranks that never arrive. The interpreter, and paceline's worker entry, then set sys.last_type.
+    # After an uncaught exception collectives may be in flight, and destroying the group would wait
+    # for ranks that never arrive. The interpreter, and paceline's worker entry, then set
+    # sys.last_type.
     if not hasattr(sys, "last_type"):
         close_group()
 

@@ -1,9 +1,10 @@
-"""``paceline why``: explain a hang of a run that another launcher started: which rank waits for which, in which line.
+"""``paceline why``: explain a hang of a run that another launcher started: which rank waits for
+which, in which line.
 
-``identity`` and ``processes`` find the ranks, ``look`` and ``recorder`` observe them from outside, ``account`` and
-``judge`` decide, ``gather`` reaches other hosts. The run is not changed: no debugger is attached, and no signal is
-sent unless the user names one at which ranks print their stacks.
-Nothing here imports torch.
+``identity`` and ``processes`` find the ranks, ``look`` and ``recorder`` observe them from outside,
+``account`` and ``judge`` decide, ``gather`` reaches other hosts. The run is not changed: no
+debugger is attached, and no signal is sent unless the user names one at which ranks print their
+stacks. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ def why(words: Sequence[str], *, seconds: float, signal: str = "") -> Report:
     """Explain what the ranks of runs wait for.
 
     Args:
-        words: Process ids, Slurm job ids, hosts, or files written by ``--collect``; without any, all ranks of this user
-            on this host.
+        words: Process ids, Slurm job ids, hosts, or files written by ``--collect``; without any,
+            all ranks of this user on this host.
         seconds: How long the ranks are observed.
-        signal: Name of a signal at which ranks print their stacks to stderr, for ranks whose stack is not visible.
+        signal: Name of a signal at which ranks print their stacks to stderr, for ranks whose stack
+            is not visible.
 
     Raises:
         SetupError: No ranks are found.
@@ -45,14 +47,18 @@ def collect(words: Sequence[str], *, seconds: float, signal: str = "") -> str:
     Args:
         words: Process ids; without any, all ranks of this user.
         seconds: How long the ranks are observed.
-        signal: Name of a signal at which ranks print their stacks to stderr, for ranks whose stack is not visible.
+        signal: Name of a signal at which ranks print their stacks to stderr, for ranks whose stack
+            is not visible.
     """
     return gather.write(gather.gather(words, _watch_options(seconds, signal, lambda share: None)))
 
 
 def _watch_options(seconds: float, signal: str, progress: Callable[[float], None]) -> WatchOptions:
     if signal and not signalled.number_of(signal):
-        what = f"--signal {signal}: only USR1, USR2 and real-time signals are sent, since others may end a rank"
+        what = (
+            f"--signal {signal}: only USR1, USR2 and real-time signals are sent, since others may"
+            " end a rank"
+        )
         raise UsageError(Finding("option-invalid", what, where="command line", fix="--signal USR1"))
     return WatchOptions(seconds, signal, progress)
 
@@ -70,13 +76,22 @@ def _progress() -> Callable[[float], None]:
 
 def _no_ranks(words: Sequence[str], missed: Sequence[str]) -> Finding:
     """Return the finding that there are no ranks, with what is known about the words."""
-    evidence = [*missed, *(line for word in words if word.isdigit() and (line := _describe_process(int(word))))]
+    evidence = [
+        *missed,
+        *(line for word in words if word.isdigit() and (line := _describe_process(int(word)))),
+    ]
     return Finding(
         "no-ranks-found",
-        "no process of a distributed run was found" + (f" for {' '.join(words)}" if words else " on this host"),
+        "no process of a distributed run was found"
+        + (f" for {' '.join(words)}" if words else " on this host"),
         evidence=tuple(evidence[:6]),
-        why="a rank is known by what its launcher sets: RANK and WORLD_SIZE, or SLURM_PROCID, or mpirun's variables",
-        fix="paceline why, on a host of the run and as its user; paceline why JOBID for a Slurm job",
+        why=(
+            "a rank is known by what its launcher sets: RANK and WORLD_SIZE, or SLURM_PROCID, or"
+            " mpirun's variables"
+        ),
+        fix=(
+            "paceline why, on a host of the run and as its user; paceline why JOBID for a Slurm job"
+        ),
     )
 
 
@@ -86,8 +101,14 @@ def _describe_process(pid: int) -> str:
     if owner is None:
         return ""
     if not processes.is_own(pid):
-        return f"process {pid} belongs to another user (id {owner}): sudo env PATH=$PATH paceline why {pid}"
+        return (
+            f"process {pid} belongs to another user (id {owner}): sudo env PATH=$PATH paceline why"
+            f" {pid}"
+        )
     words = processes.command(pid)
     if processes.is_paceline(words):
-        return f"process {pid} is paceline's own: a run of `paceline run` is watched by its launcher, which prints it"
+        return (
+            f"process {pid} is paceline's own: a run of `paceline run` is watched by its launcher,"
+            " which prints it"
+        )
     return f"process {pid} has no rank's variables: {shlex.join(words)[:80]}"

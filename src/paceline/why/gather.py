@@ -1,4 +1,6 @@
-"""Collect observations of ranks on this host, on the nodes of a Slurm job, on other hosts, or from files."""
+"""Collect observations of ranks on this host, on the nodes of a Slurm job, on other hosts, or from
+files.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,8 @@ def gather(words: Sequence[str], options: WatchOptions) -> Collection:
     """Collect accounts of ranks.
 
     Args:
-        words: Process ids, Slurm job ids, hosts, or files written by ``--collect``; without any, all ranks of this user
-            on this host.
+        words: Process ids, Slurm job ids, hosts, or files written by ``--collect``; without any,
+            all ranks of this user on this host.
         options: How ranks are observed.
 
     Raises:
@@ -86,7 +88,9 @@ def _task(word: str, options: WatchOptions) -> Callable[[], Collection]:
         return lambda: _of_job(word, options)
     if not _HOST.fullmatch(word):
         what = f"{word!r} is not a process, the number of a Slurm job, a host or a file"
-        raise UsageError(Finding("option-invalid", what, where="command line", fix="paceline why --help"))
+        raise UsageError(
+            Finding("option-invalid", what, where="command line", fix="paceline why --help")
+        )
     return lambda: _by_ssh(word, options)
 
 
@@ -94,13 +98,17 @@ def _watch(ranks: Sequence[RankProcess], options: WatchOptions) -> list[Account]
     if not ranks:
         return []
     signum = signalled.number_of(options.signal) if options.signal else 0
-    return look.watch_ranks(ranks, seconds=options.seconds, signum=signum, progress=options.progress)
+    return look.watch_ranks(
+        ranks, seconds=options.seconds, signum=signum, progress=options.progress
+    )
 
 
 def _visible() -> list[RankProcess]:
     if not processes.is_possible():
         what = "processes of a run can only be looked at on Linux, where /proc shows them"
-        raise SetupError(Finding("platform-unsupported", what, where=sys.platform, fix="paceline why NODE"))
+        raise SetupError(
+            Finding("platform-unsupported", what, where=sys.platform, fix="paceline why NODE")
+        )
     return processes.find()
 
 
@@ -117,14 +125,34 @@ def _of_job(job: str, options: WatchOptions) -> Collection:
     nodes = node_count.out.split()[:1]
     if node_count.status != 0 or not nodes or not nodes[0].isdigit():
         reason = _last_line(node_count.err, "it is not running")
-        return Collection([], (f"{job} is not a process with ranks on this host, nor a Slurm job that runs: {reason}",))
-    step = ("srun", "--overlap", f"--jobid={job}", f"--nodes={nodes[0]}", f"--ntasks={nodes[0]}", "--ntasks-per-node=1")
+        return Collection(
+            [],
+            (
+                (
+                    f"{job} is not a process with ranks on this host, nor a Slurm job that runs:"
+                    f" {reason}"
+                ),
+            ),
+        )
+    step = (
+        "srun",
+        "--overlap",
+        f"--jobid={job}",
+        f"--nodes={nodes[0]}",
+        f"--ntasks={nodes[0]}",
+        "--ntasks-per-node=1",
+    )
     answer = commands.tell(
-        *step, *_collector(options), timeout_s=options.seconds + _REMOTE_S, environ=commands.outside()
+        *step,
+        *_collector(options),
+        timeout_s=options.seconds + _REMOTE_S,
+        environ=commands.outside(),
     )
     collection = _parse_lines(answer.out)
     accounts = [account for account in collection.accounts if account.job == job]
-    missed = () if answer.status == 0 else (f"srun --overlap --jobid={job}: {_last_line(answer.err)}",)
+    missed = (
+        () if answer.status == 0 else (f"srun --overlap --jobid={job}: {_last_line(answer.err)}",)
+    )
     return Collection(accounts, (*collection.missed, *missed))
 
 
@@ -140,7 +168,16 @@ def _by_ssh(host: str, options: WatchOptions) -> Collection:
 
 def _collector(options: WatchOptions) -> tuple[str, ...]:
     signal = ("--signal", options.signal) if options.signal else ()
-    return (sys.executable, "-m", "paceline", "why", "--collect", "--seconds", f"{options.seconds:g}", *signal)
+    return (
+        sys.executable,
+        "-m",
+        "paceline",
+        "why",
+        "--collect",
+        "--seconds",
+        f"{options.seconds:g}",
+        *signal,
+    )
 
 
 def _last_line(err: str, otherwise: str = "no answer") -> str:
@@ -172,12 +209,21 @@ def read(path: Path) -> list[Account]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ValueError("it is too large")
-        values = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        values = [
+            json.loads(line)
+            for line in path.read_text(encoding="utf-8").splitlines()
+            if line.strip()
+        ]
         return [account for value in values for account in _accounts(value)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"{path} is not what `paceline why --collect` writes: {_reason(error)}"
         raise UsageError(
-            Finding("input-unreadable", what, where=str(path), fix="paceline why --collect > HOST.json, on that host")
+            Finding(
+                "input-unreadable",
+                what,
+                where=str(path),
+                fix="paceline why --collect > HOST.json, on that host",
+            )
         ) from None
 
 

@@ -1,7 +1,9 @@
 """Identify the rank and the run of a process from its environment variables. Pure.
 
-Every launcher passes the rank in environment variables: torchrun, ``accelerate launch`` and ``deepspeed`` set ``RANK``,
-mpirun and srun set others. Variables that a process sets after its start are not visible from outside.
+Every launcher passes the rank in environment variables: torchrun, ``accelerate launch`` and
+``deepspeed`` set ``RANK``,
+mpirun and srun set others. Variables that a process sets after its start are not visible from
+outside.
 """
 
 from __future__ import annotations
@@ -11,11 +13,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-# Names of rank, world size, local rank and local world size, for each launcher; the first complete pair is used.
+# Names of rank, world size, local rank and local world size, for each launcher; the first complete
+# pair is used.
 RANK = "RANK"
 _FAMILIES = (
     (RANK, "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""),
 )
@@ -83,7 +91,9 @@ def read(environ: Mapping[str, str]) -> Identity | None:
 
 
 def _is_step(environ: Mapping[str, str]) -> bool:
-    """Return whether srun started the process: in a batch script ``SLURM_PROCID`` is 0 and means nothing."""
+    """Return whether srun started the process: in a batch script ``SLURM_PROCID`` is 0 and means
+    nothing.
+    """
     return "SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ
 
 
@@ -94,7 +104,9 @@ def _run(environ: Mapping[str, str], family: str, world_size: int) -> str:
     meets = f"{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}"
     if family != RANK or meets == ":":
         meets = f"step {step}" if step else environ.get("PMIX_NAMESPACE", "")
-    return " ".join(part for part in (f"job {job}" if job else "", meets, f"of {world_size}") if part)
+    return " ".join(
+        part for part in (f"job {job}" if job else "", meets, f"of {world_size}") if part
+    )
 
 
 def _number(text: str | None) -> int:

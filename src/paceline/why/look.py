@@ -1,7 +1,9 @@
-"""Observe the ranks of this host several times from outside, without attaching to, stopping or signalling them.
+"""Observe the ranks of this host several times from outside, without attaching to, stopping or
+signalling them.
 
-Stacks come from py-spy, which reads the memory of a process without stopping it (``--nonblocking``); states, times and
-sockets from the kernel. This module collects; ``account`` and ``judge`` decide.
+Stacks come from py-spy, which reads the memory of a process without stopping it
+(``--nonblocking``); states, times and sockets from the kernel. This module collects; ``account``
+and ``judge`` decide.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from paceline.why.rank_state import Account
 _MAX_PARALLEL = 8  # processes of py-spy at the same time
 _MAX_LOOKS = 6
 # Library folders of a Python other than this one.
-_LIBRARY = re.compile(r"/lib(64)?/python3[^/]*/|/(dist|site)-packages/|/torch/(distributed|nn|autograd|utils|cuda)/")
+_LIBRARY = re.compile(
+    r"/lib(64)?/python3[^/]*/|/(dist|site)-packages/|/torch/(distributed|nn|autograd|utils|cuda)/"
+)
 
 
 @dataclass(frozen=True)
@@ -63,12 +67,14 @@ def watch_ranks(
     signum: int = 0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Account]:
-    """Observe ranks for some seconds; return an account of each, and of ranks of this host that have ended.
+    """Observe ranks for some seconds; return an account of each, and of ranks of this host that
+    have ended.
 
     Args:
         ranks: Ranks on this host.
         seconds: Time between the first look and the last.
-        signum: Signal to send at the end to ranks whose stack is not visible, so that they print it; 0 for none.
+        signum: Signal to send at the end to ranks whose stack is not visible, so that they print
+            it; 0 for none.
         progress: Called with the fraction of the time that has passed.
     """
     rounds = max(2, min(_MAX_LOOKS, round(seconds) + 1))
@@ -81,17 +87,31 @@ def watch_ranks(
             samples.append(_sample(ranks, pool, with_recorder=number in (0, rounds - 1)))
             progress(number / (rounds - 1))
         if signum:
-            samples[-1] = list(pool.map(lambda rank, sample: _with_own_stack(rank, sample, signum), ranks, samples[-1]))
+            samples[-1] = list(
+                pool.map(
+                    lambda rank, sample: _with_own_stack(rank, sample, signum), ranks, samples[-1]
+                )
+            )
         samples_by_rank = [list(rank_samples) for rank_samples in zip(*samples, strict=True)]
         accounts = _with_nccl(ranks, list(pool.map(_account, ranks, samples_by_rank)))
     return [*accounts, *_ended(ranks, processes.find())]
 
 
-def _sample(ranks: Sequence[RankProcess], pool: ThreadPoolExecutor, *, with_recorder: bool) -> list[Sample]:
-    ports = {int(port) for rank in ranks if (port := rank.identity.settings.get("MASTER_PORT", "")).isdigit()}
+def _sample(
+    ranks: Sequence[RankProcess], pool: ThreadPoolExecutor, *, with_recorder: bool
+) -> list[Sample]:
+    ports = {
+        int(port)
+        for rank in ranks
+        if (port := rank.identity.settings.get("MASTER_PORT", "")).isdigit()
+    }
     # NCCL's watchdog asks the store once a second, also in a hang
     looks = stacks.look({rank.pid: rank.pid for rank in ranks}, {}, quiet=True, leave_out=ports)
-    return list(pool.map(lambda rank: _sample_rank(rank, looks[rank.pid], with_recorder=with_recorder), ranks))
+    return list(
+        pool.map(
+            lambda rank: _sample_rank(rank, looks[rank.pid], with_recorder=with_recorder), ranks
+        )
+    )
 
 
 def _sample_rank(rank: RankProcess, look: Look, *, with_recorder: bool) -> Sample:
@@ -112,7 +132,9 @@ def _with_own_stack(rank: RankProcess, sample: Sample, signum: int) -> Sample:
     stack, error = signalled.ask(rank.pid, signum)
     read_frame = _frame_reader(_folder(rank.pid))
     frames = stacks.below_launcher([read_frame(*frame) for frame in stack])
-    return replace(sample, look=replace(sample.look, frames=frames), error=f"{sample.error}; {error}")
+    return replace(
+        sample, look=replace(sample.look, frames=frames), error=f"{sample.error}; {error}"
+    )
 
 
 def _with_stacks(pid: int, look: Look, threads: Sequence[dict[str, Any]]) -> Look:
@@ -141,7 +163,9 @@ def _folder(pid: int) -> str:
 
 
 def _frame_reader(folder: str) -> Callable[[str, int, str], Frame]:
-    """Return a function that creates a frame; relative paths start at the working folder of the process."""
+    """Return a function that creates a frame; relative paths start at the working folder of the
+    process.
+    """
 
     def read_frame(file: str, line: int, function: str) -> Frame:
         path = file if file.startswith("<") else os.path.join(folder, file)
@@ -153,7 +177,11 @@ def _frame_reader(folder: str) -> Callable[[str, int, str], Frame]:
 
 def _nests(frames: Sequence[Frame], folder: str) -> tuple[Nest, ...]:
     nests = (
-        nest("".join(linecache.getlines(frame.file)), file=_short(frame.file, folder), line=frame.line)
+        nest(
+            "".join(linecache.getlines(frame.file)),
+            file=_short(frame.file, folder),
+            line=frame.line,
+        )
         for frame in frames
         if frame.user
     )
@@ -181,7 +209,9 @@ def _account(rank: RankProcess, samples: Sequence[Sample]) -> Account:
     )
     if last.process is None or last.process.has_ended:  # while it was looked at
         return replace(
-            base, position=Position(identity.rank, socket.gethostname(), ended=True), motion=rank_state.RUNNING
+            base,
+            position=Position(identity.rank, socket.gethostname(), ended=True),
+            motion=rank_state.RUNNING,
         )
     motion = rank_state.motion(looks, seconds=seconds)
     return replace(
@@ -198,7 +228,9 @@ def _account(rank: RankProcess, samples: Sequence[Sample]) -> Account:
 
 
 def _with_nccl(ranks: Sequence[RankProcess], accounts: Sequence[Account]) -> list[Account]:
-    """Query NCCL about each run that has loaded it, and add the answer to the account of the run's first rank."""
+    """Query NCCL about each run that has loaded it, and add the answer to the account of the run's
+    first rank.
+    """
     completed = list(accounts)
     runs: set[str] = set()
     for place, rank in enumerate(ranks):
@@ -208,7 +240,9 @@ def _with_nccl(ranks: Sequence[RankProcess], accounts: Sequence[Account]) -> lis
             and processes.has_loaded(rank.pid, "libnccl")
         ):
             runs.add(rank.identity.run)
-            completed[place] = replace(completed[place], nccl=tuple(recorder.ask_nccl(rank.identity)))
+            completed[place] = replace(
+                completed[place], nccl=tuple(recorder.ask_nccl(rank.identity))
+            )
     return completed
 
 
@@ -219,7 +253,10 @@ def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Posi
     folder = _folder(rank.pid)
     in_data = classify(look.frames)[0] == DATA
     gpu = (
-        not recorded and motion == rank_state.IN_PLACE and rank_state.waits_for_gpu(look.frames) and _has_gpu(rank.pid)
+        not recorded
+        and motion == rank_state.IN_PLACE
+        and rank_state.waits_for_gpu(look.frames)
+        and _has_gpu(rank.pid)
     )
     states = {sample.look.state for sample in samples}
     return Position(
@@ -230,7 +267,9 @@ def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Posi
         late_alone=True,
         still=motion == rank_state.STILL,
         frames=_shortened(look.frames, folder),
-        worker=_short(stacks.worker_place(rank.pid, _frame_reader(folder)), folder) if in_data else "",
+        worker=(
+            _short(stacks.worker_place(rank.pid, _frame_reader(folder)), folder) if in_data else ""
+        ),
         guard=_short(stacks.at(look.frames).guard, folder),
         call="waits for its GPU" if gpu else recorded.get("call", ""),
         seq=recorded.get("seq", -1),
@@ -290,16 +329,22 @@ def _deadlock(rank: RankProcess, samples: Sequence[Sample]) -> Finding | None:
     for worker in samples[-1].children:
         if worker.pid in earlier:
             before = _worker_look(rank, samples[0], earlier[worker.pid], waits_s=0.0)
-            now = _worker_look(rank, samples[-1], worker, waits_s=samples[-1].at_s - samples[0].at_s)
+            now = _worker_look(
+                rank, samples[-1], worker, waits_s=samples[-1].at_s - samples[0].at_s
+            )
             if before is not None and now is not None and fork_deadlock.is_proven(before, now):
                 return _explanation(rank.pid, now)
     return None
 
 
-def _worker_look(rank: RankProcess, sample: Sample, worker: ChildProcess, *, waits_s: float) -> WorkerLook | None:
+def _worker_look(
+    rank: RankProcess, sample: Sample, worker: ChildProcess, *, waits_s: float
+) -> WorkerLook | None:
     if sample.process is None:
         return None
-    return WorkerLook(rank.identity.rank, socket.gethostname(), waits_s, sample.process, worker, sample.at_s)
+    return WorkerLook(
+        rank.identity.rank, socket.gethostname(), waits_s, sample.process, worker, sample.at_s
+    )
 
 
 def _explanation(pid: int, now: WorkerLook) -> Finding:
@@ -308,12 +353,16 @@ def _explanation(pid: int, now: WorkerLook) -> Finding:
     if same_python:  # the explanation names the version of this Python
         return finding
     by_hand = f"which lock it is: py-spy dump --native --pid {now.worker.pid}"
-    fix = 'DataLoader(..., persistent_workers=True) forks once; multiprocessing_context="forkserver" never'
+    fix = (
+        'DataLoader(..., persistent_workers=True) forks once; multiprocessing_context="forkserver"'
+        " never"
+    )
     return replace(finding, evidence=(finding.evidence[0], by_hand), fix=fix)
 
 
 def _ended(ranks: Sequence[RankProcess], now: Sequence[RankProcess]) -> list[Account]:
-    """Return accounts of ranks of this host that have ended while other ranks of their launcher are alive.
+    """Return accounts of ranks of this host that have ended while other ranks of their launcher are
+    alive.
 
     Args:
         ranks: The ranks that were observed.

@@ -1,4 +1,6 @@
-"""Find out whether one rank has left a loop that another is still in, from the loops around their lines. Pure."""
+"""Find out whether one rank has left a loop that another is still in, from the loops around their
+lines. Pure.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,21 @@ def nest(source: str, *, file: str, line: int) -> Nest | None:
     tree = tree_of(source)
     if tree is None:
         return None
-    around = [node for node in ast.walk(tree) if isinstance(node, (*_LOOPS, *_FUNCTIONS)) and _holds(node, line)]
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (*_LOOPS, *_FUNCTIONS)) and _holds(node, line)
+    ]
     function = max((node.lineno for node in around if isinstance(node, _FUNCTIONS)), default=0)
-    loops = [(node.lineno, node.end_lineno or node.lineno) for node in around if isinstance(node, _LOOPS)]
+    loops = [
+        (node.lineno, node.end_lineno or node.lineno) for node in around if isinstance(node, _LOOPS)
+    ]
     return Nest(file, function, line, tuple(loop for loop in loops if loop[0] > function))
 
 
 def left_loop(inside: Sequence[Nest], after: Sequence[Nest]) -> tuple[str, int, int] | None:
-    """Return file, first and last line of the innermost loop that one stack is in and another has left.
+    """Return file, first and last line of the innermost loop that one stack is in and another has
+    left.
 
     Args:
         inside: Places of the user's frames in one stack, outermost first.

@@ -1,4 +1,6 @@
-"""Find the ranks on this host: processes in ``/proc`` whose environment has a rank. This module only collects."""
+"""Find the ranks on this host: processes in ``/proc`` whose environment has a rank. This module
+only collects.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def find() -> list[RankProcess]:
     """Return the ranks on this host that this user may observe, in the order of run and rank."""
     parents = _parents()
     identities = {
-        pid: identity for pid in parents if is_own(pid) and (identity := _identity(pid)) is not None and _is_python(pid)
+        pid: identity
+        for pid in parents
+        if is_own(pid) and (identity := _identity(pid)) is not None and _is_python(pid)
     }
     chosen = choose(identities, parents)
     pids = [pid for pid in chosen if identities[pid].family == RANK or _trains(pid)]
@@ -54,7 +58,8 @@ def find() -> list[RankProcess]:
 def choose(identities: Mapping[int, Identity], parents: Mapping[int, int]) -> list[int]:
     """Return which Python processes are ranks: children of a rank inherit its variables. Pure.
 
-    A launcher inside a Slurm step has the step's variables: it is not a rank if its descendants have ``RANK``.
+    A launcher inside a Slurm step has the step's variables: it is not a rank if its descendants
+    have ``RANK``.
 
     Args:
         identities: Identities of Python processes by process id.
@@ -70,7 +75,10 @@ def choose(identities: Mapping[int, Identity], parents: Mapping[int, int]) -> li
     kin = {
         pid
         for pid in identities
-        if any(old in identities and identities[old].family == identities[pid].family for old in above[pid])
+        if any(
+            old in identities and identities[old].family == identities[pid].family
+            for old in above[pid]
+        )
     }
     return [pid for pid in identities if pid not in launchers and pid not in kin]
 
@@ -124,12 +132,16 @@ def is_own(pid: int) -> bool:
 
 
 def _identity(pid: int) -> Identity | None:
-    pairs = (pair.partition("=") for pair in _read(pid, "environ").decode(errors="replace").split("\0"))
+    pairs = (
+        pair.partition("=") for pair in _read(pid, "environ").decode(errors="replace").split("\0")
+    )
     return read_identity({name: value for name, _, value in pairs})
 
 
 def _is_python(pid: int) -> bool:
-    """Return whether a process runs Python: a shell between launcher and script has the same variables."""
+    """Return whether a process runs Python: a shell between launcher and script has the same
+    variables.
+    """
     try:
         name = os.path.basename(os.readlink(_PROC / str(pid) / "exe"))
     except OSError:
@@ -138,7 +150,9 @@ def _is_python(pid: int) -> bool:
 
 
 def _trains(pid: int) -> bool:
-    """Return whether a task of a Slurm step is a rank, and not another program or a launcher of paceline."""
+    """Return whether a task of a Slurm step is a rank, and not another program or a launcher of
+    paceline.
+    """
     return has_loaded(pid, "libtorch") and not is_paceline(command(pid))
 
 
@@ -167,13 +181,22 @@ def _started_by(launcher: int) -> str:
     if names & {"torchrun", "torch.distributed.run", "torch.distributed.launch"}:
         what = "torchrun"
     else:
-        what = next((name for name in ("accelerate", "deepspeed", "deepspeed.launcher.launch") if name in names), "")
+        what = next(
+            (
+                name
+                for name in ("accelerate", "deepspeed", "deepspeed.launcher.launch")
+                if name in names
+            ),
+            "",
+        )
         what = what or (_read(launcher, "comm").decode(errors="replace").strip() or "unknown")
     return f"{what.partition('.')[0]} (process {launcher})"
 
 
 def script_of(words: Sequence[str]) -> str:
-    """Return what a Python command line runs, without the interpreter and its flags: ``train.py --lr 0.1``. Pure."""
+    """Return what a Python command line runs, without the interpreter and its flags: ``train.py
+    --lr 0.1``. Pure.
+    """
     rest = list(words[1:])
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
         rest = rest[2:] if rest[0] in ("-X", "-W") else rest[1:]

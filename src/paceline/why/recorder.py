@@ -1,9 +1,11 @@
-"""Query torch's Flight Recorder and NCCL about ranks that paceline did not start. This module only collects.
+"""Query torch's Flight Recorder and NCCL about ranks that paceline did not start. This module only
+collects.
 
 A rank is queried only if its user has enabled that: by the Unix socket of torch's worker server
-(``TORCH_WORKER_SERVER_SOCKET`` and ``torch.distributed.elastic.control_plane.worker_main``), or by the pipe from which
-ProcessGroupNCCL reads requests to dump (``TORCH_NCCL_DEBUG_INFO_PIPE_FILE``). Neither needs the interpreter's lock, and
-neither sends a signal. A dump is a pickle, which is read by an unpickler that refuses all classes.
+(``TORCH_WORKER_SERVER_SOCKET`` and ``torch.distributed.elastic.control_plane.worker_main``), or by
+the pipe from which ProcessGroupNCCL reads requests to dump (``TORCH_NCCL_DEBUG_INFO_PIPE_FILE``).
+Neither needs the interpreter's lock, and neither sends a signal. A dump is a pickle, which is read
+by an unpickler that refuses all classes.
 """
 
 from __future__ import annotations
@@ -45,14 +47,19 @@ def dump(identity: Identity) -> dict[str, Any]:
 
 def _ask_server(path: str) -> dict[str, Any]:
     """Query torch's worker server over HTTP."""
-    request = f"POST {_PATH} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    request = (
+        f"POST {_PATH} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\nConnection:"
+        " close\r\n\r\n"
+    )
     parts: list[bytes] = []
     deadline = time.monotonic() + _ANSWER_S
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as link:
         link.settimeout(_ANSWER_S)
         link.connect(path)
         link.sendall(request.encode())
-        while (remaining_s := deadline - time.monotonic()) > 0 and sum(map(len, parts)) < _MOST_BYTES:
+        while (remaining_s := deadline - time.monotonic()) > 0 and sum(
+            map(len, parts)
+        ) < _MOST_BYTES:
             link.settimeout(remaining_s)
             part = link.recv(1 << 16)
             if not part:
@@ -67,12 +74,16 @@ def _ask_server(path: str) -> dict[str, Any]:
 def _dump_file(identity: Identity) -> Path:
     cache = Path(os.path.expanduser("~/.cache/torch/comm_lib_trace_rank_"))
     names = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-    stem = next((identity.settings[name] for name in names if identity.settings.get(name)), str(cache))
+    stem = next(
+        (identity.settings[name] for name in names if identity.settings.get(name)), str(cache)
+    )
     return Path(f"{stem}{identity.rank}")
 
 
 def _dump_by_pipe(pipe: Path, file: Path) -> dict[str, Any]:
-    """Request a dump through the pipe that the rank reads, and return the dump once it is complete."""
+    """Request a dump through the pipe that the rank reads, and return the dump once it is
+    complete.
+    """
     since_ns = time.time_ns()
     try:
         handle = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)  # fails where no rank reads

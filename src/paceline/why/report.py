@@ -34,7 +34,10 @@ class RunReport:
         rank_names = named(account.rank for account in self.accounts)
         name = first.script or "a run"
         lines = [
-            f"{name}: {rank_names} of {first.world_size} on {few(hosts, 4)}, started by {first.started_by}",
+            (
+                f"{name}: {rank_names} of {first.world_size} on {few(hosts, 4)}, started by"
+                f" {first.started_by}"
+            ),
             notice.what,
             *(f"  {line}" for line in notice.details),
         ]
@@ -84,7 +87,9 @@ class Report:
     @property
     def exit_status(self) -> int:
         """1 if a hang is proven, else 0."""
-        return status_of(finding for run in self.runs if (finding := run.verdict.finding) is not None)
+        return status_of(
+            finding for run in self.runs if (finding := run.verdict.finding) is not None
+        )
 
     def render(self) -> str:
         """Return the report as text."""
@@ -94,8 +99,14 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data."""
-        findings = [run.verdict.finding.to_json() for run in self.runs if run.verdict.finding is not None]
-        return {"findings": findings, "runs": [run.to_json() for run in self.runs], "missed": list(self.missed)}
+        findings = [
+            run.verdict.finding.to_json() for run in self.runs if run.verdict.finding is not None
+        ]
+        return {
+            "findings": findings,
+            "runs": [run.to_json() for run in self.runs],
+            "missed": list(self.missed),
+        }
 
 
 def make(accounts: Sequence[Account], missed: Sequence[str] = ()) -> Report:
@@ -108,4 +119,6 @@ def make(accounts: Sequence[Account], missed: Sequence[str] = ()) -> Report:
     runs: dict[str, list[Account]] = {}
     for account in sorted(accounts, key=lambda account: (account.run, account.rank)):
         runs.setdefault(account.run, []).append(account)
-    return Report(tuple(RunReport(tuple(ranks), judge(ranks)) for ranks in runs.values()), tuple(missed))
+    return Report(
+        tuple(RunReport(tuple(ranks), judge(ranks)) for ranks in runs.values()), tuple(missed)
+    )

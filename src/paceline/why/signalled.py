@@ -1,8 +1,10 @@
 """Send a rank the signal at which it prints its stack, and read the stack from its stderr.
 
-From outside it is visible that a process catches a signal, but not what its handler does: at SIGUSR1 Lightning saves
-and queues its job again. So no signal is sent unless the user names it with ``--signal``, and then only to a rank that
-catches it and whose stderr is a file, from which faulthandler's stacks can be read.
+From outside it is visible that a process catches a signal, but not what its handler does: at
+SIGUSR1 Lightning saves
+and queues its job again. So no signal is sent unless the user names it with ``--signal``, and then
+only to a rank that catches it and whose stderr is a file, from which faulthandler's stacks can be
+read.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def number_of(name: str) -> int:
     Args:
         name: ``USR1``, ``SIGUSR2``, or the number of a real-time signal.
     """
-    user_signal = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}.get(name.upper().removeprefix("SIG"))
+    user_signal = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}.get(
+        name.upper().removeprefix("SIG")
+    )
     if user_signal is not None:
         return int(user_signal)
     first, last = int(getattr(signal, "SIGRTMIN", 1)), int(getattr(signal, "SIGRTMAX", 0))
@@ -35,7 +39,8 @@ def number_of(name: str) -> int:
 
 
 def ask(pid: int, signum: int) -> tuple[list[tuple[str, int, str]], str]:
-    """Return ``(file, line, function)`` of the main thread's frames, outermost first, and why there are none.
+    """Return ``(file, line, function)`` of the main thread's frames, outermost first, and why there
+    are none.
 
     Args:
         pid: Process id of the rank.
@@ -59,7 +64,9 @@ def ask(pid: int, signum: int) -> tuple[list[tuple[str, int, str]], str]:
 
 
 def _appended_text(file: Path, start: int) -> str:
-    """Return the text that was appended to a file after position ``start``, once it has stopped growing."""
+    """Return the text that was appended to a file after position ``start``, once it has stopped
+    growing.
+    """
     deadline = time.monotonic() + _ANSWER_S
     size, since_s = start, time.monotonic()
     while time.monotonic() < deadline and (size == start or time.monotonic() - since_s < _QUIET_S):

@@ -1,10 +1,14 @@
-"""Decide which ranks wait for which, and whether a hang is likely or proven, from accounts of ranks. Pure.
+"""Decide which ranks wait for which, and whether a hang is likely or proven, from accounts of
+ranks. Pure.
 
-A healthy run must never be accused. Ranks were observed for some seconds only, so the verdict is one of these:
+A healthy run must never be accused. Ranks were observed for some seconds only, so the verdict is
+one of these:
 
-- ``moving``: ranks change their places from one look to the next, and no rank waits for one that does not move.
+- ``moving``: ranks change their places from one look to the next, and no rank waits for one that
+  does not move.
 - ``waits``: ranks wait for others that run, or receive data. It may be a long validation.
-- ``busy``: ranks keep a CPU busy in one place, as NCCL does while it waits for the GPU: the cause stays open.
+- ``busy``: ranks keep a CPU busy in one place, as NCCL does while it waits for the GPU: the cause
+  stays open.
 - ``stands``: nothing has moved. The finding is likely *if it stays so*, and a warning.
 - ``proven``: no rank can ever continue: an error.
 - ``unseen``: no stack is visible, so only facts from the kernel are reported.
@@ -22,7 +26,14 @@ from paceline.text.wording import few_lines, named
 from paceline.why.loops import left_loop
 from paceline.why.rank_state import RUNNING, STILL, Account
 
-MOVING, WAITS, BUSY, STANDS, PROVEN, UNSEEN = "moving", "waits", "busy", "stands", "proven", "unseen"
+MOVING, WAITS, BUSY, STANDS, PROVEN, UNSEEN = (
+    "moving",
+    "waits",
+    "busy",
+    "stands",
+    "proven",
+    "unseen",
+)
 _LINES = 8
 _LOOK_THERE = "look at what that line waits for: a file, a lock, a queue, a worker"
 # Replacements for fixes that name an option of paceline run, which did not start this run.
@@ -69,11 +80,15 @@ def judge(accounts: Sequence[Account]) -> Verdict:
 def _is_moving(living: Sequence[Account]) -> bool:
     """Return whether some rank runs, and every other rank runs too or receives data."""
     some_run = any(account.motion == RUNNING for account in living)
-    return some_run and all(account.motion == RUNNING or account.position.moving for account in living)
+    return some_run and all(
+        account.motion == RUNNING or account.position.moving for account in living
+    )
 
 
 def _proven(accounts: Sequence[Account], positions: Sequence[Position]) -> Finding | None:
-    deadlock = next((account.deadlock for account in accounts if account.deadlock is not None), None)
+    deadlock = next(
+        (account.deadlock for account in accounts if account.deadlock is not None), None
+    )
     if deadlock is not None:
         return deadlock
     proven = proof.find(account.stand for account in accounts)
@@ -98,7 +113,9 @@ def _apart(accounts: Sequence[Account], living: Sequence[Account]) -> Verdict:
     unknown = _not_looked_at(accounts)
     if not waits:
         return _nobody_waits(living)
-    if any(account.motion != STILL for account in absent) or any(account.position.moving for account in living):
+    if any(account.motion != STILL for account in absent) or any(
+        account.position.moving for account in living
+    ):
         return Verdict(WAITS, _waits(waits, absent, living))
     if not absent and unknown:
         return Verdict(WAITS, _waits_for_unknown(waits, unknown))
@@ -121,26 +138,36 @@ def _for_others(finding: Finding) -> Finding:
 
 
 def _uneven(accounts: Sequence[Account]) -> Finding | None:
-    """Return the finding that some waiting ranks have left a loop that other waiting ranks are still in."""
+    """Return the finding that some waiting ranks have left a loop that other waiting ranks are
+    still in.
+    """
     waits = [account for account in accounts if account.position.waits]
     for behind in waits:
         for ahead in waits:
             loop = left_loop(behind.loops, ahead.loops)
             if loop is not None:
-                return _left(behind.position, ahead.position, loop, [account.position for account in waits])
+                return _left(
+                    behind.position, ahead.position, loop, [account.position for account in waits]
+                )
     return None
 
 
-def _left(behind: Position, ahead: Position, loop: tuple[str, int, int], waits: Sequence[Position]) -> Finding:
+def _left(
+    behind: Position, ahead: Position, loop: tuple[str, int, int], waits: Sequence[Position]
+) -> Finding:
     still = [position.rank for position in waits if position.place == behind.place]
     gone = named(position.rank for position in waits if position.place == ahead.place)
     file, first, last = loop
     return Finding(
         "uneven-inputs",
-        f"{gone} left the loop of {file}:{first}-{last}, and {named(still)} {_are(still)} still in it",
+        f"{gone} left the loop of {file}:{first}-{last}, and {named(still)} {_are(still)} still"
+        " in it",
         where=gone,
         why="each waits in a collective that the other does not call",
-        fix="give all ranks the same number of batches (DistributedSampler, drop_last, or session.loader)",
+        fix=(
+            "give all ranks the same number of batches (DistributedSampler, drop_last, or"
+            " session.loader)"
+        ),
     )
 
 
@@ -155,39 +182,55 @@ def _not_looked_at(accounts: Sequence[Account]) -> list[int]:
 def _moving(living: Sequence[Account]) -> Notice:
     seconds = max(account.seconds for account in living)
     if all(account.motion == RUNNING for account in living):
-        return Notice(f"the run is moving: no rank stayed in one place for {seconds:.0f} s", _lines(living))
-    return Notice("the run is moving: ranks run, and bytes move on the sockets of the others", _lines(living))
+        return Notice(
+            f"the run is moving: no rank stayed in one place for {seconds:.0f} s", _lines(living)
+        )
+    return Notice(
+        "the run is moving: ranks run, and bytes move on the sockets of the others", _lines(living)
+    )
 
 
-def _waits(waits: Sequence[Account], absent: Sequence[Account], living: Sequence[Account]) -> Notice:
+def _waits(
+    waits: Sequence[Account], absent: Sequence[Account], living: Sequence[Account]
+) -> Notice:
     if not absent:
         what = (
-            f"{_named(waits)} {_are(waits)} in collectives, and bytes move between them: no hang, as far as is visible"
+            f"{_named(waits)} {_are(waits)} in collectives, and bytes move between them: no hang,"
+            " as far as is visible"
         )
     else:
         what = f"{_named(waits)} {_wait(waits)} for {_named(absent)}, which {_runs(absent)}"
-    return Notice(what, _lines(living), advice=_again(living) + ", if this takes longer than it should")
+    return Notice(
+        what, _lines(living), advice=_again(living) + ", if this takes longer than it should"
+    )
 
 
 def _runs(absent: Sequence[Account]) -> str:
     working = any(account.motion != STILL for account in absent)
     verb = "works" if len(absent) == 1 else "work"
-    return f"{verb}: no hang, as far as is visible" if working else "stands, while bytes move on sockets"
+    return (
+        f"{verb}: no hang, as far as is visible"
+        if working
+        else "stands, while bytes move on sockets"
+    )
 
 
 def _waits_for_unknown(waits: Sequence[Account], unknown: Sequence[int]) -> Notice:
     return Notice(
-        f"{_named(waits)} {_wait(waits)} for others; {named(unknown)} {_are(unknown)} not on the hosts that were "
-        "looked at",
+        f"{_named(waits)} {_wait(waits)} for others; {named(unknown)} {_are(unknown)} not on the"
+        " hosts that were looked at",
         _lines(waits),
-        advice="look at all hosts: paceline why JOBID, or paceline why NODE..., or files of paceline why --collect",
+        advice=(
+            "look at all hosts: paceline why JOBID, or paceline why NODE..., or files of paceline"
+            " why --collect"
+        ),
     )
 
 
 def _all_busy(waits: Sequence[Account]) -> Notice:
     return Notice(
-        f"{_named(waits)} {_wait(waits)} in a collective or for the GPU, and keep a CPU busy: a long step and a hang "
-        "look the same",
+        f"{_named(waits)} {_wait(waits)} in a collective or for the GPU, and keep a CPU busy: a"
+        " long step and a hang look the same",
         _lines(waits),
         advice=_again(waits),
     )
@@ -197,17 +240,24 @@ def _nobody_waits(living: Sequence[Account]) -> Verdict:
     seconds = max(account.seconds for account in living)
     motions = {account.motion for account in living}
     if RUNNING in motions:
-        return Verdict(MOVING, Notice("the run is moving: no rank is seen to wait for another", _lines(living)))
+        return Verdict(
+            MOVING, Notice("the run is moving: no rank is seen to wait for another", _lines(living))
+        )
     if motions == {STILL}:
         what = f"no rank has moved for {seconds:.0f} s, and none is seen to wait for another"
         return Verdict(STANDS, Notice(what, _lines(living), advice=_again(living)))
-    what = f"no rank has left its place for {seconds:.0f} s, and some work there: a long step and a hang look the same"
+    what = (
+        f"no rank has left its place for {seconds:.0f} s, and some work there: a long step and a"
+        " hang look the same"
+    )
     return Verdict(BUSY, Notice(what, _lines(living), advice=_again(living)))
 
 
 def _stands_for(living: Sequence[Account]) -> Notice:
     seconds = max(account.seconds for account in living)
-    return Notice(f"nothing has moved for {seconds:.0f} s, as long as it was looked at", advice=_again(living))
+    return Notice(
+        f"nothing has moved for {seconds:.0f} s, as long as it was looked at", advice=_again(living)
+    )
 
 
 def _unseen(living: Sequence[Account]) -> Notice:
@@ -217,7 +267,10 @@ def _unseen(living: Sequence[Account]) -> Notice:
         for fact in account.facts
     ]
     dark = [account for account in living if not account.is_visible]
-    what = f"in which line {_named(dark)} {_are(dark)} is not visible: {dark[0].error or 'py-spy shows no stack'}"
+    what = (
+        f"in which line {_named(dark)} {_are(dark)} is not visible:"
+        f" {dark[0].error or 'py-spy shows no stack'}"
+    )
     return Notice(what, few_lines(lines, 2 * _LINES), advice=_to_see(dark[0].error))
 
 
@@ -225,7 +278,10 @@ def _to_see(error: str) -> str:
     if "not installed" in error:
         return 'to see lines: pip install "paceline[why]"'
     if any(word in error.lower() for word in ("permission", "not permitted", "root", "ptrace")):
-        return "to see lines: sudo env PATH=$PATH paceline why ..., or start the container with --cap-add SYS_PTRACE"
+        return (
+            "to see lines: sudo env PATH=$PATH paceline why ..., or start the container with"
+            " --cap-add SYS_PTRACE"
+        )
     return "to see lines by hand: py-spy dump --pid PID"
 
 
@@ -235,7 +291,9 @@ def _again(living: Sequence[Account]) -> str:
 
 
 def _lines(accounts: Sequence[Account]) -> tuple[str, ...]:
-    """Return a line for each group of ranks that are in the same places: ``ranks 1-7 (node-b): all_reduce, t.py:9``."""
+    """Return a line for each group of ranks that are in the same places: ``ranks 1-7 (node-b):
+    all_reduce, t.py:9``.
+    """
     groups: dict[tuple[str, str], list[Account]] = {}
     for account in accounts:
         groups.setdefault((account.position.host, _words(account)), []).append(account)
@@ -249,7 +307,11 @@ def _words(account: Account) -> str:
         return "has ended"
     if len(account.places) > 1:
         return " · ".join(account.places[:3]) + (" · ..." if len(account.places) > 3 else "")
-    cpu = f"; {account.facts[0]}" if account.facts and account.motion != STILL and not position.waits else ""
+    cpu = (
+        f"; {account.facts[0]}"
+        if account.facts and account.motion != STILL and not position.waits
+        else ""
+    )
     waits = position.doing if position.waits or position.kind == DATA else position.spot
     return f"{waits}{cpu}"
 

@@ -49,7 +49,11 @@ def main():
     samples = Samples()
     # at: data
     loader = DataLoader(
-        samples, batch_size, shuffle=shuffle, num_workers=workers, persistent_workers=persistent and workers > 0
+        samples,
+        batch_size,
+        shuffle=shuffle,
+        num_workers=workers,
+        persistent_workers=persistent and workers > 0,
     )
     model, optimizer = accelerator.prepare(net, optimizer)
     if shared:

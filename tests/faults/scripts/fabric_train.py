@@ -42,7 +42,9 @@ class Samples(Dataset):
 def main():
     # at: start
     devices = int(os.environ["LOCAL_WORLD_SIZE"])
-    fabric = Fabric(accelerator="cpu", devices=devices, num_nodes=world_size // devices, strategy="ddp")
+    fabric = Fabric(
+        accelerator="cpu", devices=devices, num_nodes=world_size // devices, strategy="ddp"
+    )
     fabric.launch()
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
@@ -52,7 +54,11 @@ def main():
     samples = Samples()
     # at: data
     loader = DataLoader(
-        samples, batch_size, shuffle=shuffle, num_workers=workers, persistent_workers=persistent and workers > 0
+        samples,
+        batch_size,
+        shuffle=shuffle,
+        num_workers=workers,
+        persistent_workers=persistent and workers > 0,
     )
     loader = fabric.setup_dataloaders(loader, use_distributed_sampler=shared)
 

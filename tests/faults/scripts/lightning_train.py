@@ -88,7 +88,11 @@ def main():
     trainer.fit(
         Classifier(),
         DataLoader(
-            samples, batch_size, shuffle=shuffle, num_workers=workers, persistent_workers=persistent and workers > 0
+            samples,
+            batch_size,
+            shuffle=shuffle,
+            num_workers=workers,
+            persistent_workers=persistent and workers > 0,
         ),
     )
     # at: end

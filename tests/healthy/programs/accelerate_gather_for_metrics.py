@@ -10,9 +10,13 @@ torch.manual_seed(0)
 data = TensorDataset(torch.randn(256, 8), torch.randn(256, 1))
 net = nn.Linear(8, 1)
 optimizer = torch.optim.AdamW(net.parameters())
-model, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(data, batch_size=32, shuffle=True))
+model, optimizer, loader = accelerator.prepare(
+    net, optimizer, DataLoader(data, batch_size=32, shuffle=True)
+)
 
-held_out = accelerator.prepare(DataLoader(TensorDataset(torch.randn(101, 8), torch.randn(101, 1)), 16))
+held_out = accelerator.prepare(
+    DataLoader(TensorDataset(torch.randn(101, 8), torch.randn(101, 1)), 16)
+)
 for _ in range(2):
     for x, y in loader:
         optimizer.zero_grad()

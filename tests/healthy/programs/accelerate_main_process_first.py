@@ -14,7 +14,9 @@ def main():
         time.sleep(1)
     net = nn.Linear(8, 1)
     loader = DataLoader(TensorDataset(torch.randn(128, 8)), 16, shuffle=True)
-    model, optimizer, loader = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.01), loader)
+    model, optimizer, loader = accelerator.prepare(
+        net, torch.optim.SGD(net.parameters(), lr=0.01), loader
+    )
     for (x,) in loader:
         optimizer.zero_grad()
         accelerator.backward(model(x).square().mean())

@@ -10,7 +10,9 @@ torch.manual_seed(0)
 data = TensorDataset(torch.randn(256, 8), torch.randn(256, 1))
 net = nn.Linear(8, 1)
 optimizer = torch.optim.AdamW(net.parameters())
-model, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(data, batch_size=32, shuffle=True))
+model, optimizer, loader = accelerator.prepare(
+    net, optimizer, DataLoader(data, batch_size=32, shuffle=True)
+)
 
 for _ in range(3):
     for x, y in loader:

@@ -10,8 +10,12 @@ from torch.utils.data import DataLoader
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-table = Dataset.from_dict({"x": [[index / 128] * 4 for index in range(128)]}).to_iterable_dataset(num_shards=4)
-stream = split_dataset_by_node(table.shuffle(seed=1, buffer_size=32).with_format("torch"), dist.get_rank(), 2)
+table = Dataset.from_dict({"x": [[index / 128] * 4 for index in range(128)]}).to_iterable_dataset(
+    num_shards=4
+)
+stream = split_dataset_by_node(
+    table.shuffle(seed=1, buffer_size=32).with_format("torch"), dist.get_rank(), 2
+)
 model = DistributedDataParallel(nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for epoch in range(2):

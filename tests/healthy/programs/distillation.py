@@ -21,7 +21,9 @@ for epoch in range(3):
         with torch.no_grad():
             soft = (teacher(x) / 2).softmax(1)
         optimizer.zero_grad()
-        nn.functional.kl_div((student(x) / 2).log_softmax(1), soft, reduction="batchmean").backward()
+        nn.functional.kl_div(
+            (student(x) / 2).log_softmax(1), soft, reduction="batchmean"
+        ).backward()
         optimizer.step()
 
 dist.destroy_process_group()

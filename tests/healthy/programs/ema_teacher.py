@@ -14,7 +14,9 @@ sampler = DistributedSampler(data)
 
 net = nn.Linear(8, 1)
 model = DistributedDataParallel(net)
-ema = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+ema = torch.optim.swa_utils.AveragedModel(
+    net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+)
 optimizer = torch.optim.AdamW(model.parameters())
 for epoch in range(3):
     sampler.set_epoch(epoch)

@@ -24,5 +24,7 @@ for x, y in loader:
     optimizer.step()
 held_out = TensorDataset(torch.randn(51, 8))
 with torch.no_grad():
-    predictions = torch.cat([model(x) for (x,) in fabric.setup_dataloaders(DataLoader(held_out, 8))])
+    predictions = torch.cat(
+        [model(x) for (x,) in fabric.setup_dataloaders(DataLoader(held_out, 8))]
+    )
 assert fabric.all_gather(predictions).transpose(0, 1).flatten()[:51].shape == (51,)

@@ -10,7 +10,10 @@ dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(256, 8))
-generator, critic = nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+generator, critic = (
+    nn.Linear(4, 8),
+    nn.Sequential(nn.Linear(8, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1)),
+)
 generator = DistributedDataParallel(generator)
 critic = DistributedDataParallel(critic, broadcast_buffers=False)
 g_optimizer = torch.optim.Adam(generator.parameters(), lr=2e-4, betas=(0.5, 0.999))

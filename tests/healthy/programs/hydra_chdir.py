@@ -22,7 +22,8 @@ def main(config):
 
 
 ConfigStore.instance().store(
-    "train", {"lr": 0.1, "hydra": {"job": {"chdir": True}, "run": {"dir": "outputs/${oc.env:RANK}"}}}
+    "train",
+    {"lr": 0.1, "hydra": {"job": {"chdir": True}, "run": {"dir": "outputs/${oc.env:RANK}"}}},
 )
 if __name__ == "__main__":
     main()

@@ -24,7 +24,9 @@ class Gan(lightning.LightningModule):
         g_optimizer.step()
 
     def configure_optimizers(self):
-        return torch.optim.Adam(self.generator.parameters()), torch.optim.Adam(self.critic.parameters())
+        return torch.optim.Adam(self.generator.parameters()), torch.optim.Adam(
+            self.critic.parameters()
+        )
 
 
 trainer = lightning.Trainer(

@@ -12,7 +12,10 @@ net = nn.Linear(8, 1)
 model, optimizer = session.setup(net, torch.optim.SGD(net.parameters(), lr=0.01))
 
 held_out = TensorDataset(torch.randn(101, 8), torch.randn(101, 1))
-train, shares = session.loader(data, batch_size=32, shuffle=True), session.loader(held_out, batch_size=16)
+train, shares = (
+    session.loader(data, batch_size=32, shuffle=True),
+    session.loader(held_out, batch_size=16),
+)
 for epoch in session.epochs(2):
     for x, y in train:
         session.backward((model(x) - y).square().mean())

@@ -18,7 +18,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 for epoch in range(3):
     sampler.set_epoch(epoch)
-    for x, y in tqdm(DataLoader(data, 16, sampler=sampler), desc=f"epoch {epoch}", disable=rank > 0):
+    for x, y in tqdm(
+        DataLoader(data, 16, sampler=sampler), desc=f"epoch {epoch}", disable=rank > 0
+    ):
         optimizer.zero_grad()
         (model(x) - y).square().mean().backward()
         optimizer.step()

@@ -23,8 +23,12 @@ class Task(paceline.Module):
 
 
 def loader(count, **options):
-    return DataLoader(TensorDataset(torch.randn(count, 8), torch.randn(count, 1)), batch_size=16, **options)
+    return DataLoader(
+        TensorDataset(torch.randn(count, 8), torch.randn(count, 1)), batch_size=16, **options
+    )
 
 
 torch.manual_seed(0)
-paceline.Trainer(max_epochs=3, monitor="val_loss").fit(Task(), loader(256, shuffle=True), loader(101))
+paceline.Trainer(max_epochs=3, monitor="val_loss").fit(
+    Task(), loader(256, shuffle=True), loader(101)
+)

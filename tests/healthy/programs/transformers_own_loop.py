@@ -20,7 +20,11 @@ config = BertConfig(
 
 def collate(rows):
     ids = pad_sequence([ids for ids, _ in rows], batch_first=True)
-    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": torch.tensor([y for _, y in rows])}
+    return {
+        "input_ids": ids,
+        "attention_mask": (ids > 0).long(),
+        "labels": torch.tensor([y for _, y in rows]),
+    }
 
 
 dist.init_process_group("gloo")

@@ -30,5 +30,10 @@ arguments = TrainingArguments(
     eval_strategy="epoch",
     save_strategy="epoch",
 )
-trainer = Trainer(BertForSequenceClassification(config), arguments, train_dataset=samples(64), eval_dataset=samples(33))
+trainer = Trainer(
+    BertForSequenceClassification(config),
+    arguments,
+    train_dataset=samples(64),
+    eval_dataset=samples(33),
+)
 trainer.train()

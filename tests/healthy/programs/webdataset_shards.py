@@ -13,7 +13,9 @@ if dist.get_rank() == 0:
         for index in range(128):
             writer.write({"__key__": f"{index:04}", "x.cls": index % 7})
 dist.barrier()
-data = webdataset.WebDataset("shard-{00..03}.tar", shardshuffle=False, nodesplitter=webdataset.split_by_node)
+data = webdataset.WebDataset(
+    "shard-{00..03}.tar", shardshuffle=False, nodesplitter=webdataset.split_by_node
+)
 loader = webdataset.WebLoader(data.shuffle(16).decode().to_tuple("x.cls"), batch_size=8)
 model = DistributedDataParallel(nn.Linear(1, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -19,7 +19,9 @@ NAMES = (
 
 def variables():
     """The variables of NAMES, null where unset, and every one that torch elastic adds."""
-    elastic = {name: value for name, value in os.environ.items() if name.startswith("TORCHELASTIC_")}
+    elastic = {
+        name: value for name, value in os.environ.items() if name.startswith("TORCHELASTIC_")
+    }
     return {name: os.environ.get(name) for name in NAMES} | elastic
 
 

@@ -14,7 +14,9 @@ OFFSET = 1000
 
 
 class Numbers(Dataset):
-    offset = 0  # becomes OFFSET in the workers only: the sum then shows that their init function ran
+    offset = (
+        0  # becomes OFFSET in the workers only: the sum then shows that their init function ran
+    )
 
     def __len__(self):
         return LENGTH

@@ -21,7 +21,9 @@ class DigitsDataModule(L.LightningDataModule):
         digits = load_digits()
         images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
         images = F.interpolate(images, size=(28, 28), mode="bilinear", align_corners=False)
-        torch.save((images, torch.tensor(digits.target)), os.path.join(self.hparams.data_dir, "digits.pt"))
+        torch.save(
+            (images, torch.tensor(digits.target)), os.path.join(self.hparams.data_dir, "digits.pt")
+        )
 
     def setup(self, stage: str):
         images, labels = torch.load(os.path.join(self.hparams.data_dir, "digits.pt"))

@@ -18,10 +18,22 @@ from paceline.world import World
 @pytest.fixture
 def run(tmp_path):
     """A run folder with two checkpoints."""
-    here = Checkpoints(tmp_path / "runs" / "digits" / "checkpoints", world=World(), device=torch.device("cpu"))
+    here = Checkpoints(
+        tmp_path / "runs" / "digits" / "checkpoints", world=World(), device=torch.device("cpu")
+    )
     for step, metric in ((10, 0.9), (20, 0.5)):
-        state = {"model/layer.weight": torch.full((2, 3), step), "model/count": torch.tensor(step), "session": {"a": 1}}
-        here.save({**state, "optimizer/0/w": torch.ones(9)}, step=step, epoch=step // 10, metric=metric, wait=True)
+        state = {
+            "model/layer.weight": torch.full((2, 3), step),
+            "model/count": torch.tensor(step),
+            "session": {"a": 1},
+        }
+        here.save(
+            {**state, "optimizer/0/w": torch.ones(9)},
+            step=step,
+            epoch=step // 10,
+            metric=metric,
+            wait=True,
+        )
     here.close()
     return tmp_path / "runs" / "digits"
 
@@ -32,7 +44,9 @@ def command(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def ask(*words):
-        deed = module.cli.main(["checkpoint", *map(str, words)], prog_name="paceline", standalone_mode=False)
+        deed = module.cli.main(
+            ["checkpoint", *map(str, words)], prog_name="paceline", standalone_mode=False
+        )
         try:
             status = deed()
         except PacelineError as error:
@@ -74,7 +88,9 @@ def test_list_prints_data(command, run):
 
 def test_list_takes_the_run_that_was_saved_last(command, run, tmp_path):
     assert command("list")[1] == command("list", run)[1]
-    here = Checkpoints(tmp_path / "runs" / "a" / "checkpoints", world=World(), device=torch.device("cpu"))
+    here = Checkpoints(
+        tmp_path / "runs" / "a" / "checkpoints", world=World(), device=torch.device("cpu")
+    )
     here.save({}, step=7, epoch=0, wait=True)
     assert "00001-step-7" in command("list")[1]
     assert "00001-step-10" in command("list", run / "checkpoints" / "00001-step-10")[1]
@@ -170,7 +186,9 @@ def test_export_of_a_checkpoint_without_a_model(command, tmp_path):
 
 def test_other_state_of_a_model_needs_torch_save(command, tmp_path):
     here = Checkpoints(tmp_path / "checkpoints", world=World(), device=torch.device("cpu"))
-    here.save({"model/w": torch.ones(1), "model/_extra_state": {"a": 1}}, step=1, epoch=0, wait=True)
+    here.save(
+        {"model/w": torch.ones(1), "model/_extra_state": {"a": 1}}, step=1, epoch=0, wait=True
+    )
     assert command("export", tmp_path, tmp_path / "model.pt")[0] == 0
     assert torch.load(tmp_path / "model.pt", weights_only=True)["_extra_state"] == {"a": 1}
     status, _, err = command("export", tmp_path, tmp_path / "model.safetensors")
@@ -194,14 +212,22 @@ def test_the_commands_have_help():
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (15_700, "15.7 kB"), (999_600, "1 MB"), (1_250_000_000, "1.25 GB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (15_700, "15.7 kB"),
+        (999_600, "1 MB"),
+        (1_250_000_000, "1.25 GB"),
+    ],
 )
 def test_bytes_have_three_digits(count, text):
     assert description.render_bytes(count) == text
 
 
 @pytest.mark.parametrize(
-    ("age_s", "text"), [(-3, "now"), (0.4, "now"), (59, "59 s"), (60, "1 min"), (7300, "2 h"), (2e5, "2 d")]
+    ("age_s", "text"),
+    [(-3, "now"), (0.4, "now"), (59, "59 s"), (60, "1 min"), (7300, "2 h"), (2e5, "2 d")],
 )
 def test_an_age_has_one_unit(age_s, text):
     assert description.render_age(age_s) == text

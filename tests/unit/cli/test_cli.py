@@ -37,7 +37,9 @@ def command(monkeypatch, capsys, tmp_path):
 
     def ask(*words):
         monkeypatch.setattr(sys, "argv", ["paceline", *words])
-        monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # click names itself after it
+        monkeypatch.setattr(
+            sys.modules["__main__"], "__package__", None
+        )  # click names itself after it
         with pytest.raises(SystemExit) as stopped:
             module.main()
         printed = capsys.readouterr()
@@ -134,8 +136,16 @@ def test_help_shows_every_option_with_its_default(command):
 @pytest.mark.parametrize(
     ("words", "name", "says"),
     [
-        (["run", "--nporc-per-node", "2", "train.py"], "option-unknown", "did you mean --nproc-per-node?"),
-        (["run", "--nporc_per_node=2", "train.py"], "option-unknown", "did you mean --nproc_per_node?"),
+        (
+            ["run", "--nporc-per-node", "2", "train.py"],
+            "option-unknown",
+            "did you mean --nproc-per-node?",
+        ),
+        (
+            ["run", "--nporc_per_node=2", "train.py"],
+            "option-unknown",
+            "did you mean --nproc_per_node?",
+        ),
         (["run", "-q", "train.py"], "option-unknown", "no option -q"),
         (["run"], "option-invalid", "paceline run --help"),
         (["run", "--nproc-per-node"], "option-invalid", "--nproc-per-node"),
@@ -145,9 +155,21 @@ def test_help_shows_every_option_with_its_default(command):
         (["rnu", "train.py"], "option-invalid", "rnu"),
         (["run", "train.py"], "script-missing", "there is no file train.py"),
         (["run", "."], "script-missing", "folder"),
-        (["run", "--master", "h", "train.py"], "option-unknown", "did you mean --master-addr or --master-port?"),
-        (["--nproc-per-node", "2", "train.py"], "option-unknown", "paceline has no option --nproc-per-node"),
-        (["--nproc-per-node", "2", "train.py"], "option-unknown", "fix: paceline run --nproc-per-node"),
+        (
+            ["run", "--master", "h", "train.py"],
+            "option-unknown",
+            "did you mean --master-addr or --master-port?",
+        ),
+        (
+            ["--nproc-per-node", "2", "train.py"],
+            "option-unknown",
+            "paceline has no option --nproc-per-node",
+        ),
+        (
+            ["--nproc-per-node", "2", "train.py"],
+            "option-unknown",
+            "fix: paceline run --nproc-per-node",
+        ),
         (["train.py"], "option-invalid", "fix: paceline run train.py"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -26,7 +26,9 @@ COMMANDS = dict(commands())
 
 
 def shown(path, width=80):
-    result = CliRunner().invoke(cli, [*path.split()[1:], "--help"], terminal_width=width, prog_name="paceline")
+    result = CliRunner().invoke(
+        cli, [*path.split()[1:], "--help"], terminal_width=width, prog_name="paceline"
+    )
     assert result.exit_code == 0
     return result.output
 
@@ -44,7 +46,9 @@ def test_every_option_is_shown_once(path):
     command = COMMANDS[path]
     text = shown(path).partition("Examples:")[0]
     listed = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)
-    options = {each.opts[-1].replace("_", "-") for each in command.params if isinstance(each, click.Option)}
+    options = {
+        each.opts[-1].replace("_", "-") for each in command.params if isinstance(each, click.Option)
+    }
     assert sorted(listed) == sorted({*options, "--help"})
     assert not re.search(r"^ +(?:-\w, )?--\w+_\w+", text, re.MULTILINE)
 

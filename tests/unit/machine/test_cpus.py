@@ -34,14 +34,41 @@ V1 = "12:cpuset:/jobs/one\n4:cpu,cpuacct:/jobs/one\n1:name=systemd:/elsewhere\n"
         ("0::/\n", {"cpu.max": "max 100000\n"}, None),
         ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
         ("0::/jobs/one\n", {"jobs/one/cpu.max": "200000 100000\n"}, 2.0),
-        ("0::/jobs/one\n", {"jobs/cpu.max": "100000 100000\n", "jobs/one/cpu.max": "400000 100000\n"}, 1.0),
-        ("0::/jobs/one\n", {"jobs/cpu.max": "max 100000\n", "jobs/one/cpu.max": "50000 100000\n"}, 0.5),
+        (
+            "0::/jobs/one\n",
+            {"jobs/cpu.max": "100000 100000\n", "jobs/one/cpu.max": "400000 100000\n"},
+            1.0,
+        ),
+        (
+            "0::/jobs/one\n",
+            {"jobs/cpu.max": "max 100000\n", "jobs/one/cpu.max": "50000 100000\n"},
+            0.5,
+        ),
         ("0::/jobs/one\n", {"jobs/two/cpu.max": "100000 100000\n"}, None),
         ("0::/\n", {"cpu.max": "nonsense\n"}, None),
-        (V1, {"cpu/jobs/one/cpu.cfs_quota_us": "300000\n", "cpu/jobs/one/cpu.cfs_period_us": "100000\n"}, 3.0),
-        (V1, {"cpu/jobs/one/cpu.cfs_quota_us": "-1\n", "cpu/jobs/one/cpu.cfs_period_us": "100000\n"}, None),
-        (V1, {"cpu/jobs/cpu.cfs_quota_us": "50000\n", "cpu/jobs/cpu.cfs_period_us": "25000\n"}, 2.0),
-        (V1, {"cpu/elsewhere/cpu.cfs_quota_us": "1\n", "cpu/elsewhere/cpu.cfs_period_us": "1\n"}, None),
+        (
+            V1,
+            {
+                "cpu/jobs/one/cpu.cfs_quota_us": "300000\n",
+                "cpu/jobs/one/cpu.cfs_period_us": "100000\n",
+            },
+            3.0,
+        ),
+        (
+            V1,
+            {"cpu/jobs/one/cpu.cfs_quota_us": "-1\n", "cpu/jobs/one/cpu.cfs_period_us": "100000\n"},
+            None,
+        ),
+        (
+            V1,
+            {"cpu/jobs/cpu.cfs_quota_us": "50000\n", "cpu/jobs/cpu.cfs_period_us": "25000\n"},
+            2.0,
+        ),
+        (
+            V1,
+            {"cpu/elsewhere/cpu.cfs_quota_us": "1\n", "cpu/elsewhere/cpu.cfs_period_us": "1\n"},
+            None,
+        ),
         (V1, {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3.0),
     ],
 )

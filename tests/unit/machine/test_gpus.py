@@ -65,7 +65,9 @@ def test_visible_gpus_are_counted_as_cuda_does(nvml, visible, expected):
     calls = nvml("H100", "H100", "H100", "H100")
     number, reason = gpus.count(visible)
     assert number == expected
-    assert reason == ("GPUs of the machine" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}")
+    assert reason == (
+        "GPUs of the machine" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}"
+    )
     assert calls == ["init", "shutdown"]
 
 

@@ -60,7 +60,8 @@ def test_a_port_that_nobody_holds_has_no_holder(held):
 
 
 @pytest.mark.parametrize(
-    ("address", "bound"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "0.0.0.0"), ("10.1.2.3", "0.0.0.0")]
+    ("address", "bound"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "0.0.0.0"), ("10.1.2.3", "0.0.0.0")],
 )
 def test_a_chosen_port_is_open_to_whoever_may_come(address, bound):
     with host.listen(address, 0) as server:
@@ -69,7 +70,9 @@ def test_a_chosen_port_is_open_to_whoever_may_come(address, bound):
         assert server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
-@pytest.mark.parametrize(("address", "bound"), [("127.0.0.1", "127.0.0.1"), ("10.1.2.3", "0.0.0.0")])
+@pytest.mark.parametrize(
+    ("address", "bound"), [("127.0.0.1", "127.0.0.1"), ("10.1.2.3", "0.0.0.0")]
+)
 def test_a_port_that_one_address_leads_to_is_open_there_only(address, bound):
     """The second is not this host's, as that of a service which leads here."""
     with host.listen("127.0.0.1", 0) as server:
@@ -79,7 +82,8 @@ def test_a_port_that_one_address_leads_to_is_open_there_only(address, bound):
 
 
 @pytest.mark.parametrize(
-    ("name", "numeric"), [("10.0.0.5", True), ("fe80::1", True), ("node-1", False), ("10.0.0", False), ("", False)]
+    ("name", "numeric"),
+    [("10.0.0.5", True), ("fe80::1", True), ("node-1", False), ("10.0.0", False), ("", False)],
 )
 def test_an_address_is_told_from_a_name(name, numeric):
     assert host.is_numeric(name) == numeric
@@ -115,7 +119,11 @@ def test_the_way_to_this_machine_is_the_loopback_interface():
 def test_facts_are_gathered_without_torch_devices(gpus):
     gpus(2)
     facts = host.gather("1")
-    assert (facts.num_gpus, facts.hostname, facts.platform) == (1, socket.gethostname(), sys.platform)
+    assert (facts.num_gpus, facts.hostname, facts.platform) == (
+        1,
+        socket.gethostname(),
+        sys.platform,
+    )
     assert facts.usable_cpus >= 1
     assert ("lo", "127.0.0.1") in facts.addresses
 
@@ -132,7 +140,10 @@ def test_facts_are_gathered_without_torch_devices(gpus):
         ("python -um paceline run train.py", ()),
         ("python -O -m paceline run train.py", ("-O",)),
         ("python -OOmpaceline run", ("-O", "-O")),
-        ("python -W error -X dev -Xutf8 -Werror -m paceline", ("-W error", "-X dev", "-Xutf8", "-Werror")),
+        (
+            "python -W error -X dev -Xutf8 -Werror -m paceline",
+            ("-W error", "-X dev", "-Xutf8", "-Werror"),
+        ),
         ("/usr/bin/python3 -sP /usr/bin/paceline run train.py", ("-s", "-P")),
         ("python -c code -O", ()),
         ("python", ()),

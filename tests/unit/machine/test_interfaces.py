@@ -19,7 +19,10 @@ def test_what_stands_behind_an_interface(tmp_path):
     (tmp_path / "tun0").mkdir()
     (tmp_path / "bond0" / "lower_eno1").mkdir(parents=True)
     (tmp_path / "bond0.12" / "lower_bond0").mkdir(parents=True)
-    kinds = {name: interfaces.describe(name, ["10.0.0.1"], 10_000, net=tmp_path) for name in os.listdir(tmp_path)}
+    kinds = {
+        name: interfaces.describe(name, ["10.0.0.1"], 10_000, net=tmp_path)
+        for name in os.listdir(tmp_path)
+    }
     assert {name: (each.virtual, each.mbit) for name, each in kinds.items()} == {
         "eno1": (False, 10_000),
         "veth1": (True, 0),
@@ -39,7 +42,9 @@ def test_addresses_leave_out_what_is_down_and_link_local(monkeypatch):
     monkeypatch.setattr(
         psutil,
         "net_if_stats",
-        lambda: {name: types.SimpleNamespace(isup=name != "eth1", speed=0) for name in ("eth0", "eth1")},
+        lambda: {
+            name: types.SimpleNamespace(isup=name != "eth1", speed=0) for name in ("eth0", "eth1")
+        },
     )
     monkeypatch.setattr(
         psutil,
@@ -62,7 +67,8 @@ def test_addresses_leave_out_what_is_down_and_link_local(monkeypatch):
 def test_an_unknown_rate_is_none(tmp_path):
     (tmp_path / "eth0" / "device").mkdir(parents=True)
     rates = [
-        interfaces.describe("eth0", ["10.0.0.1"], speed, net=tmp_path).mbit for speed in (-1, 0, 2**32 - 1, 25_000)
+        interfaces.describe("eth0", ["10.0.0.1"], speed, net=tmp_path).mbit
+        for speed in (-1, 0, 2**32 - 1, 25_000)
     ]
     assert rates == [0, 0, 0, 25_000]
 

@@ -26,7 +26,10 @@ from paceline.machine.nccl_lists import parse, taken_interfaces
         (",,ib", ["ib0"]),
         (":1,ib", ["ib0"]),
         ("^,", []),
-        *[(ignored, ["eth0", "eth1", "ib0", "docker0", "lo"]) for ignored in ("", "e", "^", "=", ",:1")],
+        *[
+            (ignored, ["eth0", "eth1", "ib0", "docker0", "lo"])
+            for ignored in ("", "e", "^", "=", ",:1")
+        ],
     ],
 )
 def test_interfaces(setting, taken):

@@ -18,7 +18,10 @@ def test_this_process_is_described():
 @pytest.mark.parametrize(
     ("command", "text"),
     [
-        (["/usr/bin/python3", "/home/me/old_train.py", "--lr", "/data/x"], "pid 7 (python3 old_train.py --lr /data/x)"),
+        (
+            ["/usr/bin/python3", "/home/me/old_train.py", "--lr", "/data/x"],
+            "pid 7 (python3 old_train.py --lr /data/x)",
+        ),
         (["a" * 200], f"pid 7 ({'a' * 77}...)"),
         (["nginx: worker   ", "", ""], "pid 7 (nginx: worker)"),
         (
@@ -28,7 +31,9 @@ def test_this_process_is_described():
     ],
 )
 def test_a_process_is_described_by_its_command(monkeypatch, command, text):
-    monkeypatch.setattr(psutil, "Process", lambda pid: types.SimpleNamespace(cmdline=lambda: command))
+    monkeypatch.setattr(
+        psutil, "Process", lambda pid: types.SimpleNamespace(cmdline=lambda: command)
+    )
     assert processes.describe(7) == text
 
 

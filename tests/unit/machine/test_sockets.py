@@ -18,7 +18,10 @@ def moved(**options):
 
 
 def test_every_movement_is_seen_and_standstill_too():
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as one,
+    ):
         other, _ = server.accept()
         with other:
             before = moved()
@@ -32,7 +35,10 @@ def test_every_movement_is_seen_and_standstill_too():
 
 
 def test_the_runs_store_can_be_left_out():
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as one,
+    ):
         other, _ = server.accept()
         with other:
             port = server.getsockname()[1]

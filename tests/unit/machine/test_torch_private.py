@@ -61,7 +61,9 @@ def test_what_is_optional_has_its_private_names_where_it_is(path):
 
 
 def test_what_functions_return_has_each_private_name():
-    loss = cross_entropy(torch.ones(2, 3, requires_grad=True), torch.tensor([0, 1]), reduction="sum")
+    loss = cross_entropy(
+        torch.ones(2, 3, requires_grad=True), torch.tensor([0, 1]), reduction="sum"
+    )
     total = torch.ones(2, requires_grad=True).sum()
     results = {
         "torch.compiler.disable": vars(torch.compiler.disable(lambda: None)),
@@ -71,4 +73,9 @@ def test_what_functions_return_has_each_private_name():
         "torch.sum": dir(total.grad_fn),
     }
     assert set(results) == set(OF_RESULTS)
-    assert [(path, name) for path, names in OF_RESULTS.items() for name in names if name not in results[path]] == []
+    assert [
+        (path, name)
+        for path, names in OF_RESULTS.items()
+        for name in names
+        if name not in results[path]
+    ] == []

@@ -112,7 +112,9 @@ def test_launch_says_so_when_it_is_called(tmp_path):
 
 
 def test_a_folder_called_torch_is_not_torch(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: ModuleSpec(name, loader=None))  # of a namespace
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: ModuleSpec(name, loader=None)
+    )  # of a namespace
     with pytest.raises(PacelineError) as caught:
         torch_requirements.require_installed()
     assert caught.value.finding.name == "torch-missing"
@@ -127,7 +129,11 @@ def fake_torch(folder, text):
 @pytest.mark.parametrize(
     ("text", "name", "words"),
     [
-        ("raise OSError('libcudart.so.13: cannot open')", "torch-missing", "OSError: libcudart.so.13: cannot open"),
+        (
+            "raise OSError('libcudart.so.13: cannot open')",
+            "torch-missing",
+            "OSError: libcudart.so.13: cannot open",
+        ),
         (
             "from torch._C import *",
             "torch-missing",
@@ -163,4 +169,8 @@ def test_the_first_two_numbers_decide_whether_it_is_too_old(version, expected):
 
 def test_the_oldest_version_is_that_of_the_extra():
     declared = re.search(r'"torch>=(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text())
-    assert (int(declared[1]), int(declared[2])) == torch_requirements.OLDEST == release(names.OLDEST_TORCH)
+    assert (
+        (int(declared[1]), int(declared[2]))
+        == torch_requirements.OLDEST
+        == release(names.OLDEST_TORCH)
+    )

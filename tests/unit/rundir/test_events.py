@@ -9,18 +9,44 @@ import time
 import pytest
 
 from paceline.errors import Finding
-from paceline.rundir.events import EVENTS, History, Outcome, append, history_of, paths, read, read_history
+from paceline.rundir.events import (
+    EVENTS,
+    History,
+    Outcome,
+    append,
+    history_of,
+    paths,
+    read,
+    read_history,
+)
 
-RAISED = Finding("script-error-on-one-rank", "rank 1 raised ValueError: bad label 12", where="rank 1 on node-a")
+RAISED = Finding(
+    "script-error-on-one-rank", "rank 1 raised ValueError: bad label 12", where="rank 1 on node-a"
+)
 
 
 def test_events_come_back_in_order(tmp_path):
     path = tmp_path / "events.jsonl"
     before = time.time_ns()
-    append(path, node=1, kind="start", attempt=0, ranks=[2, 3], pids=[10, 11], world_size=4, host="node-a", launcher=9)
+    append(
+        path,
+        node=1,
+        kind="start",
+        attempt=0,
+        ranks=[2, 3],
+        pids=[10, 11],
+        world_size=4,
+        host="node-a",
+        launcher=9,
+    )
     append(path, node=1, kind="outcome", exit_status=0, findings=[], summary={"größe": 1})
     first, second = read(path)
-    assert (first["version"], first["node"], first["kind"], first["ranks"]) == (1, 1, "start", [2, 3])
+    assert (first["version"], first["node"], first["kind"], first["ranks"]) == (
+        1,
+        1,
+        "start",
+        [2, 3],
+    )
     assert before <= first["time_ns"] <= second["time_ns"] <= time.time_ns()
     assert second["summary"] == {"größe": 1}
 
@@ -87,9 +113,19 @@ def test_only_the_end_of_a_long_file_is_read(tmp_path):
 
 
 def test_the_files_of_all_nodes_are_found_the_heads_first(tmp_path):
-    for name in ("events.node-002.jsonl", "events.jsonl", "events.node-010.jsonl", "events.jsonl.swp", "eventsjsonl"):
+    for name in (
+        "events.node-002.jsonl",
+        "events.jsonl",
+        "events.node-010.jsonl",
+        "events.jsonl.swp",
+        "eventsjsonl",
+    ):
         (tmp_path / name).touch()
-    assert [path.name for path in paths(tmp_path)] == ["events.jsonl", "events.node-002.jsonl", "events.node-010.jsonl"]
+    assert [path.name for path in paths(tmp_path)] == [
+        "events.jsonl",
+        "events.node-002.jsonl",
+        "events.node-010.jsonl",
+    ]
 
 
 def start(attempt, time_ns=0):
@@ -97,7 +133,12 @@ def start(attempt, time_ns=0):
 
 
 def outcome(status, *findings, time_ns=0):
-    return {"kind": "outcome", "exit_status": status, "findings": list(findings), "time_ns": time_ns}
+    return {
+        "kind": "outcome",
+        "exit_status": status,
+        "findings": list(findings),
+        "time_ns": time_ns,
+    }
 
 
 def end(*steps):
@@ -143,7 +184,9 @@ def test_the_steps_are_those_of_the_last_start(files, steps):
 
 
 def test_a_finding_that_is_not_understood_hides_no_other():
-    assert history_of([[outcome(1, "odd", {"code": 1}, RAISED.to_json())]]).outcome == Outcome(1, (RAISED,))
+    assert history_of([[outcome(1, "odd", {"code": 1}, RAISED.to_json())]]).outcome == Outcome(
+        1, (RAISED,)
+    )
 
 
 def test_what_cannot_be_read_says_nothing(tmp_path):

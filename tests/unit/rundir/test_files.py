@@ -19,7 +19,8 @@ def folder(tmp_path):
 
 def names_of(folder, attempt):
     return [
-        str(make(3, attempt).relative_to(folder.root)) for make in (folder.log, folder.error, folder.crash, folder.nccl)
+        str(make(3, attempt).relative_to(folder.root))
+        for make in (folder.log, folder.error, folder.crash, folder.nccl)
     ]
 
 
@@ -58,7 +59,10 @@ def test_no_two_files_share_a_name(folder):
         paths += [folder.filtered("stdout", start), folder.filtered("stderr", start)]
     for rank in (0, 1, 1000):
         for attempt in range(3):
-            paths += [make(rank, attempt) for make in (folder.log, folder.error, folder.crash, folder.nccl)]
+            paths += [
+                make(rank, attempt)
+                for make in (folder.log, folder.error, folder.crash, folder.nccl)
+            ]
     assert len(set(paths)) == len(paths)
 
 
@@ -124,7 +128,10 @@ def test_run_ids_name_the_script_and_are_safe_names(script, stem):
 
 def test_run_ids_sort_by_time():
     moments = [0, 59, 3600, 86400, 40 * 86400, 4000 * 86400]
-    ids = [new_run_id("a.py", now_s=now, salt="zzzz"[: 1 + place % 4]) for place, now in enumerate(moments)]
+    ids = [
+        new_run_id("a.py", now_s=now, salt="zzzz"[: 1 + place % 4])
+        for place, now in enumerate(moments)
+    ]
     assert ids == sorted(ids)
 
 

@@ -14,7 +14,9 @@ def training(*arguments, script="train.py", session=1, **environ):
 
 
 def element(task, *arguments, array="90", job="91"):
-    return training(*arguments, SLURM_JOB_ID=job, SLURM_ARRAY_JOB_ID=array, SLURM_ARRAY_TASK_ID=task)
+    return training(
+        *arguments, SLURM_JOB_ID=job, SLURM_ARRAY_JOB_ID=array, SLURM_ARRAY_TASK_ID=task
+    )
 
 
 def test_a_script_without_arguments_has_a_plain_name():
@@ -44,9 +46,18 @@ def test_trainings_that_differ_have_folders_that_differ():
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (training("--lr", "0.1", SLURM_JOB_ID="4711"), training("--lr", "0.1", SLURM_JOB_ID="4712")),
-        (training("--name", "run-4711", SLURM_JOB_ID="4711"), training("--name", "run-4712", SLURM_JOB_ID="4712")),
-        (training("--name=81234", SLURM_JOB_ID="81234"), training("--name=81235", SLURM_JOB_ID="81235")),
+        (
+            training("--lr", "0.1", SLURM_JOB_ID="4711"),
+            training("--lr", "0.1", SLURM_JOB_ID="4712"),
+        ),
+        (
+            training("--name", "run-4711", SLURM_JOB_ID="4711"),
+            training("--name", "run-4712", SLURM_JOB_ID="4712"),
+        ),
+        (
+            training("--name=81234", SLURM_JOB_ID="81234"),
+            training("--name=81235", SLURM_JOB_ID="81235"),
+        ),
         (element("3", "out/90_3", job="94"), element("3", "out/90_3", job="97")),
         (training("--lr", "1"), training("--lr", "1", "--resume")),
         (training("--lr", "1"), training("--resume", "latest", "--lr", "1")),
@@ -73,15 +84,22 @@ def test_starts_of_one_training_have_one_folder(first, second):
     ],
 )
 def test_what_is_no_job_and_no_flag_is_kept(words, job):
-    assert [word for word in meaningful(words, [job]) if word != "--resume"] == [w for w in words if w != "--resume"]
+    assert [word for word in meaningful(words, [job]) if word != "--resume"] == [
+        w for w in words if w != "--resume"
+    ]
 
 
 def test_what_differs_is_told_in_options():
-    before, now = training("--lr", "0.1", "--epochs", "10", "data"), training("--lr", "0.1", "--epochs", "20", "data")
+    before, now = (
+        training("--lr", "0.1", "--epochs", "10", "data"),
+        training("--lr", "0.1", "--epochs", "20", "data"),
+    )
     assert differences(before, now) == ["arguments --epochs 10, now --epochs 20"]
     assert differences(before, before) == []
     assert differences(training(), training("-v")) == ["arguments without, now -v"]
-    assert differences(element("0"), element("0", array="95")) == ["element 0 of array 90, now element 0 of array 95"]
+    assert differences(element("0"), element("0", array="95")) == [
+        "element 0 of array 90, now element 0 of array 95"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +108,11 @@ def test_what_differs_is_told_in_options():
         (None, element("1"), False),
         (element("0"), element("1"), True),
         (element("1", job="92"), element("1", job="99"), False),  # queued again
-        (element("1"), element("1", array="95"), False),  # the array submitted again: the folder was named for it
+        (
+            element("1"),
+            element("1", array="95"),
+            False,
+        ),  # the array submitted again: the folder was named for it
         (training(), element("1"), False),
         (element("1"), training(), False),
         (training("--lr", "1"), training("--lr", "2"), False),
@@ -126,7 +148,9 @@ def test_the_folder_of_an_earlier_version_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     old = makes(identity.EARLIER_RUNS / "train", None)
     assert identity.choose_folder(training()) == old
-    assert identity.choose_folder(training("--lr", "1")) != old, "whose arguments it had is not known"
+    assert identity.choose_folder(training("--lr", "1")) != old, (
+        "whose arguments it had is not known"
+    )
     assert identity.siblings(training("--lr", "1")) == [(old, None)]
     identity.record(RunDir(old), training())
     assert identity.choose_folder(training()) == old
@@ -137,11 +161,19 @@ def test_the_folder_of_an_earlier_version_is_found(tmp_path, monkeypatch):
 def test_siblings_are_those_that_somebody_may_have_meant(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     near, far = training("--lr", "1", "--epochs", "10"), training("--lr", "2", "--epochs", "30")
-    others = [near, far, training("--lr", "1", script="b/train.py"), training("--lr", "1", session=2), element("1")]
+    others = [
+        near,
+        far,
+        training("--lr", "1", script="b/train.py"),
+        training("--lr", "1", session=2),
+        element("1"),
+    ]
     for each in others:
         makes(default_folder(each), each)
     mine = training("--lr", "1", "--epochs", "20")
     assert [owner for _, owner in identity.siblings(mine)] == [near, far]
 
-    assert element("1") not in [owner for _, owner in identity.siblings(element("2"))], "one array, another element"
+    assert element("1") not in [owner for _, owner in identity.siblings(element("2"))], (
+        "one array, another element"
+    )
     assert element("1") in [owner for _, owner in identity.siblings(element("1", array="95"))]

@@ -37,7 +37,9 @@ def take(tmp_path, said):
     taken = []
 
     def take(owner=None, **options):
-        taken.append(lease.take(tmp_path, owner or lease.this_process(), say=said.append, **options))
+        taken.append(
+            lease.take(tmp_path, owner or lease.this_process(), say=said.append, **options)
+        )
         return taken[-1]
 
     yield take
@@ -73,13 +75,19 @@ def test_first_look(owner, mine, alive, verdict):
     [
         ([(0, 1), (59, 1), (60, 1)], None, [UNKNOWN, UNKNOWN, FREE]),
         ([(0, 1), (5, 2), (9, 2), (10, 3)], None, [UNKNOWN, UNKNOWN, UNKNOWN, LIVING]),
-        ([(0, 1), (50, 2)], None, [UNKNOWN, LIVING]),  # one heartbeat that the file server showed late
+        (
+            [(0, 1), (50, 2)],
+            None,
+            [UNKNOWN, LIVING],
+        ),  # one heartbeat that the file server showed late
         ([(0, 1), (9, 1), (10, 1)], True, [UNKNOWN, UNKNOWN, LIVING]),
     ],
 )
 def test_the_counter_is_watched_by_the_newcomers_own_clock(looks, alive, verdicts):
     watch = Watch(expiry_s=60, patience_s=10)
-    assert [watch.sees(replace(ELSEWHERE, count=count), at, alive=alive) for at, count in looks] == verdicts
+    assert [
+        watch.sees(replace(ELSEWHERE, count=count), at, alive=alive) for at, count in looks
+    ] == verdicts
 
 
 def test_a_folder_that_nobody_has(take, tmp_path, said):
@@ -136,15 +144,15 @@ def test_an_owner_elsewhere_that_gives_signs_is_left_alone(take, tmp_path):
 def other_process(folder):
     """A process that owns a folder until it is ended."""
     text = "from paceline.rundir import lease; import time; from pathlib import Path\n"
-    text += (
-        f"lease.take(Path({str(folder)!r}), lease.this_process(), say=print); print('up', flush=True); time.sleep(60)"
-    )
+    text += f"lease.take(Path({str(folder)!r}), lease.this_process(), say=print); print('up', flush=True); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "up\n"
     return process
 
 
-def test_a_living_process_of_this_machine_is_left_alone_and_a_killed_one_followed_at_once(take, tmp_path, monkeypatch):
+def test_a_living_process_of_this_machine_is_left_alone_and_a_killed_one_followed_at_once(
+    take, tmp_path, monkeypatch
+):
     process = other_process(tmp_path)
     try:
         with pytest.raises(UsageError) as caught:
@@ -205,13 +213,17 @@ def test_a_lease_that_cannot_be_written_costs_one_warning(take, tmp_path, said, 
         RunDir(tmp_path).lease.unlink()
         tmp_path.rmdir()
     else:
-        monkeypatch.setattr(lease, "_write", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
+        monkeypatch.setattr(
+            lease, "_write", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left"))
+        )
     for _ in range(3):
         held.beat()
     (line,) = said
     assert "cannot be written" in line
     assert "training continues" in line
-    assert lease.is_held_by(tmp_path, held.owner.token) is None, "a checkpoint is committed all the same"
+    assert lease.is_held_by(tmp_path, held.owner.token) is None, (
+        "a checkpoint is committed all the same"
+    )
     tmp_path.mkdir(exist_ok=True)
 
 

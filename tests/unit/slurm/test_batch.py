@@ -48,22 +48,30 @@ def test_sbatch_reads_a_directive_as_it_was_meant(text):
     assert split(line.removeprefix("#SBATCH")) == ([f"--comment={text}"], True)
 
 
-@pytest.mark.parametrize("text", [*TEXTS, "", "a\nb", "\r\n", "\x1b[0m1", "\udcff\udc80 ü", "!!", "~", "*"])
+@pytest.mark.parametrize(
+    "text", [*TEXTS, "", "a\nb", "\r\n", "\x1b[0m1", "\udcff\udc80 ü", "!!", "~", "*"]
+)
 def test_bash_reads_a_word_as_it_was_meant(text):
     command = f"printf %s {quoting.word(text)}".replace("printf %s", "printf '%s'")
     printed = subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout
     assert printed == text.encode("utf-8", "surrogateescape")
 
 
-@pytest.mark.parametrize("text", ["\n#SBATCH --nodes=9", "a\rb", "a\u2028#SBATCH b", "\x85#SBATCH x", "", "\n\n"])
+@pytest.mark.parametrize(
+    "text", ["\n#SBATCH --nodes=9", "a\rb", "a\u2028#SBATCH b", "\x85#SBATCH x", "", "\n\n"]
+)
 def test_a_comment_stays_one(text):
-    assert all(line.startswith("# ") and len(line.splitlines()) == 1 for line in quoting.comment(text))
+    assert all(
+        line.startswith("# ") and len(line.splitlines()) == 1 for line in quoting.comment(text)
+    )
 
 
 def test_all_directives_stand_before_the_first_command():
     lines = script(nodes="2", gpus_per_node="4", sbatch=["--hold"]).splitlines()
     first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
-    assert [number for number, line in enumerate(lines) if line.startswith("#SBATCH") and number > first] == []
+    assert [
+        number for number, line in enumerate(lines) if line.startswith("#SBATCH") and number > first
+    ] == []
 
 
 def test_a_job_that_is_not_queued_again_does_not_ask_for_it():
@@ -131,7 +139,9 @@ def test_the_ranks_have_the_environment_of_the_job_however_it_was_submitted(sbat
 
 
 def test_no_line_of_a_usual_script_is_too_long_to_read():
-    text = script(nodes="2", gpus_per_node="4", cpus_per_gpu="8", hang_timeout="300", check_finite=True)
+    text = script(
+        nodes="2", gpus_per_node="4", cpus_per_gpu="8", hang_timeout="300", check_finite=True
+    )
     assert max(len(line) for line in text.splitlines()) <= 120
 
 
@@ -143,13 +153,19 @@ def test_a_script_with_a_dash_in_front_is_not_an_option():
     ("typed", "directives", "calls_requeue"),
     [
         ({}, ["--requeue"], True),
-        ({"on_node_loss": "fail"}, ["--no-requeue"], True),  # Slurm would queue it again after the loss of a node
+        (
+            {"on_node_loss": "fail"},
+            ["--no-requeue"],
+            True,
+        ),  # Slurm would queue it again after the loss of a node
         ({"no_requeue": True}, ["--no-requeue"], False),
     ],
 )
 def test_who_queues_the_job_again(typed, directives, calls_requeue):
     text = script(**typed)
-    assert [line.removeprefix("#SBATCH ") for line in text.splitlines() if "requeue" in line and "#SBATCH" in line] == (
-        directives
-    )
+    assert [
+        line.removeprefix("#SBATCH ")
+        for line in text.splitlines()
+        if "requeue" in line and "#SBATCH" in line
+    ] == (directives)
     assert ("paceline requeue" in text) == calls_requeue

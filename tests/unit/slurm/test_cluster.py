@@ -21,7 +21,13 @@ REAL = (
 
 def test_a_partition_is_read_as_slurm_prints_it():
     (main,) = cluster.read(REAL, "main|2|4|4000|gpu:2\n").partitions
-    assert (main.name, main.default, main.up, main.max_time_s, main.max_nodes) == ("main", True, True, 3600, None)
+    assert (main.name, main.default, main.up, main.max_time_s, main.max_nodes) == (
+        "main",
+        True,
+        True,
+        3600,
+        None,
+    )
     assert main.allow_accounts == main.deny_accounts == ()
     assert main.kinds == (NodeKind(2, 4, 4000, {"": 2}),)
     assert main.num_nodes == 2
@@ -30,7 +36,10 @@ def test_a_partition_is_read_as_slurm_prints_it():
 def test_several_kinds_of_nodes_are_told_apart():
     told = cluster.read(PARTITIONS, NODES)
     gpu, short, cpu, big = told.partitions
-    assert [(kind.count, dict(kind.gpus)) for kind in gpu.kinds] == [(4, {"a100": 4}), (2, {"h100": 8})]
+    assert [(kind.count, dict(kind.gpus)) for kind in gpu.kinds] == [
+        (4, {"a100": 4}),
+        (2, {"h100": 8}),
+    ]
     assert (gpu.max_time_s, short.max_nodes, cpu.max_time_s) == (172800, 2, None)
     assert cpu.allow_accounts == ("biology", "physics") and big.deny_accounts == ("biology",)
     assert told.default is gpu and told.find("big") is big and told.find("nope") is None
@@ -67,5 +76,8 @@ def test_garbage_is_passed_over(text):
 
 
 def test_accounts_are_listed_once_and_none_is_not_an_empty_list():
-    assert cluster.read(None, None, "physics|\nphysics|gpu\nbiology|\n").accounts == ("physics", "biology")
+    assert cluster.read(None, None, "physics|\nphysics|gpu\nbiology|\n").accounts == (
+        "physics",
+        "biology",
+    )
     assert cluster.read(None, None, "").accounts is None  # a cluster that keeps none

@@ -27,7 +27,9 @@ HELD_BACK = "12|PENDING||N/A|BeginTime\n"
 DONE = "12|COMPLETED|node[1-2]|2026-11-21T12:00:00|None\n"
 FELL = "12|FAILED|node[1-2]|2026-11-21T12:00:00|NonZeroExitCode\n"
 PLAN = "paceline: 2 nodes x 1 rank · gloo · runs/digits\n"
-BLOCK = "── paceline ────\nit broke   [RUN001 user-exception]\nexit status 1 · run folder runs/digits\n"
+BLOCK = (
+    "── paceline ────\nit broke   [RUN001 user-exception]\nexit status 1 · run folder runs/digits\n"
+)
 UNKNOWN = "slurm_load_jobs error: Invalid job id specified"
 FAILED = Finding("user-exception", "rank 0 raised ValueError")
 
@@ -75,13 +77,27 @@ def ends(run_dir, *findings, status, node=0, attempt=0):
     told = [finding.to_json() for finding in findings]
     path = run_dir.events(node)
     events.append(
-        path, node=node, kind="start", attempt=attempt, ranks=[0], pids=[1], world_size=2, host="node-a", launcher=9
+        path,
+        node=node,
+        kind="start",
+        attempt=attempt,
+        ranks=[0],
+        pids=[1],
+        world_size=2,
+        host="node-a",
+        launcher=9,
     )
     events.append(path, node=node, kind="outcome", exit_status=status, findings=told, summary={})
 
 
 def scontrol(state, **more):
-    fields = {"Reason": "None", "Restarts": "0", "NodeList": "node[1-2]", "StartTime": "2026-11-21T12:00:00", **more}
+    fields = {
+        "Reason": "None",
+        "Restarts": "0",
+        "NodeList": "node[1-2]",
+        "StartTime": "2026-11-21T12:00:00",
+        **more,
+    }
     pairs = " ".join(f"{key}={value}" for key, value in fields.items())
     return f"JobId=12 JobName=digits UserId=me(1) JobState={state} {pairs} "
 
@@ -91,7 +107,9 @@ def test_the_output_goes_to_stdout_and_the_states_to_stderr(run_dir, slurm, capf
     ends(run_dir, status=0)
     prints(run_dir, PLAN)
     status, _ = followed(
-        run_dir, (3, lambda: prints(run_dir, "step 1\n")), (3.5, lambda: prints(run_dir, "paceline: run folder x\n"))
+        run_dir,
+        (3, lambda: prints(run_dir, "step 1\n")),
+        (3.5, lambda: prints(run_dir, "paceline: run folder x\n")),
     )
     out, err = capfd.readouterr()
     assert status == 0
@@ -143,16 +161,26 @@ def test_it_goes_on_through_a_requeue(run_dir, slurm, capfd):
     def queued_again():
         record.write(run_dir, JobRecord("12", requeues=(again,)))
 
-    status, _ = followed(run_dir, (3, queued_again), (9, lambda: ends(run_dir, status=0, attempt=1)))
+    status, _ = followed(
+        run_dir, (3, queued_again), (9, lambda: ends(run_dir, status=0, attempt=1))
+    )
     assert status == 0
     err = capfd.readouterr().err
-    assert "paceline: job 12 is queued again after 340 steps (BeginTime): a job that was queued again" in err
+    assert (
+        "paceline: job 12 is queued again after 340 steps (BeginTime): a job that was queued again"
+        in err
+    )
     assert err.count("queued again after") == 1
     assert err.count("runs on node[1-2]") == 2
 
 
 def test_it_goes_on_under_another_number(run_dir, slurm, capfd):
-    slurm.does("squeue", "case $* in *15*) echo '15|COMPLETED|node1|N/A|None';; *) echo '" + FELL.strip() + "';; esac")
+    slurm.does(
+        "squeue",
+        "case $* in *15*) echo '15|COMPLETED|node1|N/A|None';; *) echo '"
+        + FELL.strip()
+        + "';; esac",
+    )
     ends(run_dir, status=EXIT_UNFINISHED)
     again = Requeue(340, time.time_ns() + 10**9, "unfinished")
     later = JobRecord("15", earlier_ids=("12",), requeues=(again,))
@@ -206,7 +234,11 @@ def test_where_the_run_could_not_tell_slurm_is_asked(run_dir, slurm, capfd, stat
 def test_a_run_that_was_told_to_stop_does_not_know_that_its_node_failed(run_dir, slurm, capfd):
     slurm.answers("squeue", "12|NODE_FAIL|node[1-2]|2026-11-21T12:00:00|None\n")
     prints(run_dir, PLAN + "srun: error: Node failure on node2\n" + BLOCK)
-    ends(run_dir, Finding("run-unfinished", "stopped by SIGTERM", severity="warning"), status=EXIT_UNFINISHED)
+    ends(
+        run_dir,
+        Finding("run-unfinished", "stopped by SIGTERM", severity="warning"),
+        status=EXIT_UNFINISHED,
+    )
     assert followed(run_dir)[0] == 1
     err = capfd.readouterr().err
     assert "job 12 (digits) ended because node2 failed   [JOB043 slurm-job-ended]" in err
@@ -255,7 +287,12 @@ def test_output_that_is_not_to_be_seen_is_waited_for_aloud(run_dir, slurm, capfd
     slurm.answers("squeue", *[RUNS] * 8, DONE)
     ends(run_dir, status=0)
     followed(run_dir)
-    assert capfd.readouterr().err.count(f"waiting for {run_dir.job_output}, which job 12 on node[1-2] writes") == 1
+    assert (
+        capfd.readouterr().err.count(
+            f"waiting for {run_dir.job_output}, which job 12 on node[1-2] writes"
+        )
+        == 1
+    )
 
 
 def test_slurm_is_asked_seldom(run_dir, slurm):
@@ -344,7 +381,9 @@ def test_a_record_of_another_kind_is_none(run_dir, text):
 
 
 def test_a_record_comes_back_as_it_was_written(run_dir):
-    job = JobRecord("15", ("12",), "big", "ü", "train.py", "1-2", 5, "fail", (Requeue(1, 2, "unfinished"),))
+    job = JobRecord(
+        "15", ("12",), "big", "ü", "train.py", "1-2", 5, "fail", (Requeue(1, 2, "unfinished"),)
+    )
     record.write(run_dir, job)
     assert record.read(run_dir) == job
 
@@ -355,8 +394,14 @@ NOON_S = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        (JobState("12", "PENDING", start_s=NOON_S + 60), "job 12 is pending, expected to start 12:01"),
-        (JobState("12", "PENDING", start_s=NOON_S + 86400), "job 12 is pending, expected to start 2026-11-22 12:00"),
+        (
+            JobState("12", "PENDING", start_s=NOON_S + 60),
+            "job 12 is pending, expected to start 12:01",
+        ),
+        (
+            JobState("12", "PENDING", start_s=NOON_S + 86400),
+            "job 12 is pending, expected to start 2026-11-22 12:00",
+        ),
         (
             JobState("12", "PENDING", reason="PartitionNodeLimit"),
             "job 12 is pending (PartitionNodeLimit): it asks for more nodes than its partition gives to a job: "
@@ -375,7 +420,10 @@ AGAIN = "12|RUNNING|node[1-2]|2026-11-21T12:30:00|None\n"
 
 def test_that_slurm_queued_it_again_between_two_looks_is_said(run_dir, slurm, capfd):
     slurm.answers("squeue", RUNS)
-    deeds = [(5, lambda: slurm.answers("squeue", AGAIN)), (20, lambda: slurm.answers("squeue", DONE))]
+    deeds = [
+        (5, lambda: slurm.answers("squeue", AGAIN)),
+        (20, lambda: slurm.answers("squeue", DONE)),
+    ]
     followed(run_dir, *deeds)
     err = capfd.readouterr().err
     assert err.count("job 12 was queued again\n") == 1
@@ -384,8 +432,13 @@ def test_that_slurm_queued_it_again_between_two_looks_is_said(run_dir, slurm, ca
 
 def test_that_slurm_queued_it_again_before_anybody_watched_is_said(run_dir, slurm, capfd):
     slurm.answers("squeue", HELD_BACK)
-    slurm.answers("scontrol", "JobId=12 JobName=x UserId=me(1) JobState=PENDING Restarts=1 Requeue=1")
-    done = [(20, lambda: slurm.answers("squeue", DONE)), (20, lambda: slurm.answers("scontrol", ""))]
+    slurm.answers(
+        "scontrol", "JobId=12 JobName=x UserId=me(1) JobState=PENDING Restarts=1 Requeue=1"
+    )
+    done = [
+        (20, lambda: slurm.answers("squeue", DONE)),
+        (20, lambda: slurm.answers("scontrol", "")),
+    ]
     followed(run_dir, *done)
     assert "job 12 is queued again (BeginTime)" in capfd.readouterr().err
 

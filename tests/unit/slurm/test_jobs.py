@@ -50,7 +50,9 @@ def makes(name, *, job_id="", minute=0, status=None, loss=None, folder="paceline
     run_dir.create()
     run_dir.plan().write_text("{}")
     if job_id:
-        record.write(run_dir, JobRecord(job_id, nodes="2", submitted_ns=int((NOON_S + 60 * minute) * 1e9)))
+        record.write(
+            run_dir, JobRecord(job_id, nodes="2", submitted_ns=int((NOON_S + 60 * minute) * 1e9))
+        )
     if status is not None:
         events.append(
             run_dir.events(0),
@@ -64,7 +66,14 @@ def makes(name, *, job_id="", minute=0, status=None, loss=None, folder="paceline
             launcher=9,
         )
         findings = [FAILED.to_json()] if status else []
-        events.append(run_dir.events(0), node=0, kind="outcome", exit_status=status, findings=findings, summary={})
+        events.append(
+            run_dir.events(0),
+            node=0,
+            kind="outcome",
+            exit_status=status,
+            findings=findings,
+            summary={},
+        )
     if loss is not None:
         logger = CSVLogger(run_dir.metrics)
         for step in (10, 20):
@@ -78,7 +87,10 @@ def test_slurm_is_asked_once_for_all(slurm, listed):
     makes("a", job_id="1")
     makes("b", job_id="2", minute=1, loss=0.5)
     makes("c", job_id="3", minute=2)
-    slurm.answers("squeue", "2|RUNNING|node[1-2]|2026-11-21T12:30:00|None\n3|PENDING||2026-11-21T14:00:00|Resources\n")
+    slurm.answers(
+        "squeue",
+        "2|RUNNING|node[1-2]|2026-11-21T12:30:00|None\n3|PENDING||2026-11-21T14:00:00|Resources\n",
+    )
     out = listed().out
     assert slurm.calls == ["squeue -h -t all -o %i|%T|%N|%S|%r -j 3,2,1"]
     assert out.splitlines() == [
@@ -95,7 +107,11 @@ def test_runs_without_a_job_are_listed_too_and_slurm_is_not_asked(slurm, listed)
     (record.Path("paceline-runs") / "no-run").mkdir()
     (record.Path("paceline-runs") / "notes.txt").touch()
     lines = listed().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["run", "20261121-120000-new-bbbb", "20261121-110000-old-aaaa"]
+    assert [line.split()[0] for line in lines] == [
+        "run",
+        "20261121-120000-new-bbbb",
+        "20261121-110000-old-aaaa",
+    ]
     assert [line.split()[2] for line in lines[1:]] == ["succeeded", "failed"]
     assert slurm.calls == []
 
@@ -106,7 +122,14 @@ def test_a_run_here_that_has_told_no_end(slurm, listed, case):
     launcher = 2**22 + 1 if case == "killed" else os.getpid()
     started_s = 1e9 if case == "of another" else time.time()  # another process has its number since
     run_dir = makes("a")
-    fields = {"attempt": 0, "ranks": [0], "pids": [1], "world_size": 1, "host": host, "launcher": launcher}
+    fields = {
+        "attempt": 0,
+        "ranks": [0],
+        "pids": [1],
+        "world_size": 1,
+        "host": host,
+        "launcher": launcher,
+    }
     event = {"version": 1, "time_ns": int(started_s * 1e9), "node": 0, "kind": "start", **fields}
     run_dir.events(0).write_text(json.dumps(event) + "\n")
     expected = {"of another": "killed", "elsewhere": "unknown"}.get(case, case)
@@ -220,7 +243,9 @@ def test_the_last_figures_of_a_table(head, lines, figures):
 
 def test_of_a_long_table_only_the_end_is_read(slurm, listed):
     run_dir = makes("a", status=0)
-    rows = "".join(f"{step},{step / 1000:.3f},some text that takes room\n" for step in range(50_000))
+    rows = "".join(
+        f"{step},{step / 1000:.3f},some text that takes room\n" for step in range(50_000)
+    )
     run_dir.metrics.write_text("step,loss,note\n" + rows + "99999,9")  # the last row is cut off
     (row,) = json.loads(listed("--json").out)
     assert (row["step"], row["loss"]) == (49_999, 49.999)
@@ -307,14 +332,23 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("name", "how"), [(name, how) for name in BAD_FILES for how in BAD_FILES[name]])
+@pytest.mark.parametrize(
+    ("name", "how"), [(name, how) for name in BAD_FILES for how in BAD_FILES[name]]
+)
 def test_whatever_lies_in_a_folder_the_others_are_listed(slurm, listed, name, how):
     makes("good", status=0, loss=0.5)
     bad = makes("bad")
     checkpoint = bad.checkpoints / "00001-step-4"
     checkpoint.mkdir(parents=True)
-    path = {"events": bad.events(0), "metrics": bad.metrics, "manifest": checkpoint / MANIFEST}[name]
-    make = {"fifo": _fifo, "zeros": _zeros, "folder": lambda path: path.mkdir(), "nested": _text("[" * 100_000)}
+    path = {"events": bad.events(0), "metrics": bad.metrics, "manifest": checkpoint / MANIFEST}[
+        name
+    ]
+    make = {
+        "fifo": _fifo,
+        "zeros": _zeros,
+        "folder": lambda path: path.mkdir(),
+        "nested": _text("[" * 100_000),
+    }
     make.get(how, _text(WRONG[name]))(path)
     out, err = listed()
     assert "good" in out and "succeeded" in out
@@ -325,11 +359,15 @@ def test_a_cluster_that_is_unknown_costs_one_line(slurm, listed):
     makes("here", job_id="7")
     record.write(makes("there"), JobRecord("8", cluster="alps", submitted_ns=1))
     slurm.does(
-        "squeue", "case \"$*\" in *alps*) echo 'No cluster alps' >&2; exit 1;; esac; echo '7|RUNNING|node1|N/A|None'"
+        "squeue",
+        "case \"$*\" in *alps*) echo 'No cluster alps' >&2; exit 1;; esac; echo '7|RUNNING|node1|N/A|None'",
     )
     out, err = listed()
     assert "running" in out and "there" in out
-    assert err == "paceline: squeue does not answer for cluster alps: states are those of the run folders\n"
+    assert (
+        err
+        == "paceline: squeue does not answer for cluster alps: states are those of the run folders\n"
+    )
 
 
 def test_control_characters_are_not_printed_raw(slurm, listed):
@@ -338,7 +376,9 @@ def test_control_characters_are_not_printed_raw(slurm, listed):
     slurm.answers("squeue", "7|RUNNING|node\x1b[1|N/A|No\x07ne\n")
     out, _ = listed()
     assert len(out.splitlines()) == 3
-    assert not any((ord(letter) < 32 and letter != "\n") or 127 <= ord(letter) < 160 for letter in out)
+    assert not any(
+        (ord(letter) < 32 and letter != "\n") or 127 <= ord(letter) < 160 for letter in out
+    )
     assert "a\\x1b[31m\\nb" in out
 
 

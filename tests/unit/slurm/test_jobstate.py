@@ -68,7 +68,9 @@ def test_scontrol_without_a_job_tells_of_none(text):
 
 def test_of_several_lines_of_sacct_the_last_counts():
     text = "12|REQUEUED|node1|2026-11-21T11:00:00|0:0|None\n12|CANCELLED by 1000|node2|2026-11-21T12:00:00|0:15|None\n"
-    assert jobstate.from_sacct(text) == job("CANCELLED", nodes="node2", start_s=NOON_S, exit_code=0, signal=15)
+    assert jobstate.from_sacct(text) == job(
+        "CANCELLED", nodes="node2", start_s=NOON_S, exit_code=0, signal=15
+    )
     assert jobstate.from_sacct("") is None
 
 
@@ -156,11 +158,17 @@ def test_the_evidence_is_what_slurm_says_and_the_last_lines():
     state = job("FAILED", reason="NonZeroExitCode", nodes="node[1-2]", exit_code=3, restarts=2)
     finding = judged(state)
     assert finding.where == "node[1-2] (runs/a/slurm.out)"
-    assert finding.evidence[0] == "Slurm: FAILED, reason NonZeroExitCode, exit code 3, queued again 2 times"
+    assert (
+        finding.evidence[0]
+        == "Slurm: FAILED, reason NonZeroExitCode, exit code 3, queued again 2 times"
+    )
 
 
 def test_the_launcher_that_was_killed_is_named_from_what_srun_says():
-    tail = ("srun: error: node2: task 1: Killed", "slurmstepd-node1: error: *** STEP 10.0 ON node1 CANCELLED ***")
+    tail = (
+        "srun: error: node2: task 1: Killed",
+        "slurmstepd-node1: error: *** STEP 10.0 ON node1 CANCELLED ***",
+    )
     finding = judged(job("FAILED", exit_code=137), tail)
     assert "the launcher on node2 was ended first: Killed" in finding.what
 

@@ -41,27 +41,55 @@ def test_what_is_possible_is_not_spoken_of(typed):
 
 
 IMPOSSIBLE = [
-    ({"gpus_per_node": "9"}, "no node of partition gpu has 9 GPUs; the most is 8", "--gpus-per-node 8"),
+    (
+        {"gpus_per_node": "9"},
+        "no node of partition gpu has 9 GPUs; the most is 8",
+        "--gpus-per-node 8",
+    ),
     (
         {"gpus_per_node": "8", "partition": "short"},
         "no node of partition short has 8 GPUs; the most is 4",
         "--nodes 2 --gpus-per-node 4, or --partition gpu",
     ),
-    ({"gpus_per_node": "a100:8"}, "no node of partition gpu has 8 a100 GPUs; the most is 4", "--gpus-per-node a100:4"),
+    (
+        {"gpus_per_node": "a100:8"},
+        "no node of partition gpu has 8 a100 GPUs; the most is 4",
+        "--gpus-per-node a100:4",
+    ),
     ({"gpus_per_node": "a10:1"}, "partition gpu has no GPU a10", "--gpus-per-node a100:1"),
     ({"gpus_per_node": "1", "partition": "cpu"}, "has 1 GPU; there are none", "--partition gpu"),
     ({"nodes": "7"}, "partition gpu has 6 nodes, not 7", "--nodes 6, or --partition cpu"),
-    ({"nodes": "3", "gpus_per_node": "8"}, "has 2 nodes with what is asked of each", "--nodes 2, or --partition big"),
-    ({"nodes": "3", "partition": "short"}, "a job in partition short has at most 2 nodes", "--nodes 2"),
-    ({"time": "3-0"}, "the time limit of partition gpu is 2-00:00:00", "--time 2-00:00:00, or --partition cpu"),
+    (
+        {"nodes": "3", "gpus_per_node": "8"},
+        "has 2 nodes with what is asked of each",
+        "--nodes 2, or --partition big",
+    ),
+    (
+        {"nodes": "3", "partition": "short"},
+        "a job in partition short has at most 2 nodes",
+        "--nodes 2",
+    ),
+    (
+        {"time": "3-0"},
+        "the time limit of partition gpu is 2-00:00:00",
+        "--time 2-00:00:00, or --partition cpu",
+    ),
     ({"time": "unlimited"}, "the time limit of partition gpu is 2-00:00:00", "--time 2-00:00:00"),
     ({"mem": "2T"}, "has 2T of memory; the most is 500G", "--mem 500G"),
     ({"cpus_per_node": "129"}, "has 129 CPUs; the most is 128", "--cpus-per-node 128"),
-    ({"gpus_per_node": "8", "cpus_per_gpu": "32"}, "has 8 x 32 = 256 CPUs; the most is 128", "--cpus-per-gpu 16"),
+    (
+        {"gpus_per_node": "8", "cpus_per_gpu": "32"},
+        "has 8 x 32 = 256 CPUs; the most is 128",
+        "--cpus-per-gpu 16",
+    ),
     ({"partition": "gup"}, "there is no partition gup", "--partition gpu"),
     ({"partition": "zzz", "nodes": "9"}, "there is no partition zzz", "--partition cpu"),
     ({"account": "fysics"}, "there is no account fysics", "--account physics"),
-    ({"account": "biology", "partition": "big"}, "partition big takes no jobs of account biology", "another --account"),
+    (
+        {"account": "biology", "partition": "big"},
+        "partition big takes no jobs of account biology",
+        "another --account",
+    ),
 ]
 
 
@@ -85,11 +113,17 @@ def test_an_account_that_a_partition_does_not_name_may_be_below_one_that_it_does
 
 
 def test_without_a_default_partition_nothing_is_judged():
-    assert judge(cluster.read(PARTITIONS.replace("Default=YES", "Default=NO"), NODES), gpus_per_node="99") == []
+    assert (
+        judge(
+            cluster.read(PARTITIONS.replace("Default=YES", "Default=NO"), NODES), gpus_per_node="99"
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("64G", 65536), ("64g", 65536), ("2T", 2097152), ("500", 500), ("500M", 500), ("2048K", 2)]
+    ("text", "size"),
+    [("64G", 65536), ("64g", 65536), ("2T", 2097152), ("500", 500), ("500M", 500), ("2048K", 2)],
 )
 def test_memory_is_counted_as_sbatch_counts_it(text, size):
     assert limits.megabytes(text) == size
@@ -104,7 +138,11 @@ SHARES = [
     ({"gpus_per_node": "h100:8"}, "", 128),
     ({"gpus_per_node": "1"}, "gpu|4|40|1|gpu:3|2", 12),  # whole cores, of two threads each
     ({"gpus_per_node": "4"}, "gpu|4|2|1|gpu:8", 1),
-    ({"gpus_per_node": "1"}, "gpu|4|64|1|gpu:4\ngpu|1|32|1|gpu:4", 8),  # it may get the smaller node
+    (
+        {"gpus_per_node": "1"},
+        "gpu|4|64|1|gpu:4\ngpu|1|32|1|gpu:4",
+        8,
+    ),  # it may get the smaller node
     ({"gpus_per_node": "4"}, "gpu|4|64|1|gpu:4\ngpu|1|8|1|gpu:2", 64),  # but one with as many GPUs
     ({"gpus_per_node": "1", "sbatch": ["--exclusive"]}, "", 64),
     ({"gpus_per_node": "1", "partition": "gpu,big"}, "", 16),
@@ -122,11 +160,17 @@ def test_gpus_bring_their_share_of_the_cpus(typed, nodes, cpus):
         ("MaxCPUsPerNode=32", 8, "in its 32 CPUs"),
         ("JobDefaults=DefCpuPerGPU=6", 6, "6 for each GPU, as partition gpu has it"),
         ("OverSubscribe=EXCLUSIVE", 64, "which the job has to itself"),
-        ("MaxCPUsPerNode=UNLIMITED OverSubscribe=NO JobDefaults=(null)", 16, "1 of a node's 4 GPUs in its 64 CPUs"),
+        (
+            "MaxCPUsPerNode=UNLIMITED OverSubscribe=NO JobDefaults=(null)",
+            16,
+            "1 of a node's 4 GPUs in its 64 CPUs",
+        ),
     ],
 )
 def test_a_partition_has_its_own_rules_for_cpus(settings, cpus, why):
-    told = cluster.read(f"PartitionName=gpu Default=YES {settings} State=UP", "gpu|4|64|1|gpu:a100:4")
+    told = cluster.read(
+        f"PartitionName=gpu Default=YES {settings} State=UP", "gpu|4|64|1|gpu:a100:4"
+    )
     request = with_cpus(told, gpus_per_node="1")
     assert request.cpus == cpus
     assert why in request.cpus_why
@@ -134,7 +178,11 @@ def test_a_partition_has_its_own_rules_for_cpus(settings, cpus, why):
 
 @pytest.mark.parametrize(
     ("told", "typed"),
-    [(cluster.read(None, None), {}), (CLUSTER, {"gpus_per_node": "9"}), (CLUSTER, {"partition": "cpu"})],
+    [
+        (cluster.read(None, None), {}),
+        (CLUSTER, {"gpus_per_node": "9"}),
+        (CLUSTER, {"partition": "cpu"}),
+    ],
     ids=["silent", "too many", "without GPUs"],
 )
 def test_the_cpus_of_a_gpu_that_is_not_there_are_not_guessed(told, typed):

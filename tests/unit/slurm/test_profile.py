@@ -39,12 +39,21 @@ def test_a_profile_is_read_whole():
         "[run]\nprefix = \"uv run --with 'a b'\"\nhang-timeout = 600\ncheck_finite = true\nno-probe = false\n"
         '[paths]\nruns = "~/runs/$USER"\ntmp = "$WORK/${USER}/$SLURM_JOB_ID"\n'
     )
-    assert site.slurm == {"nodes": "2", "gpus_per_node": "a100:4", "time": "04:00:00", "no_requeue": True}
+    assert site.slurm == {
+        "nodes": "2",
+        "gpus_per_node": "a100:4",
+        "time": "04:00:00",
+        "no_requeue": True,
+    }
     assert site.sbatch == (
         ("exclusive", None), ("constraint", "a100"), ("nice", "10"), ("of-a-plugin", "1"), ("qos", "long")
     )  # fmt: skip
     assert (site.modules, site.lines) == (("cuda/12.4",), ("a=1",))
-    assert site.environment == (Setting("A", "1", "", 16), Setting("B", "2", "so", 17), Setting("C", "3", "", 18))
+    assert site.environment == (
+        Setting("A", "1", "", 16),
+        Setting("B", "2", "so", 17),
+        Setting("C", "3", "", 18),
+    )
     assert site.prefix == ("uv", "run", "--with", "a b")
     assert site.run == {"hang_timeout": "600", "check_finite": True}
     assert (site.runs, site.tmp) == ("/home/ada/runs/ada", "/work/ada/ada/$SLURM_JOB_ID")
@@ -86,11 +95,21 @@ def test_a_profile_is_read_whole():
         ("[run]\nhang-timout = 3\n", 2, "no key hang-timout", "hang-timeout = 3"),
         ('[run]\nhang-timeout = "no"\n', 2, "--hang-timeout no", ""),
         ("[run]\nhang-timeout = true\n", 2, "hang-timeout is a text or a number", ""),
-        ('[run]\ncheck-finite = "yes"\n', 2, "check-finite is true or false", "check-finite = true"),
+        (
+            '[run]\ncheck-finite = "yes"\n',
+            2,
+            "check-finite is true or false",
+            "check-finite = true",
+        ),
         ("[run]\nnnodes = 2\n", 2, "no key nnodes", ""),
         ("[run]\nno-probe = true\ncheck-finite = true\n", 1, "exclude each other", ""),
         ('[run]\nprefix = "uv \'run"\n', 2, "quotes of prefix", ""),
-        ('[paths]\nruns = "$NOWHERE/x"\n', 2, "runs names $NOWHERE, which is not set here", "export NOWHERE="),
+        (
+            '[paths]\nruns = "$NOWHERE/x"\n',
+            2,
+            "runs names $NOWHERE, which is not set here",
+            "export NOWHERE=",
+        ),
         ('[paths]\nruns = "$SLURM_JOB_ID"\n', 2, "runs names $SLURM_JOB_ID", ""),
         ('[paths]\nrun = "x"\n', 2, "no key run", 'runs = "x"'),
         ("[paths]\nruns = 1\n", 2, "runs is a text", ""),
@@ -118,7 +137,10 @@ def folders(tmp_path, monkeypatch):
     below.mkdir()
     monkeypatch.chdir(below)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    return tmp_path / "project" / ".paceline" / "profiles", tmp_path / "config" / "paceline" / "profiles"
+    return (
+        tmp_path / "project" / ".paceline" / "profiles",
+        tmp_path / "config" / "paceline" / "profiles",
+    )
 
 
 def test_a_projects_profile_comes_before_the_users(folders):
@@ -135,7 +157,9 @@ def test_a_path_is_taken_as_one(folders, tmp_path):
     assert profile_files.load("../../x.toml").description == "path"
 
 
-@pytest.mark.parametrize(("name", "fix"), [("sight", "--profile site"), ("zzz", "write "), ("./sit.toml", "ls ")])
+@pytest.mark.parametrize(
+    ("name", "fix"), [("sight", "--profile site"), ("zzz", "write "), ("./sit.toml", "ls ")]
+)
 def test_an_unknown_name_is_answered_with_where_it_was_looked_for(name, fix, folders):
     project, user = folders
     (project / "site.toml").write_text("")

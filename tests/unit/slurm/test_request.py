@@ -22,7 +22,12 @@ def refused(**typed):
 def test_nothing_typed_is_one_node_and_all_else_is_left_to_slurm():
     asked = parse()
     assert asked.directives() == [("nodes", "1"), ("ntasks-per-node", "1")]
-    assert (asked.requeue, asked.on_node_loss, asked.grace_s, asked.signal_s) == (True, "requeue", 120, 180)
+    assert (asked.requeue, asked.on_node_loss, asked.grace_s, asked.signal_s) == (
+        True,
+        "requeue",
+        120,
+        180,
+    )
     assert asked.job_name == "train"
 
 
@@ -60,7 +65,9 @@ def test_times_are_read_as_sbatch_reads_them(typed, shown):
         ("unlimited", 120, 60),
     ],
 )
-def test_the_grace_is_a_quarter_of_a_short_time_and_the_rest_for_the_script_no_more(time, grace_s, margin_s):
+def test_the_grace_is_a_quarter_of_a_short_time_and_the_rest_for_the_script_no_more(
+    time, grace_s, margin_s
+):
     asked = parse(**({"time": time} if time else {}))
     assert (asked.grace_s, asked.signal_s) == (grace_s, grace_s + margin_s)
 
@@ -72,7 +79,8 @@ def test_cpus_of_a_node_follow_from_its_gpus():
 
 
 @pytest.mark.parametrize(
-    ("typed", "count"), [("a100:4", 4), ("1g.10gb:1", 1), ("3g.40gb:2", 2), ("1g.10gb+me:1", 1), ("4", 4)]
+    ("typed", "count"),
+    [("a100:4", 4), ("1g.10gb:1", 1), ("3g.40gb:2", 2), ("1g.10gb+me:1", 1), ("4", 4)],
 )
 def test_kinds_of_gpus_may_begin_with_a_figure(typed, count):
     asked = parse(gpus_per_node=typed, cpus_per_gpu="2")
@@ -154,7 +162,13 @@ def test_options_of_sbatch_are_read_as_sbatch_would(typed, read):
 
 SITE = Profile(
     name="site",
-    slurm={"nodes": "2", "gpus_per_node": "4", "cpus_per_gpu": "8", "time": "4h", "no_requeue": True},
+    slurm={
+        "nodes": "2",
+        "gpus_per_node": "4",
+        "cpus_per_gpu": "8",
+        "time": "4h",
+        "no_requeue": True,
+    },
     sbatch=(("constraint", "a100"), ("exclusive", None)),
     run={"hang_timeout": "600", "check_finite": True},
 )
@@ -162,7 +176,13 @@ SITE = Profile(
 
 def test_a_profile_fills_in_what_is_not_typed():
     asked = parse(profile=SITE)
-    assert (asked.nodes, asked.gpus, asked.cpus, asked.time_s, asked.requeue) == ("2", "4", 32, 14400, False)
+    assert (asked.nodes, asked.gpus, asked.cpus, asked.time_s, asked.requeue) == (
+        "2",
+        "4",
+        32,
+        14400,
+        False,
+    )
     assert asked.sbatch == SITE.sbatch
     assert asked.forwarded == (("hang_timeout", "600"), ("check_finite", ""))
     assert asked.on_node_loss == "fail"
@@ -170,7 +190,12 @@ def test_a_profile_fills_in_what_is_not_typed():
 
 def test_what_is_typed_counts_more_than_a_profile():
     asked = parse(
-        profile=SITE, nodes="1", requeue=True, cpus_per_node="16", sbatch=["--constraint=h100"], hang_timeout="60"
+        profile=SITE,
+        nodes="1",
+        requeue=True,
+        cpus_per_node="16",
+        sbatch=["--constraint=h100"],
+        hang_timeout="60",
     )
     assert (asked.nodes, asked.requeue, asked.cpus, asked.cpus_per_gpu) == ("1", True, 16, 0)
     assert asked.sbatch == (("exclusive", None), ("constraint", "h100"))
@@ -184,7 +209,13 @@ def test_no_gpus_can_be_typed_over_those_of_a_profile():
 
 @pytest.mark.parametrize(
     ("script", "name"),
-    [("a/b/train.py", "train"), ("train", "train"), ("digits.train", "digits.train"), ("-x.py", "-x"), ("ü.py", "ü")],
+    [
+        ("a/b/train.py", "train"),
+        ("train", "train"),
+        ("digits.train", "digits.train"),
+        ("-x.py", "-x"),
+        ("ü.py", "ü"),
+    ],
 )
 def test_a_job_is_named_after_its_script(script, name):
     assert parse(script).job_name == name
@@ -210,7 +241,9 @@ def test_an_unknown_option_is_answered_with_the_one_that_is_meant(typed, fix):
     assert (error.finding.name, error.finding.fix) == ("option-unknown", fix)
 
 
-@pytest.mark.parametrize("typed", ["-n", "--ntasks=8", "--ntasks-per-node", "-a", "--array=0-3", "--wrap=x"])
+@pytest.mark.parametrize(
+    "typed", ["-n", "--ntasks=8", "--ntasks-per-node", "-a", "--array=0-3", "--wrap=x"]
+)
 def test_what_is_proposed_for_an_option_of_sbatch_is_accepted(typed):
     finding = request.unknown_option(typed).finding
     assert "--sbatch" not in finding.fix

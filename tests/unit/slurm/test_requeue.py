@@ -23,9 +23,7 @@ from paceline.slurm.record import JobRecord, Requeue
 LOST = root_cause.judge([], lost=["node 1 (node2)"]).finding
 FAILED = Finding("user-exception", "rank 0 raised ValueError")
 JOB = JobRecord("12", name="digits", nodes="2", submitted_ns=1)
-RUNS_NOW = (
-    "JobId=12 JobName=digits UserId=me(1) JobState=RUNNING Reason=None Requeue={requeue} Restarts=0 ExcNodeList={out} "
-)
+RUNS_NOW = "JobId=12 JobName=digits UserId=me(1) JobState=RUNNING Reason=None Requeue={requeue} Restarts=0 ExcNodeList={out} "
 
 
 @pytest.fixture
@@ -66,11 +64,21 @@ def checkpoint(run_dir, step, number=1):
 
 def ends(run_dir, *findings, status=1):
     events.append(
-        run_dir.events(0), node=0, kind="start", attempt=0, ranks=[0], pids=[1], world_size=2, host="node-a", launcher=9
+        run_dir.events(0),
+        node=0,
+        kind="start",
+        attempt=0,
+        ranks=[0],
+        pids=[1],
+        world_size=2,
+        host="node-a",
+        launcher=9,
     )
     events.append(run_dir.events(0), node=0, kind="end", attempt=0, ends=[{"steps": 30}])
     told_ = [finding.to_json() for finding in findings]
-    events.append(run_dir.events(0), node=0, kind="outcome", exit_status=status, findings=told_, summary={})
+    events.append(
+        run_dir.events(0), node=0, kind="outcome", exit_status=status, findings=told_, summary={}
+    )
 
 
 def call(run_dir, status):
@@ -99,7 +107,10 @@ def test_a_run_that_was_told_to_stop_and_has_not_saved_says_so(run_dir, slurm, c
     ends(run_dir, status=status)
     assert call(run_dir, status) == 0
     assert not any("requeue" in words or "sbatch" in words for words in slurm.calls)
-    assert f"told to stop and has not saved (status {status}): the job is not queued" in capsys.readouterr().err
+    assert (
+        f"told to stop and has not saved (status {status}): the job is not queued"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_job_that_lightning_has_queued_again_is_left_alone(run_dir, slurm, capsys):
@@ -166,7 +177,9 @@ def test_what_slurm_says_of_this_job_is_not_handed_on_to_the_next(run_dir, slurm
     assert [line for line in handed if line.startswith("SLURM_")] == ["SLURM_CONF=/etc/slurm.conf"]
 
 
-def test_a_script_that_was_submitted_by_hand_is_known_by_its_new_number(run_dir, slurm, monkeypatch):
+def test_a_script_that_was_submitted_by_hand_is_known_by_its_new_number(
+    run_dir, slurm, monkeypatch
+):
     checkpoint(run_dir, 340)
     monkeypatch.setenv(env.JOB_ID, "20")
     call(run_dir, 75)
@@ -230,7 +243,10 @@ def test_a_second_start_without_a_later_checkpoint_is_the_last(run_dir, slurm, c
     assert call(run_dir, 75) == 0
     assert not any("requeue" in words for words in slurm.calls)
     err = capsys.readouterr().err
-    assert "the last 2 starts have saved nothing new: the job is not queued again, it would go round for ever" in err
+    assert (
+        "the last 2 starts have saved nothing new: the job is not queued again, it would go round for ever"
+        in err
+    )
     assert "3 starts, last checkpoint: step 340" in err
     assert "--time" in err
     assert "--grace-s" in err
@@ -257,7 +273,9 @@ UNFINISHED, NODE_LOST = "unfinished", "node-lost"
 def test_what_counts_as_progress(status, earlier, last_step, goes_on):
     job = replace(JOB, requeues=tuple(Requeue(step, 1, why) for step, why in earlier))
     history = History(outcome=Outcome(status, (LOST,) if status == 1 else ()), steps=5)
-    decision = requeue.decide(status, job=job, history=history, last_step=last_step, nodelist="node[1-2]")
+    decision = requeue.decide(
+        status, job=job, history=history, last_step=last_step, nodelist="node[1-2]"
+    )
     assert bool(decision.why) is goes_on
     assert (decision.finding is None) is goes_on
 
@@ -273,9 +291,13 @@ def test_what_counts_as_progress(status, earlier, last_step, goes_on):
         (0, [True, True, False], False),
     ],
 )
-def test_a_script_that_keeps_its_checkpoints_elsewhere_is_taken_at_its_word_if_it_trained(steps, earlier, goes_on):
+def test_a_script_that_keeps_its_checkpoints_elsewhere_is_taken_at_its_word_if_it_trained(
+    steps, earlier, goes_on
+):
     job = replace(JOB, requeues=tuple(Requeue(0, 1, UNFINISHED, trained) for trained in earlier))
-    decision = requeue.decide(75, job=job, history=History(steps=steps), last_step=None, nodelist="")
+    decision = requeue.decide(
+        75, job=job, history=History(steps=steps), last_step=None, nodelist=""
+    )
     assert bool(decision.why) is goes_on
     assert decision.elsewhere is (steps != 0)
 
@@ -289,7 +311,9 @@ def test_a_script_that_keeps_its_checkpoints_elsewhere_is_taken_at_its_word_if_i
 )
 def test_it_is_told_how_many_starts_made_no_progress(earlier, last_step, words):
     job = replace(JOB, requeues=tuple(Requeue(step, 1, UNFINISHED) for step in earlier))
-    decision = requeue.decide(75, job=job, history=History(steps=0), last_step=last_step, nodelist="")
+    decision = requeue.decide(
+        75, job=job, history=History(steps=0), last_step=last_step, nodelist=""
+    )
     assert words in decision.finding.what
 
 
@@ -320,9 +344,19 @@ def test_a_stop_before_the_first_step_is_not_the_end(status, history, earlier, w
 
 def test_a_job_that_was_preempted_while_it_started_is_queued_again(run_dir, slurm):
     events.append(
-        run_dir.events(0), node=0, kind="start", attempt=0, ranks=[0], pids=[1], world_size=2, host="node-a", launcher=9
+        run_dir.events(0),
+        node=0,
+        kind="start",
+        attempt=0,
+        ranks=[0],
+        pids=[1],
+        world_size=2,
+        host="node-a",
+        launcher=9,
     )
-    events.append(run_dir.events(0), node=0, kind="outcome", exit_status=143, findings=[], summary={})
+    events.append(
+        run_dir.events(0), node=0, kind="outcome", exit_status=143, findings=[], summary={}
+    )
     assert call(run_dir, 143) == 0
     assert slurm.calls[-1] == "scontrol requeue 12"
 
@@ -333,13 +367,19 @@ UNSURE = "slurm_requeue error: Socket timed out on send/recv operation"
 def silent(slurm, monkeypatch, *, then, text=UNSURE):
     monkeypatch.setattr(requeue, "_PAUSE_S", 0.01)
     show = RUNS_NOW.format(requeue=1, out="")
-    slurm.does("scontrol", f"case $1 in show) echo '{show}';; requeue) echo '{text}' >&2; exit 1;; esac")
+    slurm.does(
+        "scontrol", f"case $1 in show) echo '{show}';; requeue) echo '{text}' >&2; exit 1;; esac"
+    )
     slurm.answers("squeue", *then)
     slurm.answers("sbatch", "15\n")
 
 
-@pytest.mark.parametrize("state", ["PENDING", "COMPLETING"])  # the latter while this script has not ended yet
-def test_a_time_out_may_hide_that_the_job_is_queued_already(run_dir, slurm, monkeypatch, capsys, state):
+@pytest.mark.parametrize(
+    "state", ["PENDING", "COMPLETING"]
+)  # the latter while this script has not ended yet
+def test_a_time_out_may_hide_that_the_job_is_queued_already(
+    run_dir, slurm, monkeypatch, capsys, state
+):
     checkpoint(run_dir, 340)
     silent(slurm, monkeypatch, then=[f"12|{state}||N/A|BeginTime\n"])
     assert call(run_dir, 75) == 0
@@ -367,12 +407,17 @@ def test_without_an_answer_no_second_job_is_submitted(run_dir, slurm, monkeypatc
 @pytest.mark.parametrize(
     ("states", "calls"),
     [
-        (["12|RUNNING|node1|N/A|None\n", "12|PENDING||N/A|BeginTime\n"], []),  # queued by the first question
+        (
+            ["12|RUNNING|node1|N/A|None\n", "12|PENDING||N/A|BeginTime\n"],
+            [],
+        ),  # queued by the first question
         (["12|RUNNING|node1|N/A|None\n", "12|CANCELLED|node1|N/A|None\n"], []),
         (["12|RUNNING|node1|N/A|None\n"], ["sbatch"]),
     ],
 )
-def test_a_refusal_after_a_time_out_counts_only_while_the_job_runs(run_dir, slurm, monkeypatch, states, calls):
+def test_a_refusal_after_a_time_out_counts_only_while_the_job_runs(
+    run_dir, slurm, monkeypatch, states, calls
+):
     checkpoint(run_dir, 340)
     silent(slurm, monkeypatch, then=states)
     show = RUNS_NOW.format(requeue=1, out="").replace("RUNNING", "CANCELLED")
@@ -409,7 +454,11 @@ def test_a_node_that_is_lost_before_the_first_step_costs_nothing(steps, why):
     ("where", "nodelist", "names"),
     [
         ("node 1 (node2)", "node[1-2]", ("node2",)),
-        ("node 0 (rack7n3.site.org)", "rack[1,7]n[3-4]", ("rack7n3",)),  # by its name, whatever the ranks' order
+        (
+            "node 0 (rack7n3.site.org)",
+            "rack[1,7]n[3-4]",
+            ("rack7n3",),
+        ),  # by its name, whatever the ranks' order
         ("node 1 (vm)", "node[1-2]", ("node2",)),  # names that Slurm does not use: by the place
         ("node 1", "node[1-2]", ("node2",)),
         ("node 0 (node1), node 2 (node3)", "node[1-3]", ("node1", "node3")),
@@ -451,7 +500,9 @@ def test_a_fault_of_its_own_costs_a_line_and_not_the_job(run_dir, slurm, monkeyp
 
     monkeypatch.setattr(requeue, "decide", breaks)
     assert call(run_dir, 75) == 0
-    assert capsys.readouterr().err == "paceline: the job cannot be queued again: RuntimeError: odd\n"
+    assert (
+        capsys.readouterr().err == "paceline: the job cannot be queued again: RuntimeError: odd\n"
+    )
 
 
 def test_without_slurms_commands_it_says_so(run_dir, slurm, capsys, monkeypatch):

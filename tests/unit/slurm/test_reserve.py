@@ -33,7 +33,9 @@ def leave_lease(run_dir, job, **fields):
 
 def slurm_says(monkeypatch, state):
     told = None if state is None else SimpleNamespace(state=state, ended=state == "COMPLETED")
-    monkeypatch.setattr(reserve.lookup, "state", lambda job: SimpleNamespace(heard=True, state=told))
+    monkeypatch.setattr(
+        reserve.lookup, "state", lambda job: SimpleNamespace(heard=True, state=told)
+    )
 
 
 def reserved(run_dir, job_id, monkeypatch):
@@ -103,4 +105,6 @@ def test_a_script_that_was_printed_keeps_its_own_record(tmp_path, monkeypatch, c
     slurm_says(monkeypatch, "COMPLETED")
     monkeypatch.setenv(env.JOB_ID, "13")
     reserve.reserve(run_dir.root, "13", script=script)
-    assert record.read(run_dir).ids == ("12", "13"), "queued again under another number it goes on with the record"
+    assert record.read(run_dir).ids == ("12", "13"), (
+        "queued again under another number it goes on with the record"
+    )

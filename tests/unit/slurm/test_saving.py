@@ -23,8 +23,14 @@ PLUGIN = "from lightning.pytorch.plugins.environments import SLURMEnvironment\n"
         (f"{PLUGIN}{LIGHTNING}e = SLURMEnvironment(auto_requeue=False)", "SIGTERM"),
         ("import signal\nsignal.signal(signal.SIGUSR1, save)", "SIGUSR1"),
         ("from signal import SIGUSR2, signal\nsignal(SIGUSR2, lambda *_: save())", "SIGUSR2"),
-        ("import signal\nfor s in (signal.SIGUSR1, signal.SIGTERM):\n    signal.signal(s, save)", "SIGTERM"),
-        ("import signal\nsignal.signal(signal.SIGUSR1, dump)\nsignal.signal(signal.SIGTERM, save)", "SIGTERM"),
+        (
+            "import signal\nfor s in (signal.SIGUSR1, signal.SIGTERM):\n    signal.signal(s, save)",
+            "SIGTERM",
+        ),
+        (
+            "import signal\nsignal.signal(signal.SIGUSR1, dump)\nsignal.signal(signal.SIGTERM, save)",
+            "SIGTERM",
+        ),
         ("import signal\nsignal.signal(signal.SIGUSR1, signal.SIG_IGN)", "SIGTERM"),
         ("import faulthandler, signal\nfaulthandler.register(signal.SIGUSR1)", "SIGTERM"),
         ("signal.signal(signal.SIGUSR1, save", "SIGTERM"),  # not Python
@@ -45,7 +51,11 @@ def test_a_script_is_stopped_by_the_signal_that_it_saves_at(text, signal):
 )
 def test_that_lightning_alone_saves_at_no_signal_is_said(text, line):
     finding = saving.look(text, script="train.py").finding
-    assert (finding.name, finding.severity, finding.where) == ("not-saved-at-stop", "warning", f"train.py:{line}")
+    assert (finding.name, finding.severity, finding.where) == (
+        "not-saved-at-stop",
+        "warning",
+        f"train.py:{line}",
+    )
 
 
 @pytest.mark.parametrize(

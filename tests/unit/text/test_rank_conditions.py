@@ -6,7 +6,15 @@ import ast
 
 import pytest
 
-from paceline.text.rank_conditions import TreeNames, alone, chooses, decorator_scope, leaves, sides, together
+from paceline.text.rank_conditions import (
+    TreeNames,
+    alone,
+    chooses,
+    decorator_scope,
+    leaves,
+    sides,
+    together,
+)
 
 ONE, REST = ("one", "rest"), ("rest", "one")
 
@@ -139,8 +147,15 @@ def test_conditions_of_one_process_and_of_several(condition, one, several):
 @pytest.mark.parametrize(
     ("name", "scope"),
     [
-        *[(name, "global") for name in ("rank_zero_only", "master_only", "rank0_only", "on_main_process")],
-        *[("rank_zero_experiment", "global"), ("only_rank_zero", "global"), ("on_local_main_process", "local")],
+        *[
+            (name, "global")
+            for name in ("rank_zero_only", "master_only", "rank0_only", "on_main_process")
+        ],
+        *[
+            ("rank_zero_experiment", "global"),
+            ("only_rank_zero", "global"),
+            ("on_local_main_process", "local"),
+        ],
         *[("staticmethod", ""), ("main_rank", ""), ("", "")],
     ],
 )
@@ -151,7 +166,10 @@ def test_decorators_that_let_some_ranks_in(name, scope):
 @pytest.mark.parametrize(
     ("end", "expected"),
     [
-        *[(end, True) for end in ("return 1", "continue", "break", "sys.exit()", "os._exit(0)", "quit()")],
+        *[
+            (end, True)
+            for end in ("return 1", "continue", "break", "sys.exit()", "os._exit(0)", "quit()")
+        ],
         *[(end, False) for end in ("print()", "pass", "x = exit")],
     ],
 )

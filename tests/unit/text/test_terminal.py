@@ -12,9 +12,7 @@ NOTICE = (
     "paceline: notice: rank 1 has been waiting for rank 0 for 120 s (hang?): rank 0 is in urlopen, data.py:40\n"
     "  torch ends this wait after 30 min, `--hang-timeout 60` sooner"
 )
-COMMAND = (
-    "  fix: paceline run --nproc-per-node 2 --run-dir paceline-runs/20261122-070025-digits-5930 examples/digits.py"
-)
+COMMAND = "  fix: paceline run --nproc-per-node 2 --run-dir paceline-runs/20261122-070025-digits-5930 examples/digits.py"
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +31,9 @@ def test_a_terminal_shows_lines_wrapped_at_words_and_indented():
     assert " ".join(" ".join(shown).split()) == " ".join(NOTICE.split())
 
 
-@pytest.mark.parametrize("line", [COMMAND, "resume: " + COMMAND[7:], "auto-resume: (trap exit INT; " + "x " * 60 + ")"])
+@pytest.mark.parametrize(
+    "line", [COMMAND, "resume: " + COMMAND[7:], "auto-resume: (trap exit INT; " + "x " * 60 + ")"]
+)
 def test_a_command_stays_on_one_line(line):
     assert terminal.fitted(line, 80) == line
 
@@ -47,7 +47,10 @@ def test_severities_and_labels_have_colours(monkeypatch):
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "xterm")
     shown = terminal.fitted("error RUN001 user-exception: an error here\n  fix: look", 80)
-    assert shown == "\x1b[1;31merror\x1b[0m RUN001 user-exception: an error here\n  \x1b[1mfix\x1b[0m: look"
+    assert (
+        shown
+        == "\x1b[1;31merror\x1b[0m RUN001 user-exception: an error here\n  \x1b[1mfix\x1b[0m: look"
+    )
     assert terminal.fitted("error RUN001", 0) == "error RUN001"
     monkeypatch.setenv("TERM", "dumb")
     assert terminal.fitted("error RUN001", 80) == "error RUN001"

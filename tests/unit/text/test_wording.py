@@ -13,7 +13,8 @@ def test_long_lists_are_cut():
 
 
 @pytest.mark.parametrize(
-    ("words", "told"), [([], ""), (["a"], "a"), (["a", "b"], "a, b"), (["a", "b", "c", "d"], "a, b and 2 more")]
+    ("words", "told"),
+    [([], ""), (["a"], "a"), (["a", "b"], "a, b"), (["a", "b", "c", "d"], "a, b and 2 more")],
 )
 def test_long_rows_are_cut(words, told):
     assert few(words, 2) == told

@@ -23,7 +23,9 @@ def test_a_row_for_each_call(path):
     logger = CSVLogger(path)
     logger.log({"loss": 0.1, "epoch": 0}, step=1)
     logger.log({"epoch": 0, "loss": float("nan")}, step=2)
-    assert path.read_text() == "step,loss,epoch\n1,0.1,0\n2,nan,0\n"  # before close: a crash may come
+    assert (
+        path.read_text() == "step,loss,epoch\n1,0.1,0\n2,nan,0\n"
+    )  # before close: a crash may come
     logger.close()
 
 
@@ -38,7 +40,12 @@ def test_columns_grow(path):
     logger.log({"val/acc": 0.5}, step=1)
     logger.log({"loss": 2.5, "val/acc": 1.0}, step=2)
     logger.close()
-    assert table(path) == [["step", "loss", "val/acc"], ["1", "1.5", ""], ["1", "", "0.5"], ["2", "2.5", "1.0"]]
+    assert table(path) == [
+        ["step", "loss", "val/acc"],
+        ["1", "1.5", ""],
+        ["1", "", "0.5"],
+        ["2", "2.5", "1.0"],
+    ]
 
 
 def test_a_name_may_hold_anything(path):
@@ -56,7 +63,12 @@ def test_a_resumed_run_appends(path):
         logger.close()
     logger.log({"acc": 2.0}, step=3)  # the same logger, after close, with a new name
     logger.close()
-    assert table(path) == [["step", "loss", "acc"], ["1", "1.0", ""], ["2", "1.0", ""], ["3", "", "2.0"]]
+    assert table(path) == [
+        ["step", "loss", "acc"],
+        ["1", "1.0", ""],
+        ["2", "1.0", ""],
+        ["3", "", "2.0"],
+    ]
 
 
 @pytest.mark.parametrize("cut", [1, 3, 8])

@@ -97,7 +97,9 @@ def test_a_loss_that_shares_gradients_is_scaled_like_them():
     assert weight.grad.tolist() == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("bad", [float("inf"), float("nan"), 2.0])  # the last is beyond float16 once scaled
+@pytest.mark.parametrize(
+    "bad", [float("inf"), float("nan"), 2.0]
+)  # the last is beyond float16 once scaled
 def test_what_overflows_is_dropped(bad):
     weight = nn.Parameter(torch.ones(2))
     scale = precision.LossScale(CPU, world_size=1)
@@ -159,8 +161,14 @@ def test_a_smaller_batch_and_no_warm_up():
 
 
 def test_bad_scaling():
-    assert refused(scaling.scaling, batch_size=8, base_batch_size=32, rule="linaer").fix == 'rule="linear"'
-    assert refused(scaling.scaling, batch_size=0, base_batch_size=32, rule="linear").name == "option-invalid"
+    assert (
+        refused(scaling.scaling, batch_size=8, base_batch_size=32, rule="linaer").fix
+        == 'rule="linear"'
+    )
+    assert (
+        refused(scaling.scaling, batch_size=0, base_batch_size=32, rule="linear").name
+        == "option-invalid"
+    )
 
 
 # Activations
@@ -206,7 +214,9 @@ def test_activations_are_computed_again(layers):
 def test_a_block_is_computed_again_once():
     model = Blocks()
     model.blocks = nn.ModuleList([nn.ModuleList([block := Block()]), block, Blocks()])
-    assert activations.recompute(model, None) == 2, "a block in two places, and one with a list of its own"
+    assert activations.recompute(model, None) == 2, (
+        "a block in two places, and one with a list of its own"
+    )
     assert activations.recompute(model, None) == 2
     block(torch.ones(4, 3)).sum().backward()
     assert block.calls == 2

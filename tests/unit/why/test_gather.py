@@ -23,7 +23,9 @@ from paceline.why.rank_state import RUNNING, Account
 
 
 def account(rank, *, job=""):
-    position = Position(rank, f"node-{rank}", frames=(Frame("/home/me/train.py", 3, "main", user=True),))
+    position = Position(
+        rank, f"node-{rank}", frames=(Frame("/home/me/train.py", 3, "main", user=True),)
+    )
     return Account("run", 2, job=job, position=position, motion=RUNNING)
 
 
@@ -65,12 +67,28 @@ def test_the_nodes_of_a_job_are_looked_at_by_a_step(slurm):
     others = gather.write(Collection([account(0, job="8")]))
     slurm.answer(
         "srun",
-        "\n".join(["Welcome!", *(gather.write(Collection([account(n, job="999999999")])) for n in (0, 1)), others]),
+        "\n".join(
+            [
+                "Welcome!",
+                *(gather.write(Collection([account(n, job="999999999")])) for n in (0, 1)),
+                others,
+            ]
+        ),
     )
     found = why.why(["999999999"], seconds=1)
     assert [each.rank for each in found.runs[0].accounts] == [0, 1]
-    (step,) = [json.loads(line) for line in (slurm.folder / "calls").read_text().splitlines() if '"srun"' in line]
-    assert {"--overlap", "--jobid=999999999", "--nodes=2", "--ntasks-per-node=1", "--collect"} <= set(step)
+    (step,) = [
+        json.loads(line)
+        for line in (slurm.folder / "calls").read_text().splitlines()
+        if '"srun"' in line
+    ]
+    assert {
+        "--overlap",
+        "--jobid=999999999",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--collect",
+    } <= set(step)
 
 
 def test_a_number_that_is_nothing_is_said_to_be_nothing(slurm):
@@ -123,7 +141,9 @@ def start_rank(rank, world_size, code, folder, stderr=None, **more):
         "MASTER_PORT": "1",
     }
     words = [code] if code.endswith(".py") else ["-c", code]
-    return subprocess.Popen([sys.executable, *words], cwd=folder, env={**environ, **more}, stderr=stderr)
+    return subprocess.Popen(
+        [sys.executable, *words], cwd=folder, env={**environ, **more}, stderr=stderr
+    )
 
 
 def test_processes_with_a_ranks_variables_are_looked_at_without_a_signal(tmp_path):
@@ -195,12 +215,17 @@ def test_a_pipe_orders_a_dump(tmp_path):
 
 def test_a_rank_that_reads_no_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe1.pipe")
-    told = Identity("RANK", 1, 2, settings={"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe")})
+    told = Identity(
+        "RANK", 1, 2, settings={"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe")}
+    )
     assert recorder.dump(told) == {}
 
 
 def test_groups_of_a_dump():
-    dumped = {"entries": [], "pg_config": {"1": {"name": "1", "desc": "dp", "ranks": "[2, 0]"}, "": {"ranks": "[0]"}}}
+    dumped = {
+        "entries": [],
+        "pg_config": {"1": {"name": "1", "desc": "dp", "ranks": "[2, 0]"}, "": {"ranks": "[0]"}},
+    }
     assert recorder.members(dumped, world_size=4) == {"1": [0, 2]}
 
 
@@ -224,7 +249,9 @@ def without_py_spy(monkeypatch):
     monkeypatch.setattr(children, "find_py_spy", lambda: "")
 
 
-def test_a_rank_that_has_registered_faulthandler_writes_its_stack_where_its_user_says_so(tmp_path, without_py_spy):
+def test_a_rank_that_has_registered_faulthandler_writes_its_stack_where_its_user_says_so(
+    tmp_path, without_py_spy
+):
     (tmp_path / "train.py").write_text(REGISTERED)
     with (tmp_path / "stderr").open("w") as stderr:
         process = start_rank(0, 1, "train.py", tmp_path, stderr=stderr)

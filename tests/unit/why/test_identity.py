@@ -17,17 +17,31 @@ TORCHRUN = {
     "MASTER_PORT": "29500",
     "TORCHELASTIC_RUN_ID": "none",
 }
-STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0"}
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_PROCID": "1",
+    "SLURM_NTASKS": "2",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_ID": "0",
+}
 RANKS = {
     "torchrun": (TORCHRUN, ("RANK", 3, 4, 1, 2)),
     "torchrun in a Slurm step": ({**STEP, **TORCHRUN}, ("RANK", 3, 4, 1, 2)),
-    "deepspeed, by hand": ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, ("RANK", 0, 2, 0, 0)),
+    "deepspeed, by hand": (
+        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+        ("RANK", 0, 2, 0, 0),
+    ),
     "srun python": (STEP, ("SLURM_PROCID", 1, 2, 1, 0)),
-    "mpirun": ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, ("OMPI_COMM_WORLD_RANK", 0, 2, -1, 0)),
+    "mpirun": (
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
+        ("OMPI_COMM_WORLD_RANK", 0, 2, -1, 0),
+    ),
 }
 NOT_RANKS = {
     "nothing": {},
-    "a batch script, which has a rank that means nothing": {key: STEP[key] for key in STEP if key != "SLURM_STEP_ID"},
+    "a batch script, which has a rank that means nothing": {
+        key: STEP[key] for key in STEP if key != "SLURM_STEP_ID"
+    },
     "a rank without a world": {"RANK": "0"},
     "a rank outside of the world": {"RANK": "2", "WORLD_SIZE": "2"},
     "no number": {"RANK": "first", "WORLD_SIZE": "2"},
@@ -38,7 +52,13 @@ NOT_RANKS = {
 @pytest.mark.parametrize(("environ", "expected"), RANKS.values(), ids=RANKS)
 def test_a_launchers_variables_say_the_rank(environ, expected):
     told = identity.read(environ)
-    assert (told.family, told.rank, told.world_size, told.local_rank, told.local_world_size) == expected
+    assert (
+        told.family,
+        told.rank,
+        told.world_size,
+        told.local_rank,
+        told.local_world_size,
+    ) == expected
 
 
 @pytest.mark.parametrize("environ", NOT_RANKS.values(), ids=NOT_RANKS)

@@ -29,7 +29,9 @@ ITEM = (user(70, "loss.item()"),)
 
 
 def rank(number, frames=(), how=STILL, *, world_size=2, places=(), stand=None, error="", **more):
-    position = Position(number, "node-a", idle_s=5, late_alone=True, still=how == STILL, frames=frames, **more)
+    position = Position(
+        number, "node-a", idle_s=5, late_alone=True, still=how == STILL, frames=frames, **more
+    )
     return Account(
         "run",
         world_size,
@@ -46,20 +48,32 @@ def rank(number, frames=(), how=STILL, *, world_size=2, places=(), stand=None, e
 HANGS = {
     "a rank sleeps": ([rank(0, REDUCE), rank(1, SLEEP)], "rank-stuck-in-code", "rank 1"),
     "a rank waits for its data": ([rank(0, REDUCE), rank(1, NEXT)], "rank-stuck-in-data", "rank 1"),
-    "other collectives": ([rank(0, REDUCE), rank(1, BARRIER)], "collective-mismatch", "rank 0 in all_reduce"),
+    "other collectives": (
+        [rank(0, REDUCE), rank(1, BARRIER)],
+        "collective-mismatch",
+        "rank 0 in all_reduce",
+    ),
     "for some ranks only": (
         [rank(0, REDUCE, guard="if rank == 0: (train.py:40)"), rank(1, BARRIER)],
         "conditional-collective",
         "if rank == 0",
     ),
-    "a rank has ended": ([rank(0, REDUCE), rank(1, ended=True)], "rank-ended-early", "rank 1 .*has ended"),
+    "a rank has ended": (
+        [rank(0, REDUCE), rank(1, ended=True)],
+        "rank-ended-early",
+        "rank 1 .*has ended",
+    ),
     "all are in one": ([rank(0, REDUCE), rank(1, REDUCE)], "collective-timeout", "all ranks wait"),
     "others keep a CPU busy while they wait for the GPU": (
         [rank(0, ITEM, IN_PLACE, call="waits for its GPU", flying=True), rank(1, SLEEP)],
         "rank-stuck-in-code",
         "rank 1",
     ),
-    "a rank is stopped": ([rank(0, REDUCE), rank(1, SLEEP, state="T", pid=7)], "rank-stuck-in-code", "rank 1"),
+    "a rank is stopped": (
+        [rank(0, REDUCE), rank(1, SLEEP, state="T", pid=7)],
+        "rank-stuck-in-code",
+        "rank 1",
+    ),
 }
 HEALTHY = {
     "all run": ([rank(0, REDUCE, RUNNING), rank(1, SLEEP, RUNNING)], verdict.MOVING),
@@ -82,8 +96,14 @@ HEALTHY = {
     "servers that wait for requests": ([rank(0, SLEEP), rank(1, SLEEP)], verdict.STANDS),
     "one rank alone computes in one line": ([rank(0, SLEEP, IN_PLACE, world_size=1)], verdict.BUSY),
     "one rank alone computes": ([rank(0, SLEEP, RUNNING, world_size=1)], verdict.MOVING),
-    "one rank computes, and nobody waits for it": ([rank(0, SLEEP, RUNNING), rank(1, SLEEP)], verdict.MOVING),
-    "nobody may read the stacks": ([rank(0), rank(1, error="py-spy: Permission Denied")], verdict.UNSEEN),
+    "one rank computes, and nobody waits for it": (
+        [rank(0, SLEEP, RUNNING), rank(1, SLEEP)],
+        verdict.MOVING,
+    ),
+    "nobody may read the stacks": (
+        [rank(0), rank(1, error="py-spy: Permission Denied")],
+        verdict.UNSEEN,
+    ),
     "all have ended meanwhile": ([rank(0, ended=True), rank(1, ended=True)], verdict.MOVING),
 }
 
@@ -111,7 +131,9 @@ def test_what_may_be_healthy_is_accused_by_nobody(accounts, kind):
 def test_a_proof_is_an_error():
     calls = [Call("0", 5, "barrier", 0, 5), Call("0", 5, "all_reduce", 3, 5)]
     stands = [
-        Stand(number, blocked=True, pending=(call,), recent=(call,), whole=True, members={"0": [0, 1]})
+        Stand(
+            number, blocked=True, pending=(call,), recent=(call,), whole=True, members={"0": [0, 1]}
+        )
         for number, call in enumerate(calls)
     ]
     found = report.make([rank(0, BARRIER, stand=stands[0]), rank(1, REDUCE, stand=stands[1])])
@@ -122,10 +144,14 @@ def test_a_proof_is_an_error():
 
 
 def test_what_to_do_is_said_where_no_stack_is_visible():
-    missing = report.make([rank(0, error="py-spy is not installed"), rank(1, error="py-spy is not installed")]).render()
+    missing = report.make(
+        [rank(0, error="py-spy is not installed"), rank(1, error="py-spy is not installed")]
+    ).render()
     assert 'pip install "paceline[why]"' in missing
     assert "sleeps, 9 s old" in missing
-    refused = report.make([rank(0, error="py-spy: Permission Denied: Try running again with elevated permissions")])
+    refused = report.make(
+        [rank(0, error="py-spy: Permission Denied: Try running again with elevated permissions")]
+    )
     assert "sudo" in refused.render() and "--cap-add SYS_PTRACE" in refused.render()
 
 
@@ -156,7 +182,10 @@ MOTIONS = {
     "it wakes to see whether its worker lives": ([look(), look(switches=12)], STILL),
     "another line": ([look(), look(REDUCE), look()], RUNNING),
     "another collective in the same line": (
-        [look(REDUCE, recorded={"seq": 1, "group": "0"}), look(REDUCE, recorded={"seq": 2, "group": "0"})],
+        [
+            look(REDUCE, recorded={"seq": 1, "group": "0"}),
+            look(REDUCE, recorded={"seq": 2, "group": "0"}),
+        ],
         RUNNING,
     ),
     "CPU": ([look(), look(cpu_s=1.0)], IN_PLACE),
@@ -227,7 +256,10 @@ def test_ranks_that_left_a_loop_have_fewer_batches():
     ]
     (run,) = report.make(accounts).runs
     assert run.verdict.finding.name == "uneven-inputs"
-    assert "rank 1 left the loop of train.py:3-4, and rank 0 is still in it" in run.verdict.finding.what
+    assert (
+        "rank 1 left the loop of train.py:3-4, and rank 0 is still in it"
+        in run.verdict.finding.what
+    )
     assert Account.from_json(json.loads(json.dumps(accounts[0].to_json()))) == accounts[0]
 
 

@@ -13,7 +13,14 @@ from paceline.diagnose.lint.job.story import Call
 from paceline.diagnose.lint.job.values import Arg, Symbols
 from paceline.errors import Finding, UsageError, closest
 
-KINDS = ("torchrun", "torch.distributed.launch", "accelerate launch", "fabric run", "deepspeed", "paceline run")
+KINDS = (
+    "torchrun",
+    "torch.distributed.launch",
+    "accelerate launch",
+    "fabric run",
+    "deepspeed",
+    "paceline run",
+)
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 _OPERATOR = re.compile(r"[;&|<>]|\d?>.*|&&|\|\|")
@@ -59,7 +66,9 @@ def take_apart(words: Sequence[str]) -> Command:
     """
     is_one_line = len(words) == 1 and len(words[0].split()) > 1
     words = _split(words[0]) if is_one_line else list(words)
-    num_assigned = next((at for at, word in enumerate(words) if not _ASSIGNMENT.match(word)), len(words))
+    num_assigned = next(
+        (at for at, word in enumerate(words) if not _ASSIGNMENT.match(word)), len(words)
+    )
     rest = words[num_assigned:]
     if not rest:
         raise _refused("no command is given", fix=_EXAMPLE)
@@ -98,30 +107,48 @@ def _split(line: str) -> list[str]:
     try:
         words = list(lexer)
     except ValueError as error:
-        raise _refused(f"the line cannot be split into words: {error}", fix="close the quotes") from None
+        raise _refused(
+            f"the line cannot be split into words: {error}", fix="close the quotes"
+        ) from None
     if any(word.count("(") != word.count(")") for word in words):
-        raise _refused("parentheses with blanks in them are split", fix="put the $(...) into a variable first")
+        raise _refused(
+            "parentheses with blanks in them are split", fix="put the $(...) into a variable first"
+        )
     operator = next((word for word in words if _OPERATOR.fullmatch(word)), None)
     if operator is not None:
         what = f"{operator} joins several commands, or redirects one"
-        raise _refused(what, fix=f"translate one command, without {operator} and what belongs to it")
+        raise _refused(
+            what, fix=f"translate one command, without {operator} and what belongs to it"
+        )
     return words
 
 
-def _not_a_launcher(launch: launches.Launch | None, words: Sequence[str], *, step: wrappers.Step | None) -> UsageError:
+def _not_a_launcher(
+    launch: launches.Launch | None, words: Sequence[str], *, step: wrappers.Step | None
+) -> UsageError:
     if launch is not None and launch.kind == launches.PYTHON and step is not None:
-        what = f"{step.kind} starts every rank of {shlex.join(words)} itself; paceline run is started once on each node"
-        return _refused(what, fix=f"srun --ntasks-per-node=1 paceline run {shlex.quote(launch.program)} ...")
+        what = (
+            f"{step.kind} starts every rank of {shlex.join(words)} itself; paceline run is started"
+            " once on each node"
+        )
+        return _refused(
+            what, fix=f"srun --ntasks-per-node=1 paceline run {shlex.quote(launch.program)} ..."
+        )
     if launch is not None and launch.kind == launches.PYTHON and launch.program:
         what = f"{shlex.join(words)} starts one process, without a launcher"
         return _refused(what, fix=f"paceline run {shlex.quote(launch.program)} ...")
     started = launch.kind if launch is not None else (words[0] if words else "it")
-    return _refused(f"{started} is not a launcher that can be translated", fix=f"one of {', '.join(KINDS[:-1])}")
+    return _refused(
+        f"{started} is not a launcher that can be translated", fix=f"one of {', '.join(KINDS[:-1])}"
+    )
 
 
 def _refuse_unknown_options(launch: launches.Launch) -> None:
     table = TABLES[launch.kind]
-    unknown = [*launch.unknown, *(name for name in launch.options if name not in table.flags | table.values)]
+    unknown = [
+        *launch.unknown,
+        *(name for name in launch.options if name not in table.flags | table.values),
+    ]
     if not unknown:
         return
     typed = unknown[0]

@@ -42,7 +42,9 @@ class Translated:
 # torchrun
 
 
-def torchrun(options: Mapping[str, str], *, inherited: Mapping[str, str], passes_local_rank: bool) -> Translated:
+def torchrun(
+    options: Mapping[str, str], *, inherited: Mapping[str, str], passes_local_rank: bool
+) -> Translated:
     """Translate torchrun and ``torch.distributed.launch``.
 
     Args:
@@ -50,13 +52,20 @@ def torchrun(options: Mapping[str, str], *, inherited: Mapping[str, str], passes
         inherited: torchrun's ``PET_...`` variables by option name; paceline run uses them too.
         passes_local_rank: Whether this launcher passes ``--local-rank`` to the script.
     """
-    effective = {name: value for name, value in options.items() if name not in ("use_env", "start_method")}
+    effective = {
+        name: value for name, value in options.items() if name not in ("use_env", "start_method")
+    }
     notes = (
-        ["--start-method has no effect on scripts under torchrun, and is left out"] if "start_method" in options else []
+        ["--start-method has no effect on scripts under torchrun, and is left out"]
+        if "start_method" in options
+        else []
     )
     for name, rival in _without_effect(effective).items():
         del effective[name]
-        notes.append(f"--{name.replace('_', '-')} has no effect beside {rival} under torchrun, and is left out")
+        notes.append(
+            f"--{name.replace('_', '-')} has no effect beside {rival} under torchrun, and is"
+            " left out"
+        )
     if "nproc_per_node" not in {*effective, *inherited}:
         effective = {"nproc_per_node": "1", **effective}  # paceline run starts one rank per GPU
     if passes_local_rank and "use_env" not in options:
@@ -68,7 +77,10 @@ def _without_effect(options: Mapping[str, str]) -> dict[str, str]:
     backend = options.get("rdzv_backend", "static")
     ignored: tuple[str, ...]
     if "standalone" in options:
-        ignored, beside = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", *_STATIC_PLACE), "--standalone"
+        ignored, beside = (
+            ("rdzv_backend", "rdzv_endpoint", "rdzv_id", *_STATIC_PLACE),
+            "--standalone",
+        )
     elif backend != "static":
         ignored, beside = _STATIC_PLACE, f"--rdzv-backend {backend}"
     elif "rdzv_endpoint" in options:
@@ -81,7 +93,9 @@ def _without_effect(options: Mapping[str, str]) -> dict[str, str]:
 # accelerate launch
 
 
-def accelerate(typed: Mapping[str, str], config: Mapping[str, Any] | None, *, file: str) -> Translated:
+def accelerate(
+    typed: Mapping[str, str], config: Mapping[str, Any] | None, *, file: str
+) -> Translated:
     """Translate ``accelerate launch``.
 
     Args:
@@ -89,10 +103,14 @@ def accelerate(typed: Mapping[str, str], config: Mapping[str, Any] | None, *, fi
         config: The configuration; None without one.
         file: Path of the configuration, to pass to paceline run.
     """
-    typed = {"tpu_use_cluster" if name == "tpu_cluster" else name: value for name, value in typed.items()}
+    typed = {
+        "tpu_use_cluster" if name == "tpu_cluster" else name: value for name, value in typed.items()
+    }
     settings = settle(typed, config, source=file)
     notes = list(settings.notes)
-    if settings.options.get("master_addr", settings.options.get("rdzv_endpoint", "")).startswith(HEAD):
+    if settings.options.get("master_addr", settings.options.get("rdzv_endpoint", "")).startswith(
+        HEAD
+    ):
         notes.append(_WRITE_HEAD)
     named = settle({}, config, source=file) if config is not None else None
     if named is not None and named.environment == settings.environment:
@@ -100,7 +118,10 @@ def accelerate(typed: Mapping[str, str], config: Mapping[str, Any] | None, *, fi
         return Translated(options, notes=tuple(notes))
     decided = config is not None or "mixed_precision" in typed
     return Translated(
-        settings.options, _needed(settings, decided=decided), tuple(notes), working_folder=settings.working_folder
+        settings.options,
+        _needed(settings, decided=decided),
+        tuple(notes),
+        working_folder=settings.working_folder,
     )
 
 
@@ -125,7 +146,11 @@ def accelerate_with_variable(typed: Mapping[str, str], file: str) -> Translated:
 
 def _beside(options: Mapping[str, str], named: Mapping[str, str]) -> dict[str, str]:
     """Return the options to type in addition to a configuration with other values."""
-    others = {name: value for name, value in options.items() if name not in MEETING and named.get(name) != value}
+    others = {
+        name: value
+        for name, value in options.items()
+        if name not in MEETING and named.get(name) != value
+    }
     meeting = {name: value for name, value in options.items() if name in MEETING}
     if meeting == {name: value for name, value in named.items() if name in MEETING}:
         return others
@@ -137,7 +162,11 @@ def _needed(settings: Settings, *, decided: bool) -> dict[str, str]:
     """Return the variables without those that only state the default."""
     variables = dict(settings.environment)
     if variables.get("ACCELERATE_DYNAMO_BACKEND") == "NO":
-        variables = {name: value for name, value in variables.items() if not name.startswith("ACCELERATE_DYNAMO_")}
+        variables = {
+            name: value
+            for name, value in variables.items()
+            if not name.startswith("ACCELERATE_DYNAMO_")
+        }
     if variables.get("ACCELERATE_USE_CPU") == "False":
         del variables["ACCELERATE_USE_CPU"]
     if not decided and variables["ACCELERATE_MIXED_PRECISION"] == "no":
@@ -154,11 +183,19 @@ def fabric(options: Mapping[str, str], arguments: Sequence[str]) -> Translated:
     options = {**options, **trailing}
     devices = options.get("devices", "1")
     environment = {"LT_CLI_USED": "1"}
-    environment |= {f"LT_{name.upper()}": options[name] for name in ("accelerator", "strategy") if name in options}
+    environment |= {
+        f"LT_{name.upper()}": options[name]
+        for name in ("accelerator", "strategy")
+        if name in options
+    }
     environment |= {"LT_DEVICES": devices, "LT_NUM_NODES": options.get("num_nodes", "1")}
     environment |= {"LT_PRECISION": options["precision"]} if "precision" in options else {}
     translated = {"nproc_per_node": "1" if options.get("strategy") == "dp" else _ranks(devices)}
-    notes = ["fabric run does not start TPUs, nor does paceline run"] if options.get("accelerator") == "tpu" else []
+    notes = (
+        ["fabric run does not start TPUs, nor does paceline run"]
+        if options.get("accelerator") == "tpu"
+        else []
+    )
     if options.get("num_nodes", "1") != "1":
         translated |= {
             "nnodes": options["num_nodes"],
@@ -199,7 +236,11 @@ def _ranks(devices: str) -> str:
         return "gpu"
     if devices == "auto":
         return "1"
-    return str(len([part for part in devices.split(",") if part.strip()])) if "," in devices else devices
+    return (
+        str(len([part for part in devices.split(",") if part.strip()]))
+        if "," in devices
+        else devices
+    )
 
 
 # deepspeed
@@ -209,8 +250,12 @@ _DEEPSPEED_NOTES: Mapping[str, str] = {
     "exclude": "--exclude has no counterpart: set CUDA_VISIBLE_DEVICES to the GPUs that are meant",
     "launcher": "no node is reached through ssh or mpirun: start this on each node",
     "autotuning": "--autotuning has no counterpart",
-    "elastic_training": "--elastic_training has no counterpart: --nnodes MIN:MAX --rdzv-backend c10d is torch's own",
-    "bind_cores_to_rank": "--bind_cores_to_rank has no counterpart on CPUs; --numa-binding binds ranks near their GPU",
+    "elastic_training": (
+        "--elastic_training has no counterpart: --nnodes MIN:MAX --rdzv-backend c10d is torch's own"
+    ),
+    "bind_cores_to_rank": (
+        "--bind_cores_to_rank has no counterpart on CPUs; --numa-binding binds ranks near their GPU"
+    ),
     "bind_core_list": "--bind_core_list has no counterpart: start it behind taskset -c",
     "save_pid": "--save_pid has no counterpart: the run folder has the pids",
     "venv_script": "--venv_script has no counterpart: activate the environment on each node",
@@ -231,7 +276,10 @@ def deepspeed(options: Mapping[str, str]) -> Translated:
             environment["CUDA_VISIBLE_DEVICES"] = slots[1]
             translated["nproc_per_node"] = str(len(slots[1].split(",")))
         else:
-            notes.append("--include names several nodes: start this on each, with CUDA_VISIBLE_DEVICES for its GPUs")
+            notes.append(
+                "--include names several nodes: start this on each, with CUDA_VISIBLE_DEVICES for"
+                " its GPUs"
+            )
     nodes, meeting_notes = _deepspeed_nodes(options)
     translated |= nodes
     if "enable_each_rank_log" in options:
@@ -247,9 +295,14 @@ def _deepspeed_nodes(options: Mapping[str, str]) -> tuple[dict[str, str], list[s
     if not several:
         return ({"master_port": options["master_port"]} if "master_port" in options else {}), []
     notes = [] if "num_nodes" in options else ["write the number of nodes for NODES"]
-    notes += [] if "node_rank" in options else ["write 0, 1, ... for NODE_RANK, on each node its own"]
+    notes += (
+        [] if "node_rank" in options else ["write 0, 1, ... for NODE_RANK, on each node its own"]
+    )
     notes += [] if "master_addr" in options else [_WRITE_HEAD]
-    notes.append("in a Slurm step leave out --nnodes, --node-rank and --master-addr: they are taken from Slurm")
+    notes.append(
+        "in a Slurm step leave out --nnodes, --node-rank and --master-addr: they are taken from"
+        " Slurm"
+    )
     return {
         "nnodes": options.get("num_nodes", "NODES"),
         "node_rank": options.get("node_rank", "NODE_RANK"),

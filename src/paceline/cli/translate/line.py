@@ -81,7 +81,12 @@ def _word(text: str, unexpanded: bool) -> str:
     if unexpanded and _VARIABLE.search(text) and not quoting.CONTROL.search(text):
         variables = _VARIABLE.findall(text)
         plain = (re.sub(r'(["\\`$])', r"\\\1", part) for part in _VARIABLE.split(text))
-        return '"' + next(plain) + "".join(v + part for v, part in zip(variables, plain, strict=True)) + '"'
+        return (
+            '"'
+            + next(plain)
+            + "".join(v + part for v, part in zip(variables, plain, strict=True))
+            + '"'
+        )
     return quoting.word(text)
 
 

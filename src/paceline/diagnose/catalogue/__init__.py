@@ -1,4 +1,6 @@
-"""What every finding means: one page for each code, read by ``explain CODE``, ``--json`` and the documentation."""
+"""What every finding means: one page for each code, read by ``explain CODE``, ``--json`` and the
+documentation.
+"""
 
 from paceline.diagnose.catalogue.shelf import find
 

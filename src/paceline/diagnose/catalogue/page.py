@@ -1,6 +1,8 @@
-"""Parse and render the page of a finding: meaning, consequences, fix, and false alarms. Pure: text in, page out.
+"""Parse and render the page of a finding: meaning, consequences, fix, and false alarms. Pure: text
+in, page out.
 
-The form is fixed, and other texts are refused: the terminal, the JSON and the documentation use the same sections.
+The form is fixed, and other texts are refused: the terminal, the JSON and the documentation use the
+same sections.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Page:
     def sections(self) -> tuple[tuple[str, str], ...]:
         """Return titles and texts of the sections, in order."""
         listed = "\n".join(f"- {reference}" for reference in self.references)
-        return tuple(zip(SECTIONS, (self.what, self.why, self.fix, self.wrong, listed), strict=True))
+        return tuple(
+            zip(SECTIONS, (self.what, self.why, self.fix, self.wrong, listed), strict=True)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the page as plain data."""
@@ -87,7 +91,9 @@ def parse(text: str, name: str) -> Page:
         raise PageError(f"{name}: the first line is '# {name}', not {title!r}")
     titles = tuple(part.partition("\n")[0].strip() for part in rest)
     if titles != SECTIONS:
-        raise PageError(f"{name}: the sections are {', '.join(SECTIONS)}, not {', '.join(titles) or 'none'}")
+        raise PageError(
+            f"{name}: the sections are {', '.join(SECTIONS)}, not {', '.join(titles) or 'none'}"
+        )
     texts = [part.partition("\n")[2].strip("\n") for part in rest]
     for section, body in zip(SECTIONS, texts, strict=True):
         if not body.strip():

@@ -18,7 +18,9 @@ def find(word: str) -> Page | None:
         word: A code or a name, as copied from a message: ``net001``, ``[NET001 port-in-use]``.
     """
     names = {code.lower(): name for name, code in CODES.items()} | {name: name for name in CODES}
-    matches = {names.get(part.strip("-")) for part in re.findall(r"[\w-]+", word.lower().replace("_", "-"))}
+    matches = {
+        names.get(part.strip("-")) for part in re.findall(r"[\w-]+", word.lower().replace("_", "-"))
+    }
     (name,) = matches if len(matches) == 1 else (None,)
     return page(name) if name else None
 

@@ -169,7 +169,8 @@ class Facts:
         disks: File systems that a run writes to.
         software: Installed versions.
         visible_devices: ``CUDA_VISIBLE_DEVICES``; None if unset.
-        settings: Variables of NCCL, torch, gloo and libfabric, from the environment and NCCL's files.
+        settings: Variables of NCCL, torch, gloo and libfabric, from the environment and NCCL's
+            files.
         settings_where: The file of each setting that comes from one.
         leftovers: Processes of earlier runs.
         loaders: Running DataLoader workers.

@@ -35,14 +35,25 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         return None if value is None else _read(rest[0], value, where)
     if origin is tuple:
         _require(isinstance(value, list | tuple), where, "a list", value)
-        return tuple(_read(arguments[0], each, f"{where}[{place}]") for place, each in enumerate(value))
+        return tuple(
+            _read(arguments[0], each, f"{where}[{place}]") for place, each in enumerate(value)
+        )
     if origin is dict:
         _require(isinstance(value, dict), where, "an object", value)
-        return {str(name): _read(arguments[1], each, f"{where}.{name}") for name, each in value.items()}
+        return {
+            str(name): _read(arguments[1], each, f"{where}.{name}") for name, each in value.items()
+        }
     if kind is float:
-        _require(isinstance(value, int | float) and not isinstance(value, bool), where, "a number", value)
+        _require(
+            isinstance(value, int | float) and not isinstance(value, bool), where, "a number", value
+        )
         return float(value)
-    _require(isinstance(value, kind) and (kind is bool or not isinstance(value, bool)), where, kind.__name__, value)
+    _require(
+        isinstance(value, kind) and (kind is bool or not isinstance(value, bool)),
+        where,
+        kind.__name__,
+        value,
+    )
     return value
 
 

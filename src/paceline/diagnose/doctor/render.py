@@ -43,7 +43,13 @@ def _rows(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "CPUs", _cpus(facts)
     yield "memory", _memory(facts)
     yield "limits", _limits(facts)
-    yield "disks", ", ".join(f"{d.path} {size(d.free_bytes)} free of {size(d.total_bytes)}" for d in facts.disks) or "?"
+    yield (
+        "disks",
+        ", ".join(
+            f"{d.path} {size(d.free_bytes)} free of {size(d.total_bytes)}" for d in facts.disks
+        )
+        or "?",
+    )
     yield "software", _software(facts)
     if facts.settings:
         yield "settings", _settings(facts)
@@ -68,8 +74,12 @@ def _gpus(facts: Facts) -> str:
         return "none of NVIDIA" + (f" that can be asked, {on_bus} on the PCI bus" if on_bus else "")
     groups = Counter(_model(gpu) for gpu in facts.gpus)
     told = " + ".join(f"{count} x {model}" for model, count in groups.items())
-    driver = f"driver {facts.driver.version or '?'}" + (f" (CUDA {facts.driver.cuda})" if facts.driver.cuda else "")
-    shown = "" if facts.visible_devices is None else f", CUDA_VISIBLE_DEVICES={facts.visible_devices}"
+    driver = f"driver {facts.driver.version or '?'}" + (
+        f" (CUDA {facts.driver.cuda})" if facts.driver.cuda else ""
+    )
+    shown = (
+        "" if facts.visible_devices is None else f", CUDA_VISIBLE_DEVICES={facts.visible_devices}"
+    )
     return f"{told}, {driver}{shown}"
 
 
@@ -83,18 +93,28 @@ def _links(facts: Facts) -> Iterator[str]:
         return
     links = {(pair.first, pair.second): pair.link for pair in facts.pairs}
     trials = Counter(pair.trial for pair in facts.pairs if pair.trial)
-    tried = f" ({', '.join(f'{count} {outcome}' for outcome, count in trials.items())} when tried)" if trials else ""
+    tried = (
+        f" ({', '.join(f'{count} {outcome}' for outcome, count in trials.items())} when tried)"
+        if trials
+        else ""
+    )
     if len(set(links.values())) == 1:
         pairs = "the two" if len(links) == 1 else f"all {len(links)} pairs"
         yield f"{facts.pairs[0].link} between {pairs}{tried}"
         return
     if len(facts.gpus) > _MOST_IN_MATRIX:
-        yield ", ".join(f"{link}: {count} pairs" for link, count in Counter(links.values()).items()) + tried
+        yield (
+            ", ".join(f"{link}: {count} pairs" for link, count in Counter(links.values()).items())
+            + tried
+        )
         return
     numbers = [gpu.index for gpu in facts.gpus]
     yield "      " + "".join(f"GPU{number:<4}" for number in numbers) + tried.strip()
     for one in numbers:
-        cells = ["X" if one == other else links.get((min(one, other), max(one, other)), "?") for other in numbers]
+        cells = [
+            "X" if one == other else links.get((min(one, other), max(one, other)), "?")
+            for other in numbers
+        ]
         yield f"GPU{one:<3}" + "".join(f"{cell:7}" for cell in cells)
 
 
@@ -113,7 +133,11 @@ def _interfaces(facts: Facts) -> Iterator[str]:
 def _rdma(facts: Facts) -> Iterator[str]:
     kinds = Counter((port.kind, port.gbit, port.state) for port in facts.rdma)
     for (kind, gbit, state), count in kinds.items():
-        yield f"{count} x {kind}" + (f" {gbit:g} Gbit/s" if gbit else "") + f" ({state.lower() or 'state unknown'})"
+        yield (
+            f"{count} x {kind}"
+            + (f" {gbit:g} Gbit/s" if gbit else "")
+            + f" ({state.lower() or 'state unknown'})"
+        )
 
 
 def _cpus(facts: Facts) -> str:
@@ -124,7 +148,9 @@ def _cpus(facts: Facts) -> str:
 
 def _memory(facts: Facts) -> str:
     limit = facts.limits.memory_limit_bytes
-    return size(facts.limits.memory_bytes) + (f", cgroup limit {size(limit)}" if limit is not None else "")
+    return size(facts.limits.memory_bytes) + (
+        f", cgroup limit {size(limit)}" if limit is not None else ""
+    )
 
 
 def _limits(facts: Facts) -> str:
@@ -139,13 +165,17 @@ def _limits(facts: Facts) -> str:
 def _software(facts: Facts) -> str:
     known = facts.software
     cuda = f" (CUDA {known.torch_cuda})" if known.torch_cuda else " (without CUDA)"
-    parts = [f"Python {known.python or '?'}", f"torch {known.torch}{cuda}" if known.torch else "torch not installed"]
+    parts = [
+        f"Python {known.python or '?'}",
+        f"torch {known.torch}{cuda}" if known.torch else "torch not installed",
+    ]
     return ", ".join([*parts, *([f"NCCL {known.nccl}"] if known.nccl else [])])
 
 
 def _settings(facts: Facts) -> str:
     told = [
-        f"{name}={value}" + (f" ({facts.settings_where[name]})" if name in facts.settings_where else "")
+        f"{name}={value}"
+        + (f" ({facts.settings_where[name]})" if name in facts.settings_where else "")
         for name, value in sorted(facts.settings.items())
     ]
     more = len(told) - _MOST_SETTINGS
@@ -161,7 +191,11 @@ def size(number: int | None) -> str:
     value = float(number)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if value < 1024:
-            return f"{value:.0f} {unit}" if value >= 10 or value == int(value) else f"{value:.1f} {unit}"
+            return (
+                f"{value:.0f} {unit}"
+                if value >= 10 or value == int(value)
+                else f"{value:.1f} {unit}"
+            )
         value /= 1024
     return f"{value:.1f} TiB"
 

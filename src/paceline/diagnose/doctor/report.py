@@ -35,7 +35,10 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a dictionary for JSON."""
-        return {"findings": [each.to_json() for each in self.findings], "facts": self.facts.to_json()}
+        return {
+            "findings": [each.to_json() for each in self.findings],
+            "facts": self.facts.to_json(),
+        }
 
 
 def examine() -> Report:

@@ -44,7 +44,9 @@ class Answer:
         first, *rest = self.findings
         yield first.render()
         for heading in dict.fromkeys((FOLLOWED, *self.headings.values())):
-            shown = [finding for finding in rest if self.headings.get(finding.name, FOLLOWED) == heading]
+            shown = [
+                finding for finding in rest if self.headings.get(finding.name, FOLLOWED) == heading
+            ]
             if shown:
                 yield heading
             yield from map(self._folded, shown)

@@ -50,8 +50,8 @@ def members(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate
             what,
             evidence=quoted(lines, 4),
             why=(
-                "the number of tasks that the scheduler starts does not fit the nodes and devices that the "
-                "program counts"
+                "the number of tasks that the scheduler starts does not fit the nodes and devices"
+                " that the program counts"
             ),
             fix="#SBATCH --nodes=N --ntasks-per-node=GPUS_PER_NODE, and srun python script.py",
         ),
@@ -72,17 +72,21 @@ def devices(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate
     for match in scanned.of("local-rank-devices"):
         devices = [each for each in match.groups.get("devices", "").split(",") if each.strip()]
         local = int(match.groups["local"])
-        if devices and local >= len(devices) and any(each.name == "invalid-device-ordinal" for each in candidates):
+        if (
+            devices
+            and local >= len(devices)
+            and any(each.name == "invalid-device-ordinal" for each in candidates)
+        ):
             found = Candidate(
                 "gpus-per-task-with-local-rank",
                 Tier.ORIGIN,
                 match.line.number,
-                f"local rank {local} sees {len(devices)} GPU{'s' if len(devices) > 1 else ''} only and picks "
-                f"number {local}",
+                f"local rank {local} sees {len(devices)} GPU{'s' if len(devices) > 1 else ''} only"
+                f" and picks number {local}",
                 evidence=quoted([match.line]),
                 fix=(
-                    "--gres=gpu:N or --gpu-bind=none instead of --gpus-per-task=1, so that each task sees all "
-                    "GPUs of its node"
+                    "--gres=gpu:N or --gpu-bind=none instead of --gpus-per-task=1, so that each"
+                    " task sees all GPUs of its node"
                 ),
             )
             return [*candidates, found]
@@ -96,7 +100,9 @@ def double_launch(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Can
     tasks.
     """
     surplus = [
-        match for match in scanned.of("store-barrier") if int(match.groups["joined"]) > int(match.groups["total"])
+        match
+        for match in scanned.of("store-barrier")
+        if int(match.groups["joined"]) > int(match.groups["total"])
     ]
     srun = [match for match in scanned.of("srun-command") if _tasks(match.groups["options"]) > 1]
     spawned_by_tasks = bool(srun) and _spawned(scanned)
@@ -111,7 +117,11 @@ def double_launch(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Can
 
 def _spawned(scanned: Scanned) -> bool:
     """Return whether the program started its ranks with torch.multiprocessing.spawn."""
-    if any("spawn" in frame.file for raised in scanned.tracebacks.raised for frame in raised.frames[-8:]):
+    if any(
+        "spawn" in frame.file
+        for raised in scanned.tracebacks.raised
+        for frame in raised.frames[-8:]
+    ):
         return True
     return any("spawn.py" in line.text for tail in scanned.tails.values() for line in tail)
 
@@ -122,8 +132,8 @@ def _left_over_file(file: Match, surplus: Match) -> Candidate:
         "stale-init-file",
         Tier.HINTED,
         surplus.line.number,
-        f"{groups['joined']} workers joined a world of {groups['total']}: the file that they meet in is left over"
-        " (likely)",
+        f"{groups['joined']} workers joined a world of {groups['total']}: the file that they meet"
+        " in is left over (likely)",
         evidence=quoted([file.line, surplus.line]),
         why="ranks count themselves in that file, also those of an earlier run",
         fix="delete the file before each start, or use init_method='env://' with a launcher",
@@ -142,7 +152,10 @@ def _double_launch(srun: Sequence[Match], surplus: Sequence[Match]) -> Candidate
         lines[0].number,
         what,
         evidence=quoted(lines),
-        fix="srun --ntasks-per-node=1 before a launcher or mp.spawn; or srun with a task per GPU and no launcher",
+        fix=(
+            "srun --ntasks-per-node=1 before a launcher or mp.spawn; or srun with a task per GPU"
+            " and no launcher"
+        ),
     )
 
 
@@ -156,14 +169,21 @@ def endpoint(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
 
     Some versions of torchrun print the warning in that case too.
     """
-    given = any(not match.groups["endpoint"].lower().startswith("none") for match in scanned.of("rdzv-endpoint"))
+    given = any(
+        not match.groups["endpoint"].lower().startswith("none")
+        for match in scanned.of("rdzv-endpoint")
+    )
     bare = [match for match in scanned.of("torchrun-command") if "endpoint" not in match.line.text]
     moved = []
     for each in candidates:
         if each.name != "c10d-without-rdzv-endpoint":
             moved.append(each)
         elif bare and not given:
-            moved.append(replace(each, tier=Tier.WAIT_EXPLAINED, evidence=quoted([bare[0].line]) + each.evidence))
+            moved.append(
+                replace(
+                    each, tier=Tier.WAIT_EXPLAINED, evidence=quoted([bare[0].line]) + each.evidence
+                )
+            )
         elif not given:
             moved.append(each)
     return moved
@@ -175,10 +195,21 @@ def surplus(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate
     Then no rank is missing.
     """
     return [
-        replace(each, fix="start each rank once: one launcher a node, a store (port, file) of its own for each run")
-        if each.name == "rendezvous-timeout"
-        and any(int(match.groups["joined"]) > int(match.groups["total"]) for match in scanned.of("store-barrier"))
-        else each
+        (
+            replace(
+                each,
+                fix=(
+                    "start each rank once: one launcher a node, a store (port, file) of its own for"
+                    " each run"
+                ),
+            )
+            if each.name == "rendezvous-timeout"
+            and any(
+                int(match.groups["joined"]) > int(match.groups["total"])
+                for match in scanned.of("store-barrier")
+            )
+            else each
+        )
         for each in candidates
     ]
 
@@ -186,15 +217,21 @@ def surplus(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate
 def interrupted(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Add a rendezvous timeout if Ctrl-C interrupted the wait for other ranks."""
     for raised in scanned.tracebacks.raised:
-        if raised.type == "KeyboardInterrupt" and any(frame.function in _JOINING for frame in raised.frames):
+        if raised.type == "KeyboardInterrupt" and any(
+            frame.function in _JOINING for frame in raised.frames
+        ):
             found = Candidate(
                 "rendezvous-timeout",
                 Tier.INTERRUPTED,
                 raised.line.number,
-                "the run was interrupted while it waited for other ranks to join (likely they never started)",
+                "the run was interrupted while it waited for other ranks to join (likely they never"
+                " started)",
                 where=raised.user_frame.place if raised.user_frame else "",
                 evidence=quoted([raised.line]),
-                fix="start the same command on every node; the number of processes must equal the world size",
+                fix=(
+                    "start the same command on every node; the number of processes must equal the"
+                    " world size"
+                ),
             )
             return [*candidates, found]
     return list(candidates)

@@ -82,13 +82,17 @@ def known(scanned: Scanned) -> list[Candidate]:
         signature = match.signature
         if signature.name and signature.tier is not Tier.REMARK:
             groups.setdefault((signature.name, _tier(match), signature.key), []).append(match)
-    return [replace(_candidate(matches, scanned), tier=tier) for (_, tier, _), matches in groups.items()]
+    return [
+        replace(_candidate(matches, scanned), tier=tier) for (_, tier, _), matches in groups.items()
+    ]
 
 
 def _tier(match: Match) -> Tier:
     """Return a signature's tier; a line logged as a warning gets a low one."""
     signature = match.signature
-    mild = signature.tier >= Tier.COARSE and not signature.in_warning and _MILD.search(match.line.text)
+    mild = (
+        signature.tier >= Tier.COARSE and not signature.in_warning and _MILD.search(match.line.text)
+    )
     return Tier.WARNED if mild else signature.tier
 
 
@@ -106,7 +110,10 @@ def _candidate(matches: Sequence[Match], scanned: Scanned) -> Candidate:
         evidence=quoted([first.line, *(match.line for match in matches)]),
         why=signature.why,
         fix=fill(signature.fix, rich.groups),
-        count=max(len({match.line.number for match in matches}), scanned.counts[signature.key] if signature.key else 0),
+        count=max(
+            len({match.line.number for match in matches}),
+            scanned.counts[signature.key] if signature.key else 0,
+        ),
         key=signature.key,
         source=first.line.source,
         last=max(matches[-1].line.number, scanned.lasts.get(signature.key, 0)),
@@ -124,7 +131,11 @@ def _crash(match: Match, scanned: Scanned) -> Stack | None:
     """Return the faulthandler stack of the process that ended by a signal or a GPU error."""
     if match.signature.name not in _CRASHES:
         return None
-    stacks = [each for each in scanned.tracebacks.stacks if abs(each.line.number - match.line.number) <= _CRASH_REACH]
+    stacks = [
+        each
+        for each in scanned.tracebacks.stacks
+        if abs(each.line.number - match.line.number) <= _CRASH_REACH
+    ]
     own = [each for each in stacks if each.line.source == match.line.source]
     return next(iter(own or stacks), None)
 
@@ -151,7 +162,9 @@ def quoted(lines: Iterable[Line], limit: int = _MAX_EVIDENCE) -> tuple[str, ...]
 def _around(line: Line, raised: Sequence[Raised]) -> Raised | None:
     """Return the exception whose message contains a line."""
     before = [
-        each for each in raised if each.line.source == line.source and 0 <= line.number - each.line.number <= _REACH
+        each
+        for each in raised
+        if each.line.source == line.source and 0 <= line.number - each.line.number <= _REACH
     ]
     return before[-1] if before else None
 
@@ -159,7 +172,10 @@ def _around(line: Line, raised: Sequence[Raised]) -> Raised | None:
 def claimed(raised: Raised, candidates: Sequence[Match]) -> bool:
     """Return whether a signature already explains this exception."""
     for match in candidates:
-        if match.signature.name in ("", "user-exception") or match.line.source != raised.line.source:
+        if (
+            match.signature.name in ("", "user-exception")
+            or match.line.source != raised.line.source
+        ):
             continue
         distance = match.line.number - raised.line.number
         body = match.line.body.strip()
@@ -175,7 +191,11 @@ def exceptions(scanned: Scanned) -> list[Candidate]:
     every = scanned.tracebacks.raised
     rest = [each for each in every if not claimed(each, _near(scanned, each))]
     handled = {id(each) for each in _handled(every)}
-    real = [each for each in rest if not each.wrapper and not each.control_flow and each.type != "KeyboardInterrupt"]
+    real = [
+        each
+        for each in rest
+        if not each.wrapper and not each.control_flow and each.type != "KeyboardInterrupt"
+    ]
     wrapped = [each for each in rest if each.wrapper and "Caught" in each.message]
     found = [_exception(each, every, scanned, handled=id(each) in handled) for each in real]
     return found or [_exception(each, every, scanned) for each in wrapped]
@@ -209,7 +229,9 @@ def _near(scanned: Scanned, raised: Raised) -> list[Match]:
     return [match for match in scanned.matches if 0 <= match.line.number - raised.line.number <= 1]
 
 
-def _exception(raised: Raised, every: Sequence[Raised], scanned: Scanned, *, handled: bool = False) -> Candidate:
+def _exception(
+    raised: Raised, every: Sequence[Raised], scanned: Scanned, *, handled: bool = False
+) -> Candidate:
     frame = raised.user_frame
     text = f"{raised.type}: {raised.message}" if raised.message else raised.type
     rank = raised.line.rank
@@ -218,7 +240,9 @@ def _exception(raised: Raised, every: Sequence[Raised], scanned: Scanned, *, han
         and len(scanned.ranks) > 1
         and not any(each.type == raised.type and each.line.rank != rank for each in every)
     )
-    same = {_same(each) for each in every if each.line.rank and _same(each)[:2] == _same(raised)[:2]}
+    same = {
+        _same(each) for each in every if each.line.rank and _same(each)[:2] == _same(raised)[:2]
+    }
     name = _name_of(raised)
     on_rank = f" (on rank {rank}{' alone' * alone})" if rank else ""
     return Candidate(
@@ -281,14 +305,28 @@ def _evidence(raised: Raised) -> tuple[str, ...]:
 def _advice(raised: Raised, name: str) -> str:
     if name == "module-not-found":
         module = raised.message.partition("'")[2].partition("'")[0].partition(".")[0]
-        command = f"pip install {module}" if module and "No module named" in raised.message else "pip list"
-        return f"{command} in the environment that runs on every node; which python tells which one that is"
+        command = (
+            f"pip install {module}"
+            if module and "No module named" in raised.message
+            else "pip list"
+        )
+        return (
+            f"{command} in the environment that runs on every node; which python tells which one"
+            " that is"
+        )
     if raised.message.startswith("CUDA error"):
-        return "CUDA_LAUNCH_BLOCKING=1 shows the call; compute-sanitizer python script.py shows the kernel"
+        return (
+            "CUDA_LAUNCH_BLOCKING=1 shows the call; compute-sanitizer python script.py shows the"
+            " kernel"
+        )
     if name == "folder-not-writable":
         return "write to a folder that the job may write: touch FOLDER/x on the node tells"
     frame = raised.user_frame
-    return f"look at {frame.place}" if frame is not None else "look at the traceback above this line in the full output"
+    return (
+        f"look at {frame.place}"
+        if frame is not None
+        else "look at the traceback above this line in the full output"
+    )
 
 
 def unclear(scanned: Scanned, before: int) -> Candidate | None:
@@ -348,4 +386,6 @@ def _broken_off(scanned: Scanned) -> Candidate:
 
 
 def _quote(frame: Frame) -> str:
-    return f'File "{frame.file}", line {frame.line}' + (f", in {frame.function}" if frame.function else "")
+    return f'File "{frame.file}", line {frame.line}' + (
+        f", in {frame.function}" if frame.function else ""
+    )

@@ -14,9 +14,11 @@ from paceline.signatures.tier import Tier
 _INIT = re.compile(
     r"Channel \d|Trees \[|Ring \d|Connected (?:all )?|Setting affinity|NET/|Bootstrap|NCCL version"
     r"|threadThresholds|P2P Chunk"
-    r"|via (?:P2P|SHM|NET|direct)|comm 0x\w+ rank|Using (?:network|non-device)|nranks|ncclCommInit|coll channels"
+    r"|via (?:P2P|SHM|NET|direct)|comm 0x\w+ rank|Using"
+    r" (?:network|non-device)|nranks|ncclCommInit|coll channels"
     r"|cudaDriverVersion"
-    r"|DMA-BUF|MNNVL|NVLS|Plugin|plugin|init\.cc|PXN|Proxy|proxy|TUNER|commId|Init START|busId|isAllDirectP2p"
+    r"|DMA-BUF|MNNVL|NVLS|Plugin|plugin|init\.cc|PXN|Proxy|proxy|TUNER|commId|Init"
+    r" START|busId|isAllDirectP2p"
     r"|topology|GPU Direct|Latency"
 )
 _PROGRESS = re.compile(r"\bloss\b|\bstep\b|\bepoch\b|it/s|s/it|\biter", re.IGNORECASE)
@@ -34,9 +36,13 @@ def watchdogs(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
     for match in scanned.of("watchdog"):
         if {"rank", "seq", "op"} <= match.groups.keys():
             calls.setdefault(
-                match.groups["rank"], (match.groups["seq"], match.groups["op"], match.groups.get("numel", ""))
+                match.groups["rank"],
+                (match.groups["seq"], match.groups["op"], match.groups.get("numel", "")),
             )
-    current = [_with_suspect(each, last, calls) if each.name == "collective-timeout" else each for each in candidates]
+    current = [
+        _with_suspect(each, last, calls) if each.name == "collective-timeout" else each
+        for each in candidates
+    ]
     by_seq: dict[str, dict[tuple[str, str], list[str]]] = {}
     for rank, (seq, op, numel) in calls.items():
         by_seq.setdefault(seq, {}).setdefault((op, numel), []).append(rank)
@@ -69,7 +75,8 @@ def _with_suspect(
 
 def _mismatch(scanned: Scanned, seq: str, kinds: dict[tuple[str, str], list[str]]) -> Candidate:
     parts = [
-        f"rank {', '.join(sorted(ranks, key=int)[:4])}: {op} of {numel or '?'}" for (op, numel), ranks in kinds.items()
+        f"rank {', '.join(sorted(ranks, key=int)[:4])}: {op} of {numel or '?'}"
+        for (op, numel), ranks in kinds.items()
     ]
     lines = [match.line for match in scanned.of("watchdog") if match.groups.get("seq") == seq]
     return Candidate(
@@ -80,8 +87,8 @@ def _mismatch(scanned: Scanned, seq: str, kinds: dict[tuple[str, str], list[str]
         evidence=tuple(line.body.strip()[:290] for line in lines[:3]),
         why="each rank waits for a collective that the others never start",
         fix=(
-            "every rank must make the same calls in the same order: no collective, log or save inside a block "
-            "for one rank"
+            "every rank must make the same calls in the same order: no collective, log or save"
+            " inside a block for one rank"
         ),
     )
 
@@ -89,7 +96,12 @@ def _mismatch(scanned: Scanned, seq: str, kinds: dict[tuple[str, str], list[str]
 def slow_rank(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Add a slow rank if one rank prepared data or saved before the timeout."""
     timeout = next(
-        (each for each in candidates if each.name == "collective-timeout" and each.tier >= Tier.TIMEOUT), None
+        (
+            each
+            for each in candidates
+            if each.name == "collective-timeout" and each.tier >= Tier.TIMEOUT
+        ),
+        None,
     )
     if timeout is None or any(each.name == "collective-mismatch" for each in candidates):
         return list(candidates)
@@ -108,11 +120,14 @@ def slow_rank(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
         timeout,
         name="collective-timeout-slow-rank0",
         tier=Tier.WAIT_EXPLAINED,
-        what=f"{timeout.what}; likely one rank (rank 0, mostly) was busy preparing or saving for too long: {reason}",
+        what=(
+            f"{timeout.what}; likely one rank (rank 0, mostly) was busy preparing or saving for too"
+            f" long: {reason}"
+        ),
         evidence=(*quoted(lines, 2), *timeout.evidence[:1]),
         fix=(
-            "prepare the data before the start, or give it time: init_process_group(timeout=timedelta(hours=2)), "
-            "HF: ddp_timeout=7200"
+            "prepare the data before the start, or give it time:"
+            " init_process_group(timeout=timedelta(hours=2)), HF: ddp_timeout=7200"
         ),
         count=1,
         key="",
@@ -126,21 +141,25 @@ def branches(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
     lines: dict[str, Line] = {}
     for match in scanned.of("unused-parameters"):
         if {"rank", "names"} <= match.groups.keys():
-            lacking.setdefault(match.groups["rank"], set(re.split(r"[ ,]+", match.groups["names"].strip(" ."))))
+            lacking.setdefault(
+                match.groups["rank"], set(re.split(r"[ ,]+", match.groups["names"].strip(" .")))
+            )
             lines.setdefault(match.groups["rank"], match.line)
     ranks = list(lacking)
-    if len(ranks) < 2 or any(lacking[one] & lacking[other] for one in ranks for other in ranks if one < other):
+    if len(ranks) < 2 or any(
+        lacking[one] & lacking[other] for one in ranks for other in ranks if one < other
+    ):
         return list(candidates)
     found = Candidate(
         "rank-dependent-graph",
         Tier.ORIGIN,
         lines[ranks[0]].number,
-        f"ranks {', '.join(ranks[:4])} lack the gradients of different parameters: they run different parts of "
-        f"the model",
+        f"ranks {', '.join(ranks[:4])} lack the gradients of different parameters: they run"
+        " different parts of the model",
         evidence=tuple(lines[rank].body.strip()[:290] for rank in ranks[:2]),
         fix=(
-            "let every rank run every part (times zero where it is not wanted), or find_unused_parameters=True "
-            "if it is meant"
+            "let every rank run every part (times zero where it is not wanted), or"
+            " find_unused_parameters=True if it is meant"
         ),
     )
     return [*candidates, found]
@@ -151,7 +170,9 @@ def hang(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     if any(each.tier > Tier.STOPPED for each in candidates):
         return list(candidates)
     last = [raw.decode("utf-8", "replace") for raw in scanned.last if raw.strip()]
-    last = last[: next((place for place, text in enumerate(last) if _STOPPED.search(text)), len(last))]
+    last = last[
+        : next((place for place, text in enumerate(last) if _STOPPED.search(text)), len(last))
+    ]
     info = [text for text in last[-12:] if "NCCL INFO" in text]
     if not _ends_in_setup(last, info):
         return list(candidates)
@@ -179,11 +200,17 @@ def _hang_of_peers(number: int, evidence: tuple[str, ...]) -> Candidate:
         "p2p-hang",
         Tier.UNCLEAR,
         number,
-        "the text ends while NCCL sets up peer-to-peer channels between GPUs: if it hangs here, peer-to-peer transfer "
-        "is broken (likely)",
+        "the text ends while NCCL sets up peer-to-peer channels between GPUs: if it hangs here,"
+        " peer-to-peer transfer is broken (likely)",
         evidence=evidence,
-        why="a log that was only cut off here looks the same; in a hang the first collective never ends",
-        fix="NCCL_P2P_DISABLE=1 as a test; if it helps: ACS off in the BIOS, IOMMU in pass-through mode",
+        why=(
+            "a log that was only cut off here looks the same; in a hang the first collective never"
+            " ends"
+        ),
+        fix=(
+            "NCCL_P2P_DISABLE=1 as a test; if it helps: ACS off in the BIOS, IOMMU in pass-through"
+            " mode"
+        ),
         severity="warning",
     )
 
@@ -196,7 +223,10 @@ def _hang_at_start(number: int, evidence: tuple[str, ...]) -> Candidate:
         "the text ends while NCCL sets up its connections: likely a hang",
         evidence=evidence,
         why="nothing fails and nothing goes on; the first collective never ends",
-        fix="which rank is missing in these lines? then NCCL_SOCKET_IFNAME and NCCL_P2P_DISABLE=1 as tests",
+        fix=(
+            "which rank is missing in these lines? then NCCL_SOCKET_IFNAME and NCCL_P2P_DISABLE=1"
+            " as tests"
+        ),
     )
 
 
@@ -214,7 +244,10 @@ def uneven(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]
     """Add uneven inputs if ranks logged different numbers of batches and a collective failed."""
     counts = {match.groups["rank"]: match for match in scanned.of("batches")}
     numbers = {int(match.groups["count"]) for match in counts.values()}
-    lost = any(each.name in ("collective-timeout", "collective-mismatch", "peer-rank-died") for each in candidates)
+    lost = any(
+        each.name in ("collective-timeout", "collective-mismatch", "peer-rank-died")
+        for each in candidates
+    )
     if len(counts) < 2 or len(numbers) < 2 or not lost:
         return list(candidates)
     shown = sorted(counts.items(), key=lambda item: int(item[1].groups["count"]))
@@ -223,7 +256,8 @@ def uneven(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]
         "uneven-inputs",
         Tier.WAIT_EXPLAINED,
         most[1].line.number,
-        f"rank {least[0]} has {least[1].groups['count']} batches, rank {most[0]} has {most[1].groups['count']}",
+        f"rank {least[0]} has {least[1].groups['count']} batches, rank {most[0]} has"
+        f" {most[1].groups['count']}",
         where=f"rank {least[0]}",
         evidence=tuple(match.line.body.strip()[:290] for _, match in (least, most)),
         why="the rank with fewer leaves the loop and the others wait for it",

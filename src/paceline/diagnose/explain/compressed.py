@@ -97,7 +97,11 @@ def _zstd(stream: BinaryIO, subject: str) -> Iterator[Readable]:
     # The stream's own seek may move only within its buffer.
     os.lseek(stream.fileno(), 0, os.SEEK_SET)
     process = subprocess.Popen(
-        [program, "-dcq"], stdin=stream, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, close_fds=True
+        [program, "-dcq"],
+        stdin=stream,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        close_fds=True,
     )
     assert process.stdout is not None
     try:

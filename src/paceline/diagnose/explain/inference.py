@@ -6,7 +6,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from paceline.diagnose.explain.arrivals import devices, double_launch, endpoint, interrupted, listed, members, surplus
+from paceline.diagnose.explain.arrivals import (
+    devices,
+    double_launch,
+    endpoint,
+    interrupted,
+    listed,
+    members,
+    surplus,
+)
 from paceline.diagnose.explain.candidates import Candidate, quoted
 from paceline.diagnose.explain.collectives import branches, hang, slow_rank, uneven, watchdogs
 from paceline.diagnose.explain.memory import held_by_others
@@ -16,7 +24,8 @@ from paceline.diagnose.explain.survived import survived
 from paceline.signatures.tier import Tier
 
 _ALONE = (
-    "look at that rank's own output: torchrun --log-dir logs --redirects 3; a sys.exit(n) or os._exit(n) ends so too"
+    "look at that rank's own output: torchrun --log-dir logs --redirects 3; a sys.exit(n) or"
+    " os._exit(n) ends so too"
 )
 
 Rule = Callable[[Scanned, Sequence[Candidate]], list[Candidate]]
@@ -40,21 +49,30 @@ def infer(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
 def _loss_scale(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Add a fault of fp16 if the loss scale falls step by step."""
     notes = scanned.of("loss-scale")
-    scales = [(float(match.groups["scale"]), match.line) for match in notes if _number(match.groups["scale"])]
+    scales = [
+        (float(match.groups["scale"]), match.line)
+        for match in notes
+        if _number(match.groups["scale"])
+    ]
     least = min((scale for scale, _ in scales), default=1e9)
-    falling = least <= _MIN_SCALE or (least <= 1 and (scales[0][0] >= 16 * least or bool(scanned.of("nan"))))
+    falling = least <= _MIN_SCALE or (
+        least <= 1 and (scales[0][0] >= 16 * least or bool(scanned.of("nan")))
+    )
     if len(scales) < 3 or not falling:
         return list(candidates)
     found = Candidate(
         "fp16-nan",
         Tier.COARSE,
         scales[0][1].number,
-        f"the loss scale has fallen to {scales[-1][0]:.4g} and every step is skipped: gradients are NaN or Inf",
-        evidence=quoted([scales[0][1], scales[-1][1], *(match.line for match in scanned.of("nan"))]),
+        f"the loss scale has fallen to {scales[-1][0]:.4g} and every step is skipped: gradients are"
+        " NaN or Inf",
+        evidence=quoted(
+            [scales[0][1], scales[-1][1], *(match.line for match in scanned.of("nan"))]
+        ),
         why="under fp16 a step with NaN or Inf is skipped, so nothing is learnt any more",
         fix=(
-            "use bf16, or torch.autograd.set_detect_anomaly(True) to find the NaN; check inputs and labels, "
-            "lower the rate"
+            "use bf16, or torch.autograd.set_detect_anomaly(True) to find the NaN; check inputs and"
+            " labels, lower the rate"
         ),
         count=len(scales),
     )
@@ -74,7 +92,11 @@ def _diverged(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
 def _one_nan(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Add a fault of one rank if a table of values by rank has NaN or Inf for a minority."""
     values = {match.groups["rank"]: match for match in scanned.of("rank-value")}
-    bad = [rank for rank, match in values.items() if match.groups["value"].lower().strip("-+") in ("nan", "inf")]
+    bad = [
+        rank
+        for rank, match in values.items()
+        if match.groups["value"].lower().strip("-+") in ("nan", "inf")
+    ]
     if not bad or len(bad) * 2 > len(values):
         return list(candidates)
     found = Candidate(
@@ -84,8 +106,10 @@ def _one_nan(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
         f"the gradient is NaN or Inf on rank {listed([int(rank) for rank in bad])} alone",
         where=f"rank {bad[0]}",
         evidence=quoted([values[bad[0]].line]),
-        fix="keep that rank's batch and look at it: torch.isfinite on inputs, labels and loss; if it stays with "
-        "the GPU, test the GPU",
+        fix=(
+            "keep that rank's batch and look at it: torch.isfinite on inputs, labels and loss; if"
+            " it stays with the GPU, test the GPU"
+        ),
     )
     return [*candidates, found]
 
@@ -104,7 +128,10 @@ def _stopped_on_nan(scanned: Scanned, candidates: Sequence[Candidate]) -> list[C
         f"rank {listed(ranks)} stopped on a loss that is NaN or Inf, and the others wait for it",
         where=f"rank {ranks[0]}",
         evidence=quoted(notes.values()),
-        fix="stop on all ranks together (all_reduce the flag); torch.isfinite on that rank's inputs and labels",
+        fix=(
+            "stop on all ranks together (all_reduce the flag); torch.isfinite on that rank's inputs"
+            " and labels"
+        ),
     )
     return [*candidates, found]
 
@@ -120,7 +147,9 @@ def _number(text: str) -> bool:
 def _prefixes(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Drop a mismatch of prefixes if keys on both sides start with ``module.``."""
     kinds = {
-        match.groups["kind"].lower() for match in scanned.of("state-key") if match.groups["key"].startswith("module.")
+        match.groups["kind"].lower()
+        for match in scanned.of("state-key")
+        if match.groups["key"].startswith("module.")
     }
     both = {"missing", "unexpected"} <= kinds
     return [each for each in candidates if not (both and each.key == "prefix")]
@@ -148,7 +177,9 @@ def _table(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]
     ranks, hosts, codes = (scanned.of(key) for key in ("table-rank", "table-host", "table-exit"))
     if not ranks:
         return list(candidates)
-    place = f"rank {ranks[-1].groups['rank']}" + (f" on {hosts[-1].groups['host']}" if hosts else "")
+    place = f"rank {ranks[-1].groups['rank']}" + (
+        f" on {hosts[-1].groups['host']}" if hosts else ""
+    )
     code = int(codes[-1].groups["code"]) if codes else 0
     current = []
     for each in candidates:
@@ -179,11 +210,16 @@ def _answered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
             what=f"a server refuses a file, which is not in the local cache either: {refusal[0]}",
             evidence=refusal + candidate.evidence,
             why="the server was reached, so this node has access to it",
-            fix="open the address in a browser with the same account: the name, the permission and the token "
-            "(huggingface-cli login) must be right",
+            fix=(
+                "open the address in a browser with the same account: the name, the permission and"
+                " the token (huggingface-cli login) must be right"
+            ),
         )
 
-    return [refused(candidate) if candidate.key == "not-in-cache" else candidate for candidate in candidates]
+    return [
+        refused(candidate) if candidate.key == "not-in-cache" else candidate
+        for candidate in candidates
+    ]
 
 
 def _in_place(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -196,15 +232,25 @@ def _in_place(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
             candidate,
             name="user-exception",
             what=candidate.what.partition("; under DDP")[0],
-            fix="torch.autograd.set_detect_anomaly(True) shows the forward operation whose result was changed",
+            fix=(
+                "torch.autograd.set_detect_anomaly(True) shows the forward operation whose result"
+                " was changed"
+            ),
         )
 
-    return [without_ddp(candidate) if candidate.name == "ddp-inplace-buffer" else candidate for candidate in candidates]
+    return [
+        without_ddp(candidate) if candidate.name == "ddp-inplace-buffer" else candidate
+        for candidate in candidates
+    ]
 
 
 def _stops(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Lower what follows an external stop of the job, and raise what precedes it."""
-    stop = min((each for each in candidates if each.key == "stop"), key=lambda each: each.number, default=None)
+    stop = min(
+        (each for each in candidates if each.key == "stop"),
+        key=lambda each: each.number,
+        default=None,
+    )
     if stop is None:
         return list(candidates)
     return [_after(each, stop) for each in candidates]
@@ -242,7 +288,11 @@ def _after(each: Candidate, stop: Candidate) -> Candidate:
 
 def _endings(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Attribute SIGTERM of some ranks to the launcher if another rank failed first."""
-    failed = [match for match in scanned.of("exit") + scanned.of("table-exit") if int(match.groups["code"]) > 0]
+    failed = [
+        match
+        for match in scanned.of("exit") + scanned.of("table-exit")
+        if int(match.groups["code"]) > 0
+    ]
     aborted = (
         scanned.counts["exit--6"]
         or scanned.counts["exit--9"]
@@ -250,9 +300,11 @@ def _endings(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
         or scanned.counts["exit--7"]
     )
     return [
-        replace(each, name="peer-rank-died", tier=Tier.RANKS_ENDED)
-        if each.key == "exit--15" and (failed or aborted)
-        else each
+        (
+            replace(each, name="peer-rank-died", tier=Tier.RANKS_ENDED)
+            if each.key == "exit--15" and (failed or aborted)
+            else each
+        )
         for each in candidates
     ]
 
@@ -261,9 +313,11 @@ def _alone(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]
     """Rename an exception of one rank if the other ranks only lost their peer."""
     victims = any(each.name in ("peer-rank-died", "collective-timeout") for each in candidates)
     return [
-        replace(each, name="script-error-on-one-rank")
-        if each.key == "alone" and each.name == "user-exception" and victims
-        else each
+        (
+            replace(each, name="script-error-on-one-rank")
+            if each.key == "alone" and each.name == "user-exception" and victims
+            else each
+        )
         for each in candidates
     ]
 
@@ -277,16 +331,25 @@ def _left_over(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candid
     if not files:
         return list(candidates)
     return [
-        replace(
-            each,
-            name="stale-init-file",
-            what="ranks that met in a file could not connect to each other: the file is from an earlier run (likely)",
-            evidence=quoted([files[0].line]) + each.evidence,
-            why="ranks read each other's addresses from that file, also those of an earlier run",
-            fix="delete the file before each start, or use init_method='env://' with a launcher",
+        (
+            replace(
+                each,
+                name="stale-init-file",
+                what=(
+                    "ranks that met in a file could not connect to each other: the file is from an"
+                    " earlier run (likely)"
+                ),
+                evidence=quoted([files[0].line]) + each.evidence,
+                why=(
+                    "ranks read each other's addresses from that file, also those of an earlier run"
+                ),
+                fix=(
+                    "delete the file before each start, or use init_method='env://' with a launcher"
+                ),
+            )
+            if each.key == "full-mesh"
+            else each
         )
-        if each.key == "full-mesh"
-        else each
         for each in candidates
     ]
 
@@ -298,7 +361,11 @@ def _recovered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candid
     if not restarts or not progress or progress[-1].line.number <= restarts[-1].line.number:
         return list(candidates)
     again, going = restarts[0].line.number, progress[-1].line.number
-    ends = [each.last if each.last < _NEVER else each.number for each in candidates if each.tier is not Tier.REMARK]
+    ends = [
+        each.last if each.last < _NEVER else each.number
+        for each in candidates
+        if each.tier is not Tier.REMARK
+    ]
     if any(end > going for end in ends) or any(
         again < each.number and each.tier >= Tier.WORKER_CRASH for each in candidates
     ):
@@ -308,7 +375,9 @@ def _recovered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candid
 
 def _other_python(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Rename a missing torch if torch's own launcher runs: there are two Python environments."""
-    elastic = any("torch.distributed.elastic" in line.text for tail in scanned.tails.values() for line in tail)
+    elastic = any(
+        "torch.distributed.elastic" in line.text for tail in scanned.tails.values() for line in tail
+    )
     return [
         replace(each, name="wrong-python-env") if elastic and each.name == "torch-missing" else each
         for each in candidates

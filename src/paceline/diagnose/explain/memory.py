@@ -12,7 +12,9 @@ from paceline.diagnose.explain.scan import Scanned
 _HOLDER = re.compile(r"\bProcess (?P<pid>\d+) has (?P<held>\d+(?:\.\d+)? [KMGT]?i?B) memory in use")
 _OURS = re.compile(r"this process has \d+(?:\.\d+)? [KMGT]?i?B memory in use")
 _TOTAL = re.compile(r"total capaci?ty of (?P<size>\d+(?:\.\d+)? [KMGT]?i?B)")
-_ALLOCATED = re.compile(r"allocated memory (?P<size>\d+(?:\.\d+)? [KMGT]?i?B) is allocated by PyTorch")
+_ALLOCATED = re.compile(
+    r"allocated memory (?P<size>\d+(?:\.\d+)? [KMGT]?i?B) is allocated by PyTorch"
+)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _MUCH = 0.25  # of the GPU: if others hold less, the program itself needs too much
 
@@ -32,7 +34,9 @@ def _others(text: str) -> list[tuple[str, str]]:
     The result is empty if they hold little or may be the program itself.
     """
     total = _TOTAL.search(text)
-    holders = sorted(((found["pid"], found["held"]) for found in _HOLDER.finditer(text)), key=_size, reverse=True)
+    holders = sorted(
+        ((found["pid"], found["held"]) for found in _HOLDER.finditer(text)), key=_size, reverse=True
+    )
     if total is None:
         return []
     # In a container a process does not know its id on the host: one of these is the program.
@@ -59,6 +63,8 @@ def _named(candidate: Candidate, held: Sequence[tuple[str, str]]) -> Candidate:
     return replace(
         candidate,
         what=f"another process holds much of it: {whom}; {candidate.what}",
-        fix=f"nvidia-smi and ps -fp {pid} on that node: end it if it is left over; if it is another rank, give "
-        "each rank its own GPU (torch.cuda.set_device(local_rank))",
+        fix=(
+            f"nvidia-smi and ps -fp {pid} on that node: end it if it is left over; if it is another"
+            " rank, give each rank its own GPU (torch.cuda.set_device(local_rank))"
+        ),
     )

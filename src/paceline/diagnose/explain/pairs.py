@@ -56,7 +56,9 @@ class Consequence:
 
 CONSEQUENCES = (
     # A closed connection explains errors that NCCL does not explain.
-    Consequence(("peer-rank-died",), Tier.VICTIM, ("cause-unknown", "nccl-system-error"), Tier.AFTERMATH),
+    Consequence(
+        ("peer-rank-died",), Tier.VICTIM, ("cause-unknown", "nccl-system-error"), Tier.AFTERMATH
+    ),
     # Transfers and connections break when a rank ends, so a plain exception of one rank precedes
     # them.
     Consequence(

@@ -23,7 +23,8 @@ from paceline.signatures.tier import Tier
 _UNCERTAIN = ("cause-unknown", "launcher-summary-only", "peer-rank-died")
 # True only if no other finding precedes it.
 _ELSEWHERE = re.compile(
-    r"; (?:the error itself|its own (?:error|words)|the line that names it) (?:is|are) not in (?:this text|it)$"
+    r"; (?:the error itself|its own (?:error|words)|the line that names it) (?:is|are) not in"
+    r" (?:this text|it)$"
 )
 _ALSO = "Also in the text:"
 _SURVIVED = "Earlier, and training continued after it:"
@@ -44,13 +45,17 @@ def judge_scanned(scanned: Scanned) -> Answer:
     ordered = _ordered(candidates)
     found = _findings(ordered)
     if found:
-        found[0] = replace(found[0], why="; ".join(filter(None, (found[0].why, _other_framework(scanned)))))
+        found[0] = replace(
+            found[0], why="; ".join(filter(None, (found[0].why, _other_framework(scanned))))
+        )
     found = _merged(reported, found)
     if not found:
         return Answer((_nothing(scanned),))
     counts = {each.name: each.count for each in ordered}
     tail = _tail(scanned, ordered) if found[0].name in _UNCERTAIN else ()
-    return Answer(tuple(found[:_MAX_FINDINGS]), counts=counts, tail=tail, headings=_headings(ordered))
+    return Answer(
+        tuple(found[:_MAX_FINDINGS]), counts=counts, tail=tail, headings=_headings(ordered)
+    )
 
 
 def _other_framework(scanned: Scanned) -> str:
@@ -78,9 +83,12 @@ def _headings(ordered: Sequence[Candidate]) -> dict[str, str]:
 def _reported(scanned: Scanned) -> list[Finding]:
     """Return the findings that paceline printed, without repeats: the final report, then errors."""
     first: dict[str, Finding] = {}
-    account = max((number for number, _ in scanned.reported if number <= scanned.told_until), default=-1)
+    account = max(
+        (number for number, _ in scanned.reported if number <= scanned.told_until), default=-1
+    )
     for _, finding in sorted(
-        scanned.reported, key=lambda each: (each[0] != account, each[1].severity != "error", each[0])
+        scanned.reported,
+        key=lambda each: (each[0] != account, each[1].severity != "error", each[0]),
     ):
         first.setdefault(finding.name, finding)
     return list(first.values())
@@ -89,7 +97,9 @@ def _reported(scanned: Scanned) -> list[Finding]:
 def _merged(reported: Sequence[Finding], found: Sequence[Finding]) -> list[Finding]:
     names = {finding.name for finding in reported}
     rest = [finding for finding in found if finding.name not in names]
-    if reported and (reported[0].severity == "error" or not any(each.name not in _UNCERTAIN for each in rest)):
+    if reported and (
+        reported[0].severity == "error" or not any(each.name not in _UNCERTAIN for each in rest)
+    ):
         return [*reported, *(_consequence(each) for each in rest)]
     return [*rest, *reported]
 
@@ -100,7 +110,9 @@ def _ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
     for each in sorted(candidates, key=lambda each: (each.tier.value, each.number)):
         kept = best.setdefault(each.name, each)
         if kept is not each:
-            best[each.name] = replace(kept, count=kept.count + (each.count if each.key != kept.key else 0))
+            best[each.name] = replace(
+                kept, count=kept.count + (each.count if each.key != kept.key else 0)
+            )
     return explaining_first(list(best.values()))
 
 
@@ -141,7 +153,10 @@ def _nothing(scanned: Scanned) -> Finding:
     remarks = scanned.of("remark")
     if not scanned.num_lines:
         return Finding(
-            "no-error-in-log", "the text is empty", fix="give the whole output: ... 2>&1 | tee run.log", severity="hint"
+            "no-error-in-log",
+            "the text is empty",
+            fix="give the whole output: ... 2>&1 | tee run.log",
+            severity="hint",
         )
     evidence = tuple(shorten(match.line.body) for match in remarks[:2])
     return Finding(

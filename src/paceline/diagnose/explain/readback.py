@@ -9,11 +9,13 @@ from paceline.errors import TRACEBACK, Finding
 from paceline.signatures.lines import Line
 
 _HEAD = re.compile(
-    r"(?:^|\s)(?P<severity>error|warning|hint) (?P<code>[A-Z]{3}\d{3}) (?P<name>[a-z0-9-]+): (?P<what>.*)$"
+    r"(?:^|\s)(?P<severity>error|warning|hint) (?P<code>[A-Z]{3}\d{3}) (?P<name>[a-z0-9-]+):"
+    r" (?P<what>.*)$"
 )
 # The first and the last line of the final report.
 _ACCOUNT = re.compile(
-    r"^(?:(?:(?:likely )?cause|hang): )?(?P<what>.*\S) {3}\[(?P<code>[A-Z]{3}\d{3}) (?P<name>[a-z0-9-]+)\]$"
+    r"^(?:(?:(?:likely )?cause|hang): )?(?P<what>.*\S) {3}\[(?P<code>[A-Z]{3}\d{3})"
+    r" (?P<name>[a-z0-9-]+)\]$"
 )
 # A shortened line: only the reference below it has the code.
 _LONG = re.compile(r"^(?:(?:likely )?cause|hang): (?P<what>.*…)$")
@@ -53,8 +55,13 @@ class Reader:
     def feed(self, line: Line) -> bool:
         """Process a line; return whether it belongs to a report."""
         head = _HEAD.search(line.body)
-        account = head is None and (head := _ACCOUNT.match(line.body) or _LONG.match(line.body)) is not None
-        if head is not None and ("name" not in head.groupdict() or CODES.get(head["name"]) == head["code"]):
+        account = (
+            head is None
+            and (head := _ACCOUNT.match(line.body) or _LONG.match(line.body)) is not None
+        )
+        if head is not None and (
+            "name" not in head.groupdict() or CODES.get(head["name"]) == head["code"]
+        ):
             self._begin(line, head, account=account)
             return True
         if _OWN.match(line.body):
@@ -108,10 +115,14 @@ class Reader:
         if self._head is not None and len(self._found) < 64:
             number, head = self._head
             groups = head.groupdict()
-            name = groups.get("name") or next((name for name, code in CODES.items() if code == self._code), "")
+            name = groups.get("name") or next(
+                (name for name, code in CODES.items() if code == self._code), ""
+            )
             if name:
                 severity = groups.get("severity") or "error"
-                finding = Finding(name, groups["what"], evidence=tuple(self._evidence), severity=severity)
+                finding = Finding(
+                    name, groups["what"], evidence=tuple(self._evidence), severity=severity
+                )
                 self._found.append((number, Finding(**{**finding.__dict__, **self._fields})))
         self._head, self._fields, self._evidence = None, {}, []
 

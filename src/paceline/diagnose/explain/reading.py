@@ -34,17 +34,23 @@ def open_subject(subject: str) -> BinaryIO:
         raise _missing(subject) from None
     except (OSError, ValueError) as error:
         reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        raise _unreadable(f"{subject} cannot be read: {reason.lower()}", fix=f"ls -l {subject}") from None
+        raise _unreadable(
+            f"{subject} cannot be read: {reason.lower()}", fix=f"ls -l {subject}"
+        ) from None
 
 
 def _missing(subject: str) -> UsageError:
     from paceline.codes import CODES
 
     if "/" in subject or "." in subject:
-        return _unreadable(f"there is no file {subject}", fix="give the path of a log, or - to read standard input")
+        return _unreadable(
+            f"there is no file {subject}", fix="give the path of a log, or - to read standard input"
+        )
     near = closest(subject.lower(), CODES) or closest(subject.upper(), CODES.values())
     fix = (
-        f"paceline explain {near}" if near else "give the path of a log, - for standard input, or a code such as NET001"
+        f"paceline explain {near}"
+        if near
+        else "give the path of a log, - for standard input, or a code such as NET001"
     )
     return _unreadable(f"there is neither a file nor a finding called {subject}", fix=fix)
 
@@ -72,7 +78,9 @@ def chunks(stream: Readable, subject: str) -> Iterator[bytes]:
             yield decoder.decode(chunk).encode("utf-8", "replace") if decoder else chunk
             chunk = stream.read(_CHUNK_BYTES)
     except OSError as error:
-        raise _unreadable(f"{subject} cannot be read: {(error.strerror or str(error)).lower()}", fix="") from None
+        raise _unreadable(
+            f"{subject} cannot be read: {(error.strerror or str(error)).lower()}", fix=""
+        ) from None
 
 
 def _wide(first: bytes) -> codecs.IncrementalDecoder | None:

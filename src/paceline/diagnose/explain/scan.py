@@ -137,7 +137,9 @@ class Scanner:
                 kind.skip(1, scanned.num_lines)
                 if kind.recent is not None:
                     kind.recent.append((scanned.num_lines, raw))
-            elif attentive or ((found := telling.search(lower)) and self._worthwhile(found[0], key, kind)):
+            elif attentive or (
+                (found := telling.search(lower)) and self._worthwhile(found[0], key, kind)
+            ):
                 self._look(raw, hash(key), kind)
                 attentive = self._attentive
             else:
@@ -275,7 +277,12 @@ class Scanner:
             groups = signature.match(line.text, lower)
             if groups is None:
                 continue
-            if warning and signature.name and signature.tier is not Tier.REMARK and not signature.in_warning:
+            if (
+                warning
+                and signature.name
+                and signature.tier is not Tier.REMARK
+                and not signature.in_warning
+            ):
                 continue
             keys.append(signature.key)
             named = named or bool(signature.name)
@@ -283,19 +290,27 @@ class Scanner:
                 scanned.matches.append(Match(signature, groups, line))
         scanned.counts.update(keys)
         self._named += named
-        if not named and len(scanned.errors) < 64 and _ERROR.search(line.text) and not _NO_ERROR.search(line.text):
+        if (
+            not named
+            and len(scanned.errors) < 64
+            and _ERROR.search(line.text)
+            and not _NO_ERROR.search(line.text)
+        ):
             scanned.errors.append(line)
         return keys
 
 
-_PYTHON_WARNING = re.compile(r"\b(?:User|Future|Deprecation|Runtime|Resource|Import|Syntax|\w*Dependency)Warning: ")
+_PYTHON_WARNING = re.compile(
+    r"\b(?:User|Future|Deprecation|Runtime|Resource|Import|Syntax|\w*Dependency)Warning: "
+)
 _ERROR = re.compile(
     r"\b(?:ERROR|FATAL|CRITICAL|Fatal|panic)\b|\b[Ee]rror:|(?:[A-Za-z]Error|Exception)\b|[Ff]ailed\b|\bfailure\b"
     r"|core dumped"
     r"|\[E\d* ?[\d:. ]*\w+\.cpp|NCCL WARN|[Aa]borted\b|\bcannot\b|terminate called|\bfatal\b"
 )
 _NO_ERROR = re.compile(
-    r"NCCL INFO|^\[W|gai error|\bWARN(?:ING)?\b|\b0 (?:errors|failed)|[Ww]arning|ERROR_HANDLING|error[_ ]rate"
+    r"NCCL INFO|^\[W|gai error|\bWARN(?:ING)?\b|\b0"
+    r" (?:errors|failed)|[Ww]arning|ERROR_HANDLING|error[_ ]rate"
     r"|(?:absolute|squared|relative|mean|test|val\w*|train\w*)[_ ]error"
     r"|\braise [A-Z]|No error|without error|errors?[=:] ?0\b|failed[=:] ?0\b"
 )
@@ -304,8 +319,9 @@ _NO_ERROR = re.compile(
 # In addition to the signatures' anchors: words in exceptions, tracebacks, errors of any kind and
 # paceline's own reports.
 _WORDS = (
-    'error|exception|fatal|failed|failure|abort|traceback|file "|panic|critical|cannot|core dumped|interrupt|exit'
-    "|.exc.|timeout|refused|conflict|killed|terminate called|most recent call|paceline|cause: |warning |hint |   ["
+    'error|exception|fatal|failed|failure|abort|traceback|file "|panic|critical|cannot|core'
+    " dumped|interrupt|exit|.exc.|timeout|refused|conflict|killed|terminate called|most recent"
+    " call|paceline|cause: |warning |hint |   ["
 )
 
 
@@ -315,7 +331,11 @@ def _telling() -> re.Pattern[bytes]:
     Of each anchor the longest piece without digits is used, so that lines of one kind either all
     match or none does.
     """
-    known = {max(_DIGITS.split(anchor), key=len) for signature in signatures() for anchor in signature.anchor}
+    known = {
+        max(_DIGITS.split(anchor), key=len)
+        for signature in signatures()
+        for anchor in signature.anchor
+    }
     needed: list[str] = []
     for word in sorted(known.union(_WORDS.split("|"), anchors()), key=len):
         if not any(shorter in word for shorter in needed):
@@ -328,7 +348,9 @@ def _alternatives(words: Sequence[str]) -> str:
     if not words[0]:
         return ""
     grouped = groupby(words, itemgetter(0))
-    branches = [re.escape(first) + _alternatives([word[1:] for word in rest]) for first, rest in grouped]
+    branches = [
+        re.escape(first) + _alternatives([word[1:] for word in rest]) for first, rest in grouped
+    ]
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
@@ -338,10 +360,14 @@ def _record(text: str) -> list[str]:
         record = json.loads(text)
     except ValueError:
         return []
-    said = next((record[key] for key in ("msg", "message", "log", "event", "text") if key in record), None)
+    said = next(
+        (record[key] for key in ("msg", "message", "log", "event", "text") if key in record), None
+    )
     if not isinstance(said, str):
         return []
-    rank = next((record[key] for key in ("rank", "global_rank", "process_index") if key in record), None)
+    rank = next(
+        (record[key] for key in ("rank", "global_rank", "process_index") if key in record), None
+    )
     label = f"[rank{rank}]: " if isinstance(rank, int) and not said.startswith("[rank") else ""
     return [label + line for line in said.splitlines() if line.strip()][:400]
 
@@ -350,9 +376,13 @@ def _pieces(text: str) -> list[str]:
     """Return the lines escaped in a line of JSON, as in torch's error files, or the line itself."""
     if text.startswith('{"') and (record := _record(text)):
         return record
-    if "\\n" not in text or ("Traceback" not in text and 'File \\"' not in text and '"message"' not in text):
+    if "\\n" not in text or (
+        "Traceback" not in text and 'File \\"' not in text and '"message"' not in text
+    ):
         message = re.match(r'^\s*"message": *"(.*?)"?,?\s*$', text)
         return [message[1]] if message else [text]
     for broken in ('"py_callstack": "', '"message": "', '"message": {', '"extraInfo": {'):
         text = text.replace(broken, "\n")
-    return [piece.replace('\\"', '"') for piece in _ESCAPED.sub("\n", text).split("\n") if piece.strip()][:400]
+    return [
+        piece.replace('\\"', '"') for piece in _ESCAPED.sub("\n", text).split("\n") if piece.strip()
+    ][:400]

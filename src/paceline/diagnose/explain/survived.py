@@ -12,7 +12,8 @@ from paceline.signatures.lines import Line
 from paceline.signatures.tier import Tier
 
 _STEP = re.compile(
-    r"\b(?:global_?)?(?:steps?|iter\w*|batch|(?:num_)?updates)\b\D{0,4}(?P<step>\d+)|\b(?P<of>\d+) ?/ ?\d+\b",
+    r"\b(?:global_?)?(?:steps?|iter\w*|batch|(?:num_)?updates)\b\D{0,4}(?P<step>\d+)|\b(?P<of>\d+)"
+    r" ?/ ?\d+\b",
     re.IGNORECASE,
 )
 _EPOCH = re.compile(r"\bepoch\b\D{0,4}(?P<epoch>\d+(?:\.\d+)?)", re.IGNORECASE)
@@ -49,7 +50,10 @@ def survived(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
     if not steps and not scanned.of("success"):
         return list(candidates)
     before = [_continued(each, steps, scanned) for each in candidates]
-    end = max((each.number for each, alive in zip(candidates, before, strict=True) if not alive), default=-1)
+    end = max(
+        (each.number for each, alive in zip(candidates, before, strict=True) if not alive),
+        default=-1,
+    )
     current = []
     for each, alive in zip(candidates, before, strict=True):
         if not alive:
@@ -87,7 +91,11 @@ def _continued(candidate: Candidate, steps: Sequence[_Step], scanned: Scanned) -
         return False
     own = [step for step in steps if step.line.source == candidate.source]
     several = scanned.counts["distributed"] or scanned.ranks
-    needed = _UNLABELLED_STEPS if several and not candidate.source and not _passed(candidate, scanned) else _OWN_STEPS
+    needed = (
+        _UNLABELLED_STEPS
+        if several and not candidate.source and not _passed(candidate, scanned)
+        else _OWN_STEPS
+    )
     if own:
         return _num_after(own, candidate.last) >= needed
     return _num_after(steps, candidate.last) >= _OTHERS_STEPS
@@ -109,7 +117,9 @@ def _num_after(steps: Sequence[_Step], number: int) -> int:
     positions = [step.position for step in after if step.position is not None]
     if not positions:
         return len(after)
-    before = [step.position for step in steps if step.line.number < number and step.position is not None]
+    before = [
+        step.position for step in steps if step.line.number < number and step.position is not None
+    ]
     if before and positions[0] < before[-1]:
         return 0
     return len(set(positions))
@@ -117,7 +127,14 @@ def _num_after(steps: Sequence[_Step], number: int) -> int:
 
 def _doubtful(candidate: Candidate, steps: Sequence[_Step]) -> Candidate:
     """Lower an exception after which a few steps follow, so that another exception ranks first."""
-    after = sum(step.line.number > candidate.number and step.line.source == candidate.source for step in steps)
-    if candidate.name not in _EXCEPTIONS or candidate.tier is not Tier.EXCEPTION or after < _OWN_STEPS:
+    after = sum(
+        step.line.number > candidate.number and step.line.source == candidate.source
+        for step in steps
+    )
+    if (
+        candidate.name not in _EXCEPTIONS
+        or candidate.tier is not Tier.EXCEPTION
+        or after < _OWN_STEPS
+    ):
         return candidate
     return replace(candidate, tier=Tier.DOUBTFUL_EXCEPTION)

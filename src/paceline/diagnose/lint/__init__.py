@@ -15,11 +15,12 @@ __all__ = ["lint", "sbatch_option", "sbatch_options"]
 
 
 def lint(files: Sequence[str]) -> Report:
-    """Check job scripts and training scripts, and each job together with the training script that it starts.
+    """Check job scripts and training scripts, and each job together with the training script that
+    it starts.
 
     Args:
-        files: Their paths, ``-`` for standard input. The name or the text decides the kind of a file. Training scripts
-            that a job starts are checked too if they are found.
+        files: Their paths, ``-`` for standard input. The name or the text decides the kind of a
+            file. Training scripts that a job starts are checked too if they are found.
 
     Returns:
         The findings, one for each file that cannot be read.
@@ -65,14 +66,18 @@ class _Linter:
 
         case = read_job(source.text, source.name)
         programs = {}
-        for called, path in started(case, [name for name in self._requested if name != source.name]).items():
+        for called, path in started(
+            case, [name for name in self._requested if name != source.name]
+        ).items():
             program = self._program(path)
             if program is not None:
                 programs[called] = program
         return judge_case(case, programs, here())
 
     def _program(self, path: str) -> Program | None:
-        """Return the expectations of a script that a job starts; it is checked once if several jobs start it."""
+        """Return the expectations of a script that a job starts; it is checked once if several jobs
+        start it.
+        """
         key = os.path.normpath(path)
         if key not in self._programs:
             source = read(path)
@@ -91,7 +96,8 @@ def sbatch_option(typed: str) -> tuple[str, str]:
         typed: The long or short name without dashes.
 
     Returns:
-        The long name, empty if Slurm has none, and the kind: ``"value"``, ``"flag"`` or ``"maybe"`` (a value only
+        The long name, empty if Slurm has none, and the kind: ``"value"``, ``"flag"`` or ``"maybe"``
+            (a value only
         with ``=``). Options that plugins of many sites add are of kind ``"maybe"``.
     """
     from paceline.diagnose.lint.job.sbatch_options import PLUGIN_OPTIONS, SBATCH, canonical

@@ -72,7 +72,9 @@ def _from_stdin() -> Source:
 
 def _fitting(source: Source) -> Source:
     if len(source.text) > MOST_SHELL and is_job(source):
-        return _refused(source.name, f"has {len(source.text) / 1024:,.0f} kB: too large for a job script")
+        return _refused(
+            source.name, f"has {len(source.text) / 1024:,.0f} kB: too large for a job script"
+        )
     return source
 
 
@@ -87,7 +89,11 @@ def _decoded(name: str, data: bytes) -> Source:
         pass
     # Latin-1 decodes any bytes; a real text in it has few control characters
     text = data.decode("latin-1")
-    odd = sum(1 for char in text[:10_000] if (char < " " and char not in "\t\n\r\f\x1b") or "\x7f" <= char < "\xa0")
+    odd = sum(
+        1
+        for char in text[:10_000]
+        if (char < " " and char not in "\t\n\r\f\x1b") or "\x7f" <= char < "\xa0"
+    )
     is_binary = odd > len(text[:10_000]) / 50
     return _refused(name, "is a binary file") if is_binary else Source(name, text)
 
@@ -122,7 +128,9 @@ def is_job(source: Source) -> bool:
     suffix = _suffix(source)
     if _says_python(source) or suffix in _DOCUMENTS:
         return False
-    evidence = _SHELLS.match(source.text) or suffix in _JOB_SUFFIXES or _DIRECTIVE.search(source.text)
+    evidence = (
+        _SHELLS.match(source.text) or suffix in _JOB_SUFFIXES or _DIRECTIVE.search(source.text)
+    )
     return bool(evidence) or bool(_scheduler(source))
 
 
@@ -139,20 +147,27 @@ def _scheduler(source: Source) -> str:
     """Return another scheduler than Slurm whose directives a script has, empty if there is none."""
     if _DIRECTIVE.search(source.text):
         return ""
-    return next((name for name, pattern in _OTHER_SCHEDULERS.items() if pattern.search(source.text)), "")
+    return next(
+        (name for name, pattern in _OTHER_SCHEDULERS.items() if pattern.search(source.text)), ""
+    )
 
 
 def not_judged(source: Source) -> Finding | None:
     """Return a hint if a file, or its directives of another scheduler, cannot be checked."""
     if not source.text.strip() and os.path.basename(source.name) != "__init__.py":
-        return Finding("input-unreadable", f"{source.name} is empty", where=source.name, severity="hint")
+        return Finding(
+            "input-unreadable", f"{source.name} is empty", where=source.name, severity="hint"
+        )
     if is_python(source):
         return None
     scheduler = _scheduler(source)
     if is_job(source) and not scheduler:
         return None
     if is_job(source):
-        what = f"{source.name} has directives of {scheduler}; only those of Slurm are known, and these are not judged"
+        what = (
+            f"{source.name} has directives of {scheduler}; only those of Slurm are known, and these"
+            " are not judged"
+        )
         fix = "compare by hand what the job asks for with what the launcher starts"
     else:
         what = f"{source.name} is neither an sbatch script nor Python: not judged"

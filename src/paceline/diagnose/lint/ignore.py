@@ -1,7 +1,7 @@
 """Suppress findings by comments in the checked file: ``# paceline: ignore NAME[, NAME]``.
 
-After code the comment applies to its line, alone on a line to the next one. Before the first line that is not a comment
-it applies to the whole file.
+After code the comment applies to its line, alone on a line to the next one. Before the first line
+that is not a comment it applies to the whole file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ _COMMENT = re.compile(r"#\s*paceline:\s*ignore[ :=]+([\w,\s-]+)")
 
 
 def ignored(source: str) -> tuple[frozenset[str], dict[int, frozenset[str]]]:
-    """Return the finding names that are ignored in the whole file, and those ignored on single lines."""
+    """Return the finding names that are ignored in the whole file, and those ignored on single
+    lines.
+    """
     everywhere: set[str] = set()
     by_line: dict[int, set[str]] = {}
     if "paceline:" not in source:
@@ -41,7 +43,8 @@ def unsuppressed(findings: Iterable[Finding], source: str) -> list[Finding]:
     return [
         finding
         for finding in findings
-        if finding.name not in everywhere and finding.name not in by_line.get(line_of(finding), frozenset())
+        if finding.name not in everywhere
+        and finding.name not in by_line.get(line_of(finding), frozenset())
     ]
 
 

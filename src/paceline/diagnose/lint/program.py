@@ -1,11 +1,19 @@
-"""The expectations of a training script about its job. Data only: `python` fills it, `job` checks it."""
+"""The expectations of a training script about its job. Data only: `python` fills it, `job` checks
+it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 # Where a script takes a number from.
-CONSTANT, ARGUMENT, VARIABLE, ALL_GPUS, ALL_CPUS = "constant", "argument", "variable", "all GPUs", "all CPUs"
+CONSTANT, ARGUMENT, VARIABLE, ALL_GPUS, ALL_CPUS = (
+    "constant",
+    "argument",
+    "variable",
+    "all GPUs",
+    "all CPUs",
+)
 
 
 @dataclass(frozen=True)
@@ -64,8 +72,10 @@ class Program:
         runner: The Trainer or Fabric, if the script creates only equal ones.
         lightning: True if the script uses Lightning, also if ``runner`` is None.
         workers: The largest known number of loader workers, and where.
-        needs_ranks: Where the script reads its rank from a launcher's variables, and fails without them.
-        adopts_ranks: Where it reads its rank from a launcher's variables, and trains alone without them.
+        needs_ranks: Where the script reads its rank from a launcher's variables, and fails without
+            them.
+        adopts_ranks: Where it reads its rank from a launcher's variables, and trains alone without
+            them.
         spawns: Where the script starts the processes of a node itself, and how many.
         port: The port by which the script replaces the launcher's, and where.
         address: The local address by which the script replaces the launcher's, and where.

@@ -1,7 +1,8 @@
-"""Locate the training scripts that a job starts, among the files on the command line or near the job script.
+"""Locate the training scripts that a job starts, among the files on the command line or near the
+job script.
 
-A job names its script relative to the folder from which it is submitted, which is unknown. So the likely folders are
-tried; if they contain different files of that name, none is used.
+A job names its script relative to the folder from which it is submitted, which is unknown. So the
+likely folders are tried; if they contain different files of that name, none is used.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ MOST_PROGRAMS = 8
 # A script that is not on the command line must not delay the answer.
 MOST_BYTES = 256 * 1024
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-# Folders above the job script that may be the one from which it is submitted: project/scripts/slurm/train.sbatch.
+# Folders above the job script that may be the one from which it is submitted:
+# project/scripts/slurm/train.sbatch.
 _ABOVE = 3
 
 
@@ -47,7 +49,11 @@ def _find(case: Case, launch: Launch, candidates: Sequence[str]) -> str:
     if case.name == "-":
         return ""
     for name in names:
-        paths = {os.path.realpath(path): path for path in _candidates(case, launch, name) if os.path.isfile(path)}
+        paths = {
+            os.path.realpath(path): path
+            for path in _candidates(case, launch, name)
+            if os.path.isfile(path)
+        }
         if paths:
             return _shown(case, next(iter(paths.values()))) if len(paths) == 1 else ""
     return ""
@@ -74,7 +80,9 @@ def _names(launch: Launch) -> list[str]:
 
 
 def _ends_with(path: str, name: str) -> bool:
-    """Return whether a path may be that of a program: the shorter path is the end of the longer one."""
+    """Return whether a path may be that of a program: the shorter path is the end of the longer
+    one.
+    """
     pairs = zip(reversed(_parts(path)), reversed(_parts(name)), strict=False)
     return path.endswith(".py") and all(part == other for part, other in pairs)
 
@@ -93,7 +101,9 @@ def _candidates(case: Case, launch: Launch, name: str) -> Iterator[str]:
 
 
 def _elsewhere(base: str, name: str) -> Iterator[str]:
-    """Yield an absolute path, and its ends below another folder, for a project at another location."""
+    """Yield an absolute path, and its ends below another folder, for a project at another
+    location.
+    """
     yield name
     parts = _parts(name)
     for start in range(len(parts) - 1):
@@ -103,7 +113,9 @@ def _elsewhere(base: str, name: str) -> Iterator[str]:
 
 
 def _bases(case: Case) -> Iterator[str]:
-    """Yield folders from which the job may be submitted: this one if it contains the job, and the job's parents."""
+    """Yield folders from which the job may be submitted: this one if it contains the job, and the
+    job's parents.
+    """
     if not os.path.isabs(case.name) and not os.path.normpath(case.name).startswith(".."):
         yield os.getcwd()
     folder = os.path.dirname(os.path.abspath(case.name))

@@ -56,7 +56,9 @@ class Report:
         return {"findings": [finding.to_json() for finding in self.findings]}
 
     def render(self) -> str:
-        """Return the findings as text by file; among several files, those without findings are only counted."""
+        """Return the findings as text by file; among several files, those without findings are only
+        counted.
+        """
         if len(self.files) == 1 and not self.findings:
             return f"{self.files[0].name}: nothing found"
         paragraphs = ["\n\n".join(_paragraphs(file)) for file in self.files if file.findings]
@@ -80,7 +82,9 @@ def _paragraphs(file: CheckedFile) -> Iterator[str]:
 
 def _counts(findings: list[Finding]) -> str:
     numbers = Counter(finding.severity for finding in findings)
-    return ", ".join(_number(numbers[severity], severity) for severity in SEVERITIES if numbers[severity])
+    return ", ".join(
+        _number(numbers[severity], severity) for severity in SEVERITIES if numbers[severity]
+    )
 
 
 def _number(count: int, noun: str) -> str:

@@ -1,7 +1,7 @@
 """Read from ``slurm.conf`` which resources a job must request on this machine's cluster.
 
-On clusters that allocate whole nodes, or memory and GPUs without a request, the advice to request them is wrong. So it
-is only given if this file shows that it applies.
+On clusters that allocate whole nodes, or memory and GPUs without a request, the advice to request
+them is wrong. So it is only given if this file shows that it applies.
 """
 
 from __future__ import annotations
@@ -56,15 +56,25 @@ def describe(text: str) -> Site:
         if name is None:
             settings.update(line_settings)
             continue
-        if line_settings.get("oversubscribe", line_settings.get("shared", "")).upper().startswith("EXCLUSIVE"):
+        if (
+            line_settings.get("oversubscribe", line_settings.get("shared", ""))
+            .upper()
+            .startswith("EXCLUSIVE")
+        ):
             whole.add(name)
         if line_settings.get("default", "").upper() == "YES":
             default = name
-        settings.update({key: value for key, value in line_settings.items() if key.startswith("defmem")})
+        settings.update(
+            {key: value for key, value in line_settings.items() if key.startswith("defmem")}
+        )
     shares = settings.get("selecttype", "select/cons_tres") != "select/linear"
-    defaults = [value for key, value in settings.items() if key.startswith("defmem") and value.strip("0")]
+    defaults = [
+        value for key, value in settings.items() if key.startswith("defmem") and value.strip("0")
+    ]
     return Site(
-        limits_memory=shares and "memory" in settings.get("selecttypeparameters", "").lower() and bool(defaults),
+        limits_memory=shares
+        and "memory" in settings.get("selecttypeparameters", "").lower()
+        and bool(defaults),
         binds_gpus=shares and "gpu" in settings.get("grestypes", "").split(","),
         whole_nodes=frozenset(whole),
         partition=default,

@@ -1,8 +1,9 @@
-"""Recognise variables of NCCL, torch and the libraries below them, and find the real name closest to a wrong one.
+"""Recognise variables of NCCL, torch and the libraries below them, and find the real name closest
+to a wrong one.
 
-In a *closed* family only the library and its known plug-ins read names, so an unknown name is a mistake. In an *open*
-family (libfabric, UCX, CUDA, OpenMP and so on) only the usual names are known, and only names one or two letters away
-from one of them are reported.
+In a *closed* family only the library and its known plug-ins read names, so an unknown name is a
+mistake. In an *open* family (libfabric, UCX, CUDA, OpenMP and so on) only the usual names are
+known, and only names one or two letters away from one of them are reported.
 """
 
 from __future__ import annotations
@@ -14,12 +15,34 @@ from functools import cache
 from paceline.diagnose.variables.folklore import folklore
 from paceline.diagnose.variables.table import known
 
-CLOSED = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_", "TORCH_DIST_", "TORCHELASTIC_", "GLOO_")
+CLOSED = (
+    "NCCL_",
+    "TORCH_NCCL_",
+    "TORCH_FR_",
+    "TORCH_DISTRIBUTED_",
+    "TORCH_DIST_",
+    "TORCHELASTIC_",
+    "GLOO_",
+)
 OPEN = (
-    *("FI_", "RDMAV_", "OFI_NCCL_", "UCX_", "SHARP_", "CUDA_", "OMP_", "KMP_", "GOMP_", "MKL_", "PET_", "TP_"),
+    *(
+        "FI_",
+        "RDMAV_",
+        "OFI_NCCL_",
+        "UCX_",
+        "SHARP_",
+        "CUDA_",
+        "OMP_",
+        "KMP_",
+        "GOMP_",
+        "MKL_",
+        "PET_",
+        "TP_",
+    ),
     *("TORCH_ELASTIC_", "TORCH_GLOO_", "TORCH_INCLUDE_", "TORCH_CPP_", "TORCH_SHOW_", "PYTORCH_"),
 )
-# Read by plug-ins and tools that are not NCCL (Google's, NVIDIA's inspector), whose names change with each release.
+# Read by plug-ins and tools that are not NCCL (Google's, NVIDIA's inspector), whose names change
+# with each release.
 PLUGINS = re.compile(
     r"NCCL_(FASTRAK|GPUDIRECTTCPX?O?|SHIMNET|INSPECTOR|PROFILE|TUNER|UCX|SHARP|TESTS|OFI|GIB|TELEMETRY|RCCL|MSCCL|"
     r"DOCA|NMX)_\w+|NCCL_DYNAMIC_CHUNK_SIZE"
@@ -30,15 +53,21 @@ LOCAL_NAMES = re.compile(
     r"MINOR|SRC|SOURCE|BIN|BUILD|PKG|MODULE|TAG|BRANCH|COMMIT|REPO|URL|ARGS|OPTS|FLAGS|CFLAGS|LDFLAGS|VARS|ENVS?|"
     r"LOGS?|OUTPUT|RESULTS?|INSTALL|STATIC|ARCH)"
 )
-PREFIXES_MISSPELT = re.compile(r"(NCLL|NCCCL|NNCCL|NCL|NCC|NCCLL|TORCH_NCLL|TROCH_NCCL|PYTORCH_NCCL|GOO|GLLO)_(?=\w)")
+PREFIXES_MISSPELT = re.compile(
+    r"(NCLL|NCCCL|NNCCL|NCL|NCC|NCCLL|TORCH_NCLL|TROCH_NCCL|PYTORCH_NCCL|GOO|GLLO)_(?=\w)"
+)
 NEAR = 2
 # Endings that complete a truncated name, most likely first.
 ENDINGS = ("ENABLE", "DISABLE", "LEVEL", "INDEX", "SIZE", "PLUGIN")
 
 
 def is_relevant(name: str) -> bool:
-    """Return whether a variable is meant for NCCL, torch's distributed parts, or the libraries below them."""
-    return name in known() or name.startswith((*CLOSED, *OPEN)) or bool(PREFIXES_MISSPELT.match(name))
+    """Return whether a variable is meant for NCCL, torch's distributed parts, or the libraries
+    below them.
+    """
+    return (
+        name in known() or name.startswith((*CLOSED, *OPEN)) or bool(PREFIXES_MISSPELT.match(name))
+    )
 
 
 def is_closed(name: str) -> bool:
@@ -64,7 +93,11 @@ def closest_real(name: str) -> str:
 def _near(name: str) -> str:
     letters = min(NEAR, len(name) // (5 if is_closed(name) else 8))
     family = name.split("_", maxsplit=1)[0]
-    same = [real for real in _living() if real.startswith(family[:2]) and abs(len(real) - len(name)) <= letters]
+    same = [
+        real
+        for real in _living()
+        if real.startswith(family[:2]) and abs(len(real) - len(name)) <= letters
+    ]
     nearest = min(same, key=lambda real: (distance(name, real, letters), real), default="")
     if nearest and distance(name, nearest, letters) <= letters:
         return nearest
@@ -79,7 +112,9 @@ def _longer(name: str) -> str:
 
 
 def _alike(name: str) -> str:
-    """Match longer words for the same thing: ``NCCL_SOCKET_INTERFACE_NAME``, ``NCCL_DEBUG_SUBSYSTEM``."""
+    """Match longer words for the same thing: ``NCCL_SOCKET_INTERFACE_NAME``,
+    ``NCCL_DEBUG_SUBSYSTEM``.
+    """
     family, _, rest = name.partition("_")
     rests = {real.partition("_")[2]: real for real in _living() if real.startswith(f"{family}_")}
     matches = difflib.get_close_matches(rest, list(rests), n=1, cutoff=0.8)
@@ -89,11 +124,15 @@ def _alike(name: str) -> str:
 def _other_order(name: str) -> str:
     """Match the same words in another order: ``NCCL_DISABLE_P2P`` is ``NCCL_P2P_DISABLE``."""
     words = sorted(_stem(word) for word in name.split("_"))
-    return next((real for real in _living() if sorted(_stem(word) for word in real.split("_")) == words), "")
+    return next(
+        (real for real in _living() if sorted(_stem(word) for word in real.split("_")) == words), ""
+    )
 
 
 def _other_prefix(name: str) -> str:
-    """Match the words after another prefix: ``TORCH_NCCL_DEBUG``, ``NCLL_DEBUG``, ``NCCL_HEARTBEAT_TIMEOUT_SEC``."""
+    """Match the words after another prefix: ``TORCH_NCCL_DEBUG``, ``NCLL_DEBUG``,
+    ``NCCL_HEARTBEAT_TIMEOUT_SEC``.
+    """
     rest = re.sub(r"^(TORCH_|PYTORCH_)?(NCCL|NCLL|NCCCL|NNCCL|NCL|NCC|NCCLL|FR)_", "", name)
     if rest == name:
         return ""
@@ -102,7 +141,12 @@ def _other_prefix(name: str) -> str:
 
 
 def _stem(word: str) -> str:
-    return {"DISABLED": "DISABLE", "ENABLED": "ENABLE", "NTHREAD": "NTHREADS", "DEVICE": "DEVICES"}.get(word, word)
+    return {
+        "DISABLED": "DISABLE",
+        "ENABLED": "ENABLE",
+        "NTHREAD": "NTHREADS",
+        "DEVICE": "DEVICES",
+    }.get(word, word)
 
 
 @cache

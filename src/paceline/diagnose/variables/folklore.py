@@ -24,7 +24,10 @@ class Folklore:
     why: str = "it is silently ignored"
 
 
-TIMEOUT = "dist.init_process_group(timeout=datetime.timedelta(minutes=30)), or paceline run --hang-timeout 1800"
+TIMEOUT = (
+    "dist.init_process_group(timeout=datetime.timedelta(minutes=30)), or paceline run"
+    " --hang-timeout 1800"
+)
 UNIT = r"(_S|_SEC|_SECS|_SECONDS|_MS|_MSEC|_MILLISECONDS|_MIN|_MINUTES)?"
 OF_WHAT = (
     r"((SOCKET|COMM|COMMUNICATION|COLLECTIVE|OP|OPERATION|CONNECT|WATCHDOG|INIT|BARRIER|BLOCKING_WAIT|"
@@ -34,15 +37,23 @@ FOLKLORE = (
     Folklore(
         ("NCCL_HEARTBEAT_TIMEOUT", "TORCH_NCCL_HEARTBEAT_TIMEOUT"),
         r"(TORCH_)?NCCL_HEARTBEAT_TIMEOUT(_S|_SECONDS|_MS)?",
-        f"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC for the watchdog's own hangs; for collectives: {TIMEOUT}",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC for the watchdog's own hangs; for collectives:"
+        f" {TIMEOUT}",
         "the timeout of collectives is an argument of the program, not a variable",
     ),
     Folklore(
-        ("NCCL_TIMEOUT", "NCCL_SOCKET_TIMEOUT", "TORCH_NCCL_TIMEOUT", "TORCH_DISTRIBUTED_TIMEOUT", "GLOO_TIMEOUT"),
+        (
+            "NCCL_TIMEOUT",
+            "NCCL_SOCKET_TIMEOUT",
+            "TORCH_NCCL_TIMEOUT",
+            "TORCH_DISTRIBUTED_TIMEOUT",
+            "GLOO_TIMEOUT",
+        ),
         rf"((TORCH_)?NCCL_{OF_WHAT}TIMEOUT|(TORCH_)?(DISTRIBUTED|DIST)(_NCCL)?(_DEFAULT|_COLLECTIVE|_INIT)?_TIMEOUT|"
         rf"GLOO(_SOCKET|_CONNECT)?_TIMEOUT|TORCHELASTIC_TIMEOUT|DDP_TIMEOUT){UNIT}",
         TIMEOUT,
-        "the timeout stays as it is: 10 minutes with nccl, 30 with gloo, or what the program passes",
+        "the timeout stays as it is: 10 minutes with nccl, 30 with gloo, or what the program"
+        " passes",
     ),
     Folklore(
         ("NCCL_MIN_CHANNELS",),

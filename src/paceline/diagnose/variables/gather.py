@@ -1,4 +1,6 @@
-"""Collect the settings that NCCL and torch would read in this process: the environment and NCCL's files."""
+"""Collect the settings that NCCL and torch would read in this process: the environment and NCCL's
+files.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def gather_settings(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the relevant variables and the places that set them.
 
-    NCCL sets a variable from a file only if it is not set yet: the environment wins over the user's file, which wins
+    NCCL sets a variable from a file only if it is not set yet: the environment wins over the user's
+    file, which wins
     over the system's. The user's file is that of NCCL_CONF_FILE, or else ``~/.nccl.conf``.
 
     Args:
@@ -28,8 +31,8 @@ def gather_settings(
         home: The user's home; looked up if None.
 
     Returns:
-        Variables by name (the value of one that sounds like a secret is ``...``), and the place of each that comes from
-        a file, as ``/etc/nccl.conf:3``.
+        Variables by name (the value of one that sounds like a secret is ``...``), and the place of
+        each that comes from a file, as ``/etc/nccl.conf:3``.
     """
     settings = {name: value for name, value in env.snapshot().items() if is_relevant(name)}
     where: dict[str, str] = {}
@@ -40,14 +43,16 @@ def gather_settings(
             if name not in settings:
                 settings[name] = value
                 where[name] = f"{path}:{line}"
-    return {name: "..." if SECRET.search(name) else value for name, value in settings.items()}, where
+    return {
+        name: "..." if SECRET.search(name) else value for name, value in settings.items()
+    }, where
 
 
 def parse_file(text: str) -> Iterator[tuple[int, str, str]]:
     """Yield line, name and value of a file of NCCL, as NCCL reads it.
 
-    A line that begins with ``#`` is a comment, a line without ``=`` is ignored, and nothing is trimmed: blanks, quotes
-    and a comment behind the value belong to the name or the value.
+    A line that begins with ``#`` is a comment, a line without ``=`` is ignored, and nothing is
+    trimmed: blanks, quotes and a comment behind the value belong to the name or the value.
     """
     for number, line in enumerate(text.splitlines(), 1):
         name, equals, value = line.partition("=")

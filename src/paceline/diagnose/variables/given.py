@@ -52,7 +52,9 @@ class Settings:
 
     def is_false(self, *names: str) -> bool:
         """Return whether torch reads one of these as false."""
-        return any(self.has(name) and bool(self.text(name)) and not self.is_true(name) for name in names)
+        return any(
+            self.has(name) and bool(self.text(name)) and not self.is_true(name) for name in names
+        )
 
     def at_least(self, library: str, minimum: str) -> bool | None:
         """Return whether the library is that new, None if its version is unknown."""
@@ -68,16 +70,38 @@ class Settings:
 
 
 def contradicted(
-    settings: Settings, names: Iterable[str], what: str, *, why: str, fix: str, severity: str = "warning"
+    settings: Settings,
+    names: Iterable[str],
+    what: str,
+    *,
+    why: str,
+    fix: str,
+    severity: str = "warning",
 ) -> Finding:
     """Return the finding that one setting overrides the others."""
     names = [name for name in names if settings.has(name)]
-    return Finding("variable-contradicted", what, settings.where(names), settings.lines(names), why, fix, severity)
+    return Finding(
+        "variable-contradicted",
+        what,
+        settings.where(names),
+        settings.lines(names),
+        why,
+        fix,
+        severity,
+    )
 
 
 def harmful(
-    settings: Settings, names: Iterable[str], what: str, *, why: str, fix: str, severity: str = "hint"
+    settings: Settings,
+    names: Iterable[str],
+    what: str,
+    *,
+    why: str,
+    fix: str,
+    severity: str = "hint",
 ) -> Finding:
     """Return the finding that settings do more harm than good."""
     names = [name for name in names if settings.has(name)]
-    return Finding("variable-harmful", what, settings.where(names), settings.lines(names), why, fix, severity)
+    return Finding(
+        "variable-harmful", what, settings.where(names), settings.lines(names), why, fix, severity
+    )

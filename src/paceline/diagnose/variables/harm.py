@@ -1,4 +1,6 @@
-"""Check for harmful settings: those that work, but cost stability, speed, correctness or diagnosability."""
+"""Check for harmful settings: those that work, but cost stability, speed, correctness or
+diagnosability.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,16 @@ def _no_ring(settings: Settings) -> Iterator[Finding]:
     yield harmful(
         settings,
         ("NCCL_ALGO",),
-        f"NCCL_ALGO={settings.text('NCCL_ALGO')} leaves no algorithm for broadcast and reduce, which have Ring only",
-        why=f"since NCCL {STRICT_SINCE} there is no fall-back, and DDP's first broadcast fails: no algorithm available",
-        fix="unset NCCL_ALGO, or NCCL_ALGO=allreduce:tree for one function alone (NCCL 2.24 or newer)",
+        f"NCCL_ALGO={settings.text('NCCL_ALGO')} leaves no algorithm for broadcast and reduce,"
+        " which have Ring only",
+        why=(
+            f"since NCCL {STRICT_SINCE} there is no fall-back, and DDP's first broadcast fails: no"
+            " algorithm available"
+        ),
+        fix=(
+            "unset NCCL_ALGO, or NCCL_ALGO=allreduce:tree for one function alone (NCCL 2.24 or"
+            " newer)"
+        ),
         severity="error" if strict else "warning",
     )
 
@@ -53,22 +62,38 @@ def _forced_ll128(settings: Settings) -> Iterator[Finding]:
                 settings,
                 ("NCCL_PROTO",),
                 f"NCCL_PROTO={value} forces LL128 on, also where the hardware does not support it",
-                why="then data can be silently corrupted; unset, NCCL uses LL128 only where it is safe",
-                fix="unset NCCL_PROTO" if not choice.excluded else "NCCL_PROTO=^LL,LL128, or unset it",
+                why=(
+                    "then data can be silently corrupted; unset, NCCL uses LL128 only where it is"
+                    " safe"
+                ),
+                fix=(
+                    "unset NCCL_PROTO"
+                    if not choice.excluded
+                    else "NCCL_PROTO=^LL,LL128, or unset it"
+                ),
             )
             return
 
 
 def _loopback(settings: Settings) -> Iterator[Finding]:
-    nodes = settings.num_nodes or settings.number("SLURM_JOB_NUM_NODES") or settings.number("SLURM_NNODES") or 1
+    nodes = (
+        settings.num_nodes
+        or settings.number("SLURM_JOB_NUM_NODES")
+        or settings.number("SLURM_NNODES")
+        or 1
+    )
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         if nodes > 1 and settings.text(name).lstrip("=") == "lo":
             yield harmful(
                 settings,
                 (name,),
-                f"{name}={settings.text(name)} is the loopback interface, and the job has {nodes} nodes",
+                f"{name}={settings.text(name)} is the loopback interface, and the job has {nodes}"
+                " nodes",
                 why="every node talks to itself: ranks of other nodes are never reached",
-                fix=f"unset {name}, or the interface between the nodes: ip route get ADDRESS_OF_ANOTHER_NODE",
+                fix=(
+                    f"unset {name}, or the interface between the nodes: ip route get"
+                    " ADDRESS_OF_ANOTHER_NODE"
+                ),
                 severity="error",
             )
 
@@ -78,7 +103,8 @@ def _through_the_network(settings: Settings) -> Iterator[Finding]:
         yield harmful(
             settings,
             ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"),
-            "without peer-to-peer and without shared memory GPUs of one node talk through the network",
+            "without peer-to-peer and without shared memory GPUs of one node talk through the"
+            " network",
             why="that is the slowest way, meant for finding out which of the others is broken",
             fix="unset NCCL_SHM_DISABLE once peer-to-peer is known to be at fault",
         )
@@ -91,7 +117,10 @@ def _blocking(settings: Settings) -> Iterator[Finding]:
             settings,
             (name,),
             f"{name}=1 makes the CPU wait for each collective and starts no watchdog thread",
-            why="it costs speed, and after a timeout no flight recorder shows which rank was missing",
+            why=(
+                "it costs speed, and after a timeout no flight recorder shows which rank was"
+                " missing"
+            ),
             fix=f"unset {name}: a timeout ends the job without it too",
         )
 
@@ -126,7 +155,10 @@ def _launch_blocking(settings: Settings) -> Iterator[Finding]:
             settings,
             ("CUDA_LAUNCH_BLOCKING",),
             "CUDA_LAUNCH_BLOCKING=1 waits for each kernel",
-            why="for finding the line of an error only: nothing overlaps, and several streams can wait for each other",
+            why=(
+                "for finding the line of an error only: nothing overlaps, and several streams can"
+                " wait for each other"
+            ),
             fix="unset CUDA_LAUNCH_BLOCKING in runs that count",
         )
 
@@ -138,7 +170,8 @@ def _old_levels(settings: Settings) -> Iterator[Finding]:
             yield harmful(
                 settings,
                 (name,),
-                f"{name}={text}: levels by number are old, and their meaning has changed between versions",
+                f"{name}={text}: levels by number are old, and their meaning has changed between"
+                " versions",
                 why=f"{text} is read as {OLD_LEVELS.get(text, 'SYS')}; NVL has no number",
                 fix=f"{name}={OLD_LEVELS.get(text, 'SYS')}",
             )
@@ -147,9 +180,14 @@ def _old_levels(settings: Settings) -> Iterator[Finding]:
 def _efa(settings: Settings) -> Iterator[Finding]:
     old = [name for name, (value, _) in EFA.items() if settings.text(name) == value]
     reasons = [f"{name} {EFA[name][1]}" for name in old]
-    if settings.text("FI_PROVIDER").lower() == "efa" and settings.text("NCCL_PROTO").lower() == "simple":
+    if (
+        settings.text("FI_PROVIDER").lower() == "efa"
+        and settings.text("NCCL_PROTO").lower() == "simple"
+    ):
         old.append("NCCL_PROTO")
-        reasons.append("NCCL_PROTO=simple is for aws-ofi-nccl 1.5 or older, and slows small messages")
+        reasons.append(
+            "NCCL_PROTO=simple is for aws-ofi-nccl 1.5 or older, and slows small messages"
+        )
     if old:
         yield harmful(
             settings,
@@ -205,6 +243,14 @@ def _shared_dumps(settings: Settings) -> Iterator[Finding]:
 
 
 _CHECKS = (
-    *(_no_ring, _forced_ll128, _loopback, _through_the_network, _blocking, _no_handling, _no_flight_recorder),
+    *(
+        _no_ring,
+        _forced_ll128,
+        _loopback,
+        _through_the_network,
+        _blocking,
+        _no_handling,
+        _no_flight_recorder,
+    ),
     *(_launch_blocking, _old_levels, _efa, _fork_safe, _needless, _shared_dumps),
 )

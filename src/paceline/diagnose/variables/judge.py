@@ -1,4 +1,6 @@
-"""Check settings of NCCL and torch: unknown names, invalid values, and contradictions. Settings in, findings out."""
+"""Check settings of NCCL and torch: unknown names, invalid values, and contradictions. Settings in,
+findings out.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,12 @@ def judge_settings(
     """Return the findings about settings of NCCL, torch and the libraries below them.
 
     Args:
-        settings: Variables and their values. Other names are ignored. A value that a shell still expands (it contains
-            ``$`` or a backtick) is not checked, but its name is.
-        where: The place of each setting, for example ``/etc/nccl.conf:3``; by default the variable's own name.
-        versions: The installed versions of ``"nccl"`` and ``"torch"``; by default every name that a recent version
-            reads is known.
+        settings: Variables and their values. Other names are ignored. A value that a shell still
+            expands (it contains ``$`` or a backtick) is not checked, but its name is.
+        where: The place of each setting, for example ``/etc/nccl.conf:3``; by default the
+            variable's own name.
+        versions: The installed versions of ``"nccl"`` and ``"torch"``; by default every name that a
+            recent version reads is known.
         num_nodes: The number of nodes of the job, None if unknown.
 
     Returns:

@@ -21,8 +21,20 @@ ALGORITHMS = {
     "pat": "2.23",
 }
 SHOWN = {
-    **{"ring": "Ring", "tree": "Tree", "collnetchain": "CollnetChain", "collnetdirect": "CollnetDirect"},
-    **{"nvls": "NVLS", "nvlstree": "NVLSTree", "pat": "PAT", "ll": "LL", "ll128": "LL128", "simple": "Simple"},
+    **{
+        "ring": "Ring",
+        "tree": "Tree",
+        "collnetchain": "CollnetChain",
+        "collnetdirect": "CollnetDirect",
+    },
+    **{
+        "nvls": "NVLS",
+        "nvlstree": "NVLSTree",
+        "pat": "PAT",
+        "ll": "LL",
+        "ll128": "LL128",
+        "simple": "Simple",
+    },
 }
 PROTOCOLS = {"ll": "2.5", "ll128": "2.5", "simple": "2.5"}
 FUNCTIONS: tuple[str, ...] = (
@@ -42,7 +54,20 @@ FORKED = ("msccl", "mscclpp", "rccl")
 STRICT_SINCE = "2.24"
 SUBSYSTEMS = frozenset(
     (
-        *("INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "ALLOC_HOST", "CALL", "PROXY"),
+        *(
+            "INIT",
+            "COLL",
+            "P2P",
+            "SHM",
+            "NET",
+            "GRAPH",
+            "TUNING",
+            "ENV",
+            "ALLOC",
+            "ALLOC_HOST",
+            "CALL",
+            "PROXY",
+        ),
         *("NVLS", "BOOTSTRAP", "REG", "PROFILE", "RAS", "DESTROY", "ALL", "CE", "SYM"),
     )
 )
@@ -65,7 +90,9 @@ class Choice:
 
 
 def parse_choices(value: str) -> list[Choice]:
-    """Return the entries of a value of NCCL_ALGO or NCCL_PROTO, as NCCL 2.24 and newer parse them."""
+    """Return the entries of a value of NCCL_ALGO or NCCL_PROTO, as NCCL 2.24 and newer parse
+    them.
+    """
     choices = []
     for entry in filter(None, value.strip().lower().split(";")):
         function, colon, names = entry.partition(":")
@@ -101,7 +128,8 @@ def algorithms(setting: Setting, versions: Mapping[str, str]) -> Fault | None:
         if index and not choice.function:
             return Fault(
                 f"the entry {','.join(choice.names)!r} behind the semicolon names no function",
-                f"{setting.name}={setting.text.replace(';', ',')}, or allreduce:... behind the semicolon",
+                f"{setting.name}={setting.text.replace(';', ',')}, or allreduce:... behind the"
+                " semicolon",
                 "NCCL fails with All entries except the first must have a prefix",
                 "error" if strict else "warning",
             )
@@ -110,13 +138,16 @@ def algorithms(setting: Setting, versions: Mapping[str, str]) -> Fault | None:
         for name in choice.names:
             if name in FUNCTIONS:
                 return _comma_for_semicolon(setting, name, strict)
-            if name in FORKED or (name in OLD_ALGORITHMS and at_least(versions, "nccl", "2.14") is False):
+            if name in FORKED or (
+                name in OLD_ALGORITHMS and at_least(versions, "nccl", "2.14") is False
+            ):
                 continue
             if name not in words:
                 return _unknown_word(name, words, setting, strict)
             if at_least(versions, "nccl", words[name]) is False:
                 return Fault(
-                    f"NCCL has {SHOWN[name]} since {words[name]}, and {versions['nccl']} is installed",
+                    f"NCCL has {SHOWN[name]} since {words[name]}, and {versions['nccl']} is"
+                    " installed",
                     f"unset {setting.name}",
                     "the word is ignored, and what is left of the list limits the choice",
                 )
@@ -143,7 +174,10 @@ def _unknown_word(
     why = {
         True: "communicators cannot be made: Unrecognized element token",
         False: "the word is ignored, and what is left of the list limits the choice",
-        None: f"since {STRICT_SINCE} NCCL fails with Unrecognized element token, before it the word is ignored",
+        None: (
+            f"since {STRICT_SINCE} NCCL fails with Unrecognized element token, before it the word"
+            " is ignored"
+        ),
     }[strict]
     listed = ", ".join(SHOWN.get(name, name) for name in words)
     if word.strip() in words:
@@ -154,7 +188,9 @@ def _unknown_word(
 
 
 def interfaces(setting: Setting) -> Fault | None:
-    """Return the first fault in NCCL_SOCKET_IFNAME: a list of prefixes, with one ``^`` or ``=`` before it."""
+    """Return the first fault in NCCL_SOCKET_IFNAME: a list of prefixes, with one ``^`` or ``=``
+    before it.
+    """
     value = setting.text
     names = [entry.prefix for entry in nccl_lists.parse(value).entries]
     marks = [name[0] for name in names[1:] if name.startswith(("^", "="))]
@@ -168,7 +204,11 @@ def interfaces(setting: Setting) -> Fault | None:
             f"NCCL looks for an interface whose name begins with {mark}",
         )
     if value.startswith("=^"):
-        return Fault("the marks are in the wrong order", f"{setting.name}=^={value[2:]}", "nothing is excluded")
+        return Fault(
+            "the marks are in the wrong order",
+            f"{setting.name}=^={value[2:]}",
+            "nothing is excluded",
+        )
     if names and all("*" in name for name in names):
         return Fault(
             "NCCL knows no wildcards: a name is the beginning of one anyway",
@@ -179,15 +219,23 @@ def interfaces(setting: Setting) -> Fault | None:
     if re.search(r"[;\s]", value):
         list_text = ",".join(filter(None, re.split(r"[;,\s]+", value)))
         return Fault(
-            "names are separated by commas", f"{setting.name}={list_text}", "the rest is taken as part of the name"
+            "names are separated by commas",
+            f"{setting.name}={list_text}",
+            "the rest is taken as part of the name",
         )
     if re.fullmatch(r"\d+(\.\d+){3}(/\d+)?", value):
-        return Fault("an address is not the name of an interface", "ip -br address: its first column is the name", "")
+        return Fault(
+            "an address is not the name of an interface",
+            "ip -br address: its first column is the name",
+            "",
+        )
     return None
 
 
 def cards(setting: Setting) -> Fault | None:
-    """Return a fault if NCCL_IB_HCA has network interfaces (``ib0``) instead of cards (``mlx5_0``)."""
+    """Return a fault if NCCL_IB_HCA has network interfaces (``ib0``) instead of cards
+    (``mlx5_0``).
+    """
     cards = nccl_lists.parse(setting.text)
     names = [entry.prefix.strip() for entry in cards.entries]
     if cards.excluded or not names or not all(INTERFACE.fullmatch(name) for name in names):
@@ -206,7 +254,11 @@ def exact_interfaces(setting: Setting) -> Fault | None:
         return None
     return Fault(
         "gloo takes whole names of interfaces; ^ and = and * are NCCL's or nobody's",
-        f"{setting.name}={value[1:]}" if value[0] == "=" else f"{setting.name}=NAME, one of ip -br address",
+        (
+            f"{setting.name}={value[1:]}"
+            if value[0] == "="
+            else f"{setting.name}=NAME, one of ip -br address"
+        ),
         f"a gloo group cannot be made: Unable to find address for: {value.split(',')[0]}",
     )
 
@@ -218,5 +270,9 @@ def subsystems(setting: Setting) -> Fault | None:
     if wrong is None:
         return None
     near = closest(wrong, SUBSYSTEMS)
-    fix = f"{wrong} -> {near}" if near else f"choose from {', '.join(sorted(SUBSYSTEMS - {'CE', 'SYM'}))}"
+    fix = (
+        f"{wrong} -> {near}"
+        if near
+        else f"choose from {', '.join(sorted(SUBSYSTEMS - {'CE', 'SYM'}))}"
+    )
     return Fault(f"NCCL has no subsystem {wrong!r}", fix, "its lines are not shown", "hint")

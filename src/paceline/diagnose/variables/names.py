@@ -14,10 +14,18 @@ from paceline.errors import Finding
 
 # Where no version is known: the oldest torch that is supported, and the NCCL that it brings.
 OLDEST_TORCH, OLDEST_NCCL = "2.8", "2.27"
-PLUGIN_VARIABLES = ("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ENV_PLUGIN", "NCCL_NET")
+PLUGIN_VARIABLES = (
+    "NCCL_NET_PLUGIN",
+    "NCCL_TUNER_PLUGIN",
+    "NCCL_PROFILER_PLUGIN",
+    "NCCL_ENV_PLUGIN",
+    "NCCL_NET",
+)
 
 
-def judge_name(setting: Setting, settings: Mapping[str, str], versions: Mapping[str, str]) -> Iterator[Finding]:
+def judge_name(
+    setting: Setting, settings: Mapping[str, str], versions: Mapping[str, str]
+) -> Iterator[Finding]:
     """Yield what is to be said of a name that has no effect."""
     if setting.name != setting.name.strip() or " " in setting.name:
         yield _blanks(setting)
@@ -29,17 +37,32 @@ def judge_name(setting: Setting, settings: Mapping[str, str], versions: Mapping[
         return
     story = folklore(setting.name)
     if story is not None:
-        yield _unknown(setting, f"no library reads {setting.name}", fix=story.instead, why=story.why)
+        yield _unknown(
+            setting, f"no library reads {setting.name}", fix=story.instead, why=story.why
+        )
         return
     yield from _never_heard_of(setting, settings, versions)
 
 
-def _never_heard_of(setting: Setting, settings: Mapping[str, str], versions: Mapping[str, str]) -> Iterator[Finding]:
+def _never_heard_of(
+    setting: Setting, settings: Mapping[str, str], versions: Mapping[str, str]
+) -> Iterator[Finding]:
     near = closest_real(setting.name)
     if near:
-        yield _unknown(setting, f"no library reads {setting.name}; there is {near}", fix=f"{setting.name} -> {near}")
+        yield _unknown(
+            setting,
+            f"no library reads {setting.name}; there is {near}",
+            fix=f"{setting.name} -> {near}",
+        )
     elif is_closed(setting.name):
-        plugin = next((name for name in PLUGIN_VARIABLES if settings.get(name, "none").lower() not in _INTERNAL), "")
+        plugin = next(
+            (
+                name
+                for name in PLUGIN_VARIABLES
+                if settings.get(name, "none").lower() not in _INTERNAL
+            ),
+            "",
+        )
         if plugin or _is_newer_than_the_table(setting.name, versions):
             return  # a plug-in may read it, or a version that we have not looked at
         library = "torch" if setting.name.startswith(("TORCH", "GLOO")) else "nccl"
@@ -59,16 +82,30 @@ def _is_newer_than_the_table(name: str, versions: Mapping[str, str]) -> bool:
     return have is not None and last is not None and have > last
 
 
-def _of_another_version(setting: Setting, variable: Variable, versions: Mapping[str, str]) -> Iterator[Finding]:
+def _of_another_version(
+    setting: Setting, variable: Variable, versions: Mapping[str, str]
+) -> Iterator[Finding]:
     if variable.library not in LIBRARIES:
         return
     library, have = LIBRARIES[variable.library], versions.get(variable.library)
     if variable.since and at_least(versions, variable.library, variable.since) is False:
         text = f"{library} reads {setting.name} since {variable.since}, and {have} is installed"
-        yield _unknown(setting, text, fix=f"take {setting.name} out, or install {library} {variable.since} or newer")
+        yield _unknown(
+            setting,
+            text,
+            fix=f"take {setting.name} out, or install {library} {variable.since} or newer",
+        )
     elif variable.until and _is_gone(variable, versions):
-        text = f"{library} {have} does not read {setting.name}" if have else f"{library} no longer reads {setting.name}"
-        yield _unknown(setting, f"{text}; the last to do so was {variable.until}", fix=f"take {setting.name} out")
+        text = (
+            f"{library} {have} does not read {setting.name}"
+            if have
+            else f"{library} no longer reads {setting.name}"
+        )
+        yield _unknown(
+            setting,
+            f"{text}; the last to do so was {variable.until}",
+            fix=f"take {setting.name} out",
+        )
 
 
 def _is_gone(variable: Variable, versions: Mapping[str, str]) -> bool:
@@ -82,13 +119,19 @@ def _blanks(setting: Setting) -> Finding:
     likely = setting.name.strip().split()[-1]
     return _unknown(
         setting,
-        f"the name of this line is {setting.name!r} to NCCL, which takes all before the = of a line in its files",
+        f"the name of this line is {setting.name!r} to NCCL, which takes all before the = of a line"
+        " in its files",
         fix=f"{likely}={setting.text}",
-        why="a blank or a word such as export before or behind the name makes it another name, which nothing reads",
+        why=(
+            "a blank or a word such as export before or behind the name makes it another name,"
+            " which nothing reads"
+        ),
     )
 
 
-def _unknown(setting: Setting, text: str, *, fix: str, why: str = "it is silently ignored") -> Finding:
+def _unknown(
+    setting: Setting, text: str, *, fix: str, why: str = "it is silently ignored"
+) -> Finding:
     return Finding(
         "variable-unknown",
         text,

@@ -24,7 +24,8 @@ def _p2p(settings: Settings) -> Iterator[Finding]:
         yield contradicted(
             settings,
             ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"),
-            f"NCCL_P2P_DISABLE=1 wins over NCCL_P2P_LEVEL={level}: all peer-to-peer transfers are off",
+            f"NCCL_P2P_DISABLE=1 wins over NCCL_P2P_LEVEL={level}: all peer-to-peer transfers"
+            " are off",
             why="disabling means level LOC, and the other level is not read",
             fix="unset NCCL_P2P_DISABLE to have the level, or NCCL_P2P_LEVEL to have none",
         )
@@ -42,17 +43,24 @@ def _infiniband(settings: Settings) -> Iterator[Finding]:
             fix="unset one of the two",
             severity="error",
         )
-    plugin = settings.text("NCCL_NET_PLUGIN").lower() not in ("", "none") or settings.has("FI_PROVIDER")
+    plugin = settings.text("NCCL_NET_PLUGIN").lower() not in ("", "none") or settings.has(
+        "FI_PROVIDER"
+    )
     if plugin or not (disabled or network == "socket"):
         return
     cause = "NCCL_IB_DISABLE" if disabled else "NCCL_NET"
-    idle = [name for name in settings.by_name if name.startswith("NCCL_IB_") and name != "NCCL_IB_DISABLE"]
+    idle = [
+        name
+        for name in settings.by_name
+        if name.startswith("NCCL_IB_") and name != "NCCL_IB_DISABLE"
+    ]
     idle = [name for name in idle if settings.has(name)]
     if idle:
         yield contradicted(
             settings,
             (cause, *idle),
-            f"{cause}={settings.text(cause)} leaves InfiniBand unused, and {_list(idle)} {_have(idle)} no effect",
+            f"{cause}={settings.text(cause)} leaves InfiniBand unused, and {_list(idle)}"
+            f" {_have(idle)} no effect",
             why="NCCL talks over TCP, which is several times slower where there is InfiniBand",
             fix=f"unset {cause} to use InfiniBand, or {_list(idle)} to stay with TCP",
         )
@@ -65,9 +73,16 @@ def _sockets(settings: Settings) -> Iterator[Finding]:
         yield contradicted(
             settings,
             names,
-            f"{threads} threads with {sockets} sockets each are {threads * sockets}, and NCCL opens {MOST_SOCKETS}",
-            why=f"NCCL lowers NCCL_NSOCKS_PERTHREAD to {max(MOST_SOCKETS // threads, 1)} with a warning",
-            fix=f"NCCL_NSOCKS_PERTHREAD={max(MOST_SOCKETS // threads, 1)}, or 4 and 4 as NCCL suggests for 100 Gb/s",
+            f"{threads} threads with {sockets} sockets each are {threads * sockets}, and NCCL opens"
+            f" {MOST_SOCKETS}",
+            why=(
+                f"NCCL lowers NCCL_NSOCKS_PERTHREAD to {max(MOST_SOCKETS // threads, 1)} with a"
+                " warning"
+            ),
+            fix=(
+                f"NCCL_NSOCKS_PERTHREAD={max(MOST_SOCKETS // threads, 1)}, or 4 and 4 as NCCL"
+                " suggests for 100 Gb/s"
+            ),
         )
     network = settings.text("NCCL_NET").lower()
     efa = settings.text("FI_PROVIDER").lower() == "efa"
@@ -77,7 +92,8 @@ def _sockets(settings: Settings) -> Iterator[Finding]:
         yield contradicted(
             settings,
             (cause, *idle),
-            f"{_list(idle)} {'is' if len(idle) == 1 else 'are'} for TCP, and {cause}={settings.text(cause)}",
+            f"{_list(idle)} {'is' if len(idle) == 1 else 'are'} for TCP, and"
+            f" {cause}={settings.text(cause)}",
             why="they have no effect on another network",
             fix=f"unset {_list(idle)}",
             severity="hint",
@@ -85,7 +101,10 @@ def _sockets(settings: Settings) -> Iterator[Finding]:
 
 
 def _efa(settings: Settings) -> Iterator[Finding]:
-    if settings.text("FI_PROVIDER").lower() == "efa" and settings.text("NCCL_NET").lower() == "socket":
+    if (
+        settings.text("FI_PROVIDER").lower() == "efa"
+        and settings.text("NCCL_NET").lower() == "socket"
+    ):
         yield contradicted(
             settings,
             ("FI_PROVIDER", "NCCL_NET"),
@@ -114,7 +133,8 @@ def _shared_memory(settings: Settings) -> Iterator[Finding]:
         yield contradicted(
             settings,
             ("NCCL_SHM_DISABLE", "NCCL_CUMEM_HOST_ENABLE"),
-            "NCCL_CUMEM_HOST_ENABLE=1 says how shared memory is allocated, and NCCL_SHM_DISABLE=1 leaves it unused",
+            "NCCL_CUMEM_HOST_ENABLE=1 says how shared memory is allocated, and NCCL_SHM_DISABLE=1"
+            " leaves it unused",
             why="GPUs without peer-to-peer talk through the network, even within a node",
             fix="unset NCCL_SHM_DISABLE",
             severity="hint",
@@ -163,7 +183,8 @@ def _log(settings: Settings) -> Iterator[Finding]:
         yield contradicted(
             settings,
             ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS"),
-            f"NCCL_DEBUG_SUBSYS chooses among INFO lines, and NCCL_DEBUG {f'is {level}' if level else 'is not set'}",
+            "NCCL_DEBUG_SUBSYS chooses among INFO lines, and NCCL_DEBUG"
+            f" {f'is {level}' if level else 'is not set'}",
             why="no INFO line is written",
             fix="NCCL_DEBUG=INFO, or unset NCCL_DEBUG_SUBSYS",
             severity="hint",
@@ -202,17 +223,28 @@ def _switched_off(settings: Settings) -> Iterator[Finding]:
         return
     for names, variable, off in (
         ({"nvls", "nvlstree"}, "NCCL_NVLS_ENABLE", settings.is_zero("NCCL_NVLS_ENABLE")),
-        ({"collnetchain", "collnetdirect"}, "NCCL_COLLNET_ENABLE", not settings.is_one("NCCL_COLLNET_ENABLE")),
+        (
+            {"collnetchain", "collnetdirect"},
+            "NCCL_COLLNET_ENABLE",
+            not settings.is_one("NCCL_COLLNET_ENABLE"),
+        ),
         ({"pat"}, "NCCL_PAT_ENABLE", settings.is_zero("NCCL_PAT_ENABLE")),
     ):
         if named <= names and off:
             algorithms = " and ".join(SHOWN[name] for name in sorted(named))
-            state = f"{variable}={settings.text(variable)}" if settings.text(variable) else f"{variable} is not 1"
+            state = (
+                f"{variable}={settings.text(variable)}"
+                if settings.text(variable)
+                else f"{variable} is not 1"
+            )
             yield contradicted(
                 settings,
                 ("NCCL_ALGO", variable),
                 f"NCCL_ALGO leaves {algorithms} alone, and {state}",
-                why=f"no algorithm is left: since {STRICT_SINCE} NCCL fails, before it another one is taken",
+                why=(
+                    f"no algorithm is left: since {STRICT_SINCE} NCCL fails, before it another one"
+                    " is taken"
+                ),
                 fix="unset NCCL_ALGO",
                 severity="error" if settings.at_least("nccl", STRICT_SINCE) else "warning",
             )
@@ -229,4 +261,15 @@ def _have(names: list[str]) -> str:
     return "has" if len(names) == 1 else "have"
 
 
-_CHECKS = (_p2p, _infiniband, _sockets, _efa, _limits, _shared_memory, _gid, _log, _out_of_band, _switched_off)
+_CHECKS = (
+    _p2p,
+    _infiniband,
+    _sockets,
+    _efa,
+    _limits,
+    _shared_memory,
+    _gid,
+    _log,
+    _out_of_band,
+    _switched_off,
+)

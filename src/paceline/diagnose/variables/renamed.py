@@ -1,4 +1,6 @@
-"""Check variables whose name has changed: which old names still work, and which versions read the new one."""
+"""Check variables whose name has changed: which old names still work, and which versions read the
+new one.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ class Renamed:
         since: The first version that reads the new name.
         works: Whether the old name is still read.
         remark: Other changes.
-        announced: Whether the old name is reported for an unknown version too; not where both names are common.
+        announced: Whether the old name is reported for an unknown version too; not where both names
+            are common.
     """
 
     new: str
@@ -39,7 +42,9 @@ RENAMED = {
     "NCCL_BLOCKING_WAIT": Renamed("TORCH_NCCL_BLOCKING_WAIT", "torch", "2.2"),
     "NCCL_DESYNC_DEBUG": Renamed("TORCH_NCCL_DESYNC_DEBUG", "torch", "2.2"),
     "NCCL_ENABLE_TIMING": Renamed("TORCH_NCCL_ENABLE_TIMING", "torch", "2.2"),
-    "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": Renamed("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "torch", "2.2"),
+    "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": Renamed(
+        "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "torch", "2.2"
+    ),
     "TORCH_NCCL_TRACE_BUFFER_SIZE": Renamed("TORCH_FR_BUFFER_SIZE", "torch", "2.8"),
     "TORCH_NCCL_TRACE_CPP_STACK": Renamed("TORCH_FR_CPP_STACK", "torch", "2.8"),
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": Renamed("TORCH_FR_DUMP_TEMP_FILE", "torch", "2.8"),
@@ -48,12 +53,16 @@ RENAMED = {
     "NCCL_MAX_NRINGS": Renamed("NCCL_MAX_CTAS", "nccl", "2.17", remark=CTAS),
     "NCCL_MIN_NCHANNELS": Renamed("NCCL_MIN_CTAS", "nccl", "2.17", remark=CTAS),
     "NCCL_MAX_NCHANNELS": Renamed("NCCL_MAX_CTAS", "nccl", "2.17", remark=CTAS),
-    "NCCL_CHECK_POINTERS": Renamed("NCCL_CHECK_MODE", "nccl", "2.29", remark="1 is DEBUG_LOCAL now", announced=False),
+    "NCCL_CHECK_POINTERS": Renamed(
+        "NCCL_CHECK_MODE", "nccl", "2.29", remark="1 is DEBUG_LOCAL now", announced=False
+    ),
     "NCCL_IB_GDR_LEVEL": Renamed("NCCL_NET_GDR_LEVEL", "nccl", "2.4", works=False),
     "NCCL_IB_CUDA_SUPPORT": Renamed(
         "NCCL_NET_GDR_LEVEL", "nccl", "2.4", works=False, remark="1 is SYS now, and 0 is LOC"
     ),
-    "NCCL_WORK_FIFO_DEPTH": Renamed("NCCL_WORK_FIFO_BYTES", "nccl", "2.22", works=False, remark="in bytes"),
+    "NCCL_WORK_FIFO_DEPTH": Renamed(
+        "NCCL_WORK_FIFO_BYTES", "nccl", "2.22", works=False, remark="in bytes"
+    ),
     "NCCL_MNNVL": Renamed("NCCL_MNNVL_ENABLE", "nccl", "2.21", works=False),
 }
 
@@ -74,7 +83,11 @@ def judge_renamed(setting: Setting, versions: Mapping[str, str]) -> Iterator[Fin
         f"{setting.name} is called {change.new} since {library} {change.since}; {state}",
         where=setting.where,
         evidence=(setting.line,),
-        why="the old name will go, and the two contradict when both are set" if change.works else "it has no effect",
+        why=(
+            "the old name will go, and the two contradict when both are set"
+            if change.works
+            else "it has no effect"
+        ),
         fix=f"{setting.name} -> {change.new}{remark}",
         severity="hint" if change.works else "warning",
     )

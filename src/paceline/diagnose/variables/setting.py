@@ -43,13 +43,17 @@ class Setting:
 
 
 def number(text: str) -> int | None:
-    """Return what C's ``strtoll(text, NULL, 0)`` reads if all of the text is a number, None otherwise."""
+    """Return what C's ``strtoll(text, NULL, 0)`` reads if all of the text is a number, None
+    otherwise.
+    """
     match = re.fullmatch(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\s*", text)
     return _signed(match) if match else None
 
 
 def leading_number(text: str) -> int:
-    """Return what C's ``strtoll(text, NULL, 0)`` reads from any text: the number at its start, or 0."""
+    """Return what C's ``strtoll(text, NULL, 0)`` reads from any text: the number at its start, or
+    0.
+    """
     match = re.match(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", text)
     return _signed(match) if match else 0
 

@@ -1,7 +1,9 @@
-"""The table of known variables: the library and versions that read them, and the meaning of their values.
+"""The table of known variables: the library and versions that read them, and the meaning of their
+values.
 
-The facts are in JSON files beside this one, one variable in each line. ``scripts/nccl_variables.py`` generates
-``nccl.json`` from the libraries; its meanings and limits, and the other files, are written manually.
+The facts are in JSON files beside this one, one variable in each line.
+``scripts/nccl_variables.py`` generates ``nccl.json`` from the libraries; its meanings and limits,
+and the other files, are written manually.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ class Variable:
     Attributes:
         name: Its name.
         library: The library that reads it: ``"nccl"``, ``"torch"`` or another name.
-        since: The first version that is known to read it; empty if older than the versions of the table.
+        since: The first version that is known to read it; empty if older than the versions of the
+            table.
         until: The last version that read it; empty if the newest still does.
-        kind: Type of its value: ``flag``, ``number``, ``size``, ``level``, ``choice``, ``bool`` and so on; empty if
-            any value may be right.
+        kind: Type of its value: ``flag``, ``number``, ``size``, ``level``, ``choice``, ``bool`` and
+            so on; empty if any value may be right.
         default: Its default.
         meaning: One line.
         values: The valid words, for a ``choice``.
@@ -52,11 +55,15 @@ class Variable:
 @cache
 def known() -> Mapping[str, Variable]:
     """Return every variable that we know, by name."""
-    return MappingProxyType({**_read("others", ""), **_read("torch", "torch"), **_read("nccl", "nccl")})
+    return MappingProxyType(
+        {**_read("others", ""), **_read("torch", "torch"), **_read("nccl", "nccl")}
+    )
 
 
 def _read(file: str, library: str) -> dict[str, Variable]:
-    return {name: _variable(name, library, entry) for name, entry in _load(file)["variables"].items()}
+    return {
+        name: _variable(name, library, entry) for name, entry in _load(file)["variables"].items()
+    }
 
 
 def newest_version(library: str) -> str:
@@ -73,4 +80,6 @@ def _load(file: str) -> dict[str, Any]:
 
 def _variable(name: str, library: str, entry: dict[str, Any]) -> Variable:
     words = {key: value for key, value in entry.items() if key not in ("values", "library")}
-    return Variable(name, entry.get("library", library), values=tuple(entry.get("values", ())), **words)
+    return Variable(
+        name, entry.get("library", library), values=tuple(entry.get("values", ())), **words
+    )

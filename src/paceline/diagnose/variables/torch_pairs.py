@@ -1,4 +1,6 @@
-"""Check settings of torch's process group that override each other, and old names that are set beside new ones."""
+"""Check settings of torch's process group that override each other, and old names that are set
+beside new ones.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
 BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 DUMPS = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 STACKS = ("TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK", "TORCH_FR_DUMP_DYNAMIC_FILE_NAME")
-STRICTER = ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NRINGS", "NCCL_MAX_NRINGS", "NCCL_CHECK_POINTERS")
+STRICTER = (
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_NRINGS",
+    "NCCL_MAX_NRINGS",
+    "NCCL_CHECK_POINTERS",
+)
 
 
 def judge_torch_pairs(settings: Settings) -> Iterator[Finding]:
@@ -28,28 +36,48 @@ def judge_torch_pairs(settings: Settings) -> Iterator[Finding]:
 def _blocking_wait(settings: Settings) -> Iterator[Finding]:
     if not settings.is_true(*BLOCKING):
         return
-    idle = [name for name in HANDLING if settings.has(name) and settings.number(name) not in (0, None)]
-    watchdog_flags = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DESYNC_DEBUG", "TORCH_NCCL_ENABLE_MONITORING")
+    idle = [
+        name for name in HANDLING if settings.has(name) and settings.number(name) not in (0, None)
+    ]
+    watchdog_flags = (
+        "TORCH_NCCL_DUMP_ON_TIMEOUT",
+        "TORCH_NCCL_DESYNC_DEBUG",
+        "TORCH_NCCL_ENABLE_MONITORING",
+    )
     idle += [name for name in watchdog_flags if settings.is_true(name)]
-    idle += [name for name in ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "NCCL_DESYNC_DEBUG") if settings.has(name)]
+    idle += [
+        name
+        for name in ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "NCCL_DESYNC_DEBUG")
+        if settings.has(name)
+    ]
     if idle:
         cause = next(name for name in BLOCKING if settings.is_true(name))
         yield contradicted(
             settings,
             (cause, *idle),
-            f"{cause}=1 starts no watchdog thread, and {', '.join(idle)} {'is' if len(idle) == 1 else 'are'} for it",
-            why="a timeout raises an error in wait() alone: nothing is torn down and no flight recorder is written",
+            f"{cause}=1 starts no watchdog thread, and {', '.join(idle)}"
+            f" {'is' if len(idle) == 1 else 'are'} for it",
+            why=(
+                "a timeout raises an error in wait() alone: nothing is torn down and no flight"
+                " recorder is written"
+            ),
             fix=f"unset {cause}",
         )
 
 
 def _monitoring(settings: Settings) -> Iterator[Finding]:
-    if settings.is_false("TORCH_NCCL_ENABLE_MONITORING") and settings.has("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"):
+    if settings.is_false("TORCH_NCCL_ENABLE_MONITORING") and settings.has(
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
+    ):
         yield contradicted(
             settings,
             ("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
-            "TORCH_NCCL_ENABLE_MONITORING=0 starts no monitor, and TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC is its patience",
-            why="a watchdog that hangs is never noticed, and neither is the time that was given to it",
+            "TORCH_NCCL_ENABLE_MONITORING=0 starts no monitor, and TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
+            " is its patience",
+            why=(
+                "a watchdog that hangs is never noticed, and neither is the time that was given"
+                " to it"
+            ),
             fix="unset one of the two",
         )
 
@@ -64,8 +92,8 @@ def _flight_recorder(settings: Settings) -> Iterator[Finding]:
         yield contradicted(
             settings,
             (cause, *idle),
-            f"{cause}=0 switches the flight recorder off, and {', '.join(idle)} {'is' if len(idle) == 1 else 'are'} "
-            "for it",
+            f"{cause}=0 switches the flight recorder off, and {', '.join(idle)}"
+            f" {'is' if len(idle) == 1 else 'are'} for it",
             why="there is nothing to write after a timeout",
             fix=f"unset {cause} (the default is 2000 entries)",
         )
@@ -97,5 +125,9 @@ def _both_names(settings: Settings) -> Iterator[Finding]:
             (old, change.new),
             f"{old} and {change.new} are one setting with two values: {text}",
             why="changing the other one has no effect",
-            fix=f"unset {old}" if old != wins else f"unset {change.new}, or move all options there and unset {old}",
+            fix=(
+                f"unset {old}"
+                if old != wins
+                else f"unset {change.new}, or move all options there and unset {old}"
+            ),
         )

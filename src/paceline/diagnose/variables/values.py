@@ -1,6 +1,7 @@
 """Check values that a library does not understand, and report how it reads them.
 
-NCCL reads numbers as C does: ``4M`` is silently 4, and ``true`` is 0. torch is strict: a value that is not a boolean or
+NCCL reads numbers as C does: ``4M`` is silently 4, and ``true`` is 0. torch is strict: a value that
+is not a boolean or
 a number ends the program when the process group is created.
 """
 
@@ -17,16 +18,46 @@ from paceline.diagnose.variables.table import Variable, known
 from paceline.diagnose.variables.versions import at_least
 from paceline.errors import Finding, closest
 
-TRUE, FALSE = ("true", "yes", "on", "y", "t", "enable", "enabled"), ("false", "no", "off", "n", "f", "disable")
+TRUE, FALSE = (
+    ("true", "yes", "on", "y", "t", "enable", "enabled"),
+    ("false", "no", "off", "n", "f", "disable"),
+)
 TORCH_TRUE, TORCH_FALSE = ("y", "yes", "1", "t", "true"), ("n", "no", "0", "f", "false")
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")  # the words that NCCL compares with
+LEVELS = (
+    "LOC",
+    "NVL",
+    "NVB",
+    "C2C",
+    "PIX",
+    "PXB",
+    "P2C",
+    "PXN",
+    "PHB",
+    "SYS",
+)  # the words that NCCL compares with
 COMMON_LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
 NO_NETWORKS = re.compile(
-    r"(sockets|tcp|tcp/ip|eth(ernet)?\d*|infiniband|ib\d+|ibv?erbs|verbs|roce|rdma|efa|mlx5\w*)", re.I
+    r"(sockets|tcp|tcp/ip|eth(ernet)?\d*|infiniband|ib\d+|ibv?erbs|verbs|roce|rdma|efa|mlx5\w*)",
+    re.I,
 )
-DEBUG_WORDS = {"debug": "INFO", "error": "WARN", "warning": "WARN", "1": "INFO", "true": "INFO", "on": "INFO"}
-DEBUG_WORDS |= {"0": "", "off": "", "none": "", "false": "", "verbose": "INFO", "all": "INFO", "yes": "INFO"}
+DEBUG_WORDS = {
+    "debug": "INFO",
+    "error": "WARN",
+    "warning": "WARN",
+    "1": "INFO",
+    "true": "INFO",
+    "on": "INFO",
+}
+DEBUG_WORDS |= {
+    "0": "",
+    "off": "",
+    "none": "",
+    "false": "",
+    "verbose": "INFO",
+    "all": "INFO",
+    "yes": "INFO",
+}
 
 
 def judge_value(setting: Setting, versions: Mapping[str, str]) -> Iterator[Finding]:
@@ -58,10 +89,14 @@ def _fault(setting: Setting, variable: Variable, versions: Mapping[str, str]) ->
 
 def _flag(setting: Setting, variable: Variable) -> Fault | None:
     value = number(setting.text)
-    if value in (0, 1) or (value is not None and variable.name not in ("NCCL_P2P_DISABLE", "NCCL_CUMEM_ENABLE")):
+    if value in (0, 1) or (
+        value is not None and variable.name not in ("NCCL_P2P_DISABLE", "NCCL_CUMEM_ENABLE")
+    ):
         return None
     if value is not None:
-        return Fault("it is 0 or 1", f"{setting.name}=1 or {setting.name}=0", "no other number has a meaning")
+        return Fault(
+            "it is 0 or 1", f"{setting.name}=1 or {setting.name}=0", "no other number has a meaning"
+        )
     return _read_as(setting, meant="1" if setting.text.lower() in TRUE else "0")
 
 
@@ -81,9 +116,16 @@ def _number(setting: Setting, variable: Variable) -> Fault | None:
     value = number(setting.text)
     if value is None:
         read = leading_number(setting.text)
-        return (_outside(setting, variable, read) if read else None) or _read_as(setting, meant=_meant(setting))
+        return (_outside(setting, variable, read) if read else None) or _read_as(
+            setting, meant=_meant(setting)
+        )
     if variable.name == "NCCL_IB_TIMEOUT" and value == 0:
-        return Fault("0 means without an end", f"unset {setting.name}", "a lost packet hangs the job for ever", "hint")
+        return Fault(
+            "0 means without an end",
+            f"unset {setting.name}",
+            "a lost packet hangs the job for ever",
+            "hint",
+        )
     return _outside(setting, variable, value)
 
 
@@ -109,7 +151,8 @@ def _outside(setting: Setting, variable: Variable, value: int) -> Fault | None:
     nearest = low if is_below else high
     return Fault(
         f"its values go {span}",
-        f"{setting.name}={nearest}, or unset it{f': the default is {variable.default}' if variable.default else ''}",
+        f"{setting.name}={nearest}, or unset"
+        f" it{f': the default is {variable.default}' if variable.default else ''}",
         _OUTSIDE.get(variable.name, "it is cut off, ignored or taken for something else"),
     )
 
@@ -128,9 +171,11 @@ def _size(setting: Setting, variable: Variable) -> Fault | None:
     num_bytes = int(float(match[1]) * UNITS[match[2]]) if match else None
     return Fault(
         f"NCCL takes bytes without a unit here and reads {leading_number(setting.text)}",
-        f"{setting.name}={num_bytes}"
-        if num_bytes
-        else f"{setting.name}=NUMBER, in bytes, or unset it ({variable.default})",
+        (
+            f"{setting.name}={num_bytes}"
+            if num_bytes
+            else f"{setting.name}=NUMBER, in bytes, or unset it ({variable.default})"
+        ),
         "a buffer of a few bytes is slow or fails",
     )
 
@@ -140,7 +185,11 @@ def _threads(setting: Setting, variable: Variable) -> Fault | None:
     if value is None or value <= 0:
         return _number(setting, variable) if value is None else None
     if value % 32:
-        return Fault("it is a multiple of 32", f"unset {setting.name}", "NCCL takes the greatest number instead")
+        return Fault(
+            "it is a multiple of 32",
+            f"unset {setting.name}",
+            "NCCL takes the greatest number instead",
+        )
     return _outside(setting, variable, value)
 
 
@@ -165,7 +214,11 @@ def _choice(setting: Setting, variable: Variable) -> Fault | None:
     return Fault(
         f"{library} takes {', '.join(variable.values)} here",
         f"{setting.name}={near}" if near else f"unset {setting.name}, or choose one of them",
-        "the program ends when torch.distributed is imported" if variable.fatal else "the setting has no effect",
+        (
+            "the program ends when torch.distributed is imported"
+            if variable.fatal
+            else "the setting has no effect"
+        ),
         "error" if variable.fatal else "warning",
     )
 
@@ -173,7 +226,9 @@ def _choice(setting: Setting, variable: Variable) -> Fault | None:
 def _debug(setting: Setting, versions: Mapping[str, str]) -> Fault | None:
     level = setting.text.upper()
     if level == "ATTN" and at_least(versions, "nccl", "2.32") is False:
-        return Fault("NCCL has this level since 2.32", "NCCL_DEBUG=WARN", "nothing is logged at all")
+        return Fault(
+            "NCCL has this level since 2.32", "NCCL_DEBUG=WARN", "nothing is logged at all"
+        )
     levels = known()["NCCL_DEBUG"].values
     if level in levels:
         return None
@@ -181,7 +236,11 @@ def _debug(setting: Setting, versions: Mapping[str, str]) -> Fault | None:
     return Fault(
         "NCCL has the levels VERSION, WARN, INFO and TRACE",
         f"NCCL_DEBUG={level_name}" if level_name else "unset NCCL_DEBUG",
-        "nothing is logged, not even warnings" if level_name else "which is the same: nothing is logged",
+        (
+            "nothing is logged, not even warnings"
+            if level_name
+            else "which is the same: nothing is logged"
+        ),
         "warning" if level_name else "hint",
     )
 
@@ -195,7 +254,8 @@ def _network(setting: Setting, variable: Variable) -> Fault | None:
     return Fault(
         "NCCL's own networks are IB and Socket; any other name is that of a plug-in",
         fix,
-        "without a plug-in of this name no communicator can be made: Failed to initialize any NET plugin",
+        "without a plug-in of this name no communicator can be made: Failed to initialize any NET"
+        " plugin",
     )
 
 
@@ -221,24 +281,37 @@ def _integer(setting: Setting, variable: Variable) -> Fault | None:
         return Fault(
             "torch takes a number here",
             f"{setting.name}={_meant(setting)}",
-            f"the process group cannot be made: Invalid value for environment variable: {setting.name}",
+            "the process group cannot be made: Invalid value for environment variable:"
+            f" {setting.name}",
             "error",
         )
     if match[0].strip() != setting.text:
-        return Fault(f"torch reads {match[0].strip()}", f"{setting.name}={match[0].strip()}", "the rest is ignored")
+        return Fault(
+            f"torch reads {match[0].strip()}",
+            f"{setting.name}={match[0].strip()}",
+            "the rest is ignored",
+        )
     return _outside(setting, variable, int(match[0]))
 
 
 def _zero_one(setting: Setting, variable: Variable) -> Fault | None:
     if setting.value in ("0", "1"):
         return None
-    return Fault("torch takes 0 or 1 here", f"{setting.name}=1 or {setting.name}=0", "it is ignored with a warning")
+    return Fault(
+        "torch takes 0 or 1 here",
+        f"{setting.name}=1 or {setting.name}=0",
+        "it is ignored with a warning",
+    )
 
 
 def _threads_list(setting: Setting, variable: Variable) -> Fault | None:
     if re.fullmatch(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", setting.value):
         return None
-    return Fault("it is a number of threads", f"{setting.name}=8", "it is ignored: as many threads as there are CPUs")
+    return Fault(
+        "it is a number of threads",
+        f"{setting.name}=8",
+        "it is ignored: as many threads as there are CPUs",
+    )
 
 
 _KINDS: dict[str, Callable[[Setting, Variable], Fault | None]] = {

@@ -82,7 +82,9 @@ class Channel:
     def is_silent(self) -> bool:
         """Whether an answer of the store is overdue for longer than a caller would wait."""
         current = self._current
-        return self._is_broken or (current is not None and time.monotonic() - current.begun_s > _WAIT_S)
+        return self._is_broken or (
+            current is not None and time.monotonic() - current.begun_s > _WAIT_S
+        )
 
     def submit(self, action: Callable[[Any], Any], *, is_write: bool) -> Operation:
         """Queue an operation and return at once."""
@@ -111,7 +113,9 @@ class Channel:
         return None
 
     def _await(self, operation: Operation) -> bool:
-        """Wait until an operation has been carried out, the store is silent, or the channel is closed."""
+        """Wait until an operation has been carried out, the store is silent, or the channel is
+        closed.
+        """
         deadline = time.monotonic() + 2 * _WAIT_S
         while not operation.done.wait(0.2):
             if self._is_closed or self.is_gone or self.is_silent or time.monotonic() > deadline:
@@ -138,7 +142,9 @@ class Channel:
         self._refusals = self._refusals + 1 if attempt.kind == "refused" else 0
         if self._refusals > 1:
             self.is_gone = True
-        if attempt.kind == "open" and (self._coming is None or time.monotonic() - self._asked_s > _CONNECT_S):
+        if attempt.kind == "open" and (
+            self._coming is None or time.monotonic() - self._asked_s > _CONNECT_S
+        ):
             self._ask_for_connection()
 
     def close(self) -> None:
@@ -154,11 +160,15 @@ class Channel:
 
     def _begin(self, client: Any) -> None:
         arguments = (self._generation, client)
-        self._thread = threading.Thread(target=self._work, args=arguments, name="paceline-channel", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work, args=arguments, name="paceline-channel", daemon=True
+        )
         self._thread.start()
 
     def _work(self, generation: int, client: Any) -> None:
-        """Carry out operations until a newer connection has taken over, or the channel is closed."""
+        """Carry out operations until a newer connection has taken over, or the channel is
+        closed.
+        """
         while (operation := self._next(generation)) is not None:
             try:
                 operation.result = operation.action(client)

@@ -38,7 +38,10 @@ _OTHER_PORTS = (22, 9, 113, 49151)
 _RECVERR = {socket.AF_INET: (socket.IPPROTO_IP, 11), socket.AF_INET6: (socket.IPPROTO_IPV6, 25)}
 _MSG_ERRQUEUE = 0x2000
 _ORIGINS_ICMP = (2, 3)
-_UNREACHABLE = {2: (3, (0, 1)), 3: (1, (0, 3))}  # by origin: ICMP's type, and its codes "no route to that host"
+_UNREACHABLE = {
+    2: (3, (0, 1)),
+    3: (1, (0, 3)),
+}  # by origin: ICMP's type, and its codes "no route to that host"
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,10 @@ def judge(number: int, icmp: Icmp | None, *, address: str) -> tuple[str, str]:
             (_UNREACHABLE[icmp.origin][0], c) for c in _UNREACHABLE[icmp.origin][1]
         ]
         if icmp.sender == address or not unreachable:
-            return "rejected", f"an ICMP error (type {icmp.kind}, code {icmp.code}) came from {icmp.sender}"
+            return (
+                "rejected",
+                f"an ICMP error (type {icmp.kind}, code {icmp.code}) came from {icmp.sender}",
+            )
         return "silent", f"{icmp.sender} says that it is not there"
     if number == errno.ECONNREFUSED:
         return "refused", "the host answers, nothing listens on the port"
@@ -154,7 +160,9 @@ def _read_icmp(probe: socket.socket) -> Icmp | None:
             continue
         _, origin, kind, code = struct.unpack_from("=IBBB", data)
         if origin in _ORIGINS_ICMP:
-            family, start, size = (socket.AF_INET, 20, 4) if origin == 2 else (socket.AF_INET6, 24, 16)
+            family, start, size = (
+                (socket.AF_INET, 20, 4) if origin == 2 else (socket.AF_INET6, 24, 16)
+            )
             return Icmp(origin, kind, code, socket.inet_ntop(family, data[start : start + size]))
     return None
 
@@ -187,8 +195,12 @@ def _any_port_answers(address: str) -> bool:
 def _answers_ping(address: str) -> bool:
     """Return whether the host answers a ping; False if this user may not send one."""
     six = ":" in address
-    family, protocol = (socket.AF_INET6, socket.IPPROTO_ICMPV6) if six else (socket.AF_INET, socket.IPPROTO_ICMP)
-    request = struct.pack("!BBHHH", 128, 0, 0, 0, 1) if six else struct.pack("!BBHHH", 8, 0, 0xF7FE, 0, 1)
+    family, protocol = (
+        (socket.AF_INET6, socket.IPPROTO_ICMPV6) if six else (socket.AF_INET, socket.IPPROTO_ICMP)
+    )
+    request = (
+        struct.pack("!BBHHH", 128, 0, 0, 0, 1) if six else struct.pack("!BBHHH", 8, 0, 0xF7FE, 0, 1)
+    )
     for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW):  # the system decides who may use which
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.settimeout(_ELSEWHERE_S)
@@ -204,7 +216,9 @@ def enter(address: str, port: int) -> TCPStore | None:
 
     def connect() -> None:
         try:
-            store = TCPStore(address, port, is_master=False, timeout=STORE_TIMEOUT, wait_for_workers=False)
+            store = TCPStore(
+                address, port, is_master=False, timeout=STORE_TIMEOUT, wait_for_workers=False
+            )
             store.check([store_token_check.IDENTITY_KEY])
         except RuntimeError:
             made.put(None)
@@ -220,7 +234,10 @@ def enter(address: str, port: int) -> TCPStore | None:
 
 def banner(address: str, port: int) -> str:
     """Return the first line that a foreign server sends; empty if it sends nothing readable."""
-    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=0.5) as probe:
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection((address, port), timeout=0.5) as probe,
+    ):
         probe.settimeout(0.5)
         with contextlib.suppress(TimeoutError):
             probe.sendall(b"HEAD / HTTP/1.0\r\n\r\n")

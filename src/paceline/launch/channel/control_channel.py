@@ -185,7 +185,9 @@ class ControlChannel:
         content = self._get(self._key(kind, number))
         return None if content is None else json.loads(content)
 
-    def collect(self, kind: str, *, until_s: float, give_up: Callable[[], bool] = lambda: False) -> dict[int, Any]:
+    def collect(
+        self, kind: str, *, until_s: float, give_up: Callable[[], bool] = lambda: False
+    ) -> dict[int, Any]:
         """Return the nodes' values by node rank; wait for all nodes that are not lost.
 
         Args:
@@ -206,7 +208,12 @@ class ControlChannel:
             time.sleep(0.05)
 
     def exchange(
-        self, content: Any, *, until_s: float, linger: bool, give_up: Callable[[], bool] = lambda: False
+        self,
+        content: Any,
+        *,
+        until_s: float,
+        linger: bool,
+        give_up: Callable[[], bool] = lambda: False,
     ) -> dict[int, Any]:
         """Publish this node's account and return all accounts, as the last exchange of the nodes.
 
@@ -233,7 +240,11 @@ class ControlChannel:
             but_head: Whether to leave out the head.
         """
         keys = [self._key(kind, node) for node in range(but_head, self.num_nodes)]
-        return bool(self._asking.ask(lambda store: store.check(keys) and len(store.find_all(keys)) == len(keys)))
+        return bool(
+            self._asking.ask(
+                lambda store: store.check(keys) and len(store.find_all(keys)) == len(keys)
+            )
+        )
 
     def answers(self, *, give_up: Callable[[], bool]) -> bool:
         """Return whether the store answers this node from now on; wait until it does or is lost.
@@ -270,7 +281,9 @@ class ControlChannel:
         # While the head's clock is awaited, look more often: the interval limits the error.
         is_asking = self.node != 0
         if is_asking:
-            self._beats.submit(lambda store: store.set(self._key("clock-ask", self.node), "1"), is_write=True)
+            self._beats.submit(
+                lambda store: store.set(self._key("clock-ask", self.node), "1"), is_write=True
+            )
         while not self._stop.wait(self._tick_s / 10 if is_asking else self._tick_s):
             self._heartbeats.advance()
             self._count_steps()
@@ -295,7 +308,9 @@ class ControlChannel:
 
     def _beat_and_look(self, store: SignedStore) -> bool:
         self._count += 1
-        store.set(self._key("beat", self.node), write_beat(self._count, self._launcher, self._steps))
+        store.set(
+            self._key("beat", self.node), write_beat(self._count, self._launcher, self._steps)
+        )
         self._look(store)
         if self._is_signed and self._count % _SAY_AGAIN == 0:
             self._say_again(store)
@@ -339,7 +354,9 @@ class ControlChannel:
             if (beat := beats.get(self._key("beat", node))) is not None:
                 self._heartbeats.hear(node, beat)
         for node, heard in self._heartbeats.heard.items():
-            if heard.launcher and self._heartbeats.silence(node).silent_s > max(_LATE_S, 2 * self._tick_s):
+            if heard.launcher and self._heartbeats.silence(node).silent_s > max(
+                _LATE_S, 2 * self._tick_s
+            ):
                 heard.is_closed = _is_closed(store, heard.launcher, since_s=heard.wall_s)
 
     def _read_clock(self, store: SignedStore) -> None:
@@ -377,7 +394,10 @@ class ControlChannel:
             return
         self.remote.store_silent = self._store_silences.is_news(silent_s, default_s=_notice_s())
         notice = self._update(
-            self._store_silences, silence.store_named(host), silent_s, is_silent=self.remote.store_silent
+            self._store_silences,
+            silence.store_named(host),
+            silent_s,
+            is_silent=self.remote.store_silent,
         )
         if notice is not None:
             self._surroundings.inform(notice)
@@ -401,7 +421,9 @@ class ControlChannel:
     def _judge(self, host: str, known: silence.Silence) -> Loss | None:
         """Return why a host is lost; None if it may come back."""
         closed_s = max(_CLOSED_S, 3 * self._tick_s)
-        reason = silence.judge(known, node_timeout_s=self._surroundings.node_timeout_s, closed_s=closed_s)
+        reason = silence.judge(
+            known, node_timeout_s=self._surroundings.node_timeout_s, closed_s=closed_s
+        )
         return Loss(host, reason, round(known.silent_s, 1)) if reason else None
 
     def _set_silent(self, node: int, host: str, is_silent: bool, *, silent_s: float) -> None:
@@ -410,14 +432,18 @@ class ControlChannel:
             self.remote.silent.setdefault(node, host)
         else:
             self.remote.silent.pop(node, None)
-        notice = self._update(self._silences_of(node), silence.named(node, host), silent_s, is_silent=is_silent)
+        notice = self._update(
+            self._silences_of(node), silence.named(node, host), silent_s, is_silent=is_silent
+        )
         if notice is not None and not self._surroundings.is_quiet:
             self._surroundings.inform(notice)
 
     def _silences_of(self, node: int) -> Silences:
         return self._silences.setdefault(node, Silences())
 
-    def _update(self, silences: Silences, name: str, silent_s: float, *, is_silent: bool) -> Notice | None:
+    def _update(
+        self, silences: Silences, name: str, silent_s: float, *, is_silent: bool
+    ) -> Notice | None:
         return silences.update(
             name,
             silent_s,
@@ -460,7 +486,9 @@ class ControlChannel:
         notice_s = _notice_s() + self._tick_s
         for node in (silent.keys() | self.remote.silent.keys()) - {self.node, 0}:
             host = silent.get(node) or self.remote.silent.get(node, "")
-            self._set_silent(node, host, node in silent, silent_s=notice_s if node in silent else 0.0)
+            self._set_silent(
+                node, host, node in silent, silent_s=notice_s if node in silent else 0.0
+            )
         for lost, loss in nodes["lost"].items():
             self.remote.lose(int(lost), Loss(*loss))
         if nodes["store_lost"] is not None:

@@ -33,7 +33,10 @@ class Echo:
         try:
             dual = socket.has_dualstack_ipv6()
             self._socket = socket.create_server(
-                ("", 0), family=socket.AF_INET6 if dual else socket.AF_INET, backlog=1024, dualstack_ipv6=dual
+                ("", 0),
+                family=socket.AF_INET6 if dual else socket.AF_INET,
+                backlog=1024,
+                dualstack_ipv6=dual,
             )
         except OSError:  # IPv6 is disabled
             self._socket = socket.create_server(("", 0), backlog=1024)
@@ -88,13 +91,19 @@ def try_all(
         token: The run's token.
         own: Addresses of this node. If another node has the same one, packets to it stay here.
     """
-    tasks = [(node, port, address) for node, (port, addresses) in peers.items() for address in addresses]
+    tasks = [
+        (node, port, address) for node, (port, addresses) in peers.items() for address in addresses
+    ]
     answers: dict[int, dict[str, Answer]] = {node: {} for node in peers}
     if not tasks:
         return answers
     with ThreadPoolExecutor(min(_THREADS, len(tasks)), thread_name_prefix="paceline-try") as pool:
         jobs = [
-            pool.submit(lambda: Answer(False)) if address in own else pool.submit(ask, address, port, token, node)
+            (
+                pool.submit(lambda: Answer(False))
+                if address in own
+                else pool.submit(ask, address, port, token, node)
+            )
             for node, port, address in tasks
         ]
         for (node, _, address), job in zip(tasks, jobs, strict=True):

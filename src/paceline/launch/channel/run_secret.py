@@ -57,7 +57,11 @@ def given(options: Options) -> bytes:
 
 def _unusable(path: str, error: Exception) -> Finding:
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    fix = f"chmod 600 {path}" if isinstance(error, PermissionError) else "a file with one line: openssl rand -hex 32"
+    fix = (
+        f"chmod 600 {path}"
+        if isinstance(error, PermissionError)
+        else "a file with one line: openssl rand -hex 32"
+    )
     what = f"the file of the run's secret cannot be used: {why}"
     return Finding("option-invalid", what, where=f"--secret-file {path}", fix=fix)
 
@@ -122,7 +126,9 @@ def of_head(
     return signed_identity(identity, secret, SHARED), secret
 
 
-def signing(secret: bytes, identity: Mapping[str, Any], *, inform: Callable[[Notice], None]) -> Signing:
+def signing(
+    secret: bytes, identity: Mapping[str, Any], *, inform: Callable[[Notice], None]
+) -> Signing:
     """Return how this launcher signs, and what it prints when it ignores a message."""
 
     def say(kind: str) -> None:
@@ -166,11 +172,18 @@ def of_run(identity: Mapping[str, Any], mine: bytes, shared: SharedFile, *, plac
     """
     was_given = identity.get("secret") == GIVEN
     if bool(mine) != was_given:
-        who = f"this node ({socket.gethostname()})" if was_given else f"the head on {identity['host']}"
+        who = (
+            f"this node ({socket.gethostname()})"
+            if was_given
+            else f"the head on {identity['host']}"
+        )
         raise RunError(_differs(f"{who} was not given the run's secret, and the other was", place))
     secret = mine or shared.read()
     if secret and not _is_signed(identity, secret):
-        what = f"the head on {identity['host']} does not have this node's secret, or somebody has changed what it wrote"
+        what = (
+            f"the head on {identity['host']} does not have this node's secret, or somebody has"
+            " changed what it wrote"
+        )
         raise RunError(_differs(what, place))
     return secret
 
@@ -183,7 +196,9 @@ def _is_signed(identity: Mapping[str, Any], secret: bytes) -> bool:
 def lost(place: str) -> Finding:
     """Return the finding that a late node cannot read the secret of a run that signs."""
     node = f"this node ({socket.gethostname()})"
-    return _differs(f"the nodes of this run sign what they write, and {node} cannot read their secret", place)
+    return _differs(
+        f"the nodes of this run sign what they write, and {node} cannot read their secret", place
+    )
 
 
 def _differs(what: str, place: str) -> Finding:
@@ -192,5 +207,8 @@ def _differs(what: str, place: str) -> Finding:
         what,
         where=place,
         why="what one node writes into the run's store, the other would not believe",
-        fix=f"the same --secret-file on every node, or the same {env.RUN_SECRET}, or neither anywhere",
+        fix=(
+            f"the same --secret-file on every node, or the same {env.RUN_SECRET}, or neither"
+            " anywhere"
+        ),
     )

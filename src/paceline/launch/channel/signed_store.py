@@ -43,7 +43,9 @@ class SignedStore:
 
     def closed(self, key: str, value: str | bytes) -> bytes:
         """Return a value in the form in which it is written under a key."""
-        return self.signing.close(self._key(key), value.encode() if isinstance(value, str) else value)
+        return self.signing.close(
+            self._key(key), value.encode() if isinstance(value, str) else value
+        )
 
     # Writes
 

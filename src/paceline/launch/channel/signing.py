@@ -73,7 +73,13 @@ def _split(content: bytes) -> tuple[bytes, bytes]:
 
 def _digest(secret: bytes, token: str, key: str, message: Message) -> str:
     # Each part follows its length, so that the end of a field cannot pass as the next one's start.
-    parts = (token.encode(), key.encode(), message.sender.encode(), str(message.number).encode(), message.value)
+    parts = (
+        token.encode(),
+        key.encode(),
+        message.sender.encode(),
+        str(message.number).encode(),
+        message.value,
+    )
     content = b"".join(b"%d:%s" % (len(part), part) for part in parts)
     return hmac.new(secret, content, hashlib.sha256).hexdigest()
 
@@ -88,7 +94,11 @@ class Signing:
     """
 
     def __init__(
-        self, secret: bytes = b"", *, token: str = "", on_ignored: Callable[[str], None] = lambda key: None
+        self,
+        secret: bytes = b"",
+        *,
+        token: str = "",
+        on_ignored: Callable[[str], None] = lambda key: None,
     ) -> None:
         self._secret = secret
         self._token = token
@@ -113,7 +123,9 @@ class Signing:
         """Return a value in the form in which it is written under a key."""
         if not self._secret:
             return value
-        return sign(self._secret, self._token, key, Message(self._sender, next(self._numbers), value))
+        return sign(
+            self._secret, self._token, key, Message(self._sender, next(self._numbers), value)
+        )
 
     def open(self, key: str, content: bytes) -> bytes | None:
         """Return the value written under a key; None if its signature is invalid."""

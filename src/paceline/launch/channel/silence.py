@@ -121,8 +121,10 @@ def notice(name: str, *, silent_s: float, node_timeout_s: float) -> Notice:
     return Notice(
         f"{name} has been silent for {silent_s:.0f} s",
         details=("stopped, killed, or cut off: no heartbeat of its launcher arrives",),
-        advice=f"the run is ended after {duration(node_timeout_s)} without a heartbeat and without training steps "
-        "(--node-timeout)",
+        advice=(
+            f"the run is ended after {duration(node_timeout_s)} without a heartbeat and without"
+            " training steps (--node-timeout)"
+        ),
     )
 
 

@@ -11,9 +11,11 @@ from types import ModuleType
 
 
 def when_imported(name: str, action: Callable[[], None]) -> None:
-    """Call ``action`` once the top-level module ``name`` has been imported; at once if it already has been.
+    """Call ``action`` once the top-level module ``name`` has been imported; at once if it already
+    has been.
 
-    A script may set variables that the module reads while it is imported, so nothing else may import it first.
+    A script may set variables that the module reads while it is imported, so nothing else may
+    import it first.
     """
     if name in sys.modules:
         action()

@@ -1,7 +1,8 @@
-"""Files in memory through which a rank reports to its launcher, also with a full disk or a deleted folder.
+"""Files in memory through which a rank reports to its launcher, also with a full disk or a deleted
+folder.
 
-The launcher creates them and passes the descriptors to the rank. When the ranks have ended, it copies them into the run
-folder if it can.
+The launcher creates them and passes the descriptors to the rank. When the ranks have ended, it
+copies them into the run folder if it can.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class RankFiles:
     Attributes:
         crash: Descriptor that faulthandler writes to when the rank crashes in native code.
         stacks: Descriptor that faulthandler writes to when the launcher asks for stacks.
-        report: Descriptor that the worker entry writes to, a JSON line for each exception or variable set too late.
+        report: Descriptor that the worker entry writes to, a JSON line for each exception or
+            variable set too late.
     """
 
     crash: int
@@ -37,7 +39,9 @@ class RankFiles:
     @classmethod
     def create(cls) -> RankFiles:
         """Return empty files."""
-        return cls(*(system.memory_file(f"paceline-{name}") for name in ("crash", "stacks", "report")))
+        return cls(
+            *(system.memory_file(f"paceline-{name}") for name in ("crash", "stacks", "report"))
+        )
 
     @property
     def handles(self) -> tuple[int, int, int]:
@@ -72,7 +76,9 @@ class RankFiles:
             os.close(handle)
 
     def _read_report(self) -> Iterator[dict[str, Any]]:
-        *lines, _ = _content(self.report).split(b"\n")  # the text after the last line feed is still being written
+        *lines, _ = _content(self.report).split(
+            b"\n"
+        )  # the text after the last line feed is still being written
         for line in lines:
             with contextlib.suppress(ValueError):
                 yield json.loads(line)

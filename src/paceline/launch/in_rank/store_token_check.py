@@ -18,7 +18,8 @@ from paceline.errors import Finding, RunError
 
 # Raw key without a prefix, so that every client can read it.
 IDENTITY_KEY = "paceline/run"
-# The head writes the token right after it has opened the store; a rank of another node may connect before that.
+# The head writes the token right after it has opened the store; a rank of another node may connect
+# before that.
 _PATIENCE_S = 5.0
 _FIELDS = {"token", "run_id", "script", "user", "host", "pid"}
 
@@ -40,8 +41,8 @@ def install() -> None:
 
         store = create(hostname, port, rank, *args, **kwargs)
         _require_token(store, token, place=f"{hostname}:{port}")
-        # The attempt is part of the prefix because the store outlives a restart, and still holds the addresses
-        # of the ranks of the previous attempt.
+        # The attempt is part of the prefix because the store outlives a restart, and still holds
+        # the addresses of the ranks of the previous attempt.
         return PrefixStore(f"paceline/{token}/{env.read(env.RESTART_COUNT) or 0}", store)
 
     rendezvous._create_c10d_store = checked
@@ -58,7 +59,9 @@ def _require_token(store: Any, token: str, *, place: str) -> None:
 
 
 def parse(content: bytes) -> dict[str, Any] | None:
-    """Return the identity of the run that a store belongs to; None if it is not a run of paceline."""
+    """Return the identity of the run that a store belongs to; None if it is not a run of
+    paceline.
+    """
     try:
         identity = json.loads(content)
     except ValueError:
@@ -79,7 +82,11 @@ def foreign(identity: dict[str, Any] | None, *, place: str) -> Finding:
         identity: The identity in the store, None if it has none.
         place: ``HOST:PORT``.
     """
-    holder = "something that is not a run of paceline" if identity is None else f"the run {describe(identity)}"
+    holder = (
+        "something that is not a run of paceline"
+        if identity is None
+        else f"the run {describe(identity)}"
+    )
     return Finding(
         "port-held-by-other",
         f"{place} is held by {holder}, not by this run",
@@ -92,6 +99,6 @@ def foreign(identity: dict[str, Any] | None, *, place: str) -> Finding:
 def describe(identity: dict[str, Any]) -> str:
     """Return the identity of a run in words: its script, id, user, host and process."""
     return (
-        f"of {identity['script']} (id {identity['run_id']}, user {identity['user']}, host {identity['host']}, "
-        f"launcher pid {identity['pid']})"
+        f"of {identity['script']} (id {identity['run_id']}, user {identity['user']}, host"
+        f" {identity['host']}, launcher pid {identity['pid']})"
     )

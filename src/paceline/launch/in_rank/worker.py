@@ -1,8 +1,8 @@
 """The worker entry: run the user's script in a rank, and record how it ends.
 
-The script becomes ``__main__`` exactly as with ``python -u script.py``. The entry records an uncaught exception with
-traceback, rank, host and time in nanoseconds, enables faulthandler, installs the probe, and checks that the store
-belongs to this run.
+The script becomes ``__main__`` exactly as with ``python -u script.py``. The entry records an
+uncaught exception with traceback, rank, host and time in nanoseconds, enables faulthandler,
+installs the probe, and checks that the store belongs to this run.
 
 Only this module and ``paceline.env`` touch ``os.environ``: a rank's environment is set here.
 """
@@ -44,11 +44,14 @@ from paceline.rundir.files import write_whole
 _MOST_THREADS = 3
 _TORCHS_HANDLER = "torch.distributed.elastic.multiprocessing.errors"
 _OWN = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
-_kept: list[Any] = []  # must live as long as the process: streams, files and the launcher's __main__
+_kept: list[
+    Any
+] = []  # must live as long as the process: streams, files and the launcher's __main__
 
 
 def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
-    """Run a rank's work; returns at the script's end, or raises the SystemExit that ends the process.
+    """Run a rank's work; returns at the script's end, or raises the SystemExit that ends the
+    process.
 
     Args:
         task: What to run.
@@ -93,7 +96,9 @@ def _become(task: RankTask) -> NoReturn:
         execute(task)
     except OSError as error:
         record(task, error)
-        print(f"paceline: cannot execute {task.target}: {error.strerror}", file=sys.stderr, flush=True)
+        print(
+            f"paceline: cannot execute {task.target}: {error.strerror}", file=sys.stderr, flush=True
+        )
         os._exit(127)
 
 
@@ -114,12 +119,20 @@ def execute(task: RankTask) -> NoReturn:
     elif task.kind == PROGRAM:
         command = [task.target, *task.args]
     else:
-        command = [task.python, "-u", *(["-m"] if task.kind == "module" else []), task.target, *task.args]
+        command = [
+            task.python,
+            "-u",
+            *(["-m"] if task.kind == "module" else []),
+            task.target,
+            *task.args,
+        ]
     os.execvp(command[0], command)
 
 
 def _open_streams() -> None:
-    """Give stdout and stderr the text layers that ``python -u`` gives them, on this rank's descriptors."""
+    """Give stdout and stderr the text layers that ``python -u`` gives them, on this rank's
+    descriptors.
+    """
     for name, handle in (("stdout", 1), ("stderr", 2)):
         inherited: TextIO | None = getattr(sys, name)
         raw = io.FileIO(handle, "w", closefd=False)
@@ -201,7 +214,9 @@ def _bind(task: RankTask) -> None:
     from torch.numa import binding
 
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode(task.numa_binding))
-    binding._maybe_apply_numa_binding_to_current_process(gpu_index=task.local_rank, numa_options=options)
+    binding._maybe_apply_numa_binding_to_current_process(
+        gpu_index=task.local_rank, numa_options=options
+    )
 
 
 def _phase(ended: int) -> int:
@@ -240,7 +255,9 @@ def _execute(task: RankTask, function: Callable[[], None] | None) -> None:
 
 
 def _fresh_main() -> types.ModuleType:
-    """Return a ``__main__`` module with the attributes that this version of Python gives an empty one."""
+    """Return a ``__main__`` module with the attributes that this version of Python gives an empty
+    one.
+    """
     has_annotations = "__annotations__" in vars(sys.modules["__main__"])
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     vars(main)["__builtins__"] = builtins
@@ -297,7 +314,9 @@ def _users_part(trace: types.TracebackType | None) -> types.TracebackType | None
 
 
 def record(task: RankTask, error: BaseException) -> None:
-    """Write an exception to the rank's report, and to its error file in the format of torch's ``@record``."""
+    """Write an exception to the rank's report, and to its error file in the format of torch's
+    ``@record``.
+    """
     error = _behind_torchs_handler(error)
     ours = _describe(error)
     rank_files.append(task.report, rank_files.FAILURE, ours)
@@ -306,21 +325,30 @@ def record(task: RankTask, error: BaseException) -> None:
     content = {
         "message": {
             "message": f"{type(error).__name__}: {error}",
-            "extraInfo": {"py_callstack": ours["traceback"], "timestamp": str(ours["time_ns"] // 10**9)},
+            "extraInfo": {
+                "py_callstack": ours["traceback"],
+                "timestamp": str(ours["time_ns"] // 10**9),
+            },
         },
         "paceline": ours,
     }
-    with contextlib.suppress(OSError):  # the disk may be full, or the folder deleted; the report is in memory
+    with contextlib.suppress(
+        OSError
+    ):  # the disk may be full, or the folder deleted; the report is in memory
         # all or nothing, since a signal may stop this rank in the middle of it
         write_whole(Path(task.error_file), json.dumps(content))
 
 
 def _behind_torchs_handler(error: BaseException) -> BaseException:
-    """Return the script's exception if torch's ``@record`` has raised another because it could not write the file."""
+    """Return the script's exception if torch's ``@record`` has raised another because it could not
+    write the file.
+    """
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
-    in_handler = place is not None and place.tb_frame.f_globals.get("__name__", "").startswith(_TORCHS_HANDLER)
+    in_handler = place is not None and place.tb_frame.f_globals.get("__name__", "").startswith(
+        _TORCHS_HANDLER
+    )
     if in_handler and isinstance(error, OSError) and error.__context__ is not None:
         return error.__context__
     return error
@@ -337,23 +365,27 @@ def _describe(error: BaseException) -> dict[str, Any]:
         "rank": int(os.environ.get(env.RANK, "-1")),
         "host": socket.gethostname(),
         "traceback": "".join(traceback.format_exception(type(error), error, trace)),
-        "frames": [
-            {
-                "file": f.filename,
-                "line": f.lineno,
-                "function": f.name,
-                "code": f.line or "",
-                "user": is_users(f.filename),
-            }
-            for f in traceback.extract_tb(trace)
-        ]
-        + _syntax_place(error),
+        "frames": (
+            [
+                {
+                    "file": f.filename,
+                    "line": f.lineno,
+                    "function": f.name,
+                    "code": f.line or "",
+                    "user": is_users(f.filename),
+                }
+                for f in traceback.extract_tb(trace)
+            ]
+            + _syntax_place(error)
+        ),
         "finding": error.finding.to_json() if isinstance(error, PacelineError) else None,
     }
 
 
 def _record_threads(task: RankTask) -> None:
-    """Record exceptions that end a thread of this rank; Python only prints them, into this rank's log."""
+    """Record exceptions that end a thread of this rank; Python only prints them, into this rank's
+    log.
+    """
     print_exception, rank, remaining = threading.excepthook, os.getpid(), _MOST_THREADS
 
     def record_and_print(args: threading.ExceptHookArgs) -> None:
@@ -363,8 +395,12 @@ def _record_threads(task: RankTask) -> None:
         if error is not None and is_recorded:
             remaining -= 1
             name = args.thread.name if args.thread is not None else "unnamed"
-            with contextlib.suppress(Exception):  # a message that cannot be formatted must not hide the exception
-                rank_files.append(task.report, rank_files.THREAD, {**_describe(error), "thread": name})
+            with contextlib.suppress(
+                Exception
+            ):  # a message that cannot be formatted must not hide the exception
+                rank_files.append(
+                    task.report, rank_files.THREAD, {**_describe(error), "thread": name}
+                )
         print_exception(args)
 
     threading.excepthook = record_and_print
@@ -387,7 +423,9 @@ def _syntax_place(error: BaseException) -> list[dict[str, Any]]:
 
 _LIBRARIES = tuple(
     os.path.realpath(path) + os.sep
-    for path in {*(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib"))}
+    for path in {
+        *(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib"))
+    }
 )
 
 
@@ -396,7 +434,11 @@ def is_users(file: str) -> bool:
     if file.startswith("<"):
         return False
     real = os.path.realpath(file)
-    return not real.startswith(_LIBRARIES) and "site-packages" not in real and not real.startswith(_OWN)
+    return (
+        not real.startswith(_LIBRARIES)
+        and "site-packages" not in real
+        and not real.startswith(_OWN)
+    )
 
 
 def leave(code: int) -> NoReturn:

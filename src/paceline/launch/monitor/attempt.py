@@ -1,4 +1,6 @@
-"""One start of this node's ranks: their processes, how they ended, and the interface of the code that watches them."""
+"""One start of this node's ranks: their processes, how they ended, and the interface of the code
+that watches them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class Attempt:
         world_size: Ranks on all nodes.
         pids: Process by local rank.
         ended: How processes ended, by local rank.
-        stopped: Local ranks that the launcher ended, with the reason and when, by this node's clock.
+        stopped: Local ranks that the launcher ended, with the reason and when, by this node's
+            clock.
         looks: Positions of local ranks when another rank had failed, or when they hung.
         oom_before: The kernel's count of out-of-memory kills before the start.
         log_paths: Log file by local rank.

@@ -21,13 +21,24 @@ from typing import Any
 from paceline.launch.monitor.position import Frame
 
 # System call numbers of x86-64. On other machines no system call is shown.
-_CALLS = {0: "read", 17: "pread", 45: "recvfrom", 257: "openat", 73: "flock", 72: "fcntl", 74: "fsync", 61: "wait4"}
+_CALLS = {
+    0: "read",
+    17: "pread",
+    45: "recvfrom",
+    257: "openat",
+    73: "flock",
+    72: "fcntl",
+    74: "fsync",
+    61: "wait4",
+}
 _ON_FILES = ("read", "pread", "flock", "fcntl", "fsync", "recvfrom")
 _PY_SPY_S = 3.0
 MISSING = "py-spy is not installed"
 
 
-def stack(pid: int, read_frame: Callable[[str, int, str], Frame], *, limit_s: float = _PY_SPY_S) -> tuple[Frame, ...]:
+def stack(
+    pid: int, read_frame: Callable[[str, int, str], Frame], *, limit_s: float = _PY_SPY_S
+) -> tuple[Frame, ...]:
     """Return the Python stack of a process's main thread; empty without py-spy or its rights.
 
     Args:
@@ -58,7 +69,12 @@ def threads(pid: int, *, limit_s: float = _PY_SPY_S) -> tuple[list[dict[str, Any
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
         return json.loads(done.stdout) if done.returncode == 0 else [], _first_line(done.stderr)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -95,7 +111,9 @@ def frames_of(thread: dict[str, Any]) -> list[tuple[str, int, str]]:
 
 
 def find_py_spy() -> str:
-    """Return the path of py-spy, beside this Python or in ``PATH``; empty if it is not installed."""
+    """Return the path of py-spy, beside this Python or in ``PATH``; empty if it is not
+    installed.
+    """
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy") or ""
 

@@ -1,11 +1,12 @@
 """Distinguishes a DataLoader worker that is deadlocked in its fork from a slow one. Pure.
 
-A fork copies one thread of a process and all its locks. A lock that another thread held at that moment is never
-released in the child. What proves it, without touching the worker: the rank waits for a batch of this very worker; the
-worker is a fork of the rank that has not run a program and still has the rank's name, though torch names a worker first
-thing in its loop; it has one thread, so nobody inside can release anything; it waits for a lock; and it has not run at
-all from one look to the next. A worker that is named may wait for a lock of the dataset's that another worker holds: it
-is only accused where its frames show that it never came to the dataset.
+A fork copies one thread of a process and all its locks. A lock that another thread held at that
+moment is never released in the child. What proves it, without touching the worker: the rank waits
+for a batch of this very worker; the worker is a fork of the rank that has not run a program and
+still has the rank's name, though torch names a worker first thing in its loop; it has one thread,
+so nobody inside can release anything; it waits for a lock; and it has not run at all from one look
+to the next. A worker that is named may wait for a lock of the dataset's that another worker holds:
+it is only accused where its frames show that it never came to the dataset.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def is_proven(first: WorkerLook, now: WorkerLook, frames: Sequence[NativeFrame] 
 
 
 def is_before_dataset(frames: Sequence[NativeFrame]) -> bool:
-    """Return whether the innermost Python frame of a worker is torch's worker loop itself, or what starts a process.
+    """Return whether the innermost Python frame of a worker is torch's worker loop itself, or what
+    starts a process.
 
     Args:
         frames: Its stack, outermost first.
@@ -111,7 +113,8 @@ def parse(dump: str) -> tuple[NativeFrame, ...]:
     """Return the frames of a py-spy dump of a process with one thread, outermost first.
 
     Args:
-        dump: What ``py-spy dump --native`` prints: one ``    function (file:line)`` for each frame, innermost first.
+        dump: What ``py-spy dump --native`` prints: one ``    function (file:line)`` for each frame,
+            innermost first.
     """
     lines = re.findall(r"^ {4}(\S.*?) \(([^()]+?)(?::\d+)?\)$", dump, re.M)
     return tuple(NativeFrame(function, file) for function, file in reversed(lines))
@@ -125,7 +128,11 @@ def explain(now: WorkerLook, frames: Sequence[NativeFrame] = ()) -> Finding:
         frames: Its stack, outermost first; empty if it cannot be seen.
     """
     worker, host = now.worker, f" ({now.host})" if now.host else ""
-    reached = "in torch's worker loop, before the dataset" if worker.is_named_worker else "before torch's worker loop"
+    reached = (
+        "in torch's worker loop, before the dataset"
+        if worker.is_named_worker
+        else "before torch's worker loop"
+    )
     shape = f"process {worker.pid} {worker.doing()}; it has one thread, and stands {reached}"
     library = _library(frames)
     return Finding(
@@ -133,7 +140,10 @@ def explain(now: WorkerLook, frames: Sequence[NativeFrame] = ()) -> Finding:
         f"rank {now.rank}{host} waits for a DataLoader worker that is deadlocked in its fork",
         where=f"rank {now.rank} on {now.host}, worker process {worker.pid}",
         evidence=(shape, _cause(library)),
-        why="another thread of the rank held a lock at the fork, and in the worker nobody is left to release it",
+        why=(
+            "another thread of the rank held a lock at the fork, and in the worker nobody is left"
+            " to release it"
+        ),
         fix=_fix(library),
     )
 
@@ -141,37 +151,53 @@ def explain(now: WorkerLook, frames: Sequence[NativeFrame] = ()) -> Finding:
 def _cause(library: str) -> str:
     if _is_pythons_bug(library):
         likely = "" if library else "likely: "
-        return f"{likely}{python_fork.this()} has a bug that does this in one of some 1000 forks: {python_fork.ISSUE}"
+        return (
+            f"{likely}{python_fork.this()} has a bug that does this in one of some 1000 forks:"
+            f" {python_fork.ISSUE}"
+        )
     if library:
         return f"the lock belongs to {library}, whose frames are the innermost (py-spy)"
     return "which lock it is: py-spy dump --native --pid PID, or gdb -p PID, while it hangs"
 
 
 def _fix(library: str) -> str:
-    ways = 'DataLoader(..., persistent_workers=True) forks once; multiprocessing_context="forkserver" never'
+    ways = (
+        'DataLoader(..., persistent_workers=True) forks once; multiprocessing_context="forkserver"'
+        " never"
+    )
     return f"Python {python_fork.newer()}; until then: {ways}" if _is_pythons_bug(library) else ways
 
 
 def _is_pythons_bug(library: str) -> bool:
-    """Return whether CPython's bug explains the deadlock: the lock is Python's own, or its owner is not visible."""
+    """Return whether CPython's bug explains the deadlock: the lock is Python's own, or its owner is
+    not visible.
+    """
     return python_fork.has_bug() and (not library or library.startswith(("libpython", "python")))
 
 
 def _library(frames: Sequence[NativeFrame]) -> str:
-    """Return the file of the innermost native frame outside of the C library, empty if none is visible."""
+    """Return the file of the innermost native frame outside of the C library, empty if none is
+    visible.
+    """
     native = [frame for frame in frames if not frame.is_python]
     return next((frame.file for frame in reversed(native) if not _C_LIBRARY.match(frame.file)), "")
 
 
 def warn_of_forks(rank: int) -> Notice:
-    """Return the notice that this Python may deadlock in a fork, when workers are forked for every loop.
+    """Return the notice that this Python may deadlock in a fork, when workers are forked for every
+    loop.
 
     Args:
         rank: One whose loader has forked its workers a second time.
     """
     return Notice(
-        f"{python_fork.this()} can deadlock in a fork ({python_fork.ISSUE}), and rank {rank} forks its DataLoader "
-        "workers again for every loop",
-        details=("about one fork in 1000 hangs where a rank has other threads; paceline names it when it happens",),
+        f"{python_fork.this()} can deadlock in a fork ({python_fork.ISSUE}), and rank {rank} forks"
+        " its DataLoader workers again for every loop",
+        details=(
+            (
+                "about one fork in 1000 hangs where a rank has other threads; paceline names it"
+                " when it happens"
+            ),
+        ),
         advice=f"DataLoader(..., persistent_workers=True), or Python {python_fork.newer()}",
     )

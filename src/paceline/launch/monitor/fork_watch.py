@@ -1,7 +1,9 @@
-"""Watch for DataLoader workers that are deadlocked in their fork: collect facts for ``fork_deadlock``, which decides.
+"""Watch for DataLoader workers that are deadlocked in their fork: collect facts for
+``fork_deadlock``, which decides.
 
-Nothing is read while ranks get their batches. If a rank waits for a worker for seconds, the ``/proc`` entries of both
-are read once a second; no signal is sent. py-spy, if installed, runs once for each worker that does not run.
+Nothing is read while ranks get their batches. If a rank waits for a worker for seconds, the
+``/proc`` entries of both are read once a second; no signal is sent. py-spy, if installed, runs once
+for each worker that does not run.
 """
 
 from __future__ import annotations
@@ -34,11 +36,17 @@ class ForkWatch:
     """
 
     def __init__(
-        self, group: WatchedRanks, pulses: SharedCounters, *, inform: Callable[[Notice], None] | None = None
+        self,
+        group: WatchedRanks,
+        pulses: SharedCounters,
+        *,
+        inform: Callable[[Notice], None] | None = None,
     ) -> None:
         self._group, self._pulses, self._inform = group, pulses, inform
         self._next_s = 0.0
-        self._first: dict[int, WorkerLook] = {}  # by local rank: the earliest look since which its worker has not run
+        self._first: dict[
+            int, WorkerLook
+        ] = {}  # by local rank: the earliest look since which its worker has not run
         self._frames: dict[int, tuple[NativeFrame, ...]] = {}  # by process
         self._reported: set[int] = set()
 
@@ -77,7 +85,9 @@ class ForkWatch:
         return fork_deadlock.explain(now, frames)
 
     def _collect(self, local: int, now_s: float) -> WorkerLook | None:
-        """Return a look at the worker that a rank has long waited for; None if it waits for none."""
+        """Return a look at the worker that a rank has long waited for; None if it waits for
+        none.
+        """
         awaited = self._pulses.read_awaited(local)
         waits_s = now_s - awaited.since_ns / 1e9
         pid = self._group.attempt.pids.get(local)
@@ -97,12 +107,16 @@ class ForkWatch:
 
 
 def read_frames(pid: int) -> tuple[NativeFrame, ...]:
-    """Return the stack of a process as py-spy reads it, outermost first; empty without py-spy or the right to read."""
+    """Return the stack of a process as py-spy reads it, outermost first; empty without py-spy or
+    the right to read.
+    """
     program = children.find_py_spy()
     if not program:
         return ()
     command = [program, "dump", "--native", "--pid", str(pid)]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        dump = subprocess.run(command, capture_output=True, text=True, timeout=_FRAMES_S, check=False)
+        dump = subprocess.run(
+            command, capture_output=True, text=True, timeout=_FRAMES_S, check=False
+        )
         return fork_deadlock.parse(dump.stdout)
     return ()

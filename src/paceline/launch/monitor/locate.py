@@ -1,7 +1,8 @@
-"""Find the cause of a hang from the positions of all ranks: which rank is missing, or in another collective.
+"""Find the cause of a hang from the positions of all ranks: which rank is missing, or in another
+collective.
 
-Pure. ``hangs`` decides whether the run hangs, ``judge`` finds the cause. A rank that waits in a collective is not
-the cause; a rank that has not reached it, or is in another one, is.
+Pure. ``hangs`` decides whether the run hangs, ``judge`` finds the cause. A rank that waits in a
+collective is not the cause; a rank that has not reached it, or is in another one, is.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def limit_s(requested_s: float | None, *, step_s: float) -> float:
 def hangs(positions: Sequence[Position]) -> bool:
     """Return whether the run hangs.
 
-    It does if a rank waits in a collective and all ranks outside of one make no progress either, or if no rank waits
-    for another and all have been idle in their own code for long.
+    It does if a rank waits in a collective and all ranks outside of one make no progress either, or
+    if no rank waits for another and all have been idle in their own code for long.
     """
     living = [position for position in positions if not position.ended]
     if not living:
@@ -48,7 +49,9 @@ def hangs(positions: Sequence[Position]) -> bool:
     return all(position.late_alone and position.still for position in living)
 
 
-def judge(positions: Sequence[Position], *, uneven: Finding | None = None, broken: bool = False) -> Finding | None:
+def judge(
+    positions: Sequence[Position], *, uneven: Finding | None = None, broken: bool = False
+) -> Finding | None:
     """Return the likely cause of a hang; None if the positions do not show it.
 
     Args:
@@ -76,7 +79,9 @@ def judge(positions: Sequence[Position], *, uneven: Finding | None = None, broke
     return _all_together(waiting) if same_collective and not broken else None
 
 
-def judge_proven(positions: Sequence[Position], proof: Proof, *, uneven: Finding | None = None) -> Finding:
+def judge_proven(
+    positions: Sequence[Position], proof: Proof, *, uneven: Finding | None = None
+) -> Finding:
     """Return the cause of a hang that is proven.
 
     Args:
@@ -112,11 +117,16 @@ def _calls(calls: Mapping[int, Call]) -> tuple[str, ...]:
 
 def _other_calls(stuck: Sequence[Position], proof: Proof) -> Finding:
     calls = proof.calls
-    ranks = sorted(calls, key=lambda rank: (sum(calls[rank].fits(other) for other in calls.values()), rank))
+    ranks = sorted(
+        calls, key=lambda rank: (sum(calls[rank].fits(other) for other in calls.values()), rank)
+    )
     first = ranks[0]
     other = next(rank for rank in ranks if not calls[first].fits(calls[rank]))
     call, other_call = calls[first], calls[other]
-    what = f"ranks call different collectives: rank {first} {call.words}, rank {other} {other_call.words}"
+    what = (
+        f"ranks call different collectives: rank {first} {call.words}, rank {other}"
+        f" {other_call.words}"
+    )
     if call.name == other_call.name:
         sizes = f"{call.size} on rank {first}, {other_call.size} on rank {other}"
         what = f"{call.name} #{call.seq} differs in size: {sizes}"
@@ -135,11 +145,16 @@ def _waiting_in_turn(stuck: Sequence[Position]) -> Finding:
         f"{_ranks(stuck)} wait for each other in different collectives, and none can continue",
         where=_where(stuck),
         evidence=_lines(stuck),
-        fix="make every rank call the same collectives in the same order; look for code for some ranks only",
+        fix=(
+            "make every rank call the same collectives in the same order; look for code for some"
+            " ranks only"
+        ),
     )
 
 
-def _stuck(absent: Sequence[Position], waiting: Sequence[Position], positions: Sequence[Position]) -> Finding:
+def _stuck(
+    absent: Sequence[Position], waiting: Sequence[Position], positions: Sequence[Position]
+) -> Finding:
     longest = max(absent, key=lambda position: position.idle_s)
     alike = [position for position in absent if position.kind == longest.kind]
     data = longest.kind == DATA
@@ -152,8 +167,10 @@ def _stuck(absent: Sequence[Position], waiting: Sequence[Position], positions: S
         where=_where(alike),
         evidence=_lines(positions),
         why="" if waiting else "no rank makes progress or uses the CPU",
-        fix="look at what that line waits for: a file, a lock, a queue, a worker; "
-        f"if it may take so long: --hang-timeout {longer(longest.idle_s)}",
+        fix=(
+            "look at what that line waits for: a file, a lock, a queue, a worker; "
+            f"if it may take so long: --hang-timeout {longer(longest.idle_s)}"
+        ),
     )
 
 
@@ -161,8 +178,8 @@ def _conditional(guarded: Sequence[Position], positions: Sequence[Position]) -> 
     first = guarded[0]
     return Finding(
         "conditional-collective",
-        f"{_with_host(guarded)} {'is' if len(guarded) == 1 else 'are'} in a collective that not all ranks reach: "
-        f"{first.doing}, under {first.guard}",
+        f"{_with_host(guarded)} {'is' if len(guarded) == 1 else 'are'} in a collective that not all"
+        f" ranks reach: {first.doing}, under {first.guard}",
         where=_where(guarded),
         evidence=_lines(positions),
         why="a collective returns when every rank has called it",
@@ -180,11 +197,16 @@ def _different(waiting: Sequence[Position], positions: Sequence[Position]) -> Fi
         f"{_ranks(rest)} in {rest[0].doing}",
         where=_where(smallest),
         evidence=_lines(positions),
-        fix="make every rank call the same collectives in the same order; look for code for some ranks only",
+        fix=(
+            "make every rank call the same collectives in the same order; look for code for some"
+            " ranks only"
+        ),
     )
 
 
-def _some_have_ended(ended: Sequence[Position], waiting: Sequence[Position], positions: Sequence[Position]) -> Finding:
+def _some_have_ended(
+    ended: Sequence[Position], waiting: Sequence[Position], positions: Sequence[Position]
+) -> Finding:
     wait = "waits" if len(waiting) == 1 else "wait"
     fewer = all(early.steps < other.steps for early in ended for other in waiting)
     name = "uneven-inputs" if fewer else "rank-ended-early"
@@ -195,9 +217,12 @@ def _some_have_ended(ended: Sequence[Position], waiting: Sequence[Position], pos
         f"{_ranks(waiting)} still {wait}: {waiting[0].doing}",
         where=_where(ended),
         evidence=_lines(positions),
-        fix="give all ranks the same number of batches (DistributedSampler, drop_last, or session.loader)"
-        if fewer
-        else "let all ranks go through the same collectives before they end",
+        fix=(
+            "give all ranks the same number of batches (DistributedSampler, drop_last, or"
+            " session.loader)"
+            if fewer
+            else "let all ranks go through the same collectives before they end"
+        ),
     )
 
 
@@ -207,8 +232,8 @@ def _all_together(waiting: Sequence[Position]) -> Finding:
     lagging = f"; {_ranks(behind)} the furthest behind" if len(behind) < len(waiting) else ""
     return Finding(
         "collective-timeout",
-        f"all ranks wait in the same collective for {min(position.idle_s for position in waiting):.0f} s: "
-        f"{waiting[0].doing}{lagging}",
+        "all ranks wait in the same collective for"
+        f" {min(position.idle_s for position in waiting):.0f} s: {waiting[0].doing}{lagging}",
         where=_where(waiting),
         evidence=_lines(waiting),
         why="every rank has called it, so what fails is the transfer: network, NCCL, a GPU",
@@ -229,9 +254,13 @@ def _groups(positions: Iterable[Position]) -> list[list[Position]]:
 
 
 def _lines(positions: Sequence[Position]) -> tuple[str, ...]:
-    """Return a line for each group, at most four: ``ranks 0-2: all_reduce #812, backward, train.py:91``."""
+    """Return a line for each group, at most four: ``ranks 0-2: all_reduce #812, backward,
+    train.py:91``.
+    """
     groups = sorted(_groups(positions), key=len)
-    lines = [f"{_with_host(group)}: {group[0].doing}{_for(group)}{_batches(group)}" for group in groups]
+    lines = [
+        f"{_with_host(group)}: {group[0].doing}{_for(group)}{_batches(group)}" for group in groups
+    ]
     more = sum(len(group) for group in groups[4:])
     return (*lines[:4], f"and {more} ranks elsewhere") if more else tuple(lines)
 

@@ -1,7 +1,8 @@
-"""Find silent training errors from the counters of all ranks: same data, same order, padding, NaN, stragglers. Pure.
+"""Find silent training errors from the counters of all ranks: same data, same order, padding, NaN,
+stragglers. Pure.
 
-Facts in, a Finding or None out. A healthy run must get no warning, so each function returns a finding only where the
-facts have no other explanation, and None where they are incomplete.
+Facts in, a Finding or None out. A healthy run must get no warning, so each function returns a
+finding only where the facts have no other explanation, and None where they are incomplete.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Pace:
     Attributes:
         host: The node's host.
         node: The node's rank.
-        own_s: Seconds per step of the ranks' own work: without backward, in which they wait for others.
+        own_s: Seconds per step of the ranks' own work: without backward, in which they wait for
+            others.
         data_s: Seconds of ``own_s`` in which they wait for data.
         step_s: Seconds per step.
     """
@@ -60,15 +62,19 @@ class Parameters:
     sums: tuple[int, ...]
 
 
-def same_data(hashes: Sequence[int], works: Sequence[int], *, world_size: int, indices: int) -> Finding | None:
+def same_data(
+    hashes: Sequence[int], works: Sequence[int], *, world_size: int, indices: int
+) -> Finding | None:
     """Return a finding if all ranks train on the same samples and compute the same from them.
 
-    Reading the same samples alone is not an error: ranks may take slices of them, split a model, or augment them.
+    Reading the same samples alone is not an error: ranks may take slices of them, split a model, or
+    augment them.
 
     Args:
-        hashes: Hashes of each rank's first indices and samples, 0 for a rank without one; ranks of a node that share
-            a hash may have one entry.
-        works: Hashes of each rank's losses, local gradients and parameters in a few steps, likewise.
+        hashes: Hashes of each rank's first indices and samples, 0 for a rank without one; ranks of
+            a node that share a hash may have one entry.
+        works: Hashes of each rank's losses, local gradients and parameters in a few steps,
+            likewise.
         world_size: Number of ranks.
         indices: How many indices are in a hash.
     """
@@ -83,8 +89,14 @@ def same_data(hashes: Sequence[int], works: Sequence[int], *, world_size: int, i
             f"indices and content of {what} of the training loader are the same on all ranks",
             "so are losses, gradients before averaging, and parameters, in several steps",
         ),
-        why="every rank computes the same gradient: the run is no faster, and no better, than one rank",
-        fix="DataLoader(..., sampler=DistributedSampler(dataset)), or session.loader(dataset, batch_size=...)",
+        why=(
+            "every rank computes the same gradient: the run is no faster, and no better, than one"
+            " rank"
+        ),
+        fix=(
+            "DataLoader(..., sampler=DistributedSampler(dataset)), or session.loader(dataset,"
+            " batch_size=...)"
+        ),
         severity="warning",
     )
 
@@ -97,8 +109,8 @@ def same_order(repeats: Mapping[int, tuple[int, int]]) -> Finding | None:
     """Return a finding if the order of the samples is the same in two epochs.
 
     Args:
-        repeats: For each rank that saw an order twice: the number of the loop that repeated the order of the previous
-            one, and how many indices were compared.
+        repeats: For each rank that saw an order twice: the number of the loop that repeated the
+            order of the previous one, and how many indices were compared.
     """
     if not repeats:
         return None
@@ -107,9 +119,17 @@ def same_order(repeats: Mapping[int, tuple[int, int]]) -> Finding | None:
         "same-order-each-epoch",
         "a shuffling loader gives its samples in the same order in two epochs in a row",
         where=named(repeats),
-        evidence=(f"the first {indices} indices of training loops {loop - 1} and {loop} are the same, and not sorted",),
+        evidence=(
+            (
+                f"the first {indices} indices of training loops {loop - 1} and {loop} are the same,"
+                " and not sorted"
+            ),
+        ),
         why="the order of a shuffled training is meant to change, and the batches with it",
-        fix="sampler.set_epoch(epoch) before each epoch; a generator: seed it once, not in each epoch",
+        fix=(
+            "sampler.set_epoch(epoch) before each epoch; a generator: seed it once, not in each"
+            " epoch"
+        ),
         severity="warning",
     )
 
@@ -128,14 +148,20 @@ def padded(dataset_length: int, padded_length: int, *, world_size: int) -> Findi
     samples = "1 sample" if repeated == 1 else f"{repeated} samples"
     return Finding(
         "evaluation-padded",
-        f"an evaluation of {dataset_length} samples scores {padded_length}: its DistributedSampler repeats {samples}",
+        f"an evaluation of {dataset_length} samples scores {padded_length}: its DistributedSampler"
+        f" repeats {samples}",
         where=f"ranks 0-{world_size - 1}",
         evidence=(
-            f"{padded_length} samples were read on {world_size} ranks, without a step; then figures were reduced",
+            (
+                f"{padded_length} samples were read on {world_size} ranks, without a step; then"
+                " figures were reduced"
+            ),
         ),
         why="the repeated samples count twice, and the score depends on the number of ranks",
-        fix="DataLoader(Subset(dataset, range(rank, len(dataset), world_size))), and sums divided by counts; "
-        "or session.loader(dataset, batch_size=...)",
+        fix=(
+            "DataLoader(Subset(dataset, range(rank, len(dataset), world_size))), and sums divided"
+            " by counts; or session.loader(dataset, batch_size=...)"
+        ),
         severity="warning",
     )
 
@@ -154,21 +180,31 @@ def not_a_number(names: Mapping[int, str]) -> Finding | None:
         f"{named(names)} ended with NaN in the parameters, first in {names[rank]}",
         where=named(names),
         evidence=(f"rank {rank}: {names[rank]} has a NaN after its last step",),
-        why="everything that such a model computes is NaN: what was saved at the end is worth nothing",
-        fix="paceline run --check-finite ...: it stops at the first loss or gradient that is not finite",
+        why=(
+            "everything that such a model computes is NaN: what was saved at the end is worth"
+            " nothing"
+        ),
+        fix=(
+            "paceline run --check-finite ...: it stops at the first loss or gradient that is not"
+            " finite"
+        ),
         severity="warning",
     )
 
 
 def uneven(pulses: Sequence[Mapping[str, Any]]) -> Finding | None:
-    """Return a finding if ranks have different numbers of batches, at the moment of a hang or a failure.
+    """Return a finding if ranks have different numbers of batches, at the moment of a hang or a
+    failure.
 
     Args:
-        pulses: ``rank, loops, loop_batches, first_loop_batches, open_batches, loop_length`` of every rank.
+        pulses: ``rank, loops, loop_batches, first_loop_batches, open_batches, loop_length`` of
+            every rank.
     """
     furthest = max((entry["loops"] for entry in pulses), default=0)
     ended = {entry["rank"]: entry["loop_batches"] for entry in pulses if entry["loops"] == furthest}
-    behind = {entry["rank"]: entry["open_batches"] for entry in pulses if entry["loops"] == furthest - 1}
+    behind = {
+        entry["rank"]: entry["open_batches"] for entry in pulses if entry["loops"] == furthest - 1
+    }
     if not furthest or len(ended) + len(behind) < len(pulses) or min(ended.values()) < 1:
         return None  # an uncertain count, or ranks that are far apart for another reason
     if behind and min(behind.values()) > max(ended.values()):
@@ -202,8 +238,10 @@ def _uneven(fewer: Mapping[int, int], more: Mapping[int, int], verb: str, loop: 
         f"{_loader_of(fewer)} ended after {count} batches, {named(more)} {verb} {counts}",
         where=f"training loop {loop} of {named(fewer)}",
         why="a rank without a batch does not come to the collective that the others wait in",
-        fix="give all ranks as many: DistributedSampler or drop_last=True, session.loader(...), "
-        "or torch.distributed.algorithms.join.Join",
+        fix=(
+            "give all ranks as many: DistributedSampler or drop_last=True, session.loader(...), "
+            "or torch.distributed.algorithms.join.Join"
+        ),
     )
 
 
@@ -212,7 +250,9 @@ def _loader_of(ranks: Mapping[int, int]) -> str:
 
 
 def slowest(paces: Sequence[Pace]) -> Pace | None:
-    """Return the pace of the node that the others wait for, None if no node is much slower than the others."""
+    """Return the pace of the node that the others wait for, None if no node is much slower than the
+    others.
+    """
     if len(paces) < 2:
         return None
     slow = max(paces, key=lambda pace: pace.own_s)
@@ -230,7 +270,11 @@ def straggler(windows: Sequence[Sequence[Pace]]) -> Finding | None:
     """
     last = windows[-WINDOWS:]
     slow_paces = [slowest(paces) for paces in last]
-    if len(last) < WINDOWS or None in slow_paces or len({pace.node for pace in slow_paces if pace}) > 1:
+    if (
+        len(last) < WINDOWS
+        or None in slow_paces
+        or len({pace.node for pace in slow_paces if pace}) > 1
+    ):
         return None
     slow = slow_paces[-1]
     assert slow is not None
@@ -240,24 +284,34 @@ def straggler(windows: Sequence[Sequence[Pace]]) -> Finding | None:
     waits_for_data = data - their_data > (own - their_own) / 2
     return Finding(
         "straggler",
-        f"{slow.name} holds the others up: {own:.1f} ms of its own work a step, theirs {their_own:.1f} ms"
-        + (f" ({own / their_own:.1f}x)" if their_own else ""),
+        f"{slow.name} holds the others up: {own:.1f} ms of its own work a step, theirs"
+        f" {their_own:.1f} ms" + (f" ({own / their_own:.1f}x)" if their_own else ""),
         where=slow.name,
         evidence=(
             f"of it {data:.1f} ms waiting for data, theirs {their_data:.1f} ms",
-            f"the others wait {min(1.0, (own - their_own) / step):.0%} of each step, which takes {step:.1f} ms",
+            (
+                f"the others wait {min(1.0, (own - their_own) / step):.0%} of each step, which"
+                f" takes {step:.1f} ms"
+            ),
             f"in {WINDOWS} windows of time in a row",
         ),
-        fix="look at its storage, and at the CPUs that its loader workers have"
-        if waits_for_data
-        else "look there for other processes (top), and for clocks held down (nvidia-smi -q -d PERFORMANCE)",
+        fix=(
+            "look at its storage, and at the CPUs that its loader workers have"
+            if waits_for_data
+            else (
+                "look there for other processes (top), and for clocks held down (nvidia-smi -q -d"
+                " PERFORMANCE)"
+            )
+        ),
         severity="warning",
     )
 
 
 def _others(paces: Sequence[Pace], one: Pace) -> Pace:
     rest = [pace for pace in paces if pace.node != one.node]
-    own, data = (statistics.median(getattr(pace, name) for pace in rest) for name in ("own_s", "data_s"))
+    own, data = (
+        statistics.median(getattr(pace, name) for pace in rest) for name in ("own_s", "data_s")
+    )
     return Pace("", -1, own, data, one.step_s)
 
 
@@ -275,7 +329,9 @@ def replicas(groups: Sequence[Parameters], *, step: int) -> Finding | None:
     if len(groups) < 2:
         return None
     most = max(groups, key=lambda group: (len(group.ranks), -min(group.ranks)))
-    apart = sorted((group for group in groups if group is not most), key=lambda group: _first(group, most))
+    apart = sorted(
+        (group for group in groups if group is not most), key=lambda group: _first(group, most)
+    )
     ranks = sorted(rank for group in apart for rank in group.ranks)
     place = _first(apart[0], most)
     names = most.names or apart[0].names
@@ -286,12 +342,18 @@ def replicas(groups: Sequence[Parameters], *, step: int) -> Finding | None:
     first_name = f", first in {names[place].partition(' ')[0]}" if place < len(names) else ""
     return Finding(
         "replicas-differ",
-        f"after step {step} {named(ranks)} {'has' if len(ranks) == 1 else 'have'} other parameters than "
-        f"{named(most.ranks)}{first_name}",
+        f"after step {step} {named(ranks)} {'has' if len(ranks) == 1 else 'have'} other parameters"
+        f" than {named(most.ranks)}{first_name}",
         where=named(ranks),
         evidence=tuple(evidence),
-        why="gradients are averaged as if all had the same parameters; from here on they train different models",
-        fix="change parameters on all ranks alike: look for code for one rank, a step outside DDP, or other seeds",
+        why=(
+            "gradients are averaged as if all had the same parameters; from here on they train"
+            " different models"
+        ),
+        fix=(
+            "change parameters on all ranks alike: look for code for one rank, a step outside DDP,"
+            " or other seeds"
+        ),
         severity="warning",
     )
 

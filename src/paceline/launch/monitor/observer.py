@@ -1,7 +1,9 @@
-"""Collect what the counters of a node's ranks show, so that the head can report problems of the running training.
+"""Collect what the counters of a node's ranks show, so that the head can report problems of the
+running training.
 
-``observations`` decides; this module collects and sends. A node sends its facts when they change. The head receives
-those of all nodes and announces the findings, which every node prints. No node waits for another.
+``observations`` decides; this module collects and sends. A node sends its facts when they change.
+The head receives those of all nodes and announces the findings, which every node prints. No node
+waits for another.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _LEAST_STEPS = 20  # in a window
 _EVERY_S = 0.5
 # How long the head waits at the end of a run for the lists of parameters that it requested.
 _LISTS_S = 3.0
-# Looks of the head after the first rank has seen an order twice: the other ranks see it a moment later.
+# Looks of the head after the first rank has seen an order twice: the other ranks see it a moment
+# later.
 _SETTLE_LOOKS = 4
 
 
@@ -71,7 +74,9 @@ class Observer:
             self._look()
 
     def close(self) -> bool:
-        """Observe once more after the ranks have succeeded; return False while the head waits for lists of a node."""
+        """Observe once more after the ranks have succeeded; return False while the head waits for
+        lists of a node.
+        """
         now = time.monotonic()
         if not self._closing_s:
             self._closing_s, self._next_s = now, 0.0
@@ -93,7 +98,9 @@ class Observer:
             self._judge()
 
     def _judge(self) -> None:
-        """At the head: announce new findings, and request lists of parameters when they are needed."""
+        """At the head: announce new findings, and request lists of parameters when they are
+        needed.
+        """
         for finding in self._head.judge(self._all, last=bool(self._closing_s)):
             self._notice(finding)
             self._announce({"finding": finding.to_json()})
@@ -108,7 +115,9 @@ class Observer:
             self._num_words += 1
 
     def listen(self) -> None:
-        """Process what the head has announced since the last call; nothing to do at the head or on a single node."""
+        """Process what the head has announced since the last call; nothing to do at the head or on
+        a single node.
+        """
         if self._board is None or not self._board.node:
             return
         while (word := self._board.announced("word", self._num_words)) is not None:
@@ -130,12 +139,18 @@ class Observer:
             "works": sorted({order.work_hash for order in orders.values()}),
             "indices": max((order.data_indices for order in orders.values()), default=0),
             "orders": {
-                str(rank): [order.same_order, order.order_indices] for rank, order in orders.items() if order.same_order
+                str(rank): [order.same_order, order.order_indices]
+                for rank, order in orders.items()
+                if order.same_order
             },
             "padded": max((self._pulses.read_padded(local) for local in ranks), default=(0, 0)),
             "not_a_number": {str(rank): name for rank, name in names.items() if name},
-            "pace": self._pace.look([self._pulses.read(local) for local in ranks], time.monotonic()),
-            "checks": {str(step): _agreed(check[step] for check in checks) for step in _common(checks)},
+            "pace": self._pace.look(
+                [self._pulses.read(local) for local in ranks], time.monotonic()
+            ),
+            "checks": {
+                str(step): _agreed(check[step] for check in checks) for step in _common(checks)
+            },
         }
         if self._list_step:
             facts["lists"] = self._lists()
@@ -145,9 +160,14 @@ class Observer:
         """Return the parameters of this node's ranks, one entry for all ranks that agree."""
         groups: dict[tuple[Any, ...], list[int]] = {}
         for rank in self._group.attempt.ranks.values():
-            names, sums = read_parameters(self._run_dir, rank, self._group.attempt.number, step=self._list_step)
+            names, sums = read_parameters(
+                self._run_dir, rank, self._group.attempt.number, step=self._list_step
+            )
             groups.setdefault((names, sums), []).append(rank)
-        return [{"ranks": ranks, "names": names, "sums": sums} for (names, sums), ranks in groups.items()]
+        return [
+            {"ranks": ranks, "names": names, "sums": sums}
+            for (names, sums), ranks in groups.items()
+        ]
 
 
 class Head:
@@ -197,20 +217,34 @@ class Head:
             return None
         return observations.same_data(hashes, works, world_size=self._world_size, indices=indices)
 
-    def _order(self, facts_by_node: Mapping[int, Mapping[str, Any]], *, last: bool) -> Finding | None:
+    def _order(
+        self, facts_by_node: Mapping[int, Mapping[str, Any]], *, last: bool
+    ) -> Finding | None:
         """Decide once all ranks have seen an order twice, or the others have had the time to."""
-        orders = {int(rank): (at[0], at[1]) for facts in facts_by_node.values() for rank, at in facts["orders"].items()}
+        orders = {
+            int(rank): (at[0], at[1])
+            for facts in facts_by_node.values()
+            for rank, at in facts["orders"].items()
+        }
         self._looks += bool(orders)
         settled = last or len(orders) == self._world_size or self._looks > _SETTLE_LOOKS
         return observations.same_order(orders) if settled else None
 
     def _padded(self, facts_by_node: Mapping[int, Mapping[str, Any]]) -> Finding | None:
-        dataset_length, padded_length = max(tuple(facts["padded"]) for facts in facts_by_node.values())
+        dataset_length, padded_length = max(
+            tuple(facts["padded"]) for facts in facts_by_node.values()
+        )
         return observations.padded(dataset_length, padded_length, world_size=self._world_size)
 
-    def _not_a_number(self, facts_by_node: Mapping[int, Mapping[str, Any]], *, last: bool) -> Finding | None:
+    def _not_a_number(
+        self, facts_by_node: Mapping[int, Mapping[str, Any]], *, last: bool
+    ) -> Finding | None:
         """Decide once all ranks have ended with a NaN, or no more facts will come."""
-        names = {int(rank): name for facts in facts_by_node.values() for rank, name in facts["not_a_number"].items()}
+        names = {
+            int(rank): name
+            for facts in facts_by_node.values()
+            for rank, name in facts["not_a_number"].items()
+        }
         return observations.not_a_number(names) if last or len(names) == self._world_size else None
 
     def _straggler(self, facts_by_node: Mapping[int, Mapping[str, Any]]) -> Finding | None:
@@ -220,14 +254,19 @@ class Head:
         number = min(pace["window"] for pace in paces)
         if number > self._window:
             self._window = number
-            self._windows = [*self._windows, [Pace(**pace["mean"]) for pace in paces]][-observations.WINDOWS :]
+            self._windows = [*self._windows, [Pace(**pace["mean"]) for pace in paces]][
+                -observations.WINDOWS :
+            ]
         return observations.straggler(self._windows)
 
     def _replicas(self, facts_by_node: Mapping[int, Mapping[str, Any]]) -> Finding | None:
         if self.list_step and not self.has_lists:
             self.has_lists = all("lists" in facts for facts in facts_by_node.values())
             return self._compare_lists(facts_by_node) if self.has_lists else None
-        checks = [{int(step): check for step, check in facts["checks"].items()} for facts in facts_by_node.values()]
+        checks = [
+            {int(step): check for step, check in facts["checks"].items()}
+            for facts in facts_by_node.values()
+        ]
         for step in sorted(_common(checks)):
             if not self.list_step and _agreed(check[step] for check in checks) is None:
                 self.list_step = step
@@ -237,8 +276,12 @@ class Head:
         groups: dict[tuple[Any, ...], list[int]] = {}
         for facts in facts_by_node.values():
             for entry in facts["lists"]:
-                groups.setdefault((tuple(entry["names"]), tuple(entry["sums"])), []).extend(entry["ranks"])
-        listed = [Parameters(tuple(sorted(ranks)), names, sums) for (names, sums), ranks in groups.items()]
+                groups.setdefault((tuple(entry["names"]), tuple(entry["sums"])), []).extend(
+                    entry["ranks"]
+                )
+        listed = [
+            Parameters(tuple(sorted(ranks)), names, sums) for (names, sums), ranks in groups.items()
+        ]
         return observations.replicas(listed, step=self.list_step)
 
 
@@ -256,9 +299,13 @@ class _Pace:
         self._before: list[Counters] = []
 
     def look(self, pulses: list[Counters], now_s: float) -> dict[str, Any] | None:
-        """Return the last complete window: its number, from 1, and the means over the ranks; None before the first."""
+        """Return the last complete window: its number, from 1, and the means over the ranks; None
+        before the first.
+        """
         new_steps = [new.steps - old.steps for new, old in zip(pulses, self._before, strict=False)]
-        if not new_steps or not all(old.steps for old in self._before):  # the first steps are not typical
+        if not new_steps or not all(
+            old.steps for old in self._before
+        ):  # the first steps are not typical
             self._before, self._since_s = pulses, now_s
         elif now_s - self._since_s >= WINDOW_S and min(new_steps) >= _LEAST_STEPS:
             number = self._window["window"] + 1 if self._window else 1
@@ -266,17 +313,27 @@ class _Pace:
             mean = Pace(
                 host=socket.gethostname(),
                 node=self._node,
-                own_s=fmean((new.own_s - old.own_s) / (new.steps - old.steps) for old, new in pairs),
-                data_s=fmean((new.data_s - old.data_s) / (new.steps - old.steps) for old, new in pairs),
-                step_s=fmean((new.seconds - old.seconds) / (new.steps - old.steps) for old, new in pairs),
+                own_s=fmean(
+                    (new.own_s - old.own_s) / (new.steps - old.steps) for old, new in pairs
+                ),
+                data_s=fmean(
+                    (new.data_s - old.data_s) / (new.steps - old.steps) for old, new in pairs
+                ),
+                step_s=fmean(
+                    (new.seconds - old.seconds) / (new.steps - old.steps) for old, new in pairs
+                ),
             )
             self._window = {"window": number, "mean": asdict(mean)}
             self._before, self._since_s = pulses, now_s
         return self._window
 
 
-def read_parameters(run_dir: RunDir, rank: int, attempt: int, *, step: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return names and checksums of a rank's parameters after a step; empty if they are not available any more."""
+def read_parameters(
+    run_dir: RunDir, rank: int, attempt: int, *, step: int
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return names and checksums of a rank's parameters after a step; empty if they are not
+    available any more.
+    """
     try:
         content = json.loads(run_dir.parameters(rank, attempt).read_text(encoding="utf-8"))
         return tuple(content["names"]), tuple(content["steps"][str(step)])
@@ -285,7 +342,9 @@ def read_parameters(run_dir: RunDir, rank: int, attempt: int, *, step: int) -> t
 
 
 def _key(finding: Finding) -> str:
-    """Return the key under which a finding is reported once: its name, and for stragglers also the host."""
+    """Return the key under which a finding is reported once: its name, and for stragglers also the
+    host.
+    """
     return finding.name + (finding.where if finding.name == "straggler" else "")
 
 

@@ -12,13 +12,16 @@ from typing import Any
 COLLECTIVE, BACKWARD, START, DATA, CODE = "collective", "backward", "start", "data", "code"
 WAITING = (COLLECTIVE, BACKWARD, START)
 
-# States of a process that are reported: stopped by a signal; waiting for a device, where no signal reaches it.
+# States of a process that are reported: stopped by a signal; waiting for a device, where no signal
+# reaches it.
 STOPPED, UNKILLABLE = "T", "D"
 
-# Functions of torch.distributed in which ranks find each other, before there is a group to reduce over.
+# Functions of torch.distributed in which ranks find each other, before there is a group to reduce
+# over.
 _MEETING = ("init_process_group", "rendezvous", "_store_based_barrier", "_create_c10d_store")
 _MEETING_AGAIN = ("new_group", "_new_group_with_tag", "_new_process_group_helper", "split_group")
-# file of torch (its end), functions (empty: any), kind, words; the first frame from the inside that fits decides
+# file of torch (its end), functions (empty: any), kind, words; the first frame from the inside that
+# fits decides
 _PLACES: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("torch/utils/data/dataloader.py", ("__next__",), DATA, "next(loader)"),
     ("torch/distributed/distributed_c10d.py", _MEETING, START, "init_process_group"),
@@ -114,7 +117,9 @@ class Position:
 
     @property
     def spot(self) -> str:
-        """The call that the user's innermost line has made, and that line: ``request.urlopen (load, data.py:40)``."""
+        """The call that the user's innermost line has made, and that line: ``request.urlopen (load,
+        data.py:40)``.
+        """
         is_in_own_code = self.kind == CODE and self.place and not self.worker
         if self.state in (STOPPED, UNKILLABLE) or not is_in_own_code:
             return self.doing
@@ -128,21 +133,36 @@ class Position:
     def doing(self) -> str:
         """The rank's action and its place: ``all_reduce #812, backward, train.py:91``."""
         if self.ended:
-            return f"its script has ended, after {self.steps} steps" if self.steps else "its script has ended"
+            return (
+                f"its script has ended, after {self.steps} steps"
+                if self.steps
+                else "its script has ended"
+            )
         if self.state == STOPPED:
             return f"stopped (state T), and continues with: kill -CONT {self.pid}"
         if self.state == UNKILLABLE:
-            return ", ".join(part for part in ("in state D, where nothing can end it", self.place) if part)
-        return ", ".join(part for part in (*self._words(), self.worker or self.place) if part) or "not visible"
+            return ", ".join(
+                part for part in ("in state D, where nothing can end it", self.place) if part
+            )
+        return (
+            ", ".join(part for part in (*self._words(), self.worker or self.place) if part)
+            or "not visible"
+        )
 
     @property
     def stuck(self) -> str:
-        """How long it has been idle and where: ``been stuck for 121 s in time.sleep(9) at train.py:8``."""
+        """How long it has been idle and where: ``been stuck for 121 s in time.sleep(9) at
+        train.py:8``.
+        """
         since = f"for {self.idle_s:.0f} s"
         if self.state == STOPPED:
             return f"been stopped (state T) {since} (it continues with: kill -CONT {self.pid})"
         if self.state == UNKILLABLE:
-            return f"been {', '.join(filter(None, ('in state D, where nothing can end it', self.place)))} {since}"
+            return (
+                "been"
+                f" {', '.join(filter(None, ('in state D, where nothing can end it', self.place)))}"
+                f" {since}"
+            )
         words, place = ", ".join(filter(None, self._words())), self.worker or self.place
         within = f" in {words}" if words else ""
         return f"been stuck {since}{within}" + (f" at {place}" if place else "")
@@ -181,8 +201,8 @@ def _cut(code: str) -> str:
 def classify(frames: Sequence[Frame]) -> tuple[str, str]:
     """Return the kind of place that a stack shows, and words for it.
 
-    Only frames that the user's innermost line has called count, because torch's forward and backward run the user's
-    code too. A dataset is the exception: its loader calls it.
+    Only frames that the user's innermost line has called count, because torch's forward and
+    backward run the user's code too. A dataset is the exception: its loader calls it.
 
     Args:
         frames: Outermost first.
@@ -209,8 +229,8 @@ def shown_path(path: str) -> str:
 def parse(dump: str) -> tuple[tuple[str, int, str], ...]:
     """Return ``(file, line, function)`` of the main thread, outermost first.
 
-    After a signal to the process the main thread is the current thread. After a crash in a library's thread it is the
-    thread that no other thread has started.
+    After a signal to the process the main thread is the current thread. After a crash in a
+    library's thread it is the thread that no other thread has started.
 
     Args:
         dump: One dump of all threads by faulthandler.

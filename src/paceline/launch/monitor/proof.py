@@ -2,15 +2,16 @@
 
 A proof ends a run, so it rests only on what a rank itself has recorded, never on how long it waits:
 
-- Two ranks are in the same collective of a group (its sequence number), and have called different operations, or one
-  operation with different sizes. The other rank may have left that collective already.
-- A rank is in a collective that a second rank has not called, and the second is in a collective that waits, directly or
-  through others, for the first: a cycle. Different sequence numbers alone prove nothing: the root of a broadcast
-  continues while its bytes travel.
+- Two ranks are in the same collective of a group (its sequence number), and have called different
+  operations, or one operation with different sizes. The other rank may have left that collective
+  already.
+- A rank is in a collective that a second rank has not called, and the second is in a collective
+  that waits, directly or through others, for the first: a cycle. Different sequence numbers alone
+  prove nothing: the root of a broadcast continues while its bytes travel.
 - A rank is in a collective of a group, and the process of another member has ended.
 
-A rank counts as blocked only if two looks find it in the same place, the kernel shows that its main thread has not run
-in between, and no bytes have moved on its sockets.
+A rank counts as blocked only if two looks find it in the same place, the kernel shows that its main
+thread has not run in between, and no bytes have moved on its sockets.
 """
 
 from __future__ import annotations
@@ -21,8 +22,19 @@ from typing import Any
 
 # Operations in which every rank sends as many elements as the others.
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce")
-# Kinds of operations, whose names differ between torch's functions (``_all_gather_base``); the first match counts.
-_KINDS = ("allgather", "reducescatter", "allreduce", "alltoall", "broadcast", "barrier", "gather", "scatter", "reduce")
+# Kinds of operations, whose names differ between torch's functions (``_all_gather_base``); the
+# first match counts.
+_KINDS = (
+    "allgather",
+    "reducescatter",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "barrier",
+    "gather",
+    "scatter",
+    "reduce",
+)
 
 
 @dataclass(frozen=True)
@@ -94,8 +106,12 @@ class Stand:
         return max(numbers) < call.seq if numbers else self.whole
 
     def same_place(self, call: Call) -> Call | None:
-        """Return the rank's call with the same group and number; None if it is unknown or there are several."""
-        calls = [other for other in self.recent if (other.group, other.seq) == (call.group, call.seq)]
+        """Return the rank's call with the same group and number; None if it is unknown or there are
+        several.
+        """
+        calls = [
+            other for other in self.recent if (other.group, other.seq) == (call.group, call.seq)
+        ]
         return calls[0] if len(calls) == 1 else None
 
     def to_json(self) -> dict[str, Any]:
@@ -105,7 +121,9 @@ class Stand:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Stand:
         """Return the stand that ``to_json`` converted."""
-        calls = {name: tuple(Call(**call) for call in values[name]) for name in ("pending", "recent")}
+        calls = {
+            name: tuple(Call(**call) for call in values[name]) for name in ("pending", "recent")
+        }
         return cls(**{**values, **calls})
 
 
@@ -140,15 +158,23 @@ def _others(by_rank: Mapping[int, Stand], stand: Stand, call: Call) -> list[Stan
     """Return the other members of a call's group, those that are known and agree on its members."""
     members = stand.members.get(call.group, ())
     others = [by_rank[rank] for rank in members if rank != stand.rank and rank in by_rank]
-    return [other for other in others if other.ended or list(other.members.get(call.group, ())) == list(members)]
+    return [
+        other
+        for other in others
+        if other.ended or list(other.members.get(call.group, ())) == list(members)
+    ]
 
 
 def _mismatch(by_rank: Mapping[int, Stand]) -> Proof | None:
-    """Find blocked ranks whose calls with one sequence number do not match; name all ranks that made them."""
+    """Find blocked ranks whose calls with one sequence number do not match; name all ranks that
+    made them.
+    """
     for stand, call in _waiting(by_rank):
         others = [other for other in _others(by_rank, stand, call) if other.blocked]
         calls = {stand.rank: call} if stand.same_place(call) else {}
-        calls |= {other.rank: same for other in others if (same := other.same_place(call)) is not None}
+        calls |= {
+            other.rank: same for other in others if (same := other.same_place(call)) is not None
+        }
         if any(not call.fits(other_call) for other_call in calls.values()):
             return Proof(frozenset(calls), calls)
     return None
@@ -162,7 +188,10 @@ def _cycle(by_rank: Mapping[int, Stand]) -> Proof | None:
             stand.rank
             for stand, call in _waiting(by_rank)
             if stand.rank in stuck
-            and any(other.rank in stuck and other.has_not_called(call) for other in _others(by_rank, stand, call))
+            and any(
+                other.rank in stuck and other.has_not_called(call)
+                for other in _others(by_rank, stand, call)
+            )
         }
         if waiting == stuck:
             return Proof(frozenset(stuck)) if stuck else None

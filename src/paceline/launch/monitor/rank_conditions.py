@@ -1,4 +1,6 @@
-"""Is a line of a script reached by some ranks only: the ``if`` around it that chooses ranks. Pure."""
+"""Is a line of a script reached by some ranks only: the ``if`` around it that chooses ranks.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def guard_of(source: str, line: int) -> tuple[int, str] | None:
-    """Return the line and text of what lets only some ranks reach a line, such as ``if rank == 0:``; None if nothing.
+    """Return the line and text of what lets only some ranks reach a line, such as ``if rank ==
+    0:``; None if nothing.
 
     Args:
         source: Text of the file.
@@ -25,18 +28,31 @@ def guard_of(source: str, line: int) -> tuple[int, str] | None:
 
 
 def _guards(names: TreeNames, body: list[ast.stmt], line: int) -> Iterator[tuple[int, str]]:
-    """Yield the guards of a line, innermost first, of the statements of one block and those inside."""
+    """Yield the guards of a line, innermost first, of the statements of one block and those
+    inside.
+    """
     for place, statement in enumerate(body):
         if not statement.lineno <= line <= (statement.end_lineno or statement.lineno):
             continue
         for block in _blocks(statement):
             yield from _guards(names, block, line)
-        if isinstance(statement, ast.If | ast.While) and _is_inside(statement, line) and chooses(names, statement.test):
+        if (
+            isinstance(statement, ast.If | ast.While)
+            and _is_inside(statement, line)
+            and chooses(names, statement.test)
+        ):
             word = "if" if isinstance(statement, ast.If) else "while"
             other = statement.orelse and line >= statement.orelse[0].lineno
-            yield statement.lineno, f"{'else of ' if other else ''}{word} {ast.unparse(statement.test)}:"
+            yield (
+                statement.lineno,
+                f"{'else of ' if other else ''}{word} {ast.unparse(statement.test)}:",
+            )
         if isinstance(statement, _FUNCTIONS):
-            yield from ((each.lineno, f"@{ast.unparse(each)}") for each in statement.decorator_list if _decorates(each))
+            yield from (
+                (each.lineno, f"@{ast.unparse(each)}")
+                for each in statement.decorator_list
+                if _decorates(each)
+            )
         yield from (
             (each.lineno, f"if {ast.unparse(each.test)}: {ast.unparse(each.body[-1])}")
             for each in body[:place]
@@ -59,7 +75,8 @@ def _is_inside(statement: ast.If | ast.While, line: int) -> bool:
 
 
 def _excludes(names: TreeNames, statement: ast.If) -> bool:
-    """Return whether the block ends the function or the round of the loop, so what follows is for the other ranks.
+    """Return whether the block ends the function or the round of the loop, so what follows is for
+    the other ranks.
 
     With ``and`` in the test it is for some of these too.
     """

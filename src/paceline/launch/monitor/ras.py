@@ -1,7 +1,10 @@
-"""Ask NCCL for its view of a hang, through the RAS socket that NCCL 2.24 and newer open on every node.
+"""Ask NCCL for its view of a hang, through the RAS socket that NCCL 2.24 and newer open on every
+node.
 
-Protocol and layout: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html. One line
-of text is sent, ``verbose status``, and a report in sections comes back until the connection closes.
+Protocol and layout:
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html. One line
+of text is sent, ``verbose status``, and a report in sections comes back until the connection
+closes.
 """
 
 from __future__ import annotations
@@ -47,7 +50,11 @@ def notable(report: str) -> list[str]:
     """
     for section in ("Errors", "Warnings"):
         match = re.search(rf"^{section}\n=+\n(.*?)(?:\n\n|\Z)", report, flags=re.M | re.S)
-        lines = [" ".join(line.split()) for line in match[1].splitlines() if line.strip()] if match else []
+        lines = (
+            [" ".join(line.split()) for line in match[1].splitlines() if line.strip()]
+            if match
+            else []
+        )
         if lines:
             return [f"NCCL RAS: {line}" for line in lines[:2]]
     return []

@@ -83,9 +83,17 @@ def look(
         leave_out: Ports of connections that carry no collectives.
     """
     statuses = {local: processes.status(pid) for local, pid in pids.items()}
-    running = {local: pid for local, pid in pids.items() if statuses[local].get("State", "")[:1] != "T"}
+    running = {
+        local: pid for local, pid in pids.items() if statuses[local].get("State", "")[:1] != "T"
+    }
     answers = _ask_witnesses(running, wait_s=_QUIET_ANSWER_S if quiet else _ANSWER_S)
-    dumps = {} if quiet else _signalled({local: pid for local, pid in running.items() if local not in answers}, files)
+    dumps = (
+        {}
+        if quiet
+        else _signalled(
+            {local: pid for local, pid in running.items() if local not in answers}, files
+        )
+    )
     moved = sockets.counts(pids.values(), leave_out=leave_out)
     return {
         local: _look_at(
@@ -101,7 +109,13 @@ def look(
 
 
 def _look_at(
-    pid: int, answer: dict[str, Any], dump: str, *, status: Mapping[str, str], socket_bytes: int, quiet: bool
+    pid: int,
+    answer: dict[str, Any],
+    dump: str,
+    *,
+    status: Mapping[str, str],
+    socket_bytes: int,
+    quiet: bool,
 ) -> Look:
     threads = answer.get("threads", [])
     main = next((thread["frames"] for thread in threads if thread["main"]), None)
@@ -119,7 +133,8 @@ def _look_at(
         switches=processes.switches(status),
         socket_bytes=socket_bytes,
         answer=answer,
-        others_idle=bool(threads) and all(is_idle(thread["frames"]) for thread in threads if not thread["main"]),
+        others_idle=bool(threads)
+        and all(is_idle(thread["frames"]) for thread in threads if not thread["main"]),
     )
 
 
@@ -136,7 +151,10 @@ def is_blocked(before: Look, now: Look) -> bool:
     may_call_more = not now.others_idle or now.answer["p2p"]
     if may_call_more or now.state != "S":
         return False
-    inside = "torch/distributed/" in now.frames[-1].file or position.classify(now.frames[-1:])[0] in position.WAITING
+    inside = (
+        "torch/distributed/" in now.frames[-1].file
+        or position.classify(now.frames[-1:])[0] in position.WAITING
+    )
     return (
         inside
         and bool(now.answer["pending"])
@@ -230,7 +248,9 @@ def below_launcher(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 
 
 def _frame(file: str, line: int, function: str) -> Frame:
-    return Frame(file, line, function, code=linecache.getline(file, line).strip(), user=is_users(file))
+    return Frame(
+        file, line, function, code=linecache.getline(file, line).strip(), user=is_users(file)
+    )
 
 
 def _guard(frames: tuple[Frame, ...]) -> str:

@@ -1,4 +1,6 @@
-"""Write the notice about ranks that have waited for long while no hang is proven: positions in, a Notice out. Pure."""
+"""Write the notice about ranks that have waited for long while no hang is proven: positions in, a
+Notice out. Pure.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,14 @@ def stopped(positions: Sequence[Position]) -> Picture | None:
     are = "is" if len(halted) == 1 else "are"
     notice = Notice(
         f"{named(position.rank for position in halted)} {are} stopped (state T){others}",
-        tuple(f"rank {position.rank}: process {position.pid} on {position.host}" for position in halted[:_LINES]),
-        advice=f"to let it continue: kill -CONT {' '.join(str(position.pid) for position in halted[:_LINES])}",
+        tuple(
+            f"rank {position.rank}: process {position.pid} on {position.host}"
+            for position in halted[:_LINES]
+        ),
+        advice=(
+            "to let it continue: kill -CONT"
+            f" {' '.join(str(position.pid) for position in halted[:_LINES])}"
+        ),
     )
     return Picture(f"stopped {sorted(position.rank for position in halted)}", notice)
 
@@ -66,8 +74,8 @@ def _absent(absent: Sequence[Position], waiting: Sequence[Position]) -> Picture:
     lines = [_is_in(position, several) for position in absent[1:]]
     lines.append(f"{named(position.rank for position in waiting)}: {waiting[0].doing}")
     notice = Notice(
-        f"{_wait(waiting)} for {named(position.rank for position in absent)} for {since_s:.0f} s (hang?): "
-        f"{_is_in(absent[0], several)}",
+        f"{_wait(waiting)} for {named(position.rank for position in absent)} for {since_s:.0f} s"
+        f" (hang?): {_is_in(absent[0], several)}",
         few_lines(lines, _LINES),
         advice=_advice(waiting, since_s),
     )
@@ -82,7 +90,8 @@ def _all_wait(waiting: Sequence[Position], positions: Sequence[Position]) -> Pic
     have = "has" if len(ended) == 1 else "have"
     after = f"; {named(ended)} {have} ended" if ended else ""
     doings = {
-        position.doing: [other.rank for other in waiting if other.doing == position.doing] for position in waiting
+        position.doing: [other.rank for other in waiting if other.doing == position.doing]
+        for position in waiting
     }
     lines = [f"{named(ranks)}: {doing}" for doing, ranks in doings.items()]
     notice = Notice(
@@ -98,7 +107,8 @@ def _nobody_waits(absent: Sequence[Position]) -> Picture:
     several = len({position.host for position in absent}) > 1
     lines = [_is_in(position, several) for position in absent]
     notice = Notice(
-        f"no rank has made progress for {since_s:.0f} s, and none waits for another (a server, or a hang?)",
+        f"no rank has made progress for {since_s:.0f} s, and none waits for another (a server, or a"
+        " hang?)",
         few_lines(lines, _LINES),
         advice=f"nothing ends this; --hang-timeout {longer(since_s)} would",
     )
@@ -106,7 +116,10 @@ def _nobody_waits(absent: Sequence[Position]) -> Picture:
 
 
 def _wait(waiting: Sequence[Position]) -> str:
-    return f"{named(position.rank for position in waiting)} {'has' if len(waiting) == 1 else 'have'} been waiting"
+    return (
+        f"{named(position.rank for position in waiting)} {'has' if len(waiting) == 1 else 'have'}"
+        " been waiting"
+    )
 
 
 def _is_in(position: Position, several: bool) -> str:
@@ -133,7 +146,9 @@ def _advice(waiting: Sequence[Position], since_s: float) -> str:
 
 def longer(seconds: float) -> int:
     """Return a round number of seconds, at least twice as long."""
-    return next(limit for limit in (60, 300, 600, 1800, 3600, 7200, 86400, 10**6) if limit >= 2 * seconds)
+    return next(
+        limit for limit in (60, 300, 600, 1800, 3600, 7200, 86400, 10**6) if limit >= 2 * seconds
+    )
 
 
 def _key(kind: str, absent: Sequence[Position], waiting: Sequence[Position]) -> str:
@@ -141,6 +156,9 @@ def _key(kind: str, absent: Sequence[Position], waiting: Sequence[Position]) -> 
 
     The line of a busy rank changes all the time and is left out.
     """
-    places = [(position.rank, position.state, position.spot if position.still else "") for position in absent]
+    places = [
+        (position.rank, position.state, position.spot if position.still else "")
+        for position in absent
+    ]
     waits = [(position.rank, position.call, position.seq, position.group) for position in waiting]
     return f"{kind} {sorted(places)} {sorted(waits)}"

@@ -1,9 +1,10 @@
-"""Hang detection of a node: when a rank makes no progress, collect the positions of all ranks of the run.
+"""Hang detection of a node: when a rank makes no progress, collect the positions of all ranks of
+the run.
 
-A rank's heartbeat shows when it last made progress. If that is too long ago, the launchers of all nodes read the stacks
-and collectives of their ranks at the same time, and the head decides for all. A run is ended only on a proof
-(``proof``) or when the user's limit has passed; anything else is a notice (``waiting``). This module collects and acts,
-the other two decide.
+A rank's heartbeat shows when it last made progress. If that is too long ago, the launchers of all
+nodes read the stacks and collectives of their ranks at the same time, and the head decides for all.
+A run is ended only on a proof (``proof``) or when the user's limit has passed; anything else is a
+notice (``waiting``). This module collects and acts, the other two decide.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ _VERDICT_S = 7.0
 _STILL_CPU = 0.05
 # The limit where no rank waits for another and the user set none: see docs/guides/hangs.md.
 _ALONE_S = 600.0
-_MOVING_BYTES = 1 << 18  # read and written between two looks: more than an answer to the launcher takes
-# The first look without signals comes after a long time without progress, the second soon after, further ones at
-# increasing intervals.
+_MOVING_BYTES = (
+    1 << 18
+)  # read and written between two looks: more than an answer to the launcher takes
+# The first look without signals comes after a long time without progress, the second soon after,
+# further ones at increasing intervals.
 _QUIET_STEPS = 2  # usual steps
 _QUIET_AGAIN_S, _QUIET_LAST_S = 2.0, 60.0
 _LEAST_APART_S = 0.5  # between two looks that are compared, also in tests
@@ -63,9 +66,13 @@ class Verdict:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Verdict:
         """Return the verdict that ``to_json`` converted."""
-        finding, cause = (values[name] and Finding.from_json(values[name]) for name in ("finding", "cause"))
+        finding, cause = (
+            values[name] and Finding.from_json(values[name]) for name in ("finding", "cause")
+        )
         picture = values["picture"]
-        return cls(finding, picture and waiting.Picture(picture[0], Notice.from_json(picture[1])), cause)
+        return cls(
+            finding, picture and waiting.Picture(picture[0], Notice.from_json(picture[1])), cause
+        )
 
 
 class Watch:
@@ -80,7 +87,8 @@ class Watch:
         ask_nccl: Returns NCCL's own report of a hang, None where ranks do not use NCCL.
 
     Attributes:
-        cause: The cause that a notice has named, as long as no rank has made progress since; None otherwise.
+        cause: The cause that a notice has named, as long as no rank has made progress since; None
+            otherwise.
     """
 
     def __init__(
@@ -93,7 +101,12 @@ class Watch:
         inform: Callable[[Notice], None],
         ask_nccl: Callable[[], list[str]] | None = None,
     ) -> None:
-        self._group, self._board, self._requested_s, self._ask_nccl = group, board, asked_s, ask_nccl
+        self._group, self._board, self._requested_s, self._ask_nccl = (
+            group,
+            board,
+            asked_s,
+            ask_nccl,
+        )
         self._give_up, self._inform = give_up, inform
         self._started_ns = time.monotonic_ns()
         self._moved_ns: dict[int, int] = {}  # by local rank: when a look last saw a new collective
@@ -107,7 +120,9 @@ class Watch:
         self.cause: Finding | None = None
 
     def tick(self) -> Finding | None:
-        """Return why the run must end, None if it continues; almost free while all ranks make progress."""
+        """Return why the run must end, None if it continues; almost free while all ranks make
+        progress.
+        """
         now = time.monotonic()
         if now < self._next_s:
             return None
@@ -132,7 +147,9 @@ class Watch:
         return self._report(self._look_together(self._board, quiet=not late), late=late)
 
     def _is_quiet(self) -> bool:
-        """Return whether no living rank of this node has made progress for some seconds, and none was reported yet."""
+        """Return whether no living rank of this node has made progress for some seconds, and none
+        was reported yet.
+        """
         living = self._group.attempt.living
         if not living or self._group.attempt.world_size == 1 or self._was_reported():
             return False
@@ -142,7 +159,8 @@ class Watch:
         beat = self._group.counted(local)
         if beat.beat_ns > self._moved_ns.get(local, 0):
             self._times_moved = 0
-        # A look costs the rank time: if only looks show that it makes progress, they become less frequent.
+        # A look costs the rank time: if only looks show that it makes progress, they become less
+        # frequent.
         least_s = min(_QUIET_LAST_S, deadlines.NOTHING_MOVES_LOOK * (1 + self._times_moved))
         return max(deadlines.scaled(least_s), _QUIET_STEPS * beat.step_s)
 
@@ -151,14 +169,20 @@ class Watch:
         return max(_LEAST_APART_S, deadlines.scaled(_QUIET_AGAIN_S))
 
     def _is_worth_a_look(self, now: float) -> bool:
-        """Look at this node's ranks without signals; return whether they may, with those of other nodes, be a proof."""
+        """Look at this node's ranks without signals; return whether they may, with those of other
+        nodes, be a proof.
+        """
         self._quiet_again_s = min(_QUIET_LAST_S, self._quiet_again_s * 1.5)
         self._quiet_s = now + max(self._apart_s(), deadlines.scaled(self._quiet_again_s))
         if self._board is None:
             return True
         looks, earlier = self._look(quiet=True)
-        stands = (self._stand(local, looks.get(local), earlier) for local in self._group.attempt.ranks)
-        return any(stand.blocked for stand in stands) or any(look.state == STOPPED for look in looks.values())
+        stands = (
+            self._stand(local, looks.get(local), earlier) for local in self._group.attempt.ranks
+        )
+        return any(stand.blocked for stand in stands) or any(
+            look.state == STOPPED for look in looks.values()
+        )
 
     def _forget(self) -> None:
         """Discard earlier looks: ranks make progress again."""
@@ -174,14 +198,18 @@ class Watch:
         board.post(kind, self._account(quiet=quiet))
         if board.node == 0:
             accounts = board.collect(kind, until_s=_POSITIONS_S, give_up=self._give_up)
-            verdict = self._judge(accounts.values()) if len(accounts) == board.num_nodes else Verdict()
+            verdict = (
+                self._judge(accounts.values()) if len(accounts) == board.num_nodes else Verdict()
+            )
             board.post(key, verdict.to_json())
             return verdict
         content = board.await_head(key, until_s=_VERDICT_S, give_up=self._give_up)
         return Verdict.from_json(content) if content else Verdict()
 
     def _report(self, verdict: Verdict, *, late: bool) -> Finding | None:
-        """Print the notice of a verdict if it is new; return why the run must end, None if it continues."""
+        """Print the notice of a verdict if it is new; return why the run must end, None if it
+        continues.
+        """
         now = time.monotonic()
         if late:
             shortest = min(self._limit_s(local) for local in self._group.attempt.ranks)
@@ -204,17 +232,23 @@ class Watch:
         return bool(self._reported_ns) and max(beats) <= self._reported_ns
 
     def _someone_is_late(self, *, share: float = 1.0) -> bool:
-        """Return whether a living rank has made no progress for too long, and that was not reported yet.
+        """Return whether a living rank has made no progress for too long, and that was not reported
+        yet.
 
         Args:
             share: Fraction of the limit that counts as too long.
         """
         if self._was_reported():
             return False
-        return any(self._idle_s(local) > share * self._limit_s(local) for local in self._group.attempt.living)
+        return any(
+            self._idle_s(local) > share * self._limit_s(local)
+            for local in self._group.attempt.living
+        )
 
     def _beat_ns(self, local: int) -> int:
-        return max(self._group.counted(local).beat_ns, self._started_ns, self._moved_ns.get(local, 0))
+        return max(
+            self._group.counted(local).beat_ns, self._started_ns, self._moved_ns.get(local, 0)
+        )
 
     def _idle_s(self, local: int) -> float:
         return max(0, time.monotonic_ns() - self._beat_ns(local)) / 1e9
@@ -223,14 +257,18 @@ class Watch:
         return locate.limit_s(self._requested_s, step_s=self._group.counted(local).step_s)
 
     def _look(self, *, quiet: bool) -> tuple[dict[int, Look], tuple[float, dict[int, Look]]]:
-        """Look at this node's ranks; return the look, and time and content of the earlier one to compare it with."""
+        """Look at this node's ranks; return the look, and time and content of the earlier one to
+        compare it with.
+        """
         looks = self._group.look(quiet=quiet)
         now = time.monotonic()
         for local, look in looks.items():
             if self._looks and _called_more(self._looks[-1][1].get(local), look):
                 self._moved_ns[local] = time.monotonic_ns()
                 self._times_moved += 1
-        enough = [place for place, (when, _) in enumerate(self._looks) if when <= now - self._apart_s()]
+        enough = [
+            place for place, (when, _) in enumerate(self._looks) if when <= now - self._apart_s()
+        ]
         del self._looks[: max(enough, default=0)]
         earlier = self._looks[0] if enough else (now, {})
         self._looks.append((now, looks))
@@ -241,29 +279,39 @@ class Watch:
         looks, earlier = self._look(quiet=quiet)
         ranks = self._group.attempt.ranks
         return {
-            "positions": [self._position(local, looks.get(local), earlier).to_json() for local in ranks],
+            "positions": [
+                self._position(local, looks.get(local), earlier).to_json() for local in ranks
+            ],
             "stands": [self._stand(local, looks.get(local), earlier).to_json() for local in ranks],
             "pulses": self._group.figures(),
         }
 
-    def _position(self, local: int, look: Look | None, earlier: tuple[float, dict[int, Look]]) -> Position:
+    def _position(
+        self, local: int, look: Look | None, earlier: tuple[float, dict[int, Look]]
+    ) -> Position:
         beat = self._group.counted(local)
         idle_s, limit_s = self._idle_s(local), self._limit_s(local)
-        alone_s = limit_s if self._requested_s is not None else max(deadlines.scaled(_ALONE_S), limit_s)
-        # Without --hang-timeout: a script that has counted nothing yet may be a server that waits for requests.
+        alone_s = (
+            limit_s if self._requested_s is not None else max(deadlines.scaled(_ALONE_S), limit_s)
+        )
+        # Without --hang-timeout: a script that has counted nothing yet may be a server that waits
+        # for requests.
         counts = self._requested_s is not None or beat.beat_ns > 0
         then, before = earlier[0], earlier[1].get(local)
         return replace(
             self._group.position(local, look),
             idle_s=idle_s,
             late=idle_s > limit_s,
-            # Where no rank waits for another, only ranks that have been idle for long count as hanging.
+            # Where no rank waits for another, only ranks that have been idle for long count as
+            # hanging.
             late_alone=idle_s > alone_s and beat.phase == counters.RUNNING and counts,
             still=_is_still(before, look, time.monotonic() - then),
             moving=before is not None and look is not None and _bytes_moved(before, look),
         )
 
-    def _stand(self, local: int, look: Look | None, earlier: tuple[float, dict[int, Look]]) -> Stand:
+    def _stand(
+        self, local: int, look: Look | None, earlier: tuple[float, dict[int, Look]]
+    ) -> Stand:
         """Return what a rank waits in, as far as it is certain enough for a proof."""
         attempt = self._group.attempt
         rank = attempt.ranks[local]
@@ -283,9 +331,13 @@ class Watch:
 
     def _judge(self, accounts: Iterable[dict[str, Any]]) -> Verdict:
         listed = list(accounts)
-        positions = [Position.from_json(values) for account in listed for values in account["positions"]]
+        positions = [
+            Position.from_json(values) for account in listed for values in account["positions"]
+        ]
         uneven = observations.uneven([values for account in listed for values in account["pulses"]])
-        proven = proof.find(Stand.from_json(values) for account in listed for values in account["stands"])
+        proven = proof.find(
+            Stand.from_json(values) for account in listed for values in account["stands"]
+        )
         if proven is not None:
             return Verdict(self._with_nccl(locate.judge_proven(positions, proven, uneven=uneven)))
         if not locate.hangs(positions):
@@ -303,19 +355,31 @@ class Watch:
 
 
 def _is_still(before: Look | None, now: Look | None, seconds: float) -> bool:
-    """Return whether a rank's stack is unchanged between two looks, and it and its children used almost no CPU."""
+    """Return whether a rank's stack is unchanged between two looks, and it and its children used
+    almost no CPU.
+    """
     if before is None or now is None:
         return False
     copies = now.io_bytes - before.io_bytes > _MOVING_BYTES
-    return before.frames == now.frames and now.cpu_s - before.cpu_s < _STILL_CPU * seconds and not copies
+    return (
+        before.frames == now.frames
+        and now.cpu_s - before.cpu_s < _STILL_CPU * seconds
+        and not copies
+    )
 
 
 def _bytes_moved(before: Look, now: Look) -> bool:
-    return before.socket_bytes >= 0 and now.socket_bytes >= 0 and before.socket_bytes != now.socket_bytes
+    return (
+        before.socket_bytes >= 0
+        and now.socket_bytes >= 0
+        and before.socket_bytes != now.socket_bytes
+    )
 
 
 def _called_more(before: Look | None, now: Look) -> bool:
-    """Return whether a rank has begun a new collective between two looks, which is progress in any script."""
+    """Return whether a rank has begun a new collective between two looks, which is progress in any
+    script.
+    """
     if before is None:
         return False
     old, new = ((look.recorded.get("seq"), look.recorded.get("group")) for look in (before, now))

@@ -1,20 +1,23 @@
-"""Child processes of a rank, such as DataLoader workers, as ``/proc`` shows them, without signals or ptrace.
+"""Child processes of a rank, such as DataLoader workers, as ``/proc`` shows them, without signals
+or ptrace.
 
-Collector: ``collect(pid)`` returns one ``ChildProcess`` for each child of a rank, also for one that has ended and
-that the rank has not waited for (state Z, with the signal that killed it). ``look(pid)`` returns one process.
+Collector: ``collect(pid)`` returns one ``ChildProcess`` for each child of a rank, also for one that
+has ended and
+that the rank has not waited for (state Z, with the signal that killed it). ``look(pid)`` returns
+one process.
 
 Rendering, pure, for reports of hangs and of workers that died::
 
     child.is_named_worker     # torch has named it: it has reached torch's worker loop
     child.in_futex            # it waits for a lock
     child.is_stopped          # state T: SIGSTOP, or a debugger
-    child.describe()          # "DataLoader worker 4242 waits for a lock (futex_do_wait), 33 s old, 0.0 s of CPU"
-    child.describe(before)    # the same with what it has used since the earlier look
+    child.describe()          # "DataLoader worker 4242 waits for a lock (futex_do_wait), 33 s old,
+    0.0 s of CPU" child.describe(before)    # the same with what it has used since the earlier look
     describe_all(children)    # one line for each group of children that do the same, at most four
 
-All of it comes from ``/proc/PID``: ``stat``, ``comm``, ``wchan``, ``syscall``. Where a file cannot be read (another
-user's process, a container without the right to trace), that fact is missing and nothing else is. Outside of Linux
-there is nothing to see.
+All of it comes from ``/proc/PID``: ``stat``, ``comm``, ``wchan``, ``syscall``. Where a file cannot
+be read (another user's process, a container without the right to trace), that fact is missing and
+nothing else is. Outside of Linux there is nothing to see.
 """
 
 from __future__ import annotations
@@ -73,13 +76,15 @@ class ChildProcess:
         name: Its name, as ``ps -o comm`` shows it.
         state: Its state in the kernel: R, S, D, T, t, Z or I.
         threads: Number of its threads.
-        command: Its command line, words separated by blanks; a fork has its parent's until it executes a program.
-        wait: The kernel function in which it waits, empty if it does not wait or the function cannot be read.
+        command: Its command line, words separated by blanks; a fork has its parent's until it
+            executes a program.
+        wait: The kernel function in which it waits, empty if it does not wait or the function
+            cannot be read.
         syscall: Number of its current system call, as text; empty if it cannot be read.
         cpu_s: CPU seconds of the process, without its children.
         age_s: Seconds since it was started.
-        switches: Context switches of its main thread: the same number in two looks proves that it has not run in
-            between, not even for a microsecond. -1 if it is not known.
+        switches: Context switches of its main thread: the same number in two looks proves that it
+            has not run in between, not even for a microsecond. -1 if it is not known.
         ended_by: Number of the signal that ended it, 0 if none did or it lives.
         exit_code: Its exit status if it has ended.
     """
@@ -100,7 +105,9 @@ class ChildProcess:
 
     @property
     def is_named_worker(self) -> bool:
-        """Whether it is a DataLoader worker that has reached torch's worker loop, which names it."""
+        """Whether it is a DataLoader worker that has reached torch's worker loop, which names
+        it.
+        """
         return self.name == WORKER_NAME
 
     @property
@@ -133,7 +140,9 @@ class ChildProcess:
         """The process in words: ``DataLoader worker 4242``, ``child process 4242 (python)``."""
         if self.is_named_worker:
             return f"DataLoader worker {self.pid}"
-        return f"child process {self.pid} ({self.name})" if self.name else f"child process {self.pid}"
+        return (
+            f"child process {self.pid} ({self.name})" if self.name else f"child process {self.pid}"
+        )
 
     def doing(self, before: ChildProcess | None = None) -> str:
         """Return its activity: ``waits for a lock (futex_do_wait), 33 s old, 0.0 s of CPU``."""
@@ -142,7 +151,10 @@ class ChildProcess:
         if before is None:
             used = f"{self.cpu_s:.1f} s of CPU"
         else:
-            used = f"{max(0.0, self.cpu_s - before.cpu_s):.1f} s of CPU in {self.age_s - before.age_s:.0f} s"
+            used = (
+                f"{max(0.0, self.cpu_s - before.cpu_s):.1f} s of CPU in"
+                f" {self.age_s - before.age_s:.0f} s"
+            )
         return f"{self._activity()}, {self.age_s:.0f} s old, {used}"
 
     def _end(self) -> str:
@@ -174,7 +186,11 @@ def describe_all(children: Sequence[ChildProcess]) -> tuple[str, ...]:
         groups.setdefault((child.is_named_worker, child.name, activity), []).append(child)
     lines = [_describe_group(group) for group in groups.values()]
     more = len(lines) - _MOST_LINES
-    return (*lines[:_MOST_LINES], f"and {more} other kinds of child processes") if more > 0 else tuple(lines)
+    return (
+        (*lines[:_MOST_LINES], f"and {more} other kinds of child processes")
+        if more > 0
+        else tuple(lines)
+    )
 
 
 def _describe_group(group: Sequence[ChildProcess]) -> str:
@@ -195,7 +211,9 @@ def _signal_name(number: int) -> str:
 
 
 def collect(pid: int) -> tuple[ChildProcess, ...]:
-    """Return the children of a process, in the order of their process ids; empty if there is nothing to see."""
+    """Return the children of a process, in the order of their process ids; empty if there is
+    nothing to see.
+    """
     looks = (look(child) for child in children_of(pid))
     return tuple(child for child in looks if child is not None)
 
@@ -210,7 +228,9 @@ def children_of(pid: int) -> list[int]:
 
 
 def _children_by_parent(pid: int) -> list[int]:
-    """Return the process ids of the children on a kernel without ``children`` files: scan all processes."""
+    """Return the process ids of the children on a kernel without ``children`` files: scan all
+    processes.
+    """
     numbers = (int(entry) for entry in _entries(Path("/proc")) if entry.isdigit())
     fields = ((number, _stat(number)) for number in numbers)
     return sorted(number for number, stat in fields if stat and int(stat[1]) == pid)
@@ -222,7 +242,9 @@ def look(pid: int) -> ChildProcess | None:
     if stat is None:
         return None
     tick = os.sysconf("SC_CLK_TCK")
-    status = int(stat[49]) if len(stat) > 49 and stat[0] in "ZX" else 0  # hidden (0) from other users
+    status = (
+        int(stat[49]) if len(stat) > 49 and stat[0] in "ZX" else 0
+    )  # hidden (0) from other users
     return ChildProcess(
         pid=pid,
         parent=int(stat[1]),
@@ -246,7 +268,9 @@ def _wait(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of ``/proc/PID/stat`` after the name, which may have blanks and brackets itself."""
+    """Return the fields of ``/proc/PID/stat`` after the name, which may have blanks and brackets
+    itself.
+    """
     text = _text(Path(f"/proc/{pid}/stat"))
     fields = text.rpartition(")")[2].split() if text else []
     return fields if len(fields) > 19 else None

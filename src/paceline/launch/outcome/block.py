@@ -12,7 +12,12 @@ MOST_LINES = 15
 
 
 def render(
-    verdict: Verdict, *, exit_status: int, run_dir: str, attempts: int = 1, again: Sequence[str] = ()
+    verdict: Verdict,
+    *,
+    exit_status: int,
+    run_dir: str,
+    attempts: int = 1,
+    again: Sequence[str] = (),
 ) -> list[str]:
     """Return the lines of the final block, at most ``MOST_LINES``.
 
@@ -23,7 +28,11 @@ def render(
     before = [_label(verdict) + first]
     if finding.where:
         before.append(f"  where: {finding.where}")
-    after = [f"  {line}" for line in (f"why: {finding.why}" if finding.why else "", finding.advice) if line]
+    after = [
+        f"  {line}"
+        for line in (f"why: {finding.why}" if finding.why else "", finding.advice)
+        if line
+    ]
     after += [f"  {finding.more}", *_about_the_others(verdict)]
     tried = f" after {attempts} attempts" if attempts > 1 else ""
     last = f"exit status {exit_status}{tried} · run folder {run_dir}"

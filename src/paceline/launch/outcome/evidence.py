@@ -67,7 +67,12 @@ def _from_torch(content: dict[str, object]) -> Failure | None:
     kind, _, text = str(message.get("message", "")).partition(": ")
     extra = message.get("extraInfo", {})
     seconds = int(extra.get("timestamp", 0))
-    return Failure(type=kind, message=text, time_ns=seconds * 10**9, traceback=str(extra.get("py_callstack", "")))
+    return Failure(
+        type=kind,
+        message=text,
+        time_ns=seconds * 10**9,
+        traceback=str(extra.get("py_callstack", "")),
+    )
 
 
 def read_tail(path: Path, *, lines: int = 12, limit_bytes: int = 8192) -> tuple[str, ...]:
@@ -84,7 +89,9 @@ def read_tail(path: Path, *, lines: int = 12, limit_bytes: int = 8192) -> tuple[
 def last_lines(text: str, *, lines: int = 12) -> tuple[str, ...]:
     """Return the last informative lines of a log; C++ stack frames are left out."""
     said = (line.rstrip()[:300] for line in text.splitlines() if line.strip())
-    return tuple(line for line in said if not line.startswith(("frame #", "<omitting python frames>")))[-lines:]
+    return tuple(
+        line for line in said if not line.startswith(("frame #", "<omitting python frames>"))
+    )[-lines:]
 
 
 def read_stack(path: Path) -> tuple[str, ...]:
@@ -96,7 +103,9 @@ def read_stack(path: Path) -> tuple[str, ...]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ()
-    current = re.split(r"\n\n", text[text.find("Current thread") :] if "Current thread" in text else "")[0]
+    current = re.split(
+        r"\n\n", text[text.find("Current thread") :] if "Current thread" in text else ""
+    )[0]
     frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', current)
     # frames above our worker entry belong to the launcher that the rank was forked from
     theirs = itertools.takewhile(lambda frame: not frame[0].startswith(_PACKAGE), frames)
@@ -115,7 +124,11 @@ def read_nccl_logs(run_dir: RunDir, *, since: int) -> list[str]:
     """Return NCCL's logs from attempt ``since`` on; older ones belong to an earlier start."""
     attempts = range(since, run_dir.next_attempt())
     names = {n: run_dir.nccl(0, n).name.partition("000")[2] for n in attempts}
-    logs = [path for path in _entries(run_dir.root / "logs") if re.sub(r"^rank-\d+", "", path.name) in names.values()]
+    logs = [
+        path
+        for path in _entries(run_dir.root / "logs")
+        if re.sub(r"^rank-\d+", "", path.name) in names.values()
+    ]
     return [path.read_text(errors="replace") for path in logs]
 
 
@@ -125,7 +138,11 @@ def half_saved(folder: Path, *, since_ns: int) -> str:
     Only folders that were written to after ``since_ns`` count.
     """
     for path in _entries(folder):
-        if path.name.startswith(".") and not path.name.startswith(".trash") and _changed_ns(path) >= since_ns:
+        if (
+            path.name.startswith(".")
+            and not path.name.startswith(".trash")
+            and _changed_ns(path) >= since_ns
+        ):
             return shown(path)
     return ""
 
@@ -157,7 +174,11 @@ def count_oom_kills() -> int:
 
 def _cgroup_oom_kills() -> int | None:
     try:
-        line = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        line = next(
+            line
+            for line in Path("/proc/self/cgroup").read_text().splitlines()
+            if line.startswith("0::")
+        )
         events = Path("/sys/fs/cgroup", line[3:].lstrip("/"), "memory.events").read_text()
     except (OSError, StopIteration):
         return None

@@ -27,9 +27,13 @@ def judge(last: Checkpoint | None, *, grace_s: int, again: ResumeCommand) -> Fin
         return None
     return Finding(
         "grace-too-short",
-        f"a checkpoint took {last.seconds:.0f} s, and ranks have {grace_s} s to end when the run is stopped",
+        f"a checkpoint took {last.seconds:.0f} s, and ranks have {grace_s} s to end when the run is"
+        " stopped",
         where=last.path,
-        why="they would be killed while they save, and what came after the checkpoint before be lost",
+        why=(
+            "they would be killed while they save, and what came after the checkpoint before be"
+            " lost"
+        ),
         fix=resume.describe_short_grace(grace_s, again, needed_s=last.seconds),
         severity="warning",
     )
@@ -45,7 +49,9 @@ class SaveWatch:
         notice: Prints a warning.
     """
 
-    def __init__(self, folder: Path, *, grace_s: int, again: ResumeCommand, notice: Callable[[Finding], None]) -> None:
+    def __init__(
+        self, folder: Path, *, grace_s: int, again: ResumeCommand, notice: Callable[[Finding], None]
+    ) -> None:
         self._folder, self._grace_s, self._again, self._notice = folder, grace_s, again, notice
         self._next_s = 0.0
         self._has_told = False
@@ -56,7 +62,9 @@ class SaveWatch:
         if self._has_told or now_s < self._next_s:
             return
         self._next_s = now_s + _EVERY_S
-        found = judge(evidence.last_checkpoint(self._folder), grace_s=self._grace_s, again=self._again)
+        found = judge(
+            evidence.last_checkpoint(self._folder), grace_s=self._grace_s, again=self._again
+        )
         if found is not None:
             self._has_told = True
             self._notice(found)

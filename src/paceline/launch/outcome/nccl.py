@@ -36,4 +36,6 @@ def summarise(texts: Sequence[str]) -> list[str]:
 
 
 def _most(found: Counter[str]) -> str:
-    return ", ".join(f"{name} ({count})" for name, count in found.most_common(3)) or "not in the log"
+    return (
+        ", ".join(f"{name} ({count})" for name, count in found.most_common(3)) or "not in the log"
+    )

@@ -14,7 +14,8 @@ from paceline.errors import EXIT_UNFINISHED, Finding
 from paceline.launch.monitor.position import Frame, Position
 
 _CHAIN = re.compile(
-    r"\n(?:The above exception was the direct cause of|During handling of the above exception, another exception)"
+    r"\n(?:The above exception was the direct cause of|During handling of the above exception,"
+    r" another exception)"
 )
 # Exceptions that programs raise and handle in normal operation; no failure begins with one.
 _CONTROL_FLOW = re.compile(r"(?:[\w.]+\.)?(?:StopIteration|StopAsyncIteration|Empty)(?::|$)")
@@ -66,7 +67,9 @@ def _said_by(traceback: str) -> str:
     It begins at the first line without indentation.
     """
     lines = traceback.partition("Traceback (most recent call last):\n")[2].splitlines()
-    start = next((place for place, line in enumerate(lines) if re.match(r"[\w.]+(?::|$)", line)), len(lines))
+    start = next(
+        (place for place, line in enumerate(lines) if re.match(r"[\w.]+(?::|$)", line)), len(lines)
+    )
     return " ".join(lines[start:]).strip()
 
 
@@ -171,4 +174,6 @@ class RankExit:
         """Return the record with its times on the head's clock, which is ``offset_ns`` behind."""
         failure = self.failure and replace(self.failure, time_ns=self.failure.time_ns - offset_ns)
         stopped_ns = self.stopped_ns and self.stopped_ns - offset_ns
-        return replace(self, time_ns=self.time_ns - offset_ns, stopped_ns=stopped_ns, failure=failure)
+        return replace(
+            self, time_ns=self.time_ns - offset_ns, stopped_ns=stopped_ns, failure=failure
+        )

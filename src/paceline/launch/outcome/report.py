@@ -141,8 +141,14 @@ def tell(run: Run) -> Report:
     )
     verdict = replace(verdict, threads=root_cause.in_threads(run.ends))
     lost = verdict.lost and not verdict.causes
-    again = resume.after_loss(run.last, run.again) if lost else resume.after_failure(run.last, run.again)
-    lines = block.render(verdict, exit_status=EXIT_FAILED, run_dir=run.folder, attempts=run.attempts, again=again)
+    again = (
+        resume.after_loss(run.last, run.again)
+        if lost
+        else resume.after_failure(run.last, run.again)
+    )
+    lines = block.render(
+        verdict, exit_status=EXIT_FAILED, run_dir=run.folder, attempts=run.attempts, again=again
+    )
     return Report(EXIT_FAILED, lines, [verdict.finding, *run.noticed])
 
 
@@ -170,7 +176,11 @@ def _stopped(run: Run, stop: Stop) -> Report:
         "sighup-terminal-closed" if closed else "stopped-by-signal",
         f"the run was ended by {stop.words}{_how_far(run)}",
         where=stop.host,
-        fix="start it where it outlives the terminal: tmux, setsid, or a job scheduler" if closed else "",
+        fix=(
+            "start it where it outlives the terminal: tmux, setsid, or a job scheduler"
+            if closed
+            else ""
+        ),
         severity="warning",
     )
     late = [end for end in run.ends if end.killed_after_s >= run.grace_s]
@@ -183,9 +193,13 @@ def _grace_too_short(run: Run, stop: Stop, late: Sequence[RankExit]) -> Finding:
     ranks = fold(end.rank for end in late)
     return Finding(
         "grace-too-short",
-        f"a checkpoint was not whole when the ranks were killed, {run.grace_s} s after {stop.words}{_how_far(run)}",
+        f"a checkpoint was not whole when the ranks were killed, {run.grace_s} s after"
+        f" {stop.words}{_how_far(run)}",
         where=stop.host,
-        evidence=(f"ranks still at work: {ranks}", f"written to since the signal, not committed: {run.saving}"),
+        evidence=(
+            f"ranks still at work: {ranks}",
+            f"written to since the signal, not committed: {run.saving}",
+        ),
         fix=resume.describe_short_grace(run.grace_s, run.again),
     )
 
@@ -228,8 +242,8 @@ def _succeeded(run: Run) -> Report:
     if late:
         lines.insert(
             0,
-            f"note: {'rank' if len(late) == 1 else 'ranks'} {fold(late)} crashed in the interpreter's "
-            "teardown, after the script's end; the run succeeded",
+            f"note: {'rank' if len(late) == 1 else 'ranks'} {fold(late)} crashed in the"
+            " interpreter's teardown, after the script's end; the run succeeded",
         )
     lines[:0] = [f"note: {text}" for text in root_cause.in_threads(run.ends)]
     # printed in full when it was noticed, which has scrolled away by now

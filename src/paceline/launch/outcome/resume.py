@@ -58,7 +58,13 @@ class ResumeCommand:
 
 
 def plan(
-    options: Options, *, run_dir: str, function: bool, numbered: bool, environ: Mapping[str, str], job_script: str = ""
+    options: Options,
+    *,
+    run_dir: str,
+    function: bool,
+    numbered: bool,
+    environ: Mapping[str, str],
+    job_script: str = "",
 ) -> ResumeCommand:
     """Return how a run is started again.
 
@@ -72,7 +78,9 @@ def plan(
     """
     slurm = bool(environ.get(env.JOB_ID))
     if slurm and job_script and not function:
-        return ResumeCommand(line=shlex.join(["sbatch", job_script]), slurm=True, step=True, submitted=True)
+        return ResumeCommand(
+            line=shlex.join(["sbatch", job_script]), slurm=True, step=True, submitted=True
+        )
     line = recall(options.script, run_dir=run_dir) if function else retype(options, run_dir=run_dir)
     if options.placed.one_voice:  # one command for all nodes; each finds its rank
         return ResumeCommand(line=srun(options.max_nodes, words=line), slurm=True, step=True)
@@ -89,10 +97,19 @@ def plan(
 def retype(options: Options, *, run_dir: str) -> str:
     """Return the command that continues in a run folder, with all other options as typed."""
     words = ["paceline", "run"]
-    for name, value in (*((n, v) for n, v in options.typed if n != "run_dir"), ("run_dir", run_dir)):
+    for name, value in (
+        *((n, v) for n, v in options.typed if n != "run_dir"),
+        ("run_dir", run_dir),
+    ):
         option = "--" + name.replace("_", "-")
         # a value with a leading dash would be parsed as an option
-        words += [f"{option}={value}"] if value.startswith("-") else [option, value] if value else [option]
+        words += (
+            [f"{option}={value}"]
+            if value.startswith("-")
+            else [option, value]
+            if value
+            else [option]
+        )
     return shlex.join([*words, options.script, *options.script_args])
 
 
@@ -103,7 +120,11 @@ def recall(name: str, *, run_dir: str) -> str:
 
 def after_stop(last: Checkpoint | None, again: ResumeCommand) -> list[str]:
     """Return the lines about resuming a run that stopped before its end without a failure."""
-    kept = f"last checkpoint: step {last.step}, {last.path}" if last else "last checkpoint: none in the run folder"
+    kept = (
+        f"last checkpoint: step {last.step}, {last.path}"
+        if last
+        else "last checkpoint: none in the run folder"
+    )
     loop = ""
     if again.slurm and not again.submitted:
         # The script keeps the run's status: Slurm must show whether the job finished or failed.
@@ -127,7 +148,9 @@ def after_loss(last: Checkpoint | None, again: ResumeCommand) -> list[str]:
     """Return the lines about resuming a run that lost a node, where another try may help."""
     loop = _loop(again.line, "sleep 10") if again.shell and not again.slurm else ""
     if again.slurm and not again.submitted:
-        loop = "sbatch --requeue, or in the job script after that line: scontrol requeue $SLURM_JOB_ID"
+        loop = (
+            "sbatch --requeue, or in the job script after that line: scontrol requeue $SLURM_JOB_ID"
+        )
     return _lines(f"resume from step {last.step}" if last else "start again", again, loop)
 
 
@@ -140,7 +163,9 @@ def _lines(label: str, again: ResumeCommand, loop: str) -> list[str]:
     if not again.line:
         return []
     if again.nodes > 1:
-        label += f", on all {again.nodes} nodes" + (", each with its own --node-rank" if again.numbered else "")
+        label += f", on all {again.nodes} nodes" + (
+            ", each with its own --node-rank" if again.numbered else ""
+        )
     return [f"{label}: {again.line}", *([f"auto-resume: {loop}"] if loop else [])]
 
 

@@ -25,11 +25,15 @@ from paceline.text.wording import named, shorten
 # Messages of a rank whose peer is gone: texts of gloo, NCCL and torch's store in torch 2.11-2.13.
 # They count only in a line that names the library, because a user's own connections break too.
 _VICTIM = re.compile(
-    r"Connection (?:closed|reset) by peer|Broken pipe|Socket closed|No route to host|Connection refused"
+    r"Connection (?:closed|reset) by peer|Broken pipe|Socket closed|No route to host|Connection"
+    r" refused"
     r"|ncclRemoteError|remote process exit|NCCL communicator was aborted|ncclCommAbort"
-    r"|Connection was likely closed|failed to recv, got 0 bytes|Failed to recv|Read error|Write error"
+    r"|Connection was likely closed|failed to recv, got 0 bytes|Failed to recv|Read error|Write"
+    r" error"
 )
-_COLLECTIVE = re.compile(r"gloo|nccl|c10d|TCPStore|ProcessGroup|Dist\w*Error|RendezvousConnectionError", re.I)
+_COLLECTIVE = re.compile(
+    r"gloo|nccl|c10d|TCPStore|ProcessGroup|Dist\w*Error|RendezvousConnectionError", re.I
+)
 _NO_STORE = re.compile(r"client socket has timed out .*trying to connect", re.I)
 _NOT_JOINED = re.compile(r"waiting for clients\. \d+/\d+ clients joined")
 _TIMEOUT = re.compile(
@@ -38,15 +42,26 @@ _TIMEOUT = re.compile(
     re.I,
 )
 _MISMATCH = re.compile(
-    r"distributed collective mismatch|Detected mismatch between collectives|Received data size doesn't match"
+    r"distributed collective mismatch|Detected mismatch between collectives|Received data size"
+    r" doesn't match"
     r"|Invalid mt19937 state"  # Accelerate read another collective's data as a random state
 )
 _WORKER_ERROR = re.compile(r"Caught (\w+) in DataLoader worker process")
-_WORKER_KILLED = re.compile(r"DataLoader worker \(pid\(?s?\)? .*(?:killed by signal: Killed|exited unexpectedly)")
+_WORKER_KILLED = re.compile(
+    r"DataLoader worker \(pid\(?s?\)? .*(?:killed by signal: Killed|exited unexpectedly)"
+)
 # The loader raises this in a signal handler, so it appears on whichever line was running.
-_WORKER_GONE = re.compile(r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:is killed by signal|exited unexpectedly)")
+_WORKER_GONE = re.compile(
+    r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:is killed by signal|exited unexpectedly)"
+)
 # Faults that an exception's text names. ``signatures`` has their texts.
-_NAMED = ("cuda-oom", "port-in-use", "too-many-open-files", "dataloader-shm-too-small", "ddp-model-mismatch")
+_NAMED = (
+    "cuda-oom",
+    "port-in-use",
+    "too-many-open-files",
+    "dataloader-shm-too-small",
+    "ddp-model-mismatch",
+)
 # What scripts raise on a signal to stop: by Python, torch elastic, and handlers of frameworks.
 _TOLD_TO_STOP = ("KeyboardInterrupt", "SystemExit", "SignalException", "SIGTERMException")
 
@@ -56,11 +71,15 @@ _WHAT_IS_LOST = {
     silence.CLOSED: "the launcher on {} has gone: it was killed, or it crashed",
     silence.REFUSED: "the launcher on {} has gone: it was killed, or it crashed",
     silence.DOWN: "{} is down",
-    silence.SILENT: "the launcher on {} has gone silent: stopped or killed, or its host or the network is down",
+    silence.SILENT: (
+        "the launcher on {} has gone silent: stopped or killed, or its host or the network is down"
+    ),
 }
 _EVIDENCE_OF_LOSS = {
     silence.CLOSED: "its host has closed its connection, and no heartbeat has come since",
-    silence.REFUSED: "its host answers, and nothing listens on the port of the run's store any more",
+    silence.REFUSED: (
+        "its host answers, and nothing listens on the port of the run's store any more"
+    ),
     silence.DOWN: "Slurm says that the node is DOWN, and no heartbeat comes from it",
 }
 
@@ -98,7 +117,9 @@ def weigh(end: RankExit) -> int:
     if end.unfinished:
         return DESERTER  # innocent only if all ranks have ended like this
     if end.failure is not None:
-        if end.stopped and (end.failure.type in _TOLD_TO_STOP or end.failure.time_ns > end.stopped_ns > 0):
+        if end.stopped and (
+            end.failure.type in _TOLD_TO_STOP or end.failure.time_ns > end.stopped_ns > 0
+        ):
             return VICTIM  # raised because of the signal to stop
         return _weigh_words([end.failure.root]) or CAUSE
     if end.stopped or end.code is None:
@@ -159,7 +180,9 @@ def judge(
     ranked = sorted(failed + left, key=lambda end: (weigh(end), end.first_ns, end.rank))
     first = ranked[0] if ranked else None
     if lost and (first is None or weigh(first) != CAUSE):
-        return Verdict(_lost_node(lost, losses), victims=tuple(sorted(end.rank for end in failed)), lost=lost)
+        return Verdict(
+            _lost_node(lost, losses), victims=tuple(sorted(end.rank for end in failed)), lost=lost
+        )
     if first is None:
         return Verdict(Finding("launcher-fault", "the run failed, but no rank did"))
     waited = _waited_for(first, noticed)
@@ -169,7 +192,9 @@ def judge(
     if out_of_step is not None:
         return Verdict(out_of_step, end=first, hung=True)
     if weigh(first) == VICTIM:
-        return Verdict(_only_victims(first), victims=tuple(sorted(end.rank for end in failed)), end=first)
+        return Verdict(
+            _only_victims(first), victims=tuple(sorted(end.rank for end in failed)), end=first
+        )
     alike = [end for end in failed + left if _same_way(end, first)]
     causes = tuple(sorted(end.rank for end in alike))
     apart = [end for end in ranked if weigh(end) == CAUSE and end.rank not in causes]
@@ -178,7 +203,13 @@ def judge(
     finding = _explain(first, causes=causes, num_ranks=len(ends))
     others = tuple(_failed_too(end) for end in apart)
     if left and not first.unfinished:
-        others = (f"{named(end.rank for end in left)} had stopped to be resumed (status {EXIT_UNFINISHED})", *others)
+        others = (
+            (
+                f"{named(end.rank for end in left)} had stopped to be resumed (status"
+                f" {EXIT_UNFINISHED})"
+            ),
+            *others,
+        )
     return Verdict(finding, causes=causes, victims=victims, end=first, lost=lost, others=others)
 
 
@@ -191,12 +222,19 @@ def _waited_for(first: RankExit, noticed: Finding | None) -> Finding | None:
     if not timeouts:
         return None
     ended = f"torch ended the wait of rank {first.rank}: {shorten(timeouts[0], 160)}"
-    fix = "look at what that line waits for; if it may take so long: init_process_group(timeout=...), session.once(...)"
+    fix = (
+        "look at what that line waits for; if it may take so long: init_process_group(timeout=...),"
+        " session.once(...)"
+    )
     stuck = noticed.name in ("rank-stuck-in-code", "rank-stuck-in-data")
-    return replace(noticed, evidence=(*noticed.evidence[:4], ended), fix=fix if stuck else noticed.fix)
+    return replace(
+        noticed, evidence=(*noticed.evidence[:4], ended), fix=fix if stuck else noticed.fix
+    )
 
 
-def _out_of_step(ends: Sequence[RankExit], first: RankExit, pulses: Sequence[Mapping[str, Any]]) -> Finding | None:
+def _out_of_step(
+    ends: Sequence[RankExit], first: RankExit, pulses: Sequence[Mapping[str, Any]]
+) -> Finding | None:
     """Return why ranks lost each other in a collective, from where each rank was.
 
     None if their positions do not explain it.
@@ -259,10 +297,15 @@ def _explain(end: RankExit, *, causes: tuple[int, ...], num_ranks: int) -> Findi
             "rank-ended-early",
             f"{who} ended with status {EXIT_UNFINISHED} (to be resumed), and the others did not",
             where=_where(end),
-            fix=f"stop all ranks together: session.stop(), or sys.exit({EXIT_UNFINISHED}) on all of them",
+            fix=(
+                f"stop all ranks together: session.stop(), or sys.exit({EXIT_UNFINISHED}) on all of"
+                " them"
+            ),
         )
     if end.failure is not None:
-        return _explain_exception(end, end.failure, who=who, alone=len(causes) == 1 and num_ranks > 1)
+        return _explain_exception(
+            end, end.failure, who=who, alone=len(causes) == 1 and num_ranks > 1
+        )
     assert end.code is not None
     if end.code < 0:
         return _explain_signal(end, who)
@@ -282,7 +325,9 @@ def _explain_exception(end: RankExit, failure: Failure, *, who: str, alone: bool
     if _WORKER_GONE.search(failure.message):
         evidence = _about_worker(place, end)
     if failure.finding is not None:
-        return replace(failure.finding, where=_where(end), evidence=(*evidence, *failure.finding.evidence))
+        return replace(
+            failure.finding, where=_where(end), evidence=(*evidence, *failure.finding.evidence)
+        )
     name = _name_of(failure, alone=alone)
     first_line, *more = failure.message.strip().splitlines() or [""]
     worker = _WORKER_ERROR.search(failure.message)
@@ -290,7 +335,11 @@ def _explain_exception(end: RankExit, failure: Failure, *, who: str, alone: bool
         first_line, place_line = _inside_worker(failure.message, worker[1])
         evidence = [place_line] if place_line else evidence
         more = []
-    what = f"{who} raised {failure.type}: {first_line}" if first_line else f"{who} raised {failure.type}"
+    what = (
+        f"{who} raised {failure.type}: {first_line}"
+        if first_line
+        else f"{who} raised {failure.type}"
+    )
     if failure.type == "SystemExit":
         what = f"{who} ended itself with sys.exit({first_line})"
     if worker:
@@ -300,7 +349,9 @@ def _explain_exception(end: RankExit, failure: Failure, *, who: str, alone: bool
         evidence.append(f"first: {failure.root}")
     if end.oom_kills and _WORKER_KILLED.search(failure.message):
         name = "rank-died-oom-killer"
-        evidence.append(f"the kernel counted {end.oom_kills} kill(s) for lack of memory during this run")
+        evidence.append(
+            f"the kernel counted {end.oom_kills} kill(s) for lack of memory during this run"
+        )
     fix = (
         f"what it printed before: less {shlex.quote(str(end.log))}"
         if failure.type == "SystemExit"
@@ -314,10 +365,15 @@ def _explain_exception(end: RankExit, failure: Failure, *, who: str, alone: bool
 def _about_worker(place: Frame | None, end: RankExit) -> list[str]:
     """Return what is known about a DataLoader worker that ended without an exception."""
     where = f" at {place.file}:{place.line}, whose line did not cause it" if place else ""
-    memory = "no kill for lack of memory" if not end.oom_kills else "kills for lack of memory, see below"
+    memory = (
+        "no kill for lack of memory" if not end.oom_kills else "kills for lack of memory, see below"
+    )
     return [
         f"the worker ended without an exception of its own; the rank noticed{where}",
-        f"the kernel counts {memory} during this run; other causes: a crash in native code, os._exit, kill",
+        (
+            f"the kernel counts {memory} during this run; other causes: a crash in native code,"
+            " os._exit, kill"
+        ),
     ]
 
 
@@ -340,14 +396,19 @@ def _name_of(failure: Failure, *, alone: bool) -> str:
 
 
 # Methods of Hugging Face's models that save memory; tutorials call them on any model.
-_NO_METHOD = re.compile(r"'(\w+)' object has no attribute '(gradient_checkpointing_(?:en|dis)able)'")
+_NO_METHOD = re.compile(
+    r"'(\w+)' object has no attribute '(gradient_checkpointing_(?:en|dis)able)'"
+)
 
 
 def _instead_of(owner: str, method: str) -> str:
     """Return what to call on an object without such a method."""
     if owner in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"):
         return f"model.module.{method}(), on the model inside"
-    return "session.recompute(model); without a Session: torch.utils.checkpoint.checkpoint(block, x) in its forward"
+    return (
+        "session.recompute(model); without a Session: torch.utils.checkpoint.checkpoint(block, x)"
+        " in its forward"
+    )
 
 
 # Messages of a rank that waited in vain for others, or met them in another collective.
@@ -363,13 +424,19 @@ def _inside_worker(message: str, kind: str) -> tuple[str, str]:
     """Return the last line and the innermost frame of a DataLoader worker's traceback."""
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
     pattern = re.compile(rf"(?:[\w.]+\.)?{kind}(?:: ?(.*)|$)")
-    said = next((match[1] or "" for line in reversed(lines) if (match := pattern.match(line))), lines[-1])
+    said = next(
+        (match[1] or "" for line in reversed(lines) if (match := pattern.match(line))), lines[-1]
+    )
     frames = [
         (match[1], match[2], match[3], lines[place + 1].strip() if place + 1 < len(lines) else "")
         for place, line in enumerate(lines)
         if (match := re.match(r'\s*File "(.+)", line (\d+), in (.+)', line))
     ]
-    own = [frame for frame in frames if "site-packages" not in frame[0] and "/torch/utils/data/" not in frame[0]]
+    own = [
+        frame
+        for frame in frames
+        if "site-packages" not in frame[0] and "/torch/utils/data/" not in frame[0]
+    ]
     shown = f"{own[-1][0]}:{own[-1][1]} in {own[-1][2]}: {own[-1][3]}" if own else ""
     return said, shown
 
@@ -384,7 +451,9 @@ def _explain_signal(end: RankExit, who: str) -> Finding:
             "rank-died-oom-killer",
             f"{who} was killed (SIGKILL) because memory ran out on {end.host}",
             where=where,
-            evidence=(f"the kernel counted {end.oom_kills} kill(s) for lack of memory during this run",),
+            evidence=(
+                f"the kernel counted {end.oom_kills} kill(s) for lack of memory during this run",
+            ),
             fix="fewer or leaner DataLoader workers, a smaller batch, or more memory for the job",
         )
     if number == signal.SIGKILL:
@@ -392,8 +461,13 @@ def _explain_signal(end: RankExit, who: str) -> Finding:
             "rank-died-signal",
             f"{who} was killed by SIGKILL; who sent it is not visible",
             where=where,
-            evidence=("the kernel and the cgroup count no kill for lack of memory during this run",),
-            fix="ask whoever may: a user, a job scheduler's memory limit (sacct -o MaxRSS,State), dmesg",
+            evidence=(
+                "the kernel and the cgroup count no kill for lack of memory during this run",
+            ),
+            fix=(
+                "ask whoever may: a user, a job scheduler's memory limit (sacct -o MaxRSS,State),"
+                " dmesg"
+            ),
         )
     if number == signal.SIGBUS:
         full = f"/dev/shm is {end.shm}" if end.shm else "/dev/shm is not full now"
@@ -402,8 +476,10 @@ def _explain_signal(end: RankExit, who: str) -> Finding:
             f"{who} was ended by SIGBUS: memory that it had mapped could not be given",
             where=where,
             evidence=(full, *tail[:3]),
-            fix="a larger /dev/shm (docker: --shm-size=8g), fewer workers, or "
-            "torch.multiprocessing.set_sharing_strategy('file_system')",
+            fix=(
+                "a larger /dev/shm (docker: --shm-size=8g), fewer workers, or "
+                "torch.multiprocessing.set_sharing_strategy('file_system')"
+            ),
         )
     if number == signal.SIGSEGV:
         return Finding(
@@ -411,14 +487,18 @@ def _explain_signal(end: RankExit, who: str) -> Finding:
             f"{who} crashed in native code (SIGSEGV)",
             where=where,
             evidence=tuple(tail),
-            fix=f"the Python stack at the crash and the last lines: less {shlex.quote(str(end.log))}",
+            fix=(
+                "the Python stack at the crash and the last lines: less"
+                f" {shlex.quote(str(end.log))}"
+            ),
         )
     if number == signal.SIGABRT and any(_TIMEOUT.search(line) for line in end.log_tail):
         return Finding(
             "collective-timeout",
             f"{who} waited for the others in a collective until its time-out, and aborted",
             where=where,
-            evidence=tuple(line for line in end.log_tail if _TIMEOUT.search(line))[:1] + tuple(end.stack[:3]),
+            evidence=tuple(line for line in end.log_tail if _TIMEOUT.search(line))[:1]
+            + tuple(end.stack[:3]),
             fix="look for the rank that did not come: stuck, busy, or in another collective",
         )
     if number == signal.SIGABRT and weigh(end) == SUSPECT:
@@ -426,13 +506,21 @@ def _explain_signal(end: RankExit, who: str) -> Finding:
             "collective-mismatch",
             f"{who} aborted in a collective whose sizes differ between ranks",
             where=where,
-            evidence=tuple(line for line in end.log_tail if _MISMATCH.search(line))[:1] + tuple(end.stack[:3]),
-            fix="make every rank call the same collective with the same shapes; look for code for one rank only",
+            evidence=tuple(line for line in end.log_tail if _MISMATCH.search(line))[:1]
+            + tuple(end.stack[:3]),
+            fix=(
+                "make every rank call the same collective with the same shapes; look for code for"
+                " one rank only"
+            ),
         )
     return Finding(
         "rank-died-signal",
         f"{who} was ended by {_signal_name(number)}"
-        + ("" if number == signal.SIGABRT else ", which this launcher did not send; who did is not visible"),
+        + (
+            ""
+            if number == signal.SIGABRT
+            else ", which this launcher did not send; who did is not visible"
+        ),
         where=where,
         evidence=tuple(tail),
         fix=f"its last lines: less {shlex.quote(str(end.log))}",
@@ -454,7 +542,8 @@ def _only_victims(first: RankExit) -> Finding:
     )
     return Finding(
         "peer-rank-died",
-        f"only ranks that lost another one are visible; rank {first.rank} was the first to notice{said}",
+        f"only ranks that lost another one are visible; rank {first.rank} was the first to"
+        f" notice{said}",
         where=_where(first),
         fix="look for the rank without a report: another node, or one that was ended from outside",
     )
@@ -467,7 +556,9 @@ def _lost_node(lost: tuple[str, ...], losses: Mapping[str, Loss]) -> Finding:
     what = _WHAT_IS_LOST[first.reason].format(names)
     if first.reason != silence.SILENT:
         fix = "look at that host, and start the run again"
-        return Finding("agent-died", what, where=names, evidence=(_EVIDENCE_OF_LOSS[first.reason],), fix=fix)
+        return Finding(
+            "agent-died", what, where=names, evidence=(_EVIDENCE_OF_LOSS[first.reason],), fix=fix
+        )
     waited = f"for {first.silent_s:.0f} s" if first.silent_s else "any more"
     return Finding(
         "agent-died",
@@ -482,5 +573,9 @@ def _lost_node(lost: tuple[str, ...], losses: Mapping[str, Loss]) -> Finding:
 
 
 def _where(end: RankExit) -> str:
-    step = f", after {end.steps} step{'s' if end.steps != 1 else ''}" if end.steps else ", before the first step"
+    step = (
+        f", after {end.steps} step{'s' if end.steps != 1 else ''}"
+        if end.steps
+        else ", before the first step"
+    )
     return f"rank {end.rank} on {end.host or 'this host'} (pid {end.pid}){step}"

@@ -23,7 +23,9 @@ def summarise(pulses: Sequence[Mapping[str, Any]], *, seconds: float) -> dict[st
     slowest = max(own, key=lambda rank: own[rank])
     return summary | {
         "steps": max(entry["steps"] for entry in stepping),
-        "steps_per_s": statistics.median((entry["steps"] - 1) / entry["seconds"] for entry in stepping),
+        "steps_per_s": statistics.median(
+            (entry["steps"] - 1) / entry["seconds"] for entry in stepping
+        ),
         "data_share": statistics.median(entry["data_s"] / entry["seconds"] for entry in stepping),
         "slowest_rank": slowest,
         "slowest_host": next(entry["host"] for entry in stepping if entry["rank"] == slowest),
@@ -40,8 +42,10 @@ def render(summary: Mapping[str, Any], *, run_dir: str) -> list[str]:
             f"run folder {run_dir}",
         ]
     lines = [
-        f"done: {ranks}, {summary['steps']} steps in {summary['seconds']:.1f} s, "
-        f"{summary['steps_per_s']:.1f} steps/s a rank",
+        (
+            f"done: {ranks}, {summary['steps']} steps in {summary['seconds']:.1f} s, "
+            f"{summary['steps_per_s']:.1f} steps/s a rank"
+        ),
         f"waiting for data: {summary['data_share']:.1%} of the time",
     ]
     if summary["ranks"] > 1:

@@ -10,7 +10,12 @@ from collections.abc import Sequence
 from paceline.launch.plan.option import Option
 from paceline.launch.plan.options import OPTIONS
 
-_FORMS = {form: option for option in OPTIONS for form in (option.long, f"--{option.name}", option.short) if form}
+_FORMS = {
+    form: option
+    for option in OPTIONS
+    for form in (option.long, f"--{option.name}", option.short)
+    if form
+}
 
 
 def in_full(words: Sequence[str]) -> list[str]:
@@ -36,7 +41,9 @@ def in_full(words: Sequence[str]) -> list[str]:
 
 
 def abbreviated(form: str) -> Option | None:
-    """Return the torchrun option that a prefix abbreviates; None if there is none, or more than one."""
+    """Return the torchrun option that a prefix abbreviates; None if there is none, or more than
+    one.
+    """
     matches = {option.name: option for option in abbreviated_by(form)}
     return next(iter(matches.values())) if len(matches) == 1 else None
 
@@ -45,7 +52,9 @@ def abbreviated_by(form: str) -> list[Option]:
     """Return the options of torchrun that begin with a form."""
     if not form.startswith("--"):
         return []
-    return [option for option in OPTIONS if not (option.ours or option.newer) and _begins(option, form)]
+    return [
+        option for option in OPTIONS if not (option.ours or option.newer) and _begins(option, form)
+    ]
 
 
 def _begins(option: Option, form: str) -> bool:
@@ -63,7 +72,8 @@ def _split(word: str) -> tuple[str, str | None]:
 def _without_separator(words: list[str]) -> list[str]:
     """Return the script and its arguments as argparse passes them on.
 
-    Some versions of Python remove ``--`` after the script, others do not; the result is that of this version.
+    Some versions of Python remove ``--`` after the script, others do not; the result is that of
+    this version.
     """
     if "--" not in words or words == ["--"]:
         return words

@@ -1,8 +1,10 @@
-"""Find environment variables that are set too late: torch, or a library below it, reads them only at import.
+"""Find environment variables that are set too late: torch, or a library below it, reads them only
+at import.
 
-A rank that is forked from a process with torch in memory cannot set them any more. If the script's own text sets one,
-the ranks start with ``spawn`` (``set_in``). If a module that the script imports does, the rank reports it
-(``Lateness``) and the launcher prints it (``LateVariables``). Standard library only.
+A rank that is forked from a process with torch in memory cannot set them any more. If the script's
+own text sets one, the ranks start with ``spawn`` (``set_in``). If a module that the script imports
+does, the rank reports it (``Lateness``) and the launcher prints it (``LateVariables``). Standard
+library only.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from typing import Any
 from paceline.errors import Notice
 from paceline.text.syntax import tree_of
 
-# Families of variables that `import torch, torch._dynamo` reads (torch 2.13): those of math libraries, and torch's own.
-# _LATE has the exceptions, which are read when they are needed: for a process group, or to load a model.
+# Families of variables that `import torch, torch._dynamo` reads (torch 2.13): those of math
+# libraries, and torch's own. _LATE has the exceptions, which are read when they are needed: for a
+# process group, or to load a model.
 _EARLY = re.compile(
     r"(OMP|MKL|KMP|GOMP|GOTO|OPENBLAS|BLIS|MKLDNN|DNNL|ONEDNN|NPY|NUMPY|ATEN|KINETO|TRITON|AOTI?_?INDUCTOR|INDUCTOR)_\w+"
     r"|(PY)?TORCH[A-Z]*_\w+"
@@ -44,13 +47,25 @@ def set_in(source: str) -> list[str]:
     if tree is None:
         return []
     names = [name for node in ast.walk(tree) for name in _names_set_by(node)]
-    return [name.value for name in names if isinstance(name, ast.Constant) and isinstance(name.value, str)]
+    return [
+        name.value
+        for name in names
+        if isinstance(name, ast.Constant) and isinstance(name.value, str)
+    ]
 
 
 def _names_set_by(node: ast.AST) -> Sequence[ast.expr | None]:
-    if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _is_environ(node.value):
+    if (
+        isinstance(node, ast.Subscript)
+        and not isinstance(node.ctx, ast.Load)
+        and _is_environ(node.value)
+    ):
         return [node.slice]
-    if isinstance(node, ast.AugAssign) and _is_environ(node.target) and isinstance(node.value, ast.Dict):
+    if (
+        isinstance(node, ast.AugAssign)
+        and _is_environ(node.target)
+        and isinstance(node.value, ast.Dict)
+    ):
         return node.value.keys
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return []
@@ -71,14 +86,17 @@ def _is_environ(node: ast.expr) -> bool:
 class Lateness:
     """In a forked rank: detect that the script sets such a variable, although torch is in memory.
 
-    Under torchrun it would be in time, unless a module that the script has imported so far uses torch.
+    Under torchrun it would be in time, unless a module that the script has imported so far uses
+    torch.
 
     Args:
         report: Called with the variable's name, its value and the place, once for each variable.
         is_users: Whether a file is the user's own.
     """
 
-    def __init__(self, report: Callable[[dict[str, str]], None], is_users: Callable[[str], bool]) -> None:
+    def __init__(
+        self, report: Callable[[dict[str, str]], None], is_users: Callable[[str], bool]
+    ) -> None:
         self._report, self._is_users = report, is_users
         self._rank = os.getpid()
         self._inherited = frozenset(sys.modules)
@@ -107,7 +125,9 @@ class Lateness:
         return ""
 
     def _script_has_torch(self) -> bool:
-        fresh = (module for name, module in list(sys.modules.items()) if name not in self._inherited)
+        fresh = (
+            module for name, module in list(sys.modules.items()) if name not in self._inherited
+        )
         return any(map(_holds_torch, (sys.modules["__main__"], *fresh)))
 
 
@@ -135,7 +155,9 @@ class LateVariables:
         inform: Prints a notice.
     """
 
-    def __init__(self, entries: Callable[[], Iterator[dict[str, str]]], inform: Callable[[Notice], None]) -> None:
+    def __init__(
+        self, entries: Callable[[], Iterator[dict[str, str]]], inform: Callable[[Notice], None]
+    ) -> None:
         self._entries, self._inform = entries, inform
         self._known: set[str] = set()
         self._next_s = 0.0

@@ -24,7 +24,10 @@ def unusable(folder: Path, error: OSError, *, option: str, severity: str = "erro
             f"there is no space for the files of this run in {folder}: {error.strerror}",
             where=str(folder),
             why="logs, exceptions of ranks and checkpoints are written there",
-            fix=f"free some (df -h {shlex.quote(str(folder.parent))}), or use another disk: {option} FOLDER",
+            fix=(
+                f"free some (df -h {shlex.quote(str(folder.parent))}), or use another disk:"
+                f" {option} FOLDER"
+            ),
             severity=severity,
         )
     return Finding(

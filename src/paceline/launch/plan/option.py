@@ -27,14 +27,16 @@ class Option:
         ours: True for an option that torchrun does not have.
         metavar: Placeholder of the value in the help.
         many: True for an option that may be given several times.
-        newer: True if only torchrun of torch 2.15 or newer has it, so that abbreviations of older options stay unique.
+        newer: True if only torchrun of torch 2.15 or newer has it, so that abbreviations of older
+            options stay unique.
         group: Its heading in the help; empty for the last group.
-        parse: Returns the value of a text, or None to keep the default; raises UsageError if the text is wrong.
+        parse: Returns the value of a text, or None to keep the default; raises UsageError if the
+            text is wrong.
         is_text: True if blanks around the value are part of it.
         same_as: The option for which this is another name; empty if there is none.
         needs_probe: True if it uses the probe's counters.
-        preference: Environment variable that sets it for all runs, and the type of its value in the configuration
-            file; None if neither does.
+        preference: Environment variable that sets it for all runs, and the type of its value in the
+            configuration file; None if neither does.
     """
 
     name: str
@@ -94,19 +96,25 @@ def flag(text: str, **attributes: Any) -> Any:
 
 
 def text(help_text: str, value: str | None, **attributes: Any) -> Any:
-    """Declare a field of a dataclass that is an option with any text as its value; an empty text keeps the default."""
+    """Declare a field of a dataclass that is an option with any text as its value; an empty text
+    keeps the default.
+    """
     return option(help_text, value, parse=_parse_text, is_text=True, **attributes)
 
 
 def options_of(cls: Any) -> Iterator[Option]:
-    """Return the options that a dataclass declares, in its order; another name comes before the option itself."""
+    """Return the options that a dataclass declares, in its order; another name comes before the
+    option itself.
+    """
     for declared in fields(cls):
         if "option" not in declared.metadata:
             continue
         own = replace(declared.metadata["option"], name=declared.name)
         if declared.metadata["also"]:
             help_text = f"the same as {own.long}"
-            yield replace(own, name=declared.metadata["also"], help=help_text, same_as=own.name, ours=True)
+            yield replace(
+                own, name=declared.metadata["also"], help=help_text, same_as=own.name, ours=True
+            )
         yield own
 
 
@@ -133,7 +141,9 @@ def invalid(name: str, value: str, rule: str, fix: str = "") -> UsageError:
     """Return the error for a value that an option does not take."""
     form = long_form(name)
     typed = f"{form} {value}".rstrip()
-    return UsageError(Finding("option-invalid", f"{typed}: {form} {rule}", where="command line", fix=fix))
+    return UsageError(
+        Finding("option-invalid", f"{typed}: {form} {rule}", where="command line", fix=fix)
+    )
 
 
 def contradiction(one: str, other: str, why: str) -> UsageError:

@@ -1,6 +1,7 @@
 """Check that the options of ``paceline run`` fit together, and drop those without effect.
 
-Every command that torchrun accepts is accepted: an option that torchrun ignores gets a warning. Options that cannot
+Every command that torchrun accepts is accepted: an option that torchrun ignores gets a warning.
+Options that cannot
 work together are an error.
 Pure. Standard library only.
 """
@@ -21,8 +22,10 @@ NEEDS_PROBE = {option.name for option in OPTIONS if option.needs_probe}
 # Settings of --rdzv-conf that torch reads as integers, and those that it does not convert.
 _NUMBERS = {
     "static": {"timeout"},
-    "c10d": {"join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout"}
-    | {"keep_alive_interval", "keep_alive_max_attempt", "read_timeout"},
+    "c10d": (
+        {"join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout"}
+        | {"keep_alive_interval", "keep_alive_max_attempt", "read_timeout"}
+    ),
 }
 _OTHERS = {"static": {"rank"}, "c10d": {"is_host", "store_type"}}
 _TRUTHS = ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n")
@@ -39,16 +42,26 @@ def refuse_contradictions(raw: Mapping[str, Any], typed: Collection[str]) -> Non
         UsageError: Two options exclude each other.
     """
     if is_true(raw.get("check")) and is_true(raw.get("no_check")):
-        raise contradiction("--check", "--no-check", "one asks for the roll call, the other leaves it out")
+        raise contradiction(
+            "--check", "--no-check", "one asks for the roll call, the other leaves it out"
+        )
     if is_true(raw.get("check_only")) and is_true(raw.get("no_check")):
-        raise contradiction("--check-only", "--no-check", "one asks for the checks alone, the other leaves them out")
+        raise contradiction(
+            "--check-only", "--no-check", "one asks for the checks alone, the other leaves them out"
+        )
     if is_true(raw.get("no_check")) and "roll_call_timeout" in typed:
         raise contradiction("--roll-call-timeout", "--no-check", "there is no roll call")
     if is_true(raw.get("no_probe")):
         needs_probe = NEEDS_PROBE & set(typed)
         if needs_probe:
-            raise contradiction(long_form(min(needs_probe)), "--no-probe", "it rests on what the probe counts")
-    if "grace_s" in typed and "shutdown_timeout" in typed and raw["grace_s"] != raw["shutdown_timeout"]:
+            raise contradiction(
+                long_form(min(needs_probe)), "--no-probe", "it rests on what the probe counts"
+            )
+    if (
+        "grace_s" in typed
+        and "shutdown_timeout" in typed
+        and raw["grace_s"] != raw["shutdown_timeout"]
+    ):
         raise contradiction("--grace-s", "--shutdown-timeout", "both set the same timeout")
 
 
@@ -103,7 +116,9 @@ class _Fit:
         """Add a warning that an option has no effect, if it was typed."""
         if name in self._typed:
             self.warnings.append(
-                _warning(f"{long_form(name)} has no effect: {why}", fix or f"remove {long_form(name)}")
+                _warning(
+                    f"{long_form(name)} has no effect: {why}", fix or f"remove {long_form(name)}"
+                )
             )
 
 
@@ -123,7 +138,14 @@ def _settle_standalone(fit: _Fit) -> None:
         fit.options = replace(fit.options, nnodes=(1, 1))
     if fit.options.rdzv_backend == "c10d":  # the backend that standalone means
         fit.options = replace(fit.options, rdzv_backend="static")
-    for name in ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_addr", "master_port"):
+    for name in (
+        "rdzv_backend",
+        "rdzv_endpoint",
+        "rdzv_id",
+        "node_rank",
+        "master_addr",
+        "master_port",
+    ):
         fit.ignore(name, "--standalone chooses it")
 
 
@@ -133,8 +155,10 @@ def _settle_static(fit: _Fit, given: Collection[str]) -> None:
         most = options.max_nodes
         fit.warnings.append(
             _warning(
-                f"--nnodes {options.min_nodes}:{most} means {most} nodes: a static rendezvous has no range",
-                f"--nnodes {most}, or for a range --rdzv-backend c10d --rdzv-endpoint HEAD:{DEFAULT_C10D_PORT}",
+                f"--nnodes {options.min_nodes}:{most} means {most} nodes: a static rendezvous has"
+                " no range",
+                f"--nnodes {most}, or for a range --rdzv-backend c10d --rdzv-endpoint"
+                f" HEAD:{DEFAULT_C10D_PORT}",
             )
         )
         fit.options = options = replace(options, nnodes=(most, most))
@@ -143,12 +167,21 @@ def _settle_static(fit: _Fit, given: Collection[str]) -> None:
             if not _agrees(options, name):
                 fit.ignore(name, f"--rdzv-endpoint {options.rdzv_endpoint} says where nodes meet")
     elif options.one_node and options.master_port is None:
-        fit.ignore("node_rank", "there is one node", fix=f"--nnodes {options.node_rank + 1}, or remove --node-rank")
+        fit.ignore(
+            "node_rank",
+            "there is one node",
+            fix=f"--nnodes {options.node_rank + 1}, or remove --node-rank",
+        )
     if fit.options.node_rank >= options.max_nodes:
         ways = f"--nnodes {options.node_rank + 1}, or --node-rank {options.max_nodes - 1}"
-        raise invalid("node_rank", str(options.node_rank), f"must be below --nnodes {options.max_nodes}", ways)
+        raise invalid(
+            "node_rank", str(options.node_rank), f"must be below --nnodes {options.max_nodes}", ways
+        )
     if fit.options.node_rank and not options.rdzv_endpoint and "master_addr" not in given:
-        what = f"--node-rank {options.node_rank} without --master-addr: this node looks for the head on its own host"
+        what = (
+            f"--node-rank {options.node_rank} without --master-addr: this node looks for the head"
+            " on its own host"
+        )
         fit.warnings.append(_warning(what, "--master-addr HEAD"))
 
 
@@ -156,7 +189,9 @@ def _settle_elastic(fit: _Fit) -> None:
     options = fit.options
     near = closest(options.rdzv_backend, RDZV_BACKENDS)
     if near and options.rdzv_backend not in RDZV_BACKENDS:  # any other name may be a plug-in's
-        raise invalid("rdzv_backend", options.rdzv_backend, "is not known", f"--rdzv-backend {near}")
+        raise invalid(
+            "rdzv_backend", options.rdzv_backend, "is not known", f"--rdzv-backend {near}"
+        )
     if not options.rdzv_endpoint and not options.one_node:
         missing = _without_endpoint(options)
         if options.min_nodes > 1 or options.rdzv_backend != "c10d":
@@ -172,9 +207,13 @@ def _without_endpoint(options: Options) -> Finding:
     head = options.master_addr if options.head_named else "HOST_OF_THE_FIRST_NODE"
     return Finding(
         "c10d-without-rdzv-endpoint",
-        f"--rdzv-backend {options.rdzv_backend} needs --rdzv-endpoint: without it each node would wait for itself",
+        f"--rdzv-backend {options.rdzv_backend} needs --rdzv-endpoint: without it each node would"
+        " wait for itself",
         where="command line",
-        fix=f"--rdzv-endpoint {head}:{options.master_port or DEFAULT_C10D_PORT}, the same on all nodes",
+        fix=(
+            f"--rdzv-endpoint {head}:{options.master_port or DEFAULT_C10D_PORT}, the same on all"
+            " nodes"
+        ),
     )
 
 
@@ -196,10 +235,19 @@ def _settle_settings(fit: _Fit) -> None:
     settings = []
     for key, value in options.rdzv_conf:
         if key in _NUMBERS[backend] and not re.fullmatch("0*[1-9][0-9]*", value):
-            raise invalid("rdzv_conf", f"{key}={value}", f"takes a whole number from 1 for {key}", _setting(key))
+            raise invalid(
+                "rdzv_conf",
+                f"{key}={value}",
+                f"takes a whole number from 1 for {key}",
+                _setting(key),
+            )
         if key == "is_host" and backend == "c10d" and value.lower() not in _TRUTHS:
-            raise invalid("rdzv_conf", f"{key}={value}", f"takes 1 or 0 for {key}", "--rdzv-conf is_host=1")
-        is_ours = key == "join_timeout" and value.isdecimal()  # the time limit of the roll call, with either backend
+            raise invalid(
+                "rdzv_conf", f"{key}={value}", f"takes 1 or 0 for {key}", "--rdzv-conf is_host=1"
+            )
+        is_ours = (
+            key == "join_timeout" and value.isdecimal()
+        )  # the time limit of the roll call, with either backend
         if key in _NUMBERS[backend] | _OTHERS[backend] or is_ours:
             settings.append((key, value))
         elif not is_local:

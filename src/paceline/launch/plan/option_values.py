@@ -31,7 +31,9 @@ def whole(low: int) -> Callable[[Option, str], int]:
 
     def parse(option: Option, text: str) -> int:
         if not re.fullmatch(r"-?[0-9]+", text) or int(text) < low:
-            raise invalid(option.name, text, f"is a whole number from {low}", f"{option.long} {low}")
+            raise invalid(
+                option.name, text, f"is a whole number from {low}", f"{option.long} {low}"
+            )
         return int(text)
 
     return parse
@@ -44,12 +46,16 @@ def seconds(option: Option, text: str) -> float:
     except ValueError:
         value = 0.0
     if not value > 0:
-        raise invalid(option.name, text, "is a number of seconds above 0", f"{option.long} {option.default}")
+        raise invalid(
+            option.name, text, "is a number of seconds above 0", f"{option.long} {option.default}"
+        )
     return value
 
 
 def duration(example: str) -> Callable[[Option, str], float]:
-    """Return a parser of times in seconds, as ``seconds_of`` reads them; the example is offered as a fix."""
+    """Return a parser of times in seconds, as ``seconds_of`` reads them; the example is offered as
+    a fix.
+    """
 
     def parse(option: Option, text: str) -> float:
         value = seconds_of(text)
@@ -86,7 +92,9 @@ def node_range(option: Option, text: str) -> tuple[int, int]:
         raise invalid(option.name, text, "is a number or a range MIN:MAX", "--nnodes 2")
     least, most = int(low), int(high or low)
     if least < 1 or most < least:
-        raise invalid(option.name, text, "needs at least one node and MIN not above MAX", "--nnodes 1")
+        raise invalid(
+            option.name, text, "needs at least one node and MIN not above MAX", "--nnodes 1"
+        )
     return least, most
 
 
@@ -97,7 +105,9 @@ def ranks_per_node(option: Option, text: str) -> str:
         return text
     if not re.fullmatch(r"-?[0-9]+", text):
         near = closest(text, words)
-        raise invalid(option.name, text, "is a number, gpu, cpu, xpu or auto", f"--nproc-per-node {near or 2}")
+        raise invalid(
+            option.name, text, "is a number, gpu, cpu, xpu or auto", f"--nproc-per-node {near or 2}"
+        )
     if int(text) < 1:
         raise invalid(option.name, text, "needs at least one rank", "--nproc-per-node 1")
     return text
@@ -110,7 +120,9 @@ def port(example: int) -> Callable[[Option, str], int | None]:
         if not text:
             return None
         if not _is_number(text) or int(text) > 65535:
-            raise invalid(option.name, text, "is a number from 0 to 65535", f"{option.long} {example}")
+            raise invalid(
+                option.name, text, "is a number from 0 to 65535", f"{option.long} {example}"
+            )
         return int(text)
 
     return parse
@@ -124,7 +136,9 @@ def split_endpoint(endpoint: str, default_port: int) -> tuple[str, int]:
     """
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+))(?::(\d{1,6}))?", endpoint.strip())
     if not match or int(match[3] or 0) > 65535:
-        raise invalid("rdzv_endpoint", endpoint, "is HOST:PORT", f"--rdzv-endpoint head:{default_port}")
+        raise invalid(
+            "rdzv_endpoint", endpoint, "is HOST:PORT", f"--rdzv-endpoint head:{default_port}"
+        )
     return match[1] or match[2], int(match[3]) if match[3] else default_port
 
 
@@ -158,7 +172,9 @@ def streams(option: Option, text: str) -> str:
 
 
 def streams_of(text: str, local_rank: int) -> int:
-    """Return the streams that ``--redirects`` or ``--tee`` name for a local rank: bit 1 stdout, 2 stderr."""
+    """Return the streams that ``--redirects`` or ``--tee`` name for a local rank: bit 1 stdout, 2
+    stderr.
+    """
     if ":" not in text:
         return int(text)
     pairs = (part.split(":") for part in text.split(","))

@@ -1,7 +1,8 @@
-"""The options of ``paceline run``: torchrun's, with torchrun's meaning, and our own. Each is declared once, here.
+"""The options of ``paceline run``: torchrun's, with torchrun's meaning, and our own. Each is
+declared once, here.
 
-The help, the reference page, the parsers and the options of ``paceline submit`` follow from the fields of ``Options``.
-Data only, standard library only.
+The help, the reference page, the parsers and the options of ``paceline submit`` follow from the
+fields of ``Options``. Data only, standard library only.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Options:
         group=RANKS,
     )
     nproc_per_node: str = option(
-        "ranks on this node: a number, gpu, cpu, xpu or auto; default one per GPU, one without GPUs",
+        "ranks on this node: a number, gpu, cpu, xpu or auto; default one per GPU, one without"
+        " GPUs",
         "",
         parse=values.ranks_per_node,
         metavar="N",
@@ -76,7 +78,9 @@ class Options:
         metavar="PORT",
         group=RANKS,
     )
-    standalone: bool = flag("one node with a store on a free port (what one node does anyway)", group=RANKS)
+    standalone: bool = flag(
+        "one node with a store on a free port (what one node does anyway)", group=RANKS
+    )
 
     rdzv_backend: str = text(
         "rendezvous: static, c10d, etcd or etcd-v2",
@@ -121,8 +125,8 @@ class Options:
     no_python: bool = flag("run a program that is not a Python script", group=PROGRAM)
     run_path: bool = flag("run the script with runpy.run_path", group=PROGRAM)
     start_method: str = option(
-        "fork: from a warm process that has torch imported; spawn: a fresh Python with paceline's entry; "
-        "exec: python -u script.py, nothing seen inside",
+        "fork: from a warm process that has torch imported; spawn: a fresh Python with paceline's"
+        " entry; exec: python -u script.py, nothing seen inside",
         "fork",
         parse=values.choice(*START_METHODS),
         metavar="|".join(START_METHODS),
@@ -130,8 +134,8 @@ class Options:
         preference=(env.START_METHOD, str),
     )
     accelerate_config: str | None = text(
-        "set what accelerate launch --config_file FILE would set; default accelerate's default configuration, if the "
-        "script imports accelerate; none takes nothing",
+        "set what accelerate launch --config_file FILE would set; default accelerate's default"
+        " configuration, if the script imports accelerate; none takes nothing",
         None,
         ours=True,
         metavar="FILE|none",
@@ -148,7 +152,8 @@ class Options:
 
     check: bool = flag("hold the roll call on one node too", ours=True, group=BEFORE)
     check_only: bool = flag(
-        "hold the roll call, let the doctor examine every node, and end; a script need not be named",
+        "hold the roll call, let the doctor examine every node, and end; a script need not be"
+        " named",
         ours=True,
         group=BEFORE,
     )
@@ -158,8 +163,8 @@ class Options:
         group=BEFORE,
     )
     roll_call_timeout: float | None = option(
-        "how long nodes are awaited before the start (300, 5m); default 15m (static) or 10m (c10d) as in torchrun, "
-        "5m in a Slurm step",
+        "how long nodes are awaited before the start (300, 5m); default 15m (static) or 10m (c10d)"
+        " as in torchrun, 5m in a Slurm step",
         None,
         parse=values.duration("300"),
         ours=True,
@@ -180,8 +185,8 @@ class Options:
     )
 
     hang_timeout: float | None = option(
-        "end a run of which a rank makes no progress for this time (900, 15m, 2h); default: never, unless the hang is "
-        "proven; a notice after 120 s",
+        "end a run of which a rank makes no progress for this time (900, 15m, 2h); default: never,"
+        " unless the hang is proven; a notice after 120 s",
         None,
         parse=values.duration("15m"),
         ours=True,
@@ -191,8 +196,8 @@ class Options:
         preference=(env.HANG_TIMEOUT, float),
     )
     on_hang: str = option(
-        "stop: end a run of which a hang is proven or has lasted for --hang-timeout; report: print it and continue; "
-        "off: do not look",
+        "stop: end a run of which a hang is proven or has lasted for --hang-timeout; report: print"
+        " it and continue; off: do not look",
         "stop",
         parse=values.choice(*ON_HANG),
         ours=True,
@@ -202,7 +207,8 @@ class Options:
         preference=(env.ON_HANG, str),
     )
     node_timeout: float = option(
-        "time without a heartbeat of a node and without training steps, after which the node is lost (90, 5m)",
+        "time without a heartbeat of a node and without training steps, after which the node is"
+        " lost (90, 5m)",
         90.0,
         shown="90",
         parse=values.duration("2h"),
@@ -232,7 +238,9 @@ class Options:
         group=RUNNING,
         preference=(env.NO_PROBE, bool),
     )
-    nccl_debug: bool = flag("NCCL's and torch's debug output into one file per rank", ours=True, group=RUNNING)
+    nccl_debug: bool = flag(
+        "NCCL's and torch's debug output into one file per rank", ours=True, group=RUNNING
+    )
 
     max_time: float | None = option(
         "stop the run well after this time: seconds, 90m, 2h, or as Slurm writes it, 1-12:00:00",
@@ -321,7 +329,8 @@ class Options:
         metavar="S",
     )
     log_line_prefix_template: str = text(
-        "prefix of the lines that --tee shows, with ${role_name}, ${local_rank}, ${rank} and ${hostname}",
+        "prefix of the lines that --tee shows, with ${role_name}, ${local_rank}, ${rank} and"
+        " ${hostname}",
         "",
         metavar="TEXT",
         newer=True,
@@ -339,7 +348,9 @@ class Options:
     )
 
     secret: str = field(default="", compare=False, repr=False)  # from the environment
-    typed: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # options as typed, to repeat the command
+    typed: tuple[tuple[str, str], ...] = field(
+        default=(), compare=False
+    )  # options as typed, to repeat the command
     placed: SlurmDefaults = field(default=SlurmDefaults(), compare=False)
     preferred: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # option and source
     warnings: tuple[Finding, ...] = field(default=(), compare=False)  # about options without effect
@@ -365,7 +376,9 @@ class Options:
         return bool(self.rdzv_endpoint) or self.master_addr not in LOOPBACK
 
     def source_of(self, name: str) -> str:
-        """Return the source of an option's value: the option itself, or the place of the preference."""
+        """Return the source of an option's value: the option itself, or the place of the
+        preference.
+        """
         return dict(self.preferred).get(name, OPTION[name].long)
 
 

@@ -60,7 +60,9 @@ def _is_torchruns(name: str) -> bool:
 
 
 def _trimmed(name: str, value: Any) -> Any:
-    """Return a value without blanks around it, which torchrun's int() and float() ignore; texts stay unchanged."""
+    """Return a value without blanks around it, which torchrun's int() and float() ignore; texts
+    stay unchanged.
+    """
     if not isinstance(value, str) or (name in OPTION and OPTION[name].is_text):
         return value
     return value.strip()
@@ -69,7 +71,9 @@ def _trimmed(name: str, value: Any) -> Any:
 def _values(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the fields of ``Options`` for which there is a text."""
     values = {}
-    for option in sorted(OPTIONS, key=lambda option: bool(option.same_as)):  # other names last, so that they win
+    for option in sorted(
+        OPTIONS, key=lambda option: bool(option.same_as)
+    ):  # other names last, so that they win
         text = raw.get(option.name)
         if text is None or option.parse is None:
             continue

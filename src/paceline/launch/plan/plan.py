@@ -96,7 +96,11 @@ def make(options: Options, facts: HostFacts, *, environ: Mapping[str, str], sour
         start_method=choose_start_method(options, facts, environ, source=source),
         warm_imports=("torch._dynamo",) if _TRAINS.search(source) else (),
         backend="nccl" if facts.num_gpus else "gloo",
-        grace_s=grace if grace is not None else _default_grace(environ.get(env.SHUTDOWN_TIMEOUT) or "30"),
+        grace_s=(
+            grace
+            if grace is not None
+            else _default_grace(environ.get(env.SHUTDOWN_TIMEOUT) or "30")
+        ),
         hang=choose_hang(options, gpus=facts.num_gpus > 0),
         keep_alive_s=choose_keep_alive(options.max_nodes),
         last_call_s=choose_last_call(options.max_nodes),
@@ -130,7 +134,9 @@ def choose_nproc(requested: str, facts: HostFacts) -> Choice:
     if requested in ("cpu", "auto"):
         return Choice(facts.usable_cpus, f"one per usable CPU ({facts.cpu_reason})")
     if requested == "" and facts.granted_gpus:
-        return Choice(facts.granted_gpus, f"one per GPU that Slurm gave this node; {facts.gpu_reason}")
+        return Choice(
+            facts.granted_gpus, f"one per GPU that Slurm gave this node; {facts.gpu_reason}"
+        )
     if requested in ("gpu", "xpu"):
         raise SetupError(
             Finding(
@@ -138,7 +144,10 @@ def choose_nproc(requested: str, facts: HostFacts) -> Choice:
                 f"--nproc-per-node {requested}: there is no {requested.upper()} here",
                 where=facts.hostname,
                 evidence=(facts.gpu_reason,),
-                fix="--nproc-per-node 2 runs two ranks on CPUs; nvidia-smi shows what the driver sees",
+                fix=(
+                    "--nproc-per-node 2 runs two ranks on CPUs; nvidia-smi shows what the driver"
+                    " sees"
+                ),
             )
         )
     return Choice(1, "no GPU here")
@@ -173,7 +182,9 @@ def choose_endpoint(options: Options) -> tuple[str, str, Choice]:
     return "static", options.master_addr, Choice(DEFAULT_PORT, "torch's default")
 
 
-def choose_start_method(options: Options, facts: HostFacts, environ: Mapping[str, str], *, source: str) -> Choice:
+def choose_start_method(
+    options: Options, facts: HostFacts, environ: Mapping[str, str], *, source: str
+) -> Choice:
     """Return how ranks start: ``fork`` from the fork server, unless something prevents it."""
     if options.no_python:
         return Choice("exec", "--no-python")
@@ -186,7 +197,9 @@ def choose_start_method(options: Options, facts: HostFacts, environ: Mapping[str
     if options.script == "-":
         return Choice("exec", "Python reads the script from standard input")
     if facts.python_flags:
-        return Choice("spawn", f"ranks get no {' '.join(facts.python_flags)}, which Python was started with")
+        return Choice(
+            "spawn", f"ranks get no {' '.join(facts.python_flags)}, which Python was started with"
+        )
     early = next(filter(early_variables.is_early, early_variables.set_in(source)), None)
     if early:
         return Choice("spawn", f"the script sets {early}, which torch reads when it is imported")
@@ -198,8 +211,8 @@ def choose_start_method(options: Options, facts: HostFacts, environ: Mapping[str
 def choose_hang(options: Options, *, gpus: bool) -> Choice:
     """Return the time without progress after which a hang is reported, in words.
 
-    torch's own timeout of collectives (10 minutes for NCCL, 30 for gloo, or the script's value) also ends a run, with
-    less information; it comes first if it is shorter.
+    torch's own timeout of collectives (10 minutes for NCCL, 30 for gloo, or the script's value)
+    also ends a run, with less information; it comes first if it is shorter.
     """
     if options.no_probe:
         return Choice("hangs are not watched", options.source_of("no_probe"))
@@ -210,17 +223,22 @@ def choose_hang(options: Options, *, gpus: bool) -> Choice:
         source = f"; {options.source_of('on_hang')}" if "on_hang" in dict(options.preferred) else ""
         return Choice(f"hang: notice after {deadlines.HANG_NOTICE:g} s", f"{end}{source}")
     torch_s = 600 if gpus else 1800
-    first = f"; torch's own timeout of {torch_s} s comes first" if options.hang_timeout > torch_s else ""
+    first = (
+        f"; torch's own timeout of {torch_s} s comes first"
+        if options.hang_timeout > torch_s
+        else ""
+    )
     return Choice(
-        f"hang: {options.on_hang} after {options.hang_timeout:g} s", f"{options.source_of('hang_timeout')}{first}"
+        f"hang: {options.on_hang} after {options.hang_timeout:g} s",
+        f"{options.source_of('hang_timeout')}{first}",
     )
 
 
 def choose_keep_alive(num_nodes: int) -> int:
     """Return the seconds between heartbeats of a node; after three missed ones the node is lost.
 
-    torch's default is 5 s. With 2 s a lost node is detected within 8 s. The head answers a request of each node, so
-    the interval grows with their number, to torch's default at about 1,000 nodes.
+    torch's default is 5 s. With 2 s a lost node is detected within 8 s. The head answers a request
+    of each node, so the interval grows with their number, to torch's default at about 1,000 nodes.
     """
     return min(5, 2 + num_nodes // 256)
 
@@ -228,8 +246,9 @@ def choose_keep_alive(num_nodes: int) -> int:
 def choose_last_call(num_nodes: int) -> int:
     """Return the seconds that a rendezvous waits for more nodes once the least number has come.
 
-    torch's default is 30 s, which is most of the 42.6 s that it needs to continue with fewer nodes. A wait that is too
-    short splits groups whose nodes start at different speeds, so it grows with their number.
+    torch's default is 30 s, which is most of the 42.6 s that it needs to continue with fewer nodes.
+    A wait that is too short splits groups whose nodes start at different speeds, so it grows with
+    their number.
     """
     return min(30, 5 + num_nodes // 8)
 
@@ -247,10 +266,13 @@ def _check_against(options: Options, facts: HostFacts, nproc: int, visible: str 
         raise UsageError(
             Finding(
                 "gpus-fewer-than-processes",
-                f"{nproc} ranks on this node, and Slurm gave it {_count(facts.granted_gpus, 'GPU')}",
+                f"{nproc} ranks on this node, and Slurm gave it"
+                f" {_count(facts.granted_gpus, 'GPU')}",
                 where=options.placed.said,
-                fix=f"#SBATCH --gpus-per-node={nproc}, or --nproc-per-node {facts.granted_gpus}; "
-                "on CPUs: export CUDA_VISIBLE_DEVICES=; to share GPUs: --no-slurm",
+                fix=(
+                    f"#SBATCH --gpus-per-node={nproc}, or --nproc-per-node {facts.granted_gpus}; "
+                    "on CPUs: export CUDA_VISIBLE_DEVICES=; to share GPUs: --no-slurm"
+                ),
             )
         )
     listed = visible.split(",") if visible else None
@@ -260,10 +282,15 @@ def _check_against(options: Options, facts: HostFacts, nproc: int, visible: str 
         raise UsageError(
             Finding(
                 "option-contradicted",
-                f"--virtual-local-rank gives each rank a GPU of its own: {nproc} ranks, {facts.num_gpus} GPUs",
+                f"--virtual-local-rank gives each rank a GPU of its own: {nproc} ranks,"
+                f" {facts.num_gpus} GPUs",
                 where="command line",
                 evidence=(facts.gpu_reason,),
-                fix="remove --virtual-local-rank" if not facts.num_gpus else f"--nproc-per-node {facts.num_gpus}",
+                fix=(
+                    "remove --virtual-local-rank"
+                    if not facts.num_gpus
+                    else f"--nproc-per-node {facts.num_gpus}"
+                ),
             )
         )
     if options.numa_binding and not facts.num_gpus:
@@ -282,10 +309,13 @@ def _without_effect(options: Options, facts: HostFacts, nproc: int) -> Iterator[
     """Yield warnings about options that torchrun ignores on a machine like this one."""
     beyond = [rank for rank in options.local_ranks_filter if rank >= nproc]
     if beyond:
-        valid_ranks = ",".join(str(rank) for rank in options.local_ranks_filter if rank < nproc) or "0"
+        valid_ranks = (
+            ",".join(str(rank) for rank in options.local_ranks_filter if rank < nproc) or "0"
+        )
         yield Finding(
             "option-contradicted",
-            f"--local-ranks-filter names local rank {beyond[0]}, but this node has {_count(nproc, 'rank')}",
+            f"--local-ranks-filter names local rank {beyond[0]}, but this node has"
+            f" {_count(nproc, 'rank')}",
             where="command line",
             fix=f"--local-ranks-filter {valid_ranks}",
             severity="warning",
@@ -301,7 +331,9 @@ def _without_effect(options: Options, facts: HostFacts, nproc: int) -> Iterator[
         )
 
 
-def describe(plan: Plan, options: Options, *, address: str, run_dir: str, is_signed: bool = True) -> str:
+def describe(
+    plan: Plan, options: Options, *, address: str, run_dir: str, is_signed: bool = True
+) -> str:
     """Return the plan as the one line that is printed before the start.
 
     The line leaves out defaults; ``plan.json`` in the run folder has all of the plan, with reasons.

@@ -1,4 +1,6 @@
-"""A port to listen on: that it is taken is said before torch is imported, which takes a second or more."""
+"""A port to listen on: that it is taken is said before torch is imported, which takes a second or
+more.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from paceline.machine import host
 
 
 def require_free(options: Options, plan: Plan) -> None:
-    """Look whether the port of a run on one node is free; on several, another may be the one to listen on it.
+    """Look whether the port of a run on one node is free; on several, another may be the one to
+    listen on it.
 
     Raises:
         SetupError: It is taken, or may not be listened on.
@@ -23,7 +26,9 @@ def require_free(options: Options, plan: Plan) -> None:
     try:
         host.listen("::" if ":" in plan.host else "0.0.0.0", port).close()
     except OSError as error:
-        raise (in_use(port) if error.errno == errno.EADDRINUSE else cannot_listen(port, error)) from None
+        raise (
+            in_use(port) if error.errno == errno.EADDRINUSE else cannot_listen(port, error)
+        ) from None
 
 
 def cannot_listen(port: int, error: OSError) -> SetupError:
@@ -44,8 +49,12 @@ def in_use(port: int) -> SetupError:
     return SetupError(
         Finding(
             "port-in-use",
-            f"port {port} is held by {holder or 'another process (of another user, so it is not visible)'}",
+            f"port {port} is held by"
+            f" {holder or 'another process (of another user, so it is not visible)'}",
             where=socket.gethostname(),
-            fix="end that process, or give another port; on one node leave the port out and a free one is taken",
+            fix=(
+                "end that process, or give another port; on one node leave the port out and a free"
+                " one is taken"
+            ),
         )
     )

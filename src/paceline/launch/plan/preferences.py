@@ -1,4 +1,5 @@
-"""Read preferences of a user or site for all runs, from environment variables and a configuration file.
+"""Read preferences of a user or site for all runs, from environment variables and a configuration
+file.
 
 Typed options win over the environment, which wins over the file. Pure, but for ``read_file``.
 """
@@ -36,7 +37,11 @@ def read(environ: Mapping[str, str]) -> Preferences:
     Raises:
         UsageError: The file cannot be read, or a value in it or in the environment is wrong.
     """
-    path = Path(environ.get(env.CONFIG_HOME) or os.path.expanduser("~/.config")) / "paceline" / "config.toml"
+    path = (
+        Path(environ.get(env.CONFIG_HOME) or os.path.expanduser("~/.config"))
+        / "paceline"
+        / "config.toml"
+    )
     return {**_from_file(read_file(path), path), **_from_environ(environ)}
 
 
@@ -61,7 +66,10 @@ def _from_file(text: str, path: Path) -> Preferences:
     except tomllib.TOMLDecodeError as error:
         raise _wrong(f"the configuration file is not TOML: {error}", where=str(path)) from None
     if others or not isinstance(content, dict):
-        raise _wrong(f"the configuration file has one table, [run], and not {min(others, default='run')}", str(path))
+        raise _wrong(
+            f"the configuration file has one table, [run], and not {min(others, default='run')}",
+            str(path),
+        )
     return {key: (_file_value(key, value, path), shown(path)) for key, value in content.items()}
 
 
@@ -70,7 +78,12 @@ def _file_value(key: str, value: Any, path: Path) -> str:
         near = closest(key, _KEYS)
         fix = f"{near} = ..." if near else f"one of {', '.join(_KEYS)}"
         raise UsageError(
-            Finding("option-unknown", f"the configuration file has no key {key}", where=f"{path}, [run]", fix=fix)
+            Finding(
+                "option-unknown",
+                f"the configuration file has no key {key}",
+                where=f"{path}, [run]",
+                fix=fix,
+            )
         )
     kind = _KEYS[key][1]
     is_number = kind is float and isinstance(value, int | float) and not isinstance(value, bool)
@@ -88,7 +101,9 @@ def _from_environ(environ: Mapping[str, str]) -> Preferences:
             continue
         if kind is bool:
             if text.lower() not in _TRUE + _FALSE:
-                raise _wrong(f"{name}={text} is neither 1 nor 0", where=f"environment variable {name}")
+                raise _wrong(
+                    f"{name}={text} is neither 1 nor 0", where=f"environment variable {name}"
+                )
             text = _flag(text.lower() in _TRUE)
         values[key] = (text, f"{name} is set")
     return values
@@ -101,7 +116,11 @@ def _flag(value: bool) -> str:
 def shown(path: Path) -> str:
     """Return the path of the configuration file as it is printed."""
     home = os.path.expanduser("~")
-    return str(path).replace(home, "~", 1) if home != "/" and str(path).startswith(home + "/") else str(path)
+    return (
+        str(path).replace(home, "~", 1)
+        if home != "/" and str(path).startswith(home + "/")
+        else str(path)
+    )
 
 
 def apply(preferences: Preferences, *, typed: Mapping[str, Any]) -> Preferences:
@@ -120,4 +139,8 @@ def apply(preferences: Preferences, *, typed: Mapping[str, Any]) -> Preferences:
 
 
 def _wrong(what: str, where: str) -> UsageError:
-    return UsageError(Finding("option-invalid", what, where=where, fix="paceline run --help shows what options take"))
+    return UsageError(
+        Finding(
+            "option-invalid", what, where=where, fix="paceline run --help shows what options take"
+        )
+    )

@@ -1,6 +1,7 @@
 """Check the script before the start: it must exist and be valid Python; return its text.
 
-So a wrong name costs a tenth of a second and one message, instead of a traceback from every rank. This module collects.
+So a wrong name costs a tenth of a second and one message, instead of a traceback from every rank.
+This module collects.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ def read(options: Options) -> str:
         return _module_source(options.script)
     path = Path(options.script)
     if path.is_dir() and not (path / "__main__.py").is_file():
-        raise _no_script(f"{path} is a folder, not a script", fix=f"paceline run {path / 'train.py'}")
+        raise _no_script(
+            f"{path} is a folder, not a script", fix=f"paceline run {path / 'train.py'}"
+        )
     if not path.exists():
         raise _no_script(f"there is no file {path}", fix=_nearby(path))
     if path.suffix == ".ipynb":
-        raise _not_python(path, f"{path} is a notebook", fix=f"jupyter nbconvert --to script {path}")
+        raise _not_python(
+            path, f"{path} is a notebook", fix=f"jupyter nbconvert --to script {path}"
+        )
     if path.is_dir():
         path = path / "__main__.py"
     if _is_compiled(path) or not path.is_file():
@@ -93,7 +98,9 @@ def _is_compiled(path: Path) -> bool:
     """Return whether a file has no text to read: an archive or bytecode."""
     import zipfile
 
-    return path.suffix == ".pyc" or (path.suffix not in (".py", ".pyw") and zipfile.is_zipfile(path))
+    return path.suffix == ".pyc" or (
+        path.suffix not in (".py", ".pyw") and zipfile.is_zipfile(path)
+    )
 
 
 def _check_syntax(path: Path) -> str:
@@ -134,4 +141,8 @@ def _no_script(what: str, *, fix: str) -> UsageError:
 def _nearby(path: Path) -> str:
     folder = path.parent if path.parent.is_dir() else Path()
     near = closest(path.name, [entry.name for entry in folder.glob("*.py")])
-    return f"did you mean {folder / near}?" if near else "give the path of the script, from this folder or absolute"
+    return (
+        f"did you mean {folder / near}?"
+        if near
+        else "give the path of the script, from this folder or absolute"
+    )

@@ -12,9 +12,12 @@ class SlurmDefaults:
 
     Attributes:
         values: Options of ``paceline run`` that apply if the user gives none.
-        said: One phrase for the plan: what is used of Slurm, or detected and not used; empty outside Slurm.
-        num_gpus: GPUs that Slurm gave the step on this node; 0 if there are none or no step is used.
-        one_voice: Whether all nodes print to one output, so that only the head prints what they have in common.
+        said: One phrase for the plan: what is used of Slurm, or detected and not used; empty
+            outside Slurm.
+        num_gpus: GPUs that Slurm gave the step on this node; 0 if there are none or no step is
+            used.
+        one_voice: Whether all nodes print to one output, so that only the head prints what they
+            have in common.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)

@@ -1,6 +1,8 @@
-"""Read the Slurm step of this launcher from its variables, and choose the run's options from it. Pure.
+"""Read the Slurm step of this launcher from its variables, and choose the run's options from it.
+Pure.
 
-Only the variables of a step count: those of a job also exist in ``salloc`` shells and in the terminals of editors,
+Only the variables of a step count: those of a job also exist in ``salloc`` shells and in the
+terminals of editors,
 where no launcher runs on the other nodes.
 """
 
@@ -19,7 +21,15 @@ from paceline.launch.plan.slurm_defaults import SlurmDefaults
 from paceline.text.quoting import bracketed
 from paceline.world import expand_counts, expand_nodelist, step_port
 
-_NODE_OPTIONS = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint", "rdzv_backend", "rdzv_id")
+_NODE_OPTIONS = (
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "rdzv_endpoint",
+    "rdzv_backend",
+    "rdzv_id",
+)
 _NO_STEP = 0xFFFFFF00  # ids from here on are special steps, such as the batch script and the interactive step
 
 
@@ -47,15 +57,17 @@ class Step:
 
 
 def read_step(environ: Mapping[str, str], *, in_terminal: bool = False) -> Step | None:
-    """Return the step of which this process is a task; None if there is none, or it is the terminal of a step.
+    """Return the step of which this process is a task; None if there is none, or it is the terminal
+    of a step.
 
     Args:
         environ: The environment.
-        in_terminal: Whether this process has a terminal. The variable of ``srun --pty`` alone proves nothing, because
-            everything that starts in that shell inherits it, srun included.
+        in_terminal: Whether this process has a terminal. The variable of ``srun --pty`` alone
+            proves nothing, because everything that starts in that shell inherits it, srun included.
 
     Raises:
-        UsageError: Slurm's variables contradict each other, for example because some were set manually.
+        UsageError: Slurm's variables contradict each other, for example because some were set
+            manually.
     """
     number = environ.get(env.STEP_ID, "")
     is_terminal = in_terminal and bool(environ.get(env.PTY_PORT))
@@ -71,8 +83,9 @@ def read_step(environ: Mapping[str, str], *, in_terminal: bool = False) -> Step 
         node_rank, task = int(environ[env.NODEID]), int(environ[env.PROCID])
         if not node_rank < len(nodes) == len(tasks):
             raise ValueError(
-                f"{env.NODEID}={node_rank}, {env.STEP_NODELIST}={environ[env.STEP_NODELIST]} and "
-                f"{env.STEP_TASKS_PER_NODE}={environ[env.STEP_TASKS_PER_NODE]} do not fit each other"
+                f"{env.NODEID}={node_rank}, {env.STEP_NODELIST}={environ[env.STEP_NODELIST]} and"
+                f" {env.STEP_TASKS_PER_NODE}={environ[env.STEP_TASKS_PER_NODE]} do not fit each"
+                " other"
             )
     except ValueError as error:
         raise UsageError(
@@ -80,7 +93,10 @@ def read_step(environ: Mapping[str, str], *, in_terminal: bool = False) -> Step 
                 "rank-env-missing",
                 f"the variables of the Slurm step cannot be used: {error}",
                 where="environment",
-                fix="start paceline run by srun itself, with its environment as it is; or use none of it: --no-slurm",
+                fix=(
+                    "start paceline run by srun itself, with its environment as it is; or use none"
+                    " of it: --no-slurm"
+                ),
             )
         ) from None
     gpus = tuple(filter(None, environ.get(env.STEP_GPUS, "").split(",")))
@@ -101,7 +117,8 @@ def place(
         environ: The environment.
         given: Options as typed or inherited from torchrun's variables, ``{name: text}``.
         program: The script and its arguments, for lines to paste.
-        address_of: Returns the address of a node, given its name in Slurm; called for the head only.
+        address_of: Returns the address of a node, given its name in Slurm; called for the head
+            only.
         in_terminal: Whether this process has a terminal.
 
     Raises:
@@ -126,7 +143,10 @@ def place(
         more = f", one of the job's {num_nodes} nodes" if num_nodes not in ("", "1") else ""
         return SlurmDefaults(said=f"Slurm step {job}.{step.number}{more}", num_gpus=len(step.gpus))
     if given.get("standalone"):
-        phrase = f"Slurm step {job}.{step.number}: each of its {len(step.nodes)} nodes by itself (--standalone)"
+        phrase = (
+            f"Slurm step {job}.{step.number}: each of its {len(step.nodes)} nodes by itself"
+            " (--standalone)"
+        )
         return SlurmDefaults(said=phrase, num_gpus=len(step.gpus))
     _compare(step, given)
     return SlurmDefaults(
@@ -140,7 +160,8 @@ def place(
 def reachable(
     environ: Mapping[str, str], given: Mapping[str, Any], *, address_of: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Return options in which the first node has an address that can be reached; job scripts use its name in Slurm.
+    """Return options in which the first node has an address that can be reached; job scripts use
+    its name in Slurm.
 
     Args:
         environ: The environment.
@@ -159,7 +180,10 @@ def reachable(
 
 
 def _values(
-    step: Step, environ: Mapping[str, str], given: Mapping[str, object], address_of: Callable[[str], str]
+    step: Step,
+    environ: Mapping[str, str],
+    given: Mapping[str, object],
+    address_of: Callable[[str], str],
 ) -> dict[str, str]:
     values = {"nnodes": str(len(step.nodes))}
     dynamic = str(given.get("rdzv_backend") or "static") != "static"
@@ -174,7 +198,9 @@ def _values(
 
 
 def _each_task_is_a_node(step: Step, given: Mapping[str, object]) -> bool:
-    """Return whether the user counts tasks as nodes, which is right if each task has its own GPUs."""
+    """Return whether the user counts tasks as nodes, which is right if each task has its own
+    GPUs.
+    """
     counts_tasks = str(given.get("nnodes", "")) == str(sum(step.tasks))
     ranks_tasks = str(given.get("node_rank", "")) == str(step.task)
     return max(step.tasks) > 1 and counts_tasks and ranks_tasks
@@ -189,13 +215,25 @@ def _double_launch(step: Step, given: Mapping[str, object], program: Sequence[st
         total = f": {tasks * int(requested)} ranks a node"
     return Finding(
         "double-launch",
-        f"Slurm started {tasks} tasks on a node, and paceline run would start {per_task} in each{total}",
+        f"Slurm started {tasks} tasks on a node, and paceline run would start {per_task} in"
+        f" each{total}",
         where=f"Slurm step {step.job}.{step.number}, tasks per node {_counts(step.tasks)}",
-        why="one paceline run on each node starts its ranks; several on a node take each other's GPUs and ports",
-        fix=f"#SBATCH --ntasks-per-node=1, or: {srun(len(step.nodes), words=retyped(given, program))}",
-        evidence=("for Session, Trainer and Lightning tasks can be the ranks: srun python " + shlex.join(program),)
-        if program and program[0].endswith(".py")
-        else (),
+        why=(
+            "one paceline run on each node starts its ranks; several on a node take each other's"
+            " GPUs and ports"
+        ),
+        fix=(
+            "#SBATCH --ntasks-per-node=1, or:"
+            f" {srun(len(step.nodes), words=retyped(given, program))}"
+        ),
+        evidence=(
+            (
+                "for Session, Trainer and Lightning tasks can be the ranks: srun python "
+                + shlex.join(program),
+            )
+            if program and program[0].endswith(".py")
+            else ()
+        ),
     )
 
 
@@ -216,7 +254,10 @@ def _compare(step: Step, given: Mapping[str, object]) -> None:
                 "torchrun-nnodes-mismatch",
                 f"--nnodes {nnodes}, and Slurm runs this step on {len(step.nodes)} nodes",
                 where=where,
-                fix=f"leave --nnodes out, or: #SBATCH --nodes={high or low}; nothing of Slurm's: --no-slurm",
+                fix=(
+                    f"leave --nnodes out, or: #SBATCH --nodes={high or low}; nothing of Slurm's:"
+                    " --no-slurm"
+                ),
             ),
         )
     rank = str(given.get("node_rank") or "")
@@ -224,9 +265,13 @@ def _compare(step: Step, given: Mapping[str, object]) -> None:
         raise UsageError(
             Finding(
                 "node-rank-on-batch-host",
-                f"--node-rank {rank} on node {step.node_rank} of the step, {step.nodes[step.node_rank]}",
+                f"--node-rank {rank} on node {step.node_rank} of the step,"
+                f" {step.nodes[step.node_rank]}",
                 where=where,
-                why="a variable in the srun line is expanded once, on the first node, before srun starts the tasks",
+                why=(
+                    "a variable in the srun line is expanded once, on the first node, before srun"
+                    " starts the tasks"
+                ),
                 fix="leave --node-rank out: it is taken from Slurm",
             )
         )
@@ -235,7 +280,9 @@ def _compare(step: Step, given: Mapping[str, object]) -> None:
 def _without_step(
     job: str, environ: Mapping[str, str], *, given: Mapping[str, object], program: Sequence[str]
 ) -> SlurmDefaults:
-    """Outside a step: use nothing of a job with one node; a run on all of several nodes needs srun."""
+    """Outside a step: use nothing of a job with one node; a run on all of several nodes needs
+    srun.
+    """
     text = environ.get(env.JOB_NUM_NODES, "1")
     num_nodes = int(text) if text.isdigit() else 1
     most_nodes = str(given.get("nnodes") or "").rpartition(":")[2]
@@ -252,11 +299,20 @@ def _without_step(
     raise UsageError(
         Finding(
             "missing-srun",
-            f"the job has {num_nodes} nodes, and paceline run was started on this one only, without srun",
+            f"the job has {num_nodes} nodes, and paceline run was started on this one only, without"
+            " srun",
             where=f"Slurm job {job} on {environ.get(env.JOB_NODELIST) or f'{num_nodes} nodes'}",
-            why="the other nodes would never be heard of, or would stand idle until the end of the job",
+            why=(
+                "the other nodes would never be heard of, or would stand idle until the end of"
+                " the job"
+            ),
             fix=line,
-            evidence=("on this node alone: paceline run --nnodes 1 ...; started on each by other means: --no-slurm",),
+            evidence=(
+                (
+                    "on this node alone: paceline run --nnodes 1 ...; started on each by other"
+                    " means: --no-slurm"
+                ),
+            ),
         )
     )
 
@@ -278,7 +334,10 @@ def srun(num_nodes: int, *, words: str, cpus: int = 0, overlap: bool = False) ->
         cpus: CPUs of each task; 0 for Slurm's default.
         overlap: Whether the step shares its nodes with another step.
     """
-    tasks = f"srun --nodes={num_nodes} --ntasks={num_nodes} --ntasks-per-node=1 " + "--overlap " * overlap
+    tasks = (
+        f"srun --nodes={num_nodes} --ntasks={num_nodes} --ntasks-per-node=1 "
+        + "--overlap " * overlap
+    )
     return tasks + (f"--cpus-per-task={cpus} " if cpus else "") + words
 
 
@@ -294,7 +353,9 @@ def retyped(given: Mapping[str, object], program: Sequence[str]) -> str:
 
 
 def _once(step: Step, finding: Finding) -> UsageError:
-    """Return an error that all tasks detect and only the first one prints, as they share one output."""
+    """Return an error that all tasks detect and only the first one prints, as they share one
+    output.
+    """
     error = UsageError(finding)
     error.found_by_all, error.said_elsewhere = True, step.task > 0
     return error
@@ -303,21 +364,25 @@ def _once(step: Step, finding: Finding) -> UsageError:
 def granted_cpus(environ: Mapping[str, str]) -> int | None:
     """Return the CPUs that Slurm gives each task of this step; None outside a step or if unknown.
 
-    Where tasks are not confined (``TaskPlugin=task/none``) this is the only limit. Since Slurm 22.05 srun does not
-    inherit ``--cpus-per-task`` from the job, but its tasks still have the job's variable.
+    Where tasks are not confined (``TaskPlugin=task/none``) this is the only limit. Since Slurm
+    22.05 srun does not inherit ``--cpus-per-task`` from the job, but its tasks still have the job's
+    variable.
     """
     text = environ.get(env.CPUS_PER_TASK, "")
     return int(text) if env.STEP_ID in environ and re.fullmatch("[1-9][0-9]*", text) else None
 
 
 def dropped_cpus(environ: Mapping[str, str], usable: int) -> Finding | None:
-    """Return the warning that this task may use fewer CPUs than the job has requested for it; None if not."""
+    """Return the warning that this task may use fewer CPUs than the job has requested for it; None
+    if not.
+    """
     granted = granted_cpus(environ)
     if granted is None or granted <= usable:
         return None
     return Finding(
         "cpus-too-few",
-        f"this task may use {usable} CPU{'s' * (usable != 1)}, and the job asked for {granted} for each",
+        f"this task may use {usable} CPU{'s' * (usable != 1)}, and the job asked for {granted} for"
+        " each",
         where=f"Slurm step {environ.get(env.JOB_ID, '?')}.{environ[env.STEP_ID]}",
         why="from Slurm 22.05 on srun does not take --cpus-per-task over from the job",
         fix=f"srun --cpus-per-task={granted} ..., or: export SRUN_CPUS_PER_TASK={granted}",

@@ -1,4 +1,6 @@
-"""Find how long Slurm lets a job run after SIGTERM; queried in the background at the start, for use at the signal."""
+"""Find how long Slurm lets a job run after SIGTERM; queried in the background at the start, for use
+at the signal.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,12 @@ class Limits:
 
     Attributes:
         kill_wait_s: KillWait: from SIGTERM at a time limit or scancel to SIGKILL; None if unknown.
-        grace_s: GraceTime of the partition: the time of a preempted job; None if unknown or not set.
-        ends_s: When the time limit ends the job, on the monotonic clock; None if unknown or unlimited.
-        signals_all: Slurm sends a signal to all processes of a step, ranks too, and not to its tasks alone.
+        grace_s: GraceTime of the partition: the time of a preempted job; None if unknown or not
+            set.
+        ends_s: When the time limit ends the job, on the monotonic clock; None if unknown or
+            unlimited.
+        signals_all: Slurm sends a signal to all processes of a step, ranks too, and not to its
+            tasks alone.
     """
 
     kill_wait_s: float | None = None
@@ -33,7 +38,8 @@ class Limits:
 
 
 def shortest(own_s: int, limits: Limits, *, now_s: float) -> tuple[int, str]:
-    """Return how long ranks have after a SIGTERM of Slurm, and which limit that is; empty if it is the launcher's.
+    """Return how long ranks have after a SIGTERM of Slurm, and which limit that is; empty if it is
+    the launcher's.
 
     Args:
         own_s: The launcher's own limit.
@@ -46,7 +52,9 @@ def shortest(own_s: int, limits: Limits, *, now_s: float) -> tuple[int, str]:
         (limits.grace_s, "GraceTime of the partition"),
         (remaining_s, "the time limit of the job"),
     ]
-    shorter = [(seconds, words) for seconds, words in limits_s if seconds is not None and seconds < own_s]
+    shorter = [
+        (seconds, words) for seconds, words in limits_s if seconds is not None and seconds < own_s
+    ]
     seconds, words = min(shorter, default=(float(own_s), ""))
     return int(seconds), words
 
@@ -58,7 +66,9 @@ def parse_config(text: str) -> float | None:
 
 
 def parse_tracking(text: str) -> bool:
-    """Return whether signals reach all processes, from ``scontrol show config``; with cgroups only tasks get them."""
+    """Return whether signals reach all processes, from ``scontrol show config``; with cgroups only
+    tasks get them.
+    """
     return bool(re.search(r"^ProctrackType\s*=\s*proctrack/linuxproc", text, re.M))
 
 
@@ -81,13 +91,19 @@ class Watcher:
         self.limits = Limits()
         job = environ.get(env.JOB_ID, "")
         if job.isdigit():
-            threading.Thread(target=self._ask, args=(job,), name="paceline-slurm", daemon=True).start()
+            threading.Thread(
+                target=self._ask, args=(job,), name="paceline-slurm", daemon=True
+            ).start()
 
     def _ask(self, job: str) -> None:
-        partition, remaining_s = parse_job(_output("squeue", "--noheader", "--job", job, "--format", "%P|%L"))
+        partition, remaining_s = parse_job(
+            _output("squeue", "--noheader", "--job", job, "--format", "%P|%L")
+        )
         ends_s = time.monotonic() + remaining_s if remaining_s else None
         config = _output("scontrol", "show", "config")
-        grace_s = parse_partition(_output("scontrol", "--oneliner", "show", "partition", partition or "no-partition"))
+        grace_s = parse_partition(
+            _output("scontrol", "--oneliner", "show", "partition", partition or "no-partition")
+        )
         self.limits = Limits(parse_config(config), grace_s, ends_s, parse_tracking(config))
 
 
@@ -95,7 +111,12 @@ def _output(*words: str) -> str:
     """Return what a command prints, empty if it is missing, fails or does not answer in time."""
     try:
         result = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S, check=True
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_S,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return ""

@@ -1,6 +1,7 @@
 """The task of a rank, which the launcher sends to it.
 
-Sent as JSON: to a forked rank over a socket, to a rank in a fresh interpreter in a variable. Standard library only.
+Sent as JSON: to a forked rank over a socket, to a rank in a fresh interpreter in a variable.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ class RankTask:
         python: The interpreter for ``spawn`` and ``exec``.
         error_file: File for an exception.
         crash: Descriptor that faulthandler writes stacks to, -1 for none.
-        stacks: Descriptor that faulthandler writes stacks to when the launcher requests them, -1 for none.
-        report: Descriptor that exceptions are also written to, -1 for none; writing the error file may fail.
+        stacks: Descriptor that faulthandler writes stacks to when the launcher requests them, -1
+            for none.
+        report: Descriptor that exceptions are also written to, -1 for none; writing the error file
+            may fail.
         pulse: Descriptor of the counters' memory, -1 for no probe.
         num_local_ranks: Ranks on this node: the number of slots in that memory.
         check_finite: End the run if a loss or gradient is not finite.

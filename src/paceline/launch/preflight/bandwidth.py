@@ -50,7 +50,11 @@ class Speed:
         """The rate in words."""
         if self.bits_s >= 1e9:
             return f"{self.bits_s / 1e9:.1f} Gbit/s"
-        return f"{self.bits_s / 1e6:.0f} Mbit/s" if self.bits_s >= 1e7 else f"{self.bits_s / 1e6:.2g} Mbit/s"
+        return (
+            f"{self.bits_s / 1e6:.0f} Mbit/s"
+            if self.bits_s >= 1e7
+            else f"{self.bits_s / 1e6:.2g} Mbit/s"
+        )
 
     @property
     def words(self) -> str:
@@ -82,7 +86,9 @@ def measure(store: Any, *, node: int, num_nodes: int, interface: str) -> Speed |
     group, rank, size = group_of(node, num_nodes)
     if size < 2:
         return None
-    return within(_LIMIT_S, lambda: _measure(PrefixStore(f"link/{group}", store), rank, size, interface), None)
+    return within(
+        _LIMIT_S, lambda: _measure(PrefixStore(f"link/{group}", store), rank, size, interface), None
+    )
 
 
 def _measure(store: Any, rank: int, size: int, interface: str) -> Speed:
@@ -136,6 +142,9 @@ def judge(speed: Speed, nodes: list[Facts], mbit: dict[int, int]) -> Finding | N
         f"the link between the nodes carried {speed.rate}{rated}",
         where=few([node.words for node in nodes], 4),
         why="every step waits for its gradients to cross this link",
-        fix="measure it with iperf3; another interface: export GLOO_SOCKET_IFNAME=NAME, for GPUs NCCL_SOCKET_IFNAME",
+        fix=(
+            "measure it with iperf3; another interface: export GLOO_SOCKET_IFNAME=NAME, for GPUs"
+            " NCCL_SOCKET_IFNAME"
+        ),
         severity="warning",
     )

@@ -66,7 +66,9 @@ class RollCall:
         folder: The run folder.
     """
 
-    def __init__(self, store: Any, *, node: int, num_nodes: int, token: str, script: str, folder: Path) -> None:
+    def __init__(
+        self, store: Any, *, node: int, num_nodes: int, token: str, script: str, folder: Path
+    ) -> None:
         self._store = SignedStore.of(store)
         self._node = node
         self._num_nodes = num_nodes
@@ -158,7 +160,10 @@ class RollCall:
                 others[peer] = Facts.from_json(json.loads(self._store.get(key)))
         apart = {peer: other for peer, other in others.items() if other.machine != mine.machine}
         tries = {
-            peer: (other.port, [address for each in interfaces.candidates(other) for address in each.addresses])
+            peer: (
+                other.port,
+                [address for each in interfaces.candidates(other) for address in each.addresses],
+            )
             for peer, other in apart.items()
         }
         own = [address for each in mine.interfaces for address in each.addresses]
@@ -166,9 +171,16 @@ class RollCall:
         to_head = [answer for answer in answers.get(0, {}).values() if answer.ok]
         if 0 in others and 0 not in apart:
             to_head = [reachability.ask("127.0.0.1", others[0].port, self._token, 0)]
-        nearest = min((answer for answer in to_head if answer.ok), key=lambda answer: answer.trip_s, default=None)
+        nearest = min(
+            (answer for answer in to_head if answer.ok),
+            key=lambda answer: answer.trip_s,
+            default=None,
+        )
         return {
-            "reached": {peer: {address: a.ok for address, a in found.items()} for peer, found in answers.items()},
+            "reached": {
+                peer: {address: a.ok for address, a in found.items()}
+                for peer, found in answers.items()
+            },
             "ahead_s": nearest.ahead_s if nearest else 0.0,
             "folder": self._sees_mark(),
         }
@@ -195,21 +207,31 @@ class RollCall:
         tried = self.collect("tried")
         self._mark.unlink(missing_ok=True)
         reached = gather_reached(tried)
-        errors, warnings = judge(nodes, tried, reached, script=self._script, folder=str(self._folder))
+        errors, warnings = judge(
+            nodes, tried, reached, script=self._script, folder=str(self._folder)
+        )
         ways = {node.node: interfaces.choose(node, reached) for node in nodes}
         keys = [_key("choice", node.node) for node in nodes]
         choices = [
-            json.dumps({"way": asdict(ways[n.node]), "env": interfaces.variables(n, ways[n.node], reached)})
+            json.dumps(
+                {"way": asdict(ways[n.node]), "env": interfaces.variables(n, ways[n.node], reached)}
+            )
             for n in nodes
         ]
         self._store.multi_set(keys, choices)
         also = tuple(f"also: {finding.what}" for finding in errors[1:4])
         verdict = {
-            "error": replace(errors[0], evidence=errors[0].evidence + also).to_json() if errors else None,
+            "error": (
+                replace(errors[0], evidence=errors[0].evidence + also).to_json() if errors else None
+            ),
             "warnings": [finding.to_json() for finding in warnings],
             "master": ways[0].address if 0 in ways else "",
             # no measurement on one machine, or if an interface is unknown
-            "link": not errors and len(nodes) == self._num_nodes and all(way.name for way in ways.values()),
+            "link": (
+                not errors
+                and len(nodes) == self._num_nodes
+                and all(way.name for way in ways.values())
+            ),
         }
         self._nodes, self._rates = nodes, {node: way.mbit for node, way in ways.items()}
         self._store.set(_key("verdict"), json.dumps(verdict))
@@ -234,7 +256,9 @@ class RollCall:
         """Raise the finding; the head leaves last because it hosts the store."""
         self._store.add(_key("heard"), 1)
         deadline = time.monotonic() + (_LINGER_S if self._node == 0 else 0)
-        while int(self._store.add(_key("heard"), 0)) < self._num_nodes and time.monotonic() < deadline:
+        while (
+            int(self._store.add(_key("heard"), 0)) < self._num_nodes and time.monotonic() < deadline
+        ):
             time.sleep(0.02)
         raise RunError(finding)
 
@@ -250,12 +274,16 @@ class RollCall:
         if way.choice:
             parts.append(f"over {way.name} ({way.reason})")
         parts.append(f"{time.monotonic() - self._started:.1f} s")
-        return Result(choice["env"], verdict["master"], "roll call: " + ", ".join(parts), tuple(warnings))
+        return Result(
+            choice["env"], verdict["master"], "roll call: " + ", ".join(parts), tuple(warnings)
+        )
 
     def _measure(self, interface: str) -> dict[str, Any]:
         # gloo has its own client of the store, which does not sign
         raw = self._store.underlying_store
-        speed = bandwidth.measure(raw, node=self._node, num_nodes=self._num_nodes, interface=interface)
+        speed = bandwidth.measure(
+            raw, node=self._node, num_nodes=self._num_nodes, interface=interface
+        )
         if self._node == 0:
             return self._judge_link(speed)
         group, rank, _ = bandwidth.group_of(self._node, self._num_nodes)
@@ -302,7 +330,9 @@ def compare(
     if num_nodes == 1:
         asked = options.check and first
         return Result(line=check_alone(gather(0), folder=shown(folder)) if asked else "")
-    roll = RollCall(store, node=node, num_nodes=num_nodes, token=token, script=options.script, folder=folder)
+    roll = RollCall(
+        store, node=node, num_nodes=num_nodes, token=token, script=options.script, folder=folder
+    )
     return roll.hold(gather) if roll.is_held(first) else Result()
 
 
@@ -357,7 +387,9 @@ def judge(
     found = [
         *interfaces.judge(nodes, reached),
         *consistency.judge(nodes, script=script),
-        consistency.judge_folder(nodes, {node: entry["folder"] for node, entry in tried.items()}, folder=folder),
+        consistency.judge_folder(
+            nodes, {node: entry["folder"] for node, entry in tried.items()}, folder=folder
+        ),
         consistency.judge_clocks(nodes, {node: entry["ahead_s"] for node, entry in tried.items()}),
     ]
     findings = [finding for finding in found if finding is not None]

@@ -39,10 +39,18 @@ class Difference:
         for place, (value, nodes) in enumerate(self.groups[:_MAX_GROUPS]):
             last = place == len(self.groups) - 1
             words = [node.words for node in nodes]
-            whom = (f"the other {len(nodes)}" if last else few(words, 2)) if len(nodes) > 3 else ", ".join(words)
+            whom = (
+                (f"the other {len(nodes)}" if last else few(words, 2))
+                if len(nodes) > 3
+                else ", ".join(words)
+            )
             shown.append(f"{value} on {whom}")
         more = len(self.groups) - _MAX_GROUPS
-        return f"{self.name} " + ", ".join(shown) + (f", and {more} further values" if more > 0 else "")
+        return (
+            f"{self.name} "
+            + ", ".join(shown)
+            + (f", and {more} further values" if more > 0 else "")
+        )
 
     @property
     def usual(self) -> str:
@@ -118,10 +126,17 @@ def _environment(differences: Sequence[Difference], *, fatal: bool) -> Finding |
 
 def _same(differences: Sequence[Difference]) -> str:
     # The part after a plus names a build, which an index may not have under that name.
-    pip = [f"{each.name}=={each.usual.split('+')[0]}" for each in differences if each.name in ("torch", "paceline")]
+    pip = [
+        f"{each.name}=={each.usual.split('+')[0]}"
+        for each in differences
+        if each.name in ("torch", "paceline")
+    ]
     if pip:
         return f"on every node: pip install {' '.join(pip)}"
-    return f"activate the same environment on every node, one with {differences[0].name} {differences[0].usual}"
+    return (
+        f"activate the same environment on every node, one with {differences[0].name}"
+        f" {differences[0].usual}"
+    )
 
 
 def _code(differences: Sequence[Difference], script: str) -> Finding | None:
@@ -131,11 +146,18 @@ def _code(differences: Sequence[Difference], script: str) -> Finding | None:
     lines = [difference.line.replace("script ", "sha256 ", 1) for difference in differences]
     return Finding(
         "code-differs",
-        f"{script} is not the same file on all nodes" if fatal else "nodes are at different git commits",
+        (
+            f"{script} is not the same file on all nodes"
+            if fatal
+            else "nodes are at different git commits"
+        ),
         where=_where(differences[0]),
         evidence=few_lines(lines, _MAX_LINES),
         why="ranks that run different code wait for each other, or train different models",
-        fix="start from one shared folder, or copy the same files to every node; git rev-parse HEAD tells the commit",
+        fix=(
+            "start from one shared folder, or copy the same files to every node; git rev-parse HEAD"
+            " tells the commit"
+        ),
         severity="error" if fatal else "warning",
     )
 
@@ -162,7 +184,8 @@ def judge_clocks(nodes: Sequence[Facts], offsets_s: Mapping[int, float]) -> Find
     worst = off[0]
     return Finding(
         "clock-skew",
-        f"the clock of {worst.words} is {_ahead(offsets_s[worst.node])} that of the head, {nodes[0].host}",
+        f"the clock of {worst.words} is {_ahead(offsets_s[worst.node])} that of the head,"
+        f" {nodes[0].host}",
         where=few([node.words for node in off], 4),
         evidence=tuple(lines) if len(off) > 1 else (),
         why="logs of the nodes cannot be put in order, and files seem to come from the future",
@@ -173,11 +196,19 @@ def judge_clocks(nodes: Sequence[Facts], offsets_s: Mapping[int, float]) -> Find
 
 def _ahead(offset_s: float) -> str:
     size = abs(offset_s)
-    text = f"{size:.1f} s" if size < 120 else f"{size / 60:.0f} min" if size < 7200 else f"{size / 3600:.1f} h"
+    text = (
+        f"{size:.1f} s"
+        if size < 120
+        else f"{size / 60:.0f} min"
+        if size < 7200
+        else f"{size / 3600:.1f} h"
+    )
     return f"{text} {'ahead of' if offset_s > 0 else 'behind'}"
 
 
-def judge_folder(nodes: Sequence[Facts], seen: Mapping[int, bool], *, folder: str) -> Finding | None:
+def judge_folder(
+    nodes: Sequence[Facts], seen: Mapping[int, bool], *, folder: str
+) -> Finding | None:
     """Return the finding that nodes do not see the head's run folder; None if all see it.
 
     Args:
@@ -193,7 +224,10 @@ def judge_folder(nodes: Sequence[Facts], seen: Mapping[int, bool], *, folder: st
         "run-folder-not-shared",
         f"the run folder {folder} of the head, {nodes[0].host}, is not seen by {whom}",
         where=whom,
-        why="each node keeps the logs of its own ranks; checkpoints of several nodes need one folder",
+        why=(
+            "each node keeps the logs of its own ranks; checkpoints of several nodes need one"
+            " folder"
+        ),
         fix="start from a folder that all nodes share, or name one: --run-dir /shared/runs/NAME",
         severity="warning",
     )

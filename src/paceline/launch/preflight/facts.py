@@ -66,7 +66,10 @@ class Facts:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Facts:
         """Return the facts from the data that ``to_json`` returned."""
-        found = tuple(Interface(**{**each, "addresses": tuple(each["addresses"])}) for each in values["interfaces"])
+        found = tuple(
+            Interface(**{**each, "addresses": tuple(each["addresses"])})
+            for each in values["interfaces"]
+        )
         return cls(**{**values, "interfaces": found})
 
 
@@ -91,7 +94,9 @@ def gather(options: Options, plan: Plan, *, node: int, address: str, port: int) 
             "GPUs": _models(inventory),
             "script": "" if options.module or options.no_python else _hash(Path(options.script)),
             "commit": within(_PATIENCE_S, lambda: commit(Path.cwd()), ""),
-            env.OMP_THREADS: (env.read(env.OMP_THREADS) or "") if plan.threads.value is None else "not set",
+            env.OMP_THREADS: (
+                (env.read(env.OMP_THREADS) or "") if plan.threads.value is None else "not set"
+            ),
             **_limits(),
         },
         gpus=len(inventory.models),
@@ -150,7 +155,10 @@ def commit(folder: Path) -> str:
 
 def _read_ref(git: Path, ref: str) -> str:
     shared = git / "commondir"
-    stores = [git, *([git / shared.read_text(encoding="utf-8").strip()] if shared.is_file() else [])]
+    stores = [
+        git,
+        *([git / shared.read_text(encoding="utf-8").strip()] if shared.is_file() else []),
+    ]
     for store in stores:
         if (store / ref).is_file():
             return (store / ref).read_text(encoding="utf-8").strip()
@@ -180,7 +188,9 @@ def _machine() -> str:
 
 def _interfaces() -> tuple[Interface, ...]:
     """Return the interfaces of this node, those with an IPv4 address first."""
-    return tuple(sorted(interfaces.gather(), key=lambda each: (":" in each.addresses[0], each.name)))
+    return tuple(
+        sorted(interfaces.gather(), key=lambda each: (":" in each.addresses[0], each.name))
+    )
 
 
 def _named_loopback() -> bool:

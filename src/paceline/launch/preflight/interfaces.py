@@ -42,7 +42,10 @@ def candidates(node: Facts) -> list[Interface]:
 def carries(node: Facts, interface: Interface, reached: Reached) -> str:
     """Return the address of an interface that all nodes that tried it reached; empty if none."""
     tries = reached.get(node.node, {})
-    return next((address for address in interface.addresses if tries.get(address) and all(tries[address])), "")
+    return next(
+        (address for address in interface.addresses if tries.get(address) and all(tries[address])),
+        "",
+    )
 
 
 def choose(node: Facts, reached: Reached) -> Way:
@@ -51,10 +54,15 @@ def choose(node: Facts, reached: Reached) -> Way:
     The user's own choice comes first. Then comes the interface with the node's address in this run,
     because it already leads to the head.
     """
-    working = {each.name: address for each in candidates(node) if (address := carries(node, each, reached))}
+    working = {
+        each.name: address for each in candidates(node) if (address := carries(node, each, reached))
+    }
     rates = {each.name: each.mbit for each in candidates(node)}
     several = len(candidates(node)) > 1
-    wanted = [each.name for each in _matching_gloo(node.settings.get(env.GLOO_INTERFACE, ""), node.interfaces)]
+    wanted = [
+        each.name
+        for each in _matching_gloo(node.settings.get(env.GLOO_INTERFACE, ""), node.interfaces)
+    ]
     home = [each.name for each in candidates(node) if node.address in each.addresses]
     for names, reason in (
         (wanted, f"{env.GLOO_INTERFACE} is set"),
@@ -76,7 +84,9 @@ def variables(node: Facts, way: Way, reached: Reached) -> dict[str, str]:
         working = [each.name for each in candidates(node) if carries(node, each, reached)]
         # NCCL uses all interfaces except loopback and docker's
         taken = [each for each in candidates(node) if not each.name.startswith("docker")]
-        if working and any(_tried(node, each, reached) and each.name not in working for each in taken):
+        if working and any(
+            _tried(node, each, reached) and each.name not in working for each in taken
+        ):
             values[env.NCCL_INTERFACE] = "=" + ",".join(working)
     return values
 
@@ -111,7 +121,10 @@ def judge(nodes: Sequence[Facts], reached: Reached) -> list[Finding]:
 def _absent(node: Facts) -> list[tuple[Facts, str]]:
     """Return the settings of a node that match none of its interfaces."""
     names = [each.name for each in node.interfaces]
-    gloo, nccl = node.settings.get(env.GLOO_INTERFACE, ""), node.settings.get(env.NCCL_INTERFACE, "")
+    gloo, nccl = (
+        node.settings.get(env.GLOO_INTERFACE, ""),
+        node.settings.get(env.NCCL_INTERFACE, ""),
+    )
     missing = [env.GLOO_INTERFACE] if gloo and not set(gloo.split(",")) <= set(names) else []
     missing += [env.NCCL_INTERFACE] if nccl and not taken_interfaces(nccl, names) else []
     return [(node, name) for name in missing]
@@ -121,7 +134,9 @@ def _missing(absent: Sequence[tuple[Facts, str]]) -> Finding:
     node, name = absent[0]
     value = node.settings[name]
     exist = ", ".join(f"{each.name} ({each.addresses[0]})" for each in node.interfaces)
-    more = [f"{other.words}: {variable}={other.settings[variable]}" for other, variable in absent[1:6]]
+    more = [
+        f"{other.words}: {variable}={other.settings[variable]}" for other, variable in absent[1:6]
+    ]
     usable = candidates(node)
     # without GPUs, NCCL's variable is not read
     severity = "error" if any(n.gpus or v == env.GLOO_INTERFACE for n, v in absent) else "warning"
@@ -130,7 +145,8 @@ def _missing(absent: Sequence[tuple[Facts, str]]) -> Finding:
         f"{name}={value}: {node.words} has no such interface",
         where=", ".join(dict.fromkeys(other.words for other, _ in absent[:6])),
         evidence=(f"{node.words} has {exist}", *more),
-        fix=f"unset {name} and let paceline choose" + (f", or {name}={usable[0].name} there" if usable else ""),
+        fix=f"unset {name} and let paceline choose"
+        + (f", or {name}={usable[0].name} there" if usable else ""),
         severity=severity,
     )
 
@@ -144,7 +160,9 @@ def _unrouted(node: Facts, reached: Reached) -> list[str]:
     if gloo and not all(carries(node, each, reached) for each in gloo):
         found.append(env.GLOO_INTERFACE)
     nccl = node.settings.get(env.NCCL_INTERFACE, "")
-    taken = [each for each in node.interfaces if taken_interfaces(nccl, [each.name])] if nccl else []
+    taken = (
+        [each for each in node.interfaces if taken_interfaces(nccl, [each.name])] if nccl else []
+    )
     if node.gpus and taken and not any(carries(node, each, reached) for each in taken):
         found.append(env.NCCL_INTERFACE)
     return found
@@ -157,7 +175,12 @@ def _not_routed(unrouted: Sequence[tuple[Facts, str]], reached: Reached) -> Find
         "interface-not-routed",
         f"{name}={node.settings[name]}: the other nodes do not reach {node.words} over it",
         where=", ".join(dict.fromkeys(other.words for other, _ in unrouted[:6])),
-        evidence=(f"reached on {node.host}: {', '.join(f'{e.name} ({carries(node, e, reached)})' for e in works)}",),
+        evidence=(
+            (
+                f"reached on {node.host}:"
+                f" {', '.join(f'{e.name} ({carries(node, e, reached)})' for e in works)}"
+            ),
+        ),
         why="ranks would wait there for connections that never come",
         fix=f"unset {name} and let paceline choose, or {name}={works[0].name}",
     )
@@ -165,16 +188,27 @@ def _not_routed(unrouted: Sequence[tuple[Facts, str]], reached: Reached) -> Find
 
 def _nowhere(lost: Sequence[Facts]) -> Finding:
     """Return the finding that only the store is reachable, as behind address translation."""
-    loop = [node for node in lost if node.named_loopback and not node.settings.get(env.GLOO_INTERFACE)]
+    loop = [
+        node for node in lost if node.named_loopback and not node.settings.get(env.GLOO_INTERFACE)
+    ]
     node = (loop or lost)[0]
-    tried = ", ".join(f"{each.name} ({each.addresses[0]})" for each in candidates(node)) or "no interface but loopback"
+    tried = (
+        ", ".join(f"{each.name} ({each.addresses[0]})" for each in candidates(node))
+        or "no interface but loopback"
+    )
     return Finding(
         "gloo-loopback" if loop else "interface-not-routed",
         f"the other nodes reach {node.words} over none of its interfaces"
         + (", and its own name means a loopback address" if loop else ""),
         where=", ".join(each.words for each in lost[:4]),
         evidence=(f"tried: {tried}",),
-        why="ranks listen on ports that the kernel chooses: a firewall or translated addresses may keep others out",
-        fix="let all ports pass between the nodes, or name the interface on every node: export GLOO_SOCKET_IFNAME=NAME",
+        why=(
+            "ranks listen on ports that the kernel chooses: a firewall or translated addresses may"
+            " keep others out"
+        ),
+        fix=(
+            "let all ports pass between the nodes, or name the interface on every node: export"
+            " GLOO_SOCKET_IFNAME=NAME"
+        ),
         severity="warning",
     )

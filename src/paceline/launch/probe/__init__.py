@@ -1,1 +1,3 @@
-"""What is measured inside a rank: steps, losses, loops, parameters, and what the rank answers to its launcher."""
+"""What is measured inside a rank: steps, losses, loops, parameters, and what the rank answers to
+its launcher.
+"""

@@ -1,7 +1,8 @@
-"""Show the launcher which DataLoader worker a rank waits for, by two integers in the rank's counters.
+"""Show the launcher which DataLoader worker a rank waits for, by two integers in the rank's
+counters.
 
-It wraps the one method in which torch's DataLoader waits for a batch of its workers. Loaders without workers do not
-call it, so they cost nothing more.
+It wraps the one method in which torch's DataLoader waits for a batch of its workers. Loaders
+without workers do not call it, so they cost nothing more.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def install(slot: memoryview[int]) -> Callable[[], None]:
 
     iterators: Any = dataloader._MultiProcessingDataLoaderIter
     fetch, make = iterators._next_data, iterators.__init__
-    names_workers = hasattr(multiprocessing, "_set_thread_name")  # else the launcher could not distinguish them
+    names_workers = hasattr(
+        multiprocessing, "_set_thread_name"
+    )  # else the launcher could not distinguish them
     rank = os.getpid()  # a worker with its own DataLoader shares the memory
 
     @functools.wraps(fetch)
@@ -54,7 +57,9 @@ def install(slot: memoryview[int]) -> Callable[[], None]:
 
 
 def _awaited(iterator: Any) -> int:
-    """Return the process of the worker whose batch comes next, 0 if any worker's would do or that is not known."""
+    """Return the process of the worker whose batch comes next, 0 if any worker's would do or that
+    is not known.
+    """
     try:
         worker, *received = iterator._task_info[iterator._rcvd_idx]
         if received or not iterator._in_order:

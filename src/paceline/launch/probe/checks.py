@@ -1,8 +1,8 @@
 """Install the checks inside a rank that ``--check-finite`` and ``--check-replicas`` request.
 
 ``--check-finite`` checks a loss when its backward begins, and a gradient before it is accumulated.
-``--check-replicas N`` writes a checksum of all parameters to the counters every N steps, and the checksums of each
-parameter to a file. Neither communicates with other ranks.
+``--check-replicas N`` writes a checksum of all parameters to the counters every N steps, and the
+checksums of each parameter to a file. Neither communicates with other ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from paceline.launch.probe.finite import FiniteCheck
 from paceline.launch.probe.replicas import ReplicaCheck
 
 
-def install(slot: memoryview[int], *, rank: int, check_finite: bool, check_replicas: int, file: str) -> None:
+def install(
+    slot: memoryview[int], *, rank: int, check_finite: bool, check_replicas: int, file: str
+) -> None:
     """Install the requested checks.
 
     Args:
@@ -52,7 +54,9 @@ def _install_finite(check: FiniteCheck) -> None:
     torch.autograd.backward = not_traced(checked_backward)
 
 
-def _unless_compiled(hook: Callable[[Optimizer, Any, Any], Any]) -> Callable[[Optimizer, Any, Any], Any]:
+def _unless_compiled(
+    hook: Callable[[Optimizer, Any, Any], Any],
+) -> Callable[[Optimizer, Any, Any], Any]:
     """Return a hook that does nothing in compiled steps, whose graph it would break."""
 
     def check(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:

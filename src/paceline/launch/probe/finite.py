@@ -1,4 +1,6 @@
-"""Find the rank whose loss or local gradient is not finite, before DDP averages it into those of all ranks."""
+"""Find the rank whose loss or local gradient is not finite, before DDP averages it into those of
+all ranks.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,15 @@ from paceline.errors import Finding, RunError
 from paceline.launch.probe.compiled import left_alone
 from paceline.launch.probe.parameters import names_of
 
-# How long a rank whose own values are finite waits for the launcher to end it, before it ends itself.
+# How long a rank whose own values are finite waits for the launcher to end it, before it ends
+# itself.
 _WAIT_S = 5.0
 
 
 class _Record:
-    """State of one parameter's local gradients since the last step: a flag (not finite), and their order."""
+    """State of one parameter's local gradients since the last step: a flag (not finite), and their
+    order.
+    """
 
     def __init__(self) -> None:
         self.bad: torch.Tensor | None = None
@@ -32,8 +37,8 @@ class _Record:
 class FiniteCheck:
     """Find the rank whose own loss or gradient is not finite.
 
-    The flags stay on the device; the CPU waits for them once a step. A step that a gradient scaler skips does not
-    count: the scaler does not call the optimizer, or passes ``found_inf`` to it.
+    The flags stay on the device; the CPU waits for them once a step. A step that a gradient scaler
+    skips does not count: the scaler does not call the optimizer, or passes ``found_inf`` to it.
 
     Args:
         slot: The rank's counters.
@@ -67,8 +72,12 @@ class FiniteCheck:
             self._loss = _either(self._loss, _not_finite(loss.detach()))
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Check before an optimizer step; if a closure computes the gradients, check after the closure."""
-        closure = kwargs.get("closure") or (args[1] if len(args) > 1 and callable(args[1]) else None)
+        """Check before an optimizer step; if a closure computes the gradients, check after the
+        closure.
+        """
+        closure = kwargs.get("closure") or (
+            args[1] if len(args) > 1 and callable(args[1]) else None
+        )
         if closure is None:
             self.look(optimizer)
             return None
@@ -88,7 +97,9 @@ class FiniteCheck:
         Raises:
             RunError: A gradient is not finite.
         """
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         applied = [_not_finite(gradient) for gradient in gradients]
         if _any(applied) and not _skipped(optimizer):
@@ -107,27 +118,42 @@ class FiniteCheck:
         if bad:
             first = min(bad, key=lambda parameter: self._records[parameter].turn)
             raise RunError(non_finite(self._rank, step, f"gradient of {names_of([first])[0]}"))
-        # The value came from another rank, which raises now. This rank is not to blame, and must not save it.
+        # The value came from another rank, which raises now. This rank is not to blame, and must
+        # not save it.
         time.sleep(_WAIT_S)
         raise RunError(non_finite(self._rank, step, ""))
 
 
 def non_finite(rank: int, step: int, what: str) -> Finding:
-    """Return the finding about a loss or gradient that is not finite; ``what`` is empty if its rank is unknown."""
-    subject = f"rank {rank}'s {what} is" if what else f"the gradients that rank {rank} is about to apply are"
+    """Return the finding about a loss or gradient that is not finite; ``what`` is empty if its rank
+    is unknown.
+    """
+    subject = (
+        f"rank {rank}'s {what} is"
+        if what
+        else f"the gradients that rank {rank} is about to apply are"
+    )
     blame = "seen before it was averaged with those of other ranks"
     own = "its own loss and gradients were finite when they were made"
     return Finding(
         "non-finite-on-one-rank",
         f"{subject} not finite in step {step}",
         where=f"rank {rank}, step {step}",
-        evidence=(blame if what else own, "the step was not made: a checkpoint from before it is finite"),
-        fix="look at its batch and at the learning rate; torch.autograd.set_detect_anomaly(True) names the operation",
+        evidence=(
+            blame if what else own,
+            "the step was not made: a checkpoint from before it is finite",
+        ),
+        fix=(
+            "look at its batch and at the learning rate; torch.autograd.set_detect_anomaly(True)"
+            " names the operation"
+        ),
     )
 
 
 def _not_finite(tensor: torch.Tensor) -> torch.Tensor:
-    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)  # asking a DTensor is a collective
+    local: torch.Tensor = getattr(
+        tensor, "_local_tensor", tensor
+    )  # asking a DTensor is a collective
     values = local.coalesce().values() if local.is_sparse else local
     return ~values.isfinite().all()
 

@@ -1,11 +1,15 @@
-"""Sample local gradients in a few early steps, to find out whether ranks compute the same from the same samples.
+"""Sample local gradients in a few early steps, to find out whether ranks compute the same from the
+same samples.
 
-Reading the same samples proves nothing: ranks may take slices of one global batch, split one model or one sequence, or
-augment the samples. Equal losses, equal gradients before averaging and equal parameters do prove it. They are sampled
-in the first steps of a training run whose ranks may read the same data, and never afterwards.
+Reading the same samples proves nothing: ranks may take slices of one global batch, split one model
+or one sequence, or
+augment the samples. Equal losses, equal gradients before averaging and equal parameters do prove
+it. They are sampled in the first steps of a training run whose ranks may read the same data, and
+never afterwards.
 
-A hook on the graph node that accumulates a gradient reads it. The hook lives for one backward and belongs to no tensor
-or module, so neither torch.compile, nor a copy of the model, nor DDP's reducer, which runs after it, is affected.
+A hook on the graph node that accumulates a gradient reads it. The hook lives for one backward and
+belongs to no tensor or module, so neither torch.compile, nor a copy of the model, nor DDP's
+reducer, which runs after it, is affected.
 """
 
 from __future__ import annotations
@@ -68,7 +72,11 @@ class LocalGradients:
         from torch.autograd.graph import get_gradient_edge
 
         parameters = _dense(self._optimizer())
-        if not parameters or _is_traced_or_captured() or any(parameter._backward_hooks for parameter in parameters):
+        if (
+            not parameters
+            or _is_traced_or_captured()
+            or any(parameter._backward_hooks for parameter in parameters)
+        ):
             self._fail()  # a hook of the user may average the gradients
             return
         for place, parameter in enumerate(_spread(parameters, _PARAMETERS)):
@@ -91,7 +99,9 @@ class LocalGradients:
             return
         try:
             self._release()
-            gradients = _numbers(sample for _, sample in sorted(self._samples, key=lambda sample: sample[0]))
+            gradients = _numbers(
+                sample for _, sample in sorted(self._samples, key=lambda sample: sample[0])
+            )
             self.has_failed = self.has_failed or len(set(gradients)) < _DISTINCT
             self._numbers += gradients + _numbers(_sampled(loss, 1) for loss in losses)
             self._samples = []
@@ -110,7 +120,11 @@ class LocalGradients:
             return 0
         try:
             parameters = _dense(optimizer)
-            if not are_averaged(entries(), sum(parameter.numel() for parameter in parameters), since_ns=self._since_ns):
+            if not are_averaged(
+                entries(),
+                sum(parameter.numel() for parameter in parameters),
+                since_ns=self._since_ns,
+            ):
                 return 0
             count = max(_LEAST_VALUES, _ALL_VALUES // len(parameters))
             values = _numbers(_sampled(parameter, count) for parameter in parameters)
@@ -160,7 +174,9 @@ def _product(size: Sequence[int]) -> int:
 
 
 def _dense(optimizer: Any) -> list[Any]:
-    """Return the parameters that get gradients; none if one of them is not a plain leaf tensor, or is a shard."""
+    """Return the parameters that get gradients; none if one of them is not a plain leaf tensor, or
+    is a shard.
+    """
     groups = optimizer.param_groups if optimizer is not None else []
     parameters = [tensor for group in groups for tensor in group["params"] if tensor.requires_grad]
     return parameters if all(map(_is_plain_leaf, parameters)) else []
@@ -198,11 +214,15 @@ def _numbers(tensors: Iterable[Any]) -> array[float]:
     for tensor in tensors:
         plain = torch.view_as_real(tensor).reshape(-1) if tensor.is_complex() else tensor
         by_device.setdefault(plain.device, []).append(plain.to(torch.float64))
-    return array("d", [value for group in by_device.values() for value in torch.cat(group).tolist()])
+    return array(
+        "d", [value for group in by_device.values() for value in torch.cat(group).tolist()]
+    )
 
 
 def _is_traced_or_captured() -> bool:
-    """Return whether the backward is compiled or recorded as a CUDA graph, where no value may be read."""
+    """Return whether the backward is compiled or recorded as a CUDA graph, where no value may be
+    read.
+    """
     import sys
 
     import torch

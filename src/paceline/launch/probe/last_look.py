@@ -1,9 +1,9 @@
 """Check the trained parameters of a rank for NaN when training seems to be over.
 
-A run whose loss has become NaN ends with status 0, and its checkpoint is useless. So the parameters of the optimizers
-are checked once: when the process group is destroyed, when the script has ended, or when an optimizer is freed. The
-result counts only if no step follows. The check keeps nothing alive, and has a time limit for many parameters or a
-device that does not respond.
+A run whose loss has become NaN ends with status 0, and its checkpoint is useless. So the parameters
+of the optimizers are checked once: when the process group is destroyed, when the script has ended,
+or when an optimizer is freed. The result counts only if no step follows. The check keeps nothing
+alive, and has a time limit for many parameters or a device that does not respond.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ _POLL_S = 0.005
 
 
 def watch(optimizers: Any, look: LastLook) -> Callable[[], None]:
-    """Make ``look`` follow every new optimizer, and check when the default group ends; return a function that stops it.
+    """Make ``look`` follow every new optimizer, and check when the default group ends; return a
+    function that stops it.
 
     Args:
         optimizers: ``torch.optim.Optimizer``.
         look: The rank's last look.
     """
     distributed: Any = import_module("torch.distributed")
-    c10d: Any = getattr(distributed, "distributed_c10d", None)  # None where torch was built without it
+    c10d: Any = getattr(
+        distributed, "distributed_c10d", None
+    )  # None where torch was built without it
     create: Any = optimizers.__init__
     destroy: Any = getattr(c10d, "destroy_process_group", None)
 
@@ -62,7 +65,8 @@ def watch(optimizers: Any, look: LastLook) -> Callable[[], None]:
 
 
 class LastLook:
-    """Check parameters when training seems to be over, and write the name of one with NaN to the counters.
+    """Check parameters when training seems to be over, and write the name of one with NaN to the
+    counters.
 
     Args:
         slot: The rank's pulse.
@@ -77,7 +81,11 @@ class LastLook:
     def follow(self, optimizer: Any) -> None:
         """Check an optimizer's parameters when it is freed, if they still live then."""
         self._optimizers.add(optimizer)
-        parameters = [weakref.ref(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = [
+            weakref.ref(parameter)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
         weakref.finalize(optimizer, self._at_death, parameters).atexit = False
 
     def at_end(self) -> None:
@@ -87,7 +95,13 @@ class LastLook:
 
     def _at_death(self, parameters: Sequence[weakref.ref[Any]]) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._look([parameter for parameter in (reference() for reference in parameters) if parameter is not None])
+            self._look(
+                [
+                    parameter
+                    for parameter in (reference() for reference in parameters)
+                    if parameter is not None
+                ]
+            )
 
     def _look(self, parameters: Sequence[Any]) -> None:
         if os.getpid() != self._process or not self._slot[counters.STEPS] or self._left_s <= 0:
@@ -122,7 +136,9 @@ def first_nan(parameters: Iterable[Any], *, deadline_s: float) -> Any:
             if time.monotonic() > deadline_s:
                 return None
             if local is not None:
-                suspects.append((parameter, local.sum(dtype=_wide(local))))  # NaN if a value is; needs no memory
+                suspects.append(
+                    (parameter, local.sum(dtype=_wide(local)))
+                )  # NaN if a value is; needs no memory
         for parameter, total in _not_finite(suspects, deadline_s):
             if total and _has_nan(_local(parameter), deadline_s):
                 return parameter
@@ -134,8 +150,16 @@ def _local(parameter: Any) -> Any:
     import torch
 
     local = getattr(parameter, "_local_tensor", parameter)  # asking a DTensor is a collective
-    is_dense = isinstance(local, torch.Tensor) and local.layout == torch.strided and local.is_floating_point()
-    return local.detach() if is_dense and local.device.type in ("cpu", "cuda") and local.numel() else None
+    is_dense = (
+        isinstance(local, torch.Tensor)
+        and local.layout == torch.strided
+        and local.is_floating_point()
+    )
+    return (
+        local.detach()
+        if is_dense and local.device.type in ("cpu", "cuda") and local.numel()
+        else None
+    )
 
 
 def _wide(tensor: Any) -> Any:
@@ -145,7 +169,9 @@ def _wide(tensor: Any) -> Any:
 
 
 def _not_finite(sums: Sequence[tuple[Any, Any]], deadline_s: float) -> list[tuple[Any, bool]]:
-    """Return for each parameter whether its sum is not finite; devices that do not answer in time are left out."""
+    """Return for each parameter whether its sum is not finite; devices that do not answer in time
+    are left out.
+    """
     import torch
 
     by_device: dict[Any, list[tuple[Any, Any]]] = {}
@@ -153,14 +179,18 @@ def _not_finite(sums: Sequence[tuple[Any, Any]], deadline_s: float) -> list[tupl
         by_device.setdefault(total.device, []).append((parameter, total))
     flags: list[tuple[Any, bool]] = []
     for pairs in by_device.values():
-        totals = torch.stack([total.to(torch.float64) for _, total in pairs]).isfinite().logical_not()
+        totals = (
+            torch.stack([total.to(torch.float64) for _, total in pairs]).isfinite().logical_not()
+        )
         answer = _fetched(totals, deadline_s)
         flags += zip([parameter for parameter, _ in pairs], answer, strict=False)
     return flags
 
 
 def _fetched(flags: Any, deadline_s: float) -> list[bool]:
-    """Return flags from their device, none if it does not answer in time: a stream may wait for another rank."""
+    """Return flags from their device, none if it does not answer in time: a stream may wait for
+    another rank.
+    """
     import torch
 
     if flags.device.type != "cuda":
@@ -177,7 +207,9 @@ def _fetched(flags: Any, deadline_s: float) -> list[bool]:
 
 
 def _has_nan(local: Any, deadline_s: float) -> bool:
-    """Return whether a tensor whose sum is not finite has a NaN, and not only values that are large or infinite."""
+    """Return whether a tensor whose sum is not finite has a NaN, and not only values that are large
+    or infinite.
+    """
     flat = local.reshape(-1)
     for start in range(0, len(flat), _CHUNK):
         if time.monotonic() > deadline_s:

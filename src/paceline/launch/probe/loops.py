@@ -1,7 +1,9 @@
 """Follow loops over DataLoaders inside a rank: their first indices, and their numbers of batches.
 
-Only training loops count: a backward and an optimizer step follow their batches. Nothing here runs for every batch or
-step: a loop is examined when it begins, with its first batch, with its first step, and at its end. The sampler stays
+Only training loops count: a backward and an optimizer step follow their batches. Nothing here runs
+for every batch or
+step: a loop is examined when it begins, with its first batch, with its first step, and at its end.
+The sampler stays
 lazy, and draws its random numbers at the same moments as without the probe.
 """
 
@@ -31,7 +33,12 @@ from paceline.launch.probe.padding import Evaluations, padding_of
 
 _ENOUGH = 16  # loops; a script that shuffled them all will shuffle the next, and some scripts begin a loop every step
 _NEVER = sys.maxsize
-_OF_LOOPS = (counters.LOOPS, counters.LOOP_BATCHES, counters.FIRST_LOOP_BATCHES, counters.BATCHES_BEFORE)
+_OF_LOOPS = (
+    counters.LOOPS,
+    counters.LOOP_BATCHES,
+    counters.FIRST_LOOP_BATCHES,
+    counters.BATCHES_BEFORE,
+)
 # Ranks that split one model correctly take the same samples.
 _SPLIT_MODELS = ("torch.distributed.pipelining", "megatron.core")
 
@@ -60,8 +67,27 @@ class Loop:
     """
 
     __slots__ = (
-        *("before", "begun", "content", "dataset", "due", "has_ended", "indices", "is_felt", "is_known"),
-        *("is_published", "length", "optimizer", "padding", "sampler", "shuffles", "trains", "yielded"),
+        *(
+            "before",
+            "begun",
+            "content",
+            "dataset",
+            "due",
+            "has_ended",
+            "indices",
+            "is_felt",
+            "is_known",
+        ),
+        *(
+            "is_published",
+            "length",
+            "optimizer",
+            "padding",
+            "sampler",
+            "shuffles",
+            "trains",
+            "yielded",
+        ),
     )
 
     def __init__(self, sampler: Any = None, dataset: Any = None, *, due: int = _NEVER) -> None:
@@ -127,7 +153,8 @@ class Loops:
         yield from indices
 
     def look(self, loop: Loop, iterator: Any, batch: Any, *, batches: int) -> None:
-        """Examine a loop with its first batch and with its last, since some scripts do not request the end.
+        """Examine a loop with its first batch and with its last, since some scripts do not request
+        the end.
 
         Args:
             loop: The loop.
@@ -170,9 +197,13 @@ class Loops:
             self._publish(loop)
 
     def _count_from(self, loop: Loop) -> None:
-        """Leave out batches that other loops took before this one began, such as those of a sanity check."""
+        """Leave out batches that other loops took before this one began, such as those of a sanity
+        check.
+        """
         if self._training is None or self._training.has_ended:
-            self._slot[counters.BATCHES_BEFORE] = max(loop.begun, self._slot[counters.BATCHES_BEFORE])
+            self._slot[counters.BATCHES_BEFORE] = max(
+                loop.begun, self._slot[counters.BATCHES_BEFORE]
+            )
         self._training = loop
 
     def end(self, loop: Loop, *, yielded: int, batches: int) -> None:
@@ -200,7 +231,9 @@ class Loops:
         slot[counters.LOOPS] += 1
 
     def feel(self, loop: Loop) -> None:
-        """Record that a backward has followed a batch of this loop, and the previous one a batch of another loop."""
+        """Record that a backward has followed a batch of this loop, and the previous one a batch of
+        another loop.
+        """
         self.settle()
         loop.is_felt = True
 
@@ -221,7 +254,9 @@ class Loops:
         self._slot[counters.LOOP_LENGTH] = 0
 
     def _publish(self, loop: Loop) -> None:
-        """Write the order of a loop to the counters, once it trains and its indices are complete."""
+        """Write the order of a loop to the counters, once it trains and its indices are
+        complete.
+        """
         is_ready = loop.trains and loop.is_known
         if loop.is_published or not is_ready:
             return
@@ -246,7 +281,9 @@ class Loops:
                 self.gradients = LocalGradients(optimizer)
 
     def sample(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Run a backward and sample its local gradients, unless other ranks are known to read other samples."""
+        """Run a backward and sample its local gradients, unless other ranks are known to read other
+        samples.
+        """
         gradients = self.gradients
         assert gradients is not None, "there is nothing to sample for"
         is_outermost = not gradients.is_under_way
@@ -319,7 +356,9 @@ def _length(iterator: Any) -> int:
 
 
 def _in_group() -> bool:
-    """Return whether this rank is in a group of several ranks, and no smaller group shares a model."""
+    """Return whether this rank is in a group of several ranks, and no smaller group shares a
+    model.
+    """
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if distributed is None or not distributed.is_initialized():
         return False

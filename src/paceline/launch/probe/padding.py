@@ -1,8 +1,11 @@
-"""Detect evaluations over a sampler that pads: 101 samples on 2 ranks are scored as 102, without a message.
+"""Detect evaluations over a sampler that pads: 101 samples on 2 ranks are scored as 102, without a
+message.
 
-The score of a loop over a padded sampler is wrong only if several conditions hold: all its batches were taken, neither
-the loop nor its dataset was trained on, and the ranks reduced something afterwards, but gathered nothing large enough
-for the results of single samples, because a script that gathers those may drop the repeated ones.
+The score of a loop over a padded sampler is wrong only if several conditions hold: all its batches
+were taken, neither
+the loop nor its dataset was trained on, and the ranks reduced something afterwards, but gathered
+nothing large enough for the results of single samples, because a script that gathers those may drop
+the repeated ones.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ class Padding:
 
 
 def padding_of(sampler: Any) -> Padding | None:
-    """Return how a sampler, or one inside it, pads; None if it does not, or is the user's own class."""
+    """Return how a sampler, or one inside it, pads; None if it does not, or is the user's own
+    class.
+    """
     from torch.utils.data import DistributedSampler
 
     for _ in range(8):  # batch samplers wrap samplers, and frameworks wrap those
@@ -68,7 +73,8 @@ def _padding(sampler: Any) -> Padding | None:
 
 
 def is_scored_together(entries: Iterable[dict[str, Any]], padding: Padding) -> bool:
-    """Return whether ranks have combined figures of their shares, and not the results of single samples. Pure.
+    """Return whether ranks have combined figures of their shares, and not the results of single
+    samples. Pure.
 
     Args:
         entries: Entries of torch's Flight Recorder.
@@ -114,8 +120,12 @@ class Evaluations:
         self.pending: Any = None
 
     def exclude(self, dataset: Any) -> None:
-        """Record that a dataset is trained on: statistics that are gathered from it are not a score."""
-        if len(self._trained) < _ENOUGH and not any(same_thing(dataset, other) for other in self._trained):
+        """Record that a dataset is trained on: statistics that are gathered from it are not a
+        score.
+        """
+        if len(self._trained) < _ENOUGH and not any(
+            same_thing(dataset, other) for other in self._trained
+        ):
             self._trained.append(dataset)
 
     def add(self, loop: Any) -> None:

@@ -1,4 +1,6 @@
-"""Find the names of a model's parameters, and those that are shards, without access to the model."""
+"""Find the names of a model's parameters, and those that are shards, without access to the
+model.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,13 @@ def names_of(parameters: Sequence[torch.Tensor]) -> list[str]:
     for module in modules():
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if id(parameter) in names:
-                own = functools.reduce(lambda text, wrapper: text.replace(wrapper, ""), _WRAPPERS, name)
+                own = functools.reduce(
+                    lambda text, wrapper: text.replace(wrapper, ""), _WRAPPERS, name
+                )
                 names[id(parameter)] = max(names[id(parameter)], own, key=_depth)
-    return [names[id(parameter)] or f"parameter {place}" for place, parameter in enumerate(parameters)]
+    return [
+        names[id(parameter)] or f"parameter {place}" for place, parameter in enumerate(parameters)
+    ]
 
 
 def _depth(name: str) -> tuple[int, str]:
@@ -27,7 +33,9 @@ def _depth(name: str) -> tuple[int, str]:
 
 
 def modules() -> Iterator[torch.nn.Module]:
-    """Yield all living modules. ``type`` identifies them, because ``__class__`` of an object can run code."""
+    """Yield all living modules. ``type`` identifies them, because ``__class__`` of an object can
+    run code.
+    """
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.nn.Module) and "_parameters" in thing.__dict__:
             yield thing

@@ -1,9 +1,12 @@
-"""The probe: count steps and time data loading inside a rank, for every framework, without changes to the script.
+"""The probe: count steps and time data loading inside a rank, for every framework, without changes
+to the script.
 
-It hooks into three places that all frameworks use: torch's global hook after an optimizer step, the iterator of
-``torch.utils.data.DataLoader``, and ``torch.autograd.backward``. It only writes integers to the rank's counters;
-``loops`` has the work that is done once per loop. The probe takes about 2 µs a step in a tight loop, and more in a
-training loop with cold caches: ``benchmarks/overhead.py`` measures it and ``docs/log.md`` has the figures.
+It hooks into three places that all frameworks use: torch's global hook after an optimizer step, the
+iterator of
+``torch.utils.data.DataLoader``, and ``torch.autograd.backward``. It only writes integers to the
+rank's counters; ``loops`` has the work that is done once per loop. The probe takes about 2 µs a
+step in a tight loop, and more in a training loop with cold caches: ``benchmarks/overhead.py``
+measures it and ``docs/log.md`` has the figures.
 """
 
 from __future__ import annotations
@@ -63,16 +66,20 @@ def look_at_parameters() -> None:
 def _count(  # noqa: PLR0915  # three functions that share local variables: attributes would cost more
     slot: memoryview[int], loops: Loops, backward: Callable[..., None], fetch: Callable[[Any], Any]
 ) -> tuple[Callable[..., None], Callable[..., None], Callable[[Any], Any]]:
-    """Return the hook after an optimizer step, and the replacements of ``backward`` and ``fetch``."""
+    """Return the hook after an optimizer step, and the replacements of ``backward`` and
+    ``fetch``.
+    """
     from torch.compiler import is_compiling
 
     clock, write_step, write_batch = monotonic_ns, counters.STEP.pack_into, counters.BATCH.pack_into
     place = counters.BEAT_NS * 8
-    # Local variables are faster than attributes, and one call writes them all: this is our hottest code.
+    # Local variables are faster than attributes, and one call writes them all: this is our hottest
+    # code.
     batches = steps = first = data = own = 0
     mark = clock()  # start of the time in which this rank works without waiting for others
-    # The loop from which the last batch was requested: now, at the last backward, and at the last step. The request
-    # counts, not the batch: code that prefetches has requested the end of the loop when it trains on the last batch.
+    # The loop from which the last batch was requested: now, at the last backward, and at the last
+    # step. The request counts, not the batch: code that prefetches has requested the end of the
+    # loop when it trains on the last batch.
     fetched = felt = trained = Loop()
     compiled = _Compiled()
     sampled_backward = functools.partial(loops.sample, backward)
@@ -153,12 +160,14 @@ class _Compiled:
 
 
 def tie_workers() -> None:
-    """Make DataLoader workers that the main thread forks end with this rank; other child processes are not affected.
+    """Make DataLoader workers that the main thread forks end with this rank; other child processes
+    are not affected.
 
-    A worker serves only this rank, and a busy one would notice its end late. Other children may be meant to stay, as
-    under torchrun; after a failure the fork server ends them. The kernel ties a child to the *thread* that forked it,
-    so workers of other threads, which may end earlier, are not tied. Workers that spawn or forkserver start are not
-    forked by this process, and notice its end without help.
+    A worker serves only this rank, and a busy one would notice its end late. Other children may be
+    meant to stay, as under torchrun; after a failure the fork server ends them. The kernel ties a
+    child to the *thread* that forked it, so workers of other threads, which may end earlier, are
+    not tied. Workers that spawn or forkserver start are not forked by this process, and notice its
+    end without help.
     """
     from torch.utils.data._utils import worker
 

@@ -1,4 +1,6 @@
-"""Compute checksums of a rank's parameters, which the launcher compares with those of the other ranks."""
+"""Compute checksums of a rank's parameters, which the launcher compares with those of the other
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ReplicaCheck:
-    """Write checksums of this rank's parameters for the launcher, which compares them with those of other ranks.
+    """Write checksums of this rank's parameters for the launcher, which compares them with those of
+    other ranks.
 
-    The check runs before the next step and not after the last one, so that everything that follows a step, such as a
-    broadcast of parameters, is done.
+    The check runs before the next step and not after the last one, so that everything that follows
+    a step, such as a broadcast of parameters, is done.
 
     Args:
         slot: The rank's counters.
@@ -33,7 +36,9 @@ class ReplicaCheck:
     def __init__(self, slot: memoryview[int], every: int, file: Path) -> None:
         self._slot, self._every, self._file = slot, every, file
         self._parameters: Any = WeakTensorKeyDictionary()
-        self._lists: dict[int, tuple[int, list[int]]] = {}  # by level, as in the counters: step and sums
+        self._lists: dict[
+            int, tuple[int, list[int]]
+        ] = {}  # by level, as in the counters: step and sums
         self._shards: set[int] | None = None
         self._last = 0
 
@@ -60,7 +65,9 @@ class ReplicaCheck:
         }
         with contextlib.suppress(OSError):  # a full disk must not end a run
             write_whole(self._file, json.dumps(content))
-        counters.write_check(self._slot, number=step // self._every, step=step, checksum=combined(sums))
+        counters.write_check(
+            self._slot, number=step // self._every, step=step, checksum=combined(sums)
+        )
 
     def _comparable(self) -> list[torch.Tensor]:
         """Return the parameters that must be the same on all ranks: those that are not sharded."""
@@ -79,7 +86,9 @@ def checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
         by_device.setdefault(total.device, []).append(place)
     values = [0] * len(sums)
     for places in by_device.values():
-        for place, value in zip(places, torch.stack([sums[place] for place in places]).tolist(), strict=True):
+        for place, value in zip(
+            places, torch.stack([sums[place] for place in places]).tolist(), strict=True
+        ):
             values[place] = value
     return values
 

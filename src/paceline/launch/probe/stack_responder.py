@@ -1,9 +1,11 @@
-"""The stack responder in a rank: report the rank's position to its launcher, also when the rank hangs.
+"""The stack responder in a rank: report the rank's position to its launcher, also when the rank
+hangs.
 
-A thread that waits on a socket answers with the Python stacks of all threads and with the collectives in torch's Flight
-Recorder. An answer needs the interpreter lock for a moment; without requests the thread costs nothing. If it does not
-answer because C code holds the lock, a signal makes faulthandler write the stacks to a file. That works in any native
-wait, but the signal interrupts a blocking call of C code, so it is the last resort. Nothing here runs during a step.
+A thread that waits on a socket answers with the Python stacks of all threads and with the
+collectives in torch's Flight Recorder. An answer needs the interpreter lock for a moment; without
+requests the thread costs nothing. If it does not answer because C code holds the lock, a signal
+makes faulthandler write the stacks to a file. That works in any native wait, but the signal
+interrupts a blocking call of C code, so it is the last resort. Nothing here runs during a step.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from typing import Any
 # Limits of a report, which has to fit into one datagram.
 _THREADS, _FRAMES, _MAIN_FRAMES = 24, 30, 100
 _GROUPS, _PENDING, _RECENT = 16, 16, 32
-_LATEST = 256  # entries of the Flight Recorder in a report: reading all 2,000 takes a rank some 40 ms
+_LATEST = (
+    256  # entries of the Flight Recorder in a report: reading all 2,000 takes a rank some 40 ms
+)
 _ENTRY = b',{"collective_seq_id"'  # separator of the entries, whose fields are sorted
 
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: process, user, group
@@ -45,23 +49,30 @@ def install(stacks: int) -> None:
         with contextlib.suppress(OSError):  # no abstract sockets here: only the signal remains
             listener = signed_socket()
             listener.bind(address(os.getpid()))
-            threading.Thread(target=_answer, args=(listener, os.getuid()), name="paceline-witness", daemon=True).start()
+            threading.Thread(
+                target=_answer, args=(listener, os.getuid()), name="paceline-witness", daemon=True
+            ).start()
 
 
 def address(pid: int) -> str:
-    """Return the address of a process's responder: an abstract socket, which leaves no file behind."""
+    """Return the address of a process's responder: an abstract socket, which leaves no file
+    behind.
+    """
     return f"\0paceline-witness-{pid}"
 
 
 def signed_socket() -> socket.socket:
-    """Return a Unix datagram socket to whose messages the kernel adds the sender's process and user id."""
+    """Return a Unix datagram socket to whose messages the kernel adds the sender's process and user
+    id.
+    """
     datagram_socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     datagram_socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     return datagram_socket
 
 
 def receive(listener: socket.socket, num_bytes: int) -> tuple[bytes, Any, int, int]:
-    """Return a message to a signed socket: its content, its sender's address, process id and user id.
+    """Return a message to a signed socket: its content, its sender's address, process id and user
+    id.
 
     Both ids are -1 if the kernel does not report them.
     """
@@ -86,8 +97,10 @@ def state() -> dict[str, Any]:
     """Return the position of this process, as plain data.
 
     Returns:
-        ``recorded``: As ``recorded`` returns it. ``pending``: Collectives that have not returned, oldest first, and
-        ``recent``: the last collectives of each process group, both as ``[group, seq, call, elements, record]``.
+        ``recorded``: As ``recorded`` returns it. ``pending``: Collectives that have not returned,
+        oldest first, and
+        ``recent``: the last collectives of each process group, both as ``[group, seq, call,
+        elements, record]``.
         ``members``: Global ranks of each process group. ``whole``: ``recent`` has all groups.
         ``p2p``: Number of sends and receives that have not returned.
         ``threads``: Stacks of the Python threads, as ``stacks`` returns them.
@@ -96,7 +109,10 @@ def state() -> dict[str, Any]:
 
 
 def describe(
-    records: Sequence[dict[str, Any]], *, members: dict[str, list[int]], threads: list[dict[str, Any]]
+    records: Sequence[dict[str, Any]],
+    *,
+    members: dict[str, list[int]],
+    threads: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Return the result of ``state`` for entries of the Flight Recorder. Pure.
 
@@ -131,14 +147,22 @@ def _by_group(collectives: list[dict[str, Any]]) -> dict[str, list[list[Any]]]:
 
 
 def stacks() -> list[dict[str, Any]]:
-    """Return the stacks of this process's Python threads: ``name``, ``main``, ``frames`` from the outside in."""
+    """Return the stacks of this process's Python threads: ``name``, ``main``, ``frames`` from the
+    outside in.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main, own = threading.main_thread().ident, threading.get_ident()
     threads: list[dict[str, Any]] = []
     for ident, frame in list(sys._current_frames().items()):
         if ident != own and len(threads) < _THREADS:
             limit = _MAIN_FRAMES if ident == main else _FRAMES
-            threads.append({"name": names.get(ident, ""), "main": ident == main, "frames": _frames(frame, limit)})
+            threads.append(
+                {
+                    "name": names.get(ident, ""),
+                    "main": ident == main,
+                    "frames": _frames(frame, limit),
+                }
+            )
     return threads
 
 
@@ -157,9 +181,15 @@ def members() -> dict[str, list[int]]:
     world = getattr(distributed, "_world", None)
     if world is None:
         return {}
-    with contextlib.suppress(RuntimeError, AttributeError):  # the script may be creating another group at this moment
+    with contextlib.suppress(
+        RuntimeError, AttributeError
+    ):  # the script may be creating another group at this moment
         ranks = dict(world.pg_group_ranks)
-        return {str(name): sorted(ranks[group]) for group, name in list(world.pg_names.items()) if group in ranks}
+        return {
+            str(name): sorted(ranks[group])
+            for group, name in list(world.pg_names.items())
+            if group in ranks
+        }
     return {}
 
 
@@ -181,9 +211,9 @@ def recorded() -> dict[str, Any]:
     """Return the last collective that this process has begun, from torch's Flight Recorder.
 
     Returns:
-        ``call`` (``"all_reduce"``), ``seq`` (its number in its process group), ``group``, ``timeout_s``, ``flying``
-        (it has not returned); empty if there is none. A collective that has not returned takes precedence over later
-        ones of other process groups.
+        ``call`` (``"all_reduce"``), ``seq`` (its number in its process group), ``group``,
+        ``timeout_s``, ``flying`` (it has not returned); empty if there is none. A collective that
+        has not returned takes precedence over later ones of other process groups.
     """
     return _last(entries())
 
@@ -205,7 +235,8 @@ def _last(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def entries(*, last: int = 0) -> list[dict[str, Any]]:
-    """Return the entries of the Flight Recorder, oldest first; NCCL and gloo have separate recorders.
+    """Return the entries of the Flight Recorder, oldest first; NCCL and gloo have separate
+    recorders.
 
     Args:
         last: Return at least this many of the newest entries, if there are more; 0 for all.

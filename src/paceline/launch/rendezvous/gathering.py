@@ -107,8 +107,12 @@ class Gathering:
         notice_s = deadlines.scaled(deadlines.SILENT_NODE_NOTICE)
         name = silence.named(node, member.host)
         if known.silent_s > notice_s and not self._has_named(name):
-            self._say(silence.notice(name, silent_s=known.silent_s, node_timeout_s=self._node_timeout_s))
-        reason = silence.judge(known, node_timeout_s=self._node_timeout_s, closed_s=_CLOSED_S + self._tick_s)
+            self._say(
+                silence.notice(name, silent_s=known.silent_s, node_timeout_s=self._node_timeout_s)
+            )
+        reason = silence.judge(
+            known, node_timeout_s=self._node_timeout_s, closed_s=_CLOSED_S + self._tick_s
+        )
         if reason and self.lost is None:
             losses = {name: Loss(member.host, reason, known.silent_s)}
             self.lost = root_cause.judge([], lost=[name], losses=losses).finding

@@ -165,9 +165,12 @@ class HeldRendezvous(RendezvousHandler):
         """Announce this node and wait for the others, where a signal can interrupt the wait.
 
         Raises:
-            RunError: Another node has this node's rank, a node is lost, or some have not come in time.
+            RunError: Another node has this node's rank, a node is lost, or some have not come in
+                time.
         """
-        me = Arrived(0, self._rank, socket.gethostname(), os.getpid(), (self._num_nodes, self._num_nodes))
+        me = Arrived(
+            0, self._rank, socket.gethostname(), os.getpid(), (self._num_nodes, self._num_nodes)
+        )
         mine = json.dumps(me.to_json())
         other = store.claim(f"here/{self._rank}", mine).decode()
         if other != mine:
@@ -178,7 +181,9 @@ class HeldRendezvous(RendezvousHandler):
             if lost is not None:
                 raise RunError(lost)
             if waiting.is_over:
-                missing = presence.missing(present, head=me, waited_s=waiting.waited_s, hosts=[], evidence=[])
+                missing = presence.missing(
+                    present, head=me, waited_s=waiting.waited_s, hosts=[], evidence=[]
+                )
                 raise RunError(missing)
             waiting.show(presence.notice(present, head=me, hosts=[], evidence=[], fix=""))
             time.sleep(0.05)
@@ -204,7 +209,13 @@ class HeldRendezvous(RendezvousHandler):
 
 
 def meet(
-    options: Options, plan: Plan, *, script: str, run_name: str, first_attempt: int, inform: Callable[[Notice], None]
+    options: Options,
+    plan: Plan,
+    *,
+    script: str,
+    run_name: str,
+    first_attempt: int,
+    inform: Callable[[Notice], None],
 ) -> Meeting:
     """Open or reach the store of the run, wait for the other nodes, and return how to meet there.
 
@@ -229,7 +240,9 @@ def meet(
     shared = SharedFile(notes.folder, mine["token"])
     hosts = False
     try:
-        store, head, hosts = open_or_reach(options, plan, identity=mine, local=local, notes=notes, inform=inform)
+        store, head, hosts = open_or_reach(
+            options, plan, identity=mine, local=local, notes=notes, inform=inform
+        )
         place = f"{head}:{store.port}"
         if hosts:
             mine, secret = run_secret.of_head(options, mine, own_secret, shared)
@@ -251,7 +264,15 @@ def meet(
             say = _say_nothing if quiet else inform
             asked = bool(own_secret)
             roll = _call_roll(
-                options, plan, signed, identity, mine, hosts=hosts, notes=notes, inform=say, needs_secret=asked
+                options,
+                plan,
+                signed,
+                identity,
+                mine,
+                hosts=hosts,
+                notes=notes,
+                inform=say,
+                needs_secret=asked,
             )
             if roll.is_signed and not secret:
                 raise RunError(run_secret.lost(place))
@@ -267,7 +288,14 @@ def meet(
     finally:
         notes.remove()
     handler = _handler(
-        options, plan, store, identity=identity, address=address, head=head, inform=inform, signing=signing
+        options,
+        plan,
+        store,
+        identity=identity,
+        address=address,
+        head=head,
+        inform=inform,
+        signing=signing,
     )
     if gathering is not None and isinstance(handler, HeldRendezvous):
         handler.lost = lambda: gathering.lost
@@ -278,7 +306,9 @@ def meet(
         address=address,
         endpoint=place,
         hosts_store=hosts,
-        places=plan.rendezvous == "c10d" and 1 < options.min_nodes == options.max_nodes and not options.no_check,
+        places=plan.rendezvous == "c10d"
+        and 1 < options.min_nodes == options.max_nodes
+        and not options.no_check,
         gathering=gathering,
         connection=connection,
         signing=signing,
@@ -290,7 +320,9 @@ def _say_nothing(_: Notice) -> None:
     pass
 
 
-def _connect(store: SignedStore, head: str, identity: dict[str, Any], mine: dict[str, Any]) -> liveness.Connection:
+def _connect(
+    store: SignedStore, head: str, identity: dict[str, Any], mine: dict[str, Any]
+) -> liveness.Connection:
     name = liveness.name_of(mine["host"], mine["pid"])
     return liveness.Connection(store, head, token=identity["token"], name=name)
 
@@ -309,10 +341,19 @@ def _gather(
     launcher = liveness.name_of(mine["host"], mine["pid"])
     timeout_s = node_timeout_s(options)
     num_nodes = options.max_nodes
-    return Gathering(store, members, launcher=launcher, num_nodes=num_nodes, inform=inform, node_timeout_s=timeout_s)
+    return Gathering(
+        store,
+        members,
+        launcher=launcher,
+        num_nodes=num_nodes,
+        inform=inform,
+        node_timeout_s=timeout_s,
+    )
 
 
-def _make_notes(options: Options, plan: Plan, mine: dict[str, Any], *, local: tuple[str, ...]) -> Notes:
+def _make_notes(
+    options: Options, plan: Plan, mine: dict[str, Any], *, local: tuple[str, ...]
+) -> Notes:
     folder = Path(options.run_dir).parent if options.run_dir is not None else RUNS
     note = Note(
         script=mine["script"],
@@ -421,7 +462,9 @@ def _handler(
         **dict(options.rdzv_conf),
     }
     settings.pop("is_host", None)
-    parameters = _parameters(options, "c10d", f"{head}:{store.port}", address=address, settings=settings)
+    parameters = _parameters(
+        options, "c10d", f"{head}:{store.port}", address=address, settings=settings
+    )
     # A separate client: a thread that waits in a shared client would block the others.
     own: TCPStore = store.clone()  # type: ignore[attr-defined]
     return create_handler(own, C10dRendezvousBackend(own, parameters.run_id), parameters)
@@ -431,7 +474,9 @@ def _meet_elsewhere(options: Options, plan: Plan, identity: dict[str, Any]) -> M
     """Return the meeting of a backend from torch or a torch plug-in, such as etcd."""
     own = [address for _, address in interfaces.addresses() if not address.startswith("127.")]
     address = options.local_addr or next(iter(own), "127.0.0.1")
-    parameters = _parameters(options, plan.rendezvous, plan.host, address=address, settings=dict(options.rdzv_conf))
+    parameters = _parameters(
+        options, plan.rendezvous, plan.host, address=address, settings=dict(options.rdzv_conf)
+    )
     try:
         handler = torch_registry.get_rendezvous_handler(parameters)
     except (ValueError, ImportError) as error:

@@ -54,4 +54,6 @@ class Waiting:
         self._next_s = time.monotonic() + deadlines.scaled(deadlines.MISSING_NODE_NOTICE)
         ends = f"the wait ends after {until or duration(self.limit_s)} (--roll-call-timeout)"
         advice = f"{picture.advice}; {ends}" if picture.advice else ends
-        self._inform(replace(picture, what=f"{picture.what}, for {self.waited_s:.0f} s", advice=advice))
+        self._inform(
+            replace(picture, what=f"{picture.what}, for {self.waited_s:.0f} s", advice=advice)
+        )

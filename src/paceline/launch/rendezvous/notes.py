@@ -63,7 +63,11 @@ class Note:
     @property
     def words(self) -> str:
         """The node that wrote the note, as messages name it."""
-        return f"node {self.rank} on {self.host}" if self.rank >= 0 else f"{self.host} (launcher pid {self.pid})"
+        return (
+            f"node {self.rank} on {self.host}"
+            if self.rank >= 0
+            else f"{self.host} (launcher pid {self.pid})"
+        )
 
 
 class Notes:
@@ -100,7 +104,9 @@ class Notes:
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             partial = self._path.with_suffix(".part")
-            partial.write_text(json.dumps({**asdict(changed), "time_s": time.time()}), encoding="utf-8")
+            partial.write_text(
+                json.dumps({**asdict(changed), "time_s": time.time()}), encoding="utf-8"
+            )
             os.replace(partial, self._path)
             self._first_mtime = self._first_mtime or self._path.stat().st_mtime
 
@@ -116,10 +122,14 @@ class Notes:
                     path.unlink()
                     continue
                 note = _parse(path) if now - written < _STALE_S and path != self._path else None
-                if note is not None and (not note.ended or written > self._first_mtime - _FIRST_NOTE_S):
+                if note is not None and (
+                    not note.ended or written > self._first_mtime - _FIRST_NOTE_S
+                ):
                     found.append(note)
         run = (self.mine.script, self.mine.run_id)
-        return [note for note in found if (note.script, note.run_id) == run and not self._is_dead(note)]
+        return [
+            note for note in found if (note.script, note.run_id) == run and not self._is_dead(note)
+        ]
 
     def _is_dead(self, note: Note) -> bool:
         """Return whether a killed launcher on this host left the note."""

@@ -113,7 +113,10 @@ def judge_newcomer(me: Arrived, verdict: Verdict, *, head: Arrived) -> Finding |
     twin = next((each for each in verdict.members if each.rank == me.rank >= 0), None)
     if twin is not None and me.nodes == head.nodes:
         return same_rank_twice(twin, me)
-    in_run = [f"node {each.rank} is {each.words}" if each.rank >= 0 else each.words for each in verdict.members]
+    in_run = [
+        f"node {each.rank} is {each.words}" if each.rank >= 0 else each.words
+        for each in verdict.members
+    ]
     if me.nodes != head.nodes and me.rank < head.nodes[1]:
         return sizes_differ(head, me)
     return too_many(me, in_run, num_nodes=head.nodes[1]) if me.rank >= 0 else None
@@ -126,7 +129,10 @@ def sizes_differ(head: Arrived, node: Arrived) -> Finding:
         f"the head on {head.host} expects --nnodes {_shown(head.nodes)}, "
         f"{_numbered(node)} on {node.host} was started with --nnodes {_shown(node.nodes)}",
         where=f"{head.words} and {node.words}",
-        fix=f"--nnodes {_shown(head.nodes)} on every node, or --nnodes {_shown(node.nodes)} on every node",
+        fix=(
+            f"--nnodes {_shown(head.nodes)} on every node, or --nnodes {_shown(node.nodes)} on"
+            " every node"
+        ),
     )
 
 
@@ -147,7 +153,10 @@ def too_many(me: Arrived, hosts: Sequence[str], *, num_nodes: int) -> Finding:
         f"the run has its {num_nodes} nodes already; {_numbered(me)} on {me.words} is one too many",
         where=me.host,
         evidence=(f"in the run: {few(hosts, 8)}",),
-        fix=f"--nnodes {num_nodes + 1} on every node to take it in, or give this run another port or --rdzv-id",
+        fix=(
+            f"--nnodes {num_nodes + 1} on every node to take it in, or give this run another port"
+            " or --rdzv-id"
+        ),
     )
 
 
@@ -157,12 +166,20 @@ def too_late(me: Arrived, over: Finding) -> Finding:
         "late-node",
         f"{me.words} came when the roll call was over; the run had ended: {over.what}",
         where=me.host,
-        fix="start all nodes again, or give slow ones more time on every node: --roll-call-timeout 1800",
+        fix=(
+            "start all nodes again, or give slow ones more time on every node: --roll-call-timeout"
+            " 1800"
+        ),
     )
 
 
 def missing(
-    present: Sequence[Arrived], *, head: Arrived, waited_s: float, hosts: Sequence[str], evidence: Sequence[str]
+    present: Sequence[Arrived],
+    *,
+    head: Arrived,
+    waited_s: float,
+    hosts: Sequence[str],
+    evidence: Sequence[str],
 ) -> Finding:
     """Return the finding that nodes have not come in time.
 
@@ -183,7 +200,9 @@ def missing(
         what = f"node {listed(absent)} of {most} did not come within {waited_s:.0f} s"
         known = [f"node {rank} is {hosts[rank]}" for rank in absent[:10]] if hosts else []
         where = ", ".join(known) or f"node {listed(absent)}"
-    came = [f"node {node.rank} on {node.host}" if node.rank >= 0 else node.words for node in present]
+    came = [
+        f"node {node.rank} on {node.host}" if node.rank >= 0 else node.words for node in present
+    ]
     return Finding(
         "node-missing",
         what,
@@ -196,7 +215,12 @@ def missing(
 
 
 def notice(
-    present: Sequence[Arrived], *, head: Arrived, hosts: Sequence[str], evidence: Sequence[str], fix: str
+    present: Sequence[Arrived],
+    *,
+    head: Arrived,
+    hosts: Sequence[str],
+    evidence: Sequence[str],
+    fix: str,
 ) -> Notice:
     """Return the notice about awaited and present nodes, which all nodes print.
 
@@ -210,7 +234,11 @@ def notice(
     absent = missing(present, head=head, waited_s=0, hosts=hosts, evidence=evidence)
     where = (absent.where,) if hosts and head.rank >= 0 else ()
     usual = absent.fix.partition(";")[0]
-    return Notice(f"waiting for {awaited(present, head=head)}", (*where, *absent.evidence), f"fix: {fix or usual}")
+    return Notice(
+        f"waiting for {awaited(present, head=head)}",
+        (*where, *absent.evidence),
+        f"fix: {fix or usual}",
+    )
 
 
 def awaited(present: Sequence[Arrived], *, head: Arrived) -> str:

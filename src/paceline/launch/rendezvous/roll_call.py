@@ -189,18 +189,28 @@ class Roll:
             self._read_notes_s = time.monotonic() + _NOTES_S
             self._away = self._notes_of_absent(present)
         mine = self._notes.mine
-        fix = unreachable.advice(mine, self._away, num_missing=presence.num_missing(present, head=self._head))
+        fix = unreachable.advice(
+            mine, self._away, num_missing=presence.num_missing(present, head=self._head)
+        )
         lines = unreachable.hearsay(mine, self._away)
-        return presence.notice(present, head=self._head, hosts=self._hosts_by_rank, evidence=lines, fix=fix)
+        return presence.notice(
+            present, head=self._head, hosts=self._hosts_by_rank, evidence=lines, fix=fix
+        )
 
     def _notes_of_absent(self, present: list[Arrived]) -> list[Note]:
-        here = {(node.host, node.pid) for node in present} | {node.rank for node in present if node.rank >= 0}
-        return [note for note in self._notes.read() if not {(note.host, note.pid), note.rank} & here]
+        here = {(node.host, node.pid) for node in present} | {
+            node.rank for node in present if node.rank >= 0
+        }
+        return [
+            note for note in self._notes.read() if not {(note.host, note.pid), note.rank} & here
+        ]
 
     def _publish(self, verdict: Verdict) -> None:
         """Publish the verdict, and a short form that a thousand waiting nodes read at once."""
         tickets = [member.ticket for member in verdict.members]
-        signed = self._store.signing.is_on and all(self._seen[ticket].is_signed for ticket in tickets)
+        signed = self._store.signing.is_on and all(
+            self._seen[ticket].is_signed for ticket in tickets
+        )
         told = verdict.finding and verdict.finding.to_json()
         texts = {
             _WHOLE: json.dumps({**verdict.to_json(), "signed": signed}),
@@ -230,13 +240,17 @@ class Roll:
                 if who is not None:
                     self._seen[ticket] = _Seen(who, is_signed, now)
         # counters, which cannot be signed
-        beats = self._store.underlying_store.multi_get([f"{_ROLL}/beat/{ticket}" for ticket in self._seen])
+        beats = self._store.underlying_store.multi_get(
+            [f"{_ROLL}/beat/{ticket}" for ticket in self._seen]
+        )
         for seen, beat in zip(self._seen.values(), beats, strict=True):
             if bytes(beat) != seen.beat:
                 seen.beat, seen.since = bytes(beat), now
 
     def _missing(self, present: list[Arrived], waited_s: float) -> Finding:
-        finding = presence.missing(present, head=self._head, waited_s=waited_s, hosts=self._hosts_by_rank, evidence=())
+        finding = presence.missing(
+            present, head=self._head, waited_s=waited_s, hosts=self._hosts_by_rank, evidence=()
+        )
         away = self._notes_of_absent(present)
         if self._hosts and away:
             self._notes.leave(ended=True)  # the absent nodes may still read where the head was

@@ -18,7 +18,14 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from paceline import deadlines
 from paceline.errors import Finding, Notice, RunError, SetupError
-from paceline.launch.channel.connection_probe import STORE_TIMEOUT, ConnectionProbe, banner, enter, knock, look_up
+from paceline.launch.channel.connection_probe import (
+    STORE_TIMEOUT,
+    ConnectionProbe,
+    banner,
+    enter,
+    knock,
+    look_up,
+)
 from paceline.launch.in_rank import store_token_check
 from paceline.launch.plan import ports
 from paceline.launch.plan.options import Options
@@ -48,7 +55,8 @@ def open_or_reach(
     notes: Notes,
     inform: Callable[[Notice], None],
 ) -> tuple[TCPStore, str, bool]:
-    """Return the store of the run, the head's numeric address, and whether this node hosts the store.
+    """Return the store of the run, the head's numeric address, and whether this node hosts the
+    store.
 
     Args:
         options: The options of this launcher.
@@ -69,7 +77,12 @@ def open_or_reach(
         return (*reaching.reach(), False)
     is_static = plan.rendezvous == "static" and not options.one_node
     store: TCPStore | None
-    if is_static and not options.no_check and head not in local and not interfaces.is_loopback(head):
+    if (
+        is_static
+        and not options.no_check
+        and head not in local
+        and not interfaces.is_loopback(head)
+    ):
         store, hosts = _host_behind(head, port, identity=identity, reaching=reaching)
     else:
         store, hosts = _open_or_join(head, port, identity, options=options, plan=plan)
@@ -116,7 +129,9 @@ def _open_or_join(
         return client, False
 
 
-def _host_behind(head: str, port: int, *, identity: dict[str, Any], reaching: _Reaching) -> tuple[TCPStore, bool]:
+def _host_behind(
+    head: str, port: int, *, identity: dict[str, Any], reaching: _Reaching
+) -> tuple[TCPStore, bool]:
     """Host the store at an address that no interface of this host has.
 
     The address belongs to a service that leads here, or to another host. If another host has a
@@ -203,7 +218,8 @@ def open_store(head: str, port: int, *, must: bool, only: bool = False) -> TCPSt
 def _not_to_itself(head: str, port: int) -> Finding:
     return Finding(
         "port-filtered",
-        f"this node, the head, does not reach its own port {port} at {head}: a firewall drops or rejects it",
+        f"this node, the head, does not reach its own port {port} at {head}: a firewall drops or"
+        " rejects it",
         where=socket.gethostname(),
         fix="let all packets of this machine to itself pass: iptables -I INPUT -i lo -j ACCEPT",
     )
@@ -246,7 +262,13 @@ class _Reaching:
     """
 
     def __init__(
-        self, options: Options, name: str, port: int, *, notes: Notes, inform: Callable[[Notice], None]
+        self,
+        options: Options,
+        name: str,
+        port: int,
+        *,
+        notes: Notes,
+        inform: Callable[[Notice], None],
     ) -> None:
         self._options, self._name, self._port, self._notes = options, name, port, notes
         self._waiting = Waiting(inform, limit_s=join_limit_s(options))
@@ -265,7 +287,8 @@ class _Reaching:
         return found[0]
 
     def reach(self) -> tuple[TCPStore, str]:
-        """Connect to the head's store as soon as it listens; return it and the head's numeric address.
+        """Connect to the head's store as soon as it listens; return it and the head's numeric
+        address.
 
         Raises:
             SetupError: The head's name does not resolve.
@@ -294,7 +317,9 @@ class _Reaching:
             finding = unreachable.judge(tried, notes.mine, notes.read(), waited_s=waiting.waited_s)
             picture = unreachable.notice(finding, tried, place=f"{self._name}:{self._port}")
             is_short = tried.kind == "refused" and not self._is_limited
-            waiting.show(picture, until=f"{duration(self._refused_limit_s)} of refusals" if is_short else "")
+            waiting.show(
+                picture, until=f"{duration(self._refused_limit_s)} of refusals" if is_short else ""
+            )
         time.sleep(_AGAIN_S)
 
     def _is_hopeless(self, tried: ConnectionProbe) -> bool:
@@ -315,12 +340,18 @@ def _enter(address: str, port: int) -> TCPStore:
     if store is None:
         said = banner(address, port)
         foreign = store_token_check.foreign(None, place=f"{address}:{port}")
-        fix = f"another port on every node; on the host of {address}, ss -tlnp tells who holds {port}"
-        raise RunError(replace(foreign, evidence=(f"it says: {said}",) if said else (), why="", fix=fix))
+        fix = (
+            f"another port on every node; on the host of {address}, ss -tlnp tells who holds {port}"
+        )
+        raise RunError(
+            replace(foreign, evidence=(f"it says: {said}",) if said else (), why="", fix=fix)
+        )
     return store
 
 
-def agree_on_run(store: TCPStore, mine: dict[str, Any], *, hosts: bool, place: str) -> dict[str, Any]:
+def agree_on_run(
+    store: TCPStore, mine: dict[str, Any], *, hosts: bool, place: str
+) -> dict[str, Any]:
     """Write or read the run's identity, and refuse to join another run.
 
     Raises:

@@ -151,7 +151,9 @@ class Agent(LocalElasticAgent):
         scope = self._meeting.scope(self._master[1])
         store = SignedStore(worker_group.store, self._meeting.signing, scope=scope)
         if num_nodes > 1 and self._talks:
-            board = ControlChannel(store, node=node, num_nodes=num_nodes, surroundings=self._surroundings())
+            board = ControlChannel(
+                store, node=node, num_nodes=num_nodes, surroundings=self._surroundings()
+            )
             self._peers.attach(board)
         if self._meeting.gathering is not None:
             self._meeting.gathering.close()
@@ -285,7 +287,9 @@ class Agent(LocalElasticAgent):
         context = self._context
         losses = self._peers.losses(previous.lost)
         known = peers.known(losses)
-        verdict = root_cause.judge(previous.ends, lost=list(losses), losses=known, hang=previous.hang)
+        verdict = root_cause.judge(
+            previous.ends, lost=list(losses), losses=known, hang=previous.hang
+        )
         is_known = verdict.causes or verdict.lost or previous.hang
         what = verdict.finding.what if is_known else "a rank on another node failed"
         if not context.options.placed.left_to_head(self._peers.node):
@@ -331,7 +335,8 @@ class Agent(LocalElasticAgent):
         assert supervision is not None
         self._stop_workers(worker_group)
         if board is not None and not board.answers(give_up=lambda: self._link.stop is not None):
-            # Nodes could not meet again: they would wait, for minutes if the store's host is silent.
+            # Nodes could not meet again: they would wait, for minutes if the store's host is
+            # silent.
             raise ConnectionError("the store of the run does not answer")
         remote = self._peers.remote
         if isinstance(self._meeting.handler, HeldRendezvous) and remote.any_lost:

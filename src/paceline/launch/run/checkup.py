@@ -51,7 +51,14 @@ def run(options: Options, conduct: Conduct) -> int:
             return EXIT_OK  # this is a rank, at its end
         if report.exit_status != EXIT_OK:
             if options.json:
-                print(json.dumps({"findings": [finding.to_json() for finding in report.findings], "nodes": []}))
+                print(
+                    json.dumps(
+                        {
+                            "findings": [finding.to_json() for finding in report.findings],
+                            "nodes": [],
+                        }
+                    )
+                )
             return report.exit_status
         handed_over.seek(0)
         nodes = json.load(handed_over)
@@ -59,7 +66,11 @@ def run(options: Options, conduct: Conduct) -> int:
     if options.placed.left_to_head(options.node_rank):
         return status_of(findings)  # the head prints the findings to the same output
     if options.json:
-        print(json.dumps({"findings": [finding.to_json() for finding in findings], "nodes": nodes}, indent=1))
+        print(
+            json.dumps(
+                {"findings": [finding.to_json() for finding in findings], "nodes": nodes}, indent=1
+            )
+        )
     else:
         print("\n".join(told(nodes, findings)))
     return status_of(findings)
@@ -93,17 +104,24 @@ def join(nodes: Sequence[dict[str, Any]]) -> list[Finding]:
     for node in nodes:
         for values in node["findings"]:
             hosts.setdefault(Finding.from_json(values), []).append(node["host"])
-    return [replace(each, where=_placed(hosts[each], each.where, len(nodes))) for each in gravest_first(hosts)]
+    return [
+        replace(each, where=_placed(hosts[each], each.where, len(nodes)))
+        for each in gravest_first(hosts)
+    ]
 
 
 def _placed(hosts: Sequence[str], where: str, num_nodes: int) -> str:
-    named = f"all {num_nodes} nodes" if num_nodes > 1 and len(hosts) == num_nodes else few(hosts, _ALL)
+    named = (
+        f"all {num_nodes} nodes" if num_nodes > 1 and len(hosts) == num_nodes else few(hosts, _ALL)
+    )
     return f"{named}: {where}" if where else named
 
 
 def told(nodes: Sequence[dict[str, Any]], findings: Sequence[Finding]) -> list[str]:
     """Return the lines to print: the findings, and how many nodes had errors."""
-    with_errors = sum(any(each["severity"] == "error" for each in node["findings"]) for node in nodes)
+    with_errors = sum(
+        any(each["severity"] == "error" for each in node["findings"]) for node in nodes
+    )
     count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} examined"
     last = f"{count}, {with_errors} with errors" if with_errors else f"{count}, none with errors"
     return [*(f"{finding.render()}\n" for finding in findings), last]

@@ -37,7 +37,9 @@ def _choose(options: Options, source: str, environ: Mapping[str, str]) -> Choice
     if options.accelerate_config == config_file.NONE:
         return Choice()
     if options.accelerate_config:
-        return choice.named(config_file.settings_of(options.accelerate_config), options.accelerate_config, environ)
+        return choice.named(
+            config_file.settings_of(options.accelerate_config), options.accelerate_config, environ
+        )
     path = config_file.default_path(environ)
     if not path.is_file() or not choice.imports_accelerate(source):
         return Choice()

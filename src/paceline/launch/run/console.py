@@ -79,7 +79,9 @@ def plan_streams(
     for place, bit in enumerate((OUT, ERR)):
         teed = bool(streams_of(options.tee, local_rank) & bit) and chosen is not False
         redirected = bool(streams_of(options.redirects, local_rank) & bit)
-        redirected |= options.nccl_debug and bit == ERR  # torch's debug output would bury the console
+        redirected |= (
+            options.nccl_debug and bit == ERR
+        )  # torch's debug output would bury the console
         plain = (rank == 0 if chosen is None else chosen) and not redirected
         several = len(options.local_ranks_filter) > 1
         filters = (options.duplicate_stdout_filters, options.duplicate_stderr_filters)[place]
@@ -99,7 +101,12 @@ def fill_prefix(template: str, *, role: str, rank: int, local_rank: int) -> str:
     """Fill in torchrun's ``${role_name}``, ``${rank}``, ``${local_rank}`` and ``${hostname}``."""
     from string import Template
 
-    values = {"role_name": role, "rank": rank, "local_rank": local_rank, "hostname": socket.gethostname()}
+    values = {
+        "role_name": role,
+        "rank": rank,
+        "local_rank": local_rank,
+        "hostname": socket.gethostname(),
+    }
     return Template(template).safe_substitute(values)
 
 
@@ -198,11 +205,19 @@ def describe_loss(folder: str, reason: str) -> Notice:
         return Notice(
             f"the log folder {folder} was deleted while the run writes to it",
             details=("the run continues; what its ranks print from now on is not kept",),
-            advice="keep it: paceline run --run-dir FOLDER ..., a folder that the script does not clear",
+            advice=(
+                "keep it: paceline run --run-dir FOLDER ..., a folder that the script does not"
+                " clear"
+            ),
         )
     return Notice(
         f"the logs in {folder} cannot be written: {reason}",
-        details=("the run continues; what its ranks print is dropped there until it can be written again",),
+        details=(
+            (
+                "the run continues; what its ranks print is dropped there until it can be written"
+                " again"
+            ),
+        ),
         advice=f"what fills the disk: df -h {folder}",
     )
 

@@ -61,7 +61,9 @@ class ForkServer:
         Raises:
             OSError: The fork server is gone.
         """
-        self._hand_over({"do": "start", "task": task.to_json(), "files": len(files)}, [stdout, stderr, *files])
+        self._hand_over(
+            {"do": "start", "task": task.to_json(), "files": len(files)}, [stdout, stderr, *files]
+        )
 
     def _hand_over(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
         line = json.dumps(message).encode() + b"\n"
@@ -126,7 +128,9 @@ class ForkServer:
             console = copy.console if copy.console >= 0 else copy.source  # always two per stream
             descriptors += [copy.source, console]
         with contextlib.suppress(OSError):
-            self._hand_over({"do": "leave", "streams": [pump.describe(copy) for copy in streams]}, descriptors)
+            self._hand_over(
+                {"do": "leave", "streams": [pump.describe(copy) for copy in streams]}, descriptors
+            )
         self._link.close()
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -156,8 +160,14 @@ class StopWatch:
         if self._num_stopped != _LOOKS:
             return None
         return Notice(
-            f"the fork server, which starts the ranks and sees how they end, is stopped (pid {self._pid}, state T)",
-            ("ranks that run continue; until it continues, no rank is started and no rank's end is noticed",),
+            "the fork server, which starts the ranks and sees how they end, is stopped (pid"
+            f" {self._pid}, state T)",
+            (
+                (
+                    "ranks that run continue; until it continues, no rank is started and no rank's"
+                    " end is noticed"
+                ),
+            ),
             f"fix: kill -CONT {self._pid}",
         )
 
@@ -266,7 +276,9 @@ class _Server:
             if handle >= 0:
                 os.close(handle)
         self.pids[pid] = task.local_rank
-        self._tell({"said": "started", "rank": task.local_rank, "pid": pid, "time_ns": time.time_ns()})
+        self._tell(
+            {"said": "started", "rank": task.local_rank, "pid": pid, "time_ns": time.time_ns()}
+        )
         return False
 
     def _take(self, count: int) -> list[int]:
@@ -312,7 +324,9 @@ class _Server:
             rank = self.pids.pop(pid, None)
             if rank is not None:  # other processes are adopted orphans
                 code = os.waitstatus_to_exitcode(status)
-                self._tell({"said": "ended", "rank": rank, "pid": pid, "code": code, "time_ns": now})
+                self._tell(
+                    {"said": "ended", "rank": rank, "pid": pid, "code": code, "time_ns": now}
+                )
 
     def _signal(self, rank: int, signum: int, group: bool) -> None:
         for pid, local_rank in self.pids.items():

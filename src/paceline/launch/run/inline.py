@@ -74,7 +74,11 @@ def launch(
             **({"run_dir": os.fspath(run_dir)} if run_dir is not None else {}),
         },
         inherited={},
-        preferred={key: value for key, value in preferences.read(env.snapshot()).items() if key != "start_method"},
+        preferred={
+            key: value
+            for key, value in preferences.read(env.snapshot()).items()
+            if key != "start_method"
+        },
     )
     facts = host.gather(env.read(env.CUDA_DEVICES))
     decided = plan.make(asked, facts, environ=env.snapshot(), source="")
@@ -126,7 +130,9 @@ def _without_openmp(decided: plan.Plan) -> plan.Plan:
     return replace(decided, threads=plan.Choice(1, reason))
 
 
-def _be_launcher(asked: Options, decided: plan.Plan, function: Callable[[], Any], sink: int) -> NoReturn:
+def _be_launcher(
+    asked: Options, decided: plan.Plan, function: Callable[[], Any], sink: int
+) -> NoReturn:
     """Run the launcher in the fork, and the function in the ranks.
 
     This never returns into the caller's frames.

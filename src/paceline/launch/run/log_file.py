@@ -52,7 +52,9 @@ class LogFile:
         self._is_deleted = False
         try:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-            self.handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self.handle = os.open(
+                self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
+            )
         except OSError as error:
             self._lose(0, str(error.strerror))
 
@@ -65,7 +67,9 @@ class LogFile:
 
     def write(self, data: bytes) -> None:
         """Append data; never raises."""
-        self._tail = data[-_TAIL_BYTES:] if len(data) >= _TAIL_BYTES else (self._tail + data)[-_TAIL_BYTES:]
+        self._tail = (
+            data[-_TAIL_BYTES:] if len(data) >= _TAIL_BYTES else (self._tail + data)[-_TAIL_BYTES:]
+        )
         if self.handle < 0 or self._has_no_name():
             self._dropped += len(data)
             return

@@ -88,7 +88,8 @@ def _plugin_logs(options: Options) -> LogsSpecs:
         raise UsageError(
             Finding(
                 "option-invalid",
-                f"--logs-specs {options.logs_specs}: no entry point of that name in torchrun.logs_specs",
+                f"--logs-specs {options.logs_specs}: no entry point of that name in"
+                " torchrun.logs_specs",
                 where="command line",
                 fix="install the package that brings it, or leave the option out",
             )

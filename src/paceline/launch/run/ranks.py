@@ -93,7 +93,9 @@ class RankGroup(PContext):
             out, err = context.console.open(streams)
             files = attempt.files[local] = RankFiles.create()
             try:
-                context.starter.start(self._task(local, rank), stdout=out, stderr=err, files=files.handles)
+                context.starter.start(
+                    self._task(local, rank), stdout=out, stderr=err, files=files.handles
+                )
             finally:
                 for handle in {out, err}:
                     _close_quietly(handle)
@@ -105,7 +107,9 @@ class RankGroup(PContext):
         context = self._context
         number = self.attempt.number
         default = str(self._run_dir.log(rank, number))
-        template = context.options.log_line_prefix_template or self._rank_env.get(env.LOG_PREFIX, "")
+        template = context.options.log_line_prefix_template or self._rank_env.get(
+            env.LOG_PREFIX, ""
+        )
         folder = Path(self.stdouts[local] or default).parent
         kept = 0 if context.options.log_dir else number  # torch's layout has a folder per attempt
         return plan_streams(
@@ -113,7 +117,9 @@ class RankGroup(PContext):
             rank=rank,
             local_rank=local,
             paths=(self.stdouts[local] or default, self.stderrs[local] or default),
-            prefix=fill_prefix(template or DEFAULT_PREFIX, role=context.options.role, rank=rank, local_rank=local),
+            prefix=fill_prefix(
+                template or DEFAULT_PREFIX, role=context.options.role, rank=rank, local_rank=local
+            ),
             filtered=(
                 str(folder / self._run_dir.filtered("stdout", kept).name),
                 str(folder / self._run_dir.filtered("stderr", kept).name),
@@ -126,7 +132,9 @@ class RankGroup(PContext):
             **context.task.__dict__,
             "local_rank": local,
             # torchrun fills in ${local_rank} in the script's arguments
-            "args": tuple(Template(word).safe_substitute(local_rank=local) for word in context.task.args),
+            "args": tuple(
+                Template(word).safe_substitute(local_rank=local) for word in context.task.args
+            ),
             "env": {**self._rank_env, **self.envs[local]},
             "error_file": self.attempt.error_paths[local],
             "pulse": context.pulse_handle,
@@ -152,7 +160,9 @@ class RankGroup(PContext):
             if message["said"] == "started":
                 self.attempt.pids[local] = message["pid"]
             elif self.attempt.pids.get(local) == message["pid"]:
-                self.attempt.ended[local] = Ended(local, message["pid"], message["code"], message["time_ns"])
+                self.attempt.ended[local] = Ended(
+                    local, message["pid"], message["code"], message["time_ns"]
+                )
 
     def pids(self) -> dict[int, int]:
         return dict(self.attempt.pids)
@@ -217,10 +227,14 @@ class RankGroup(PContext):
             quiet: Send no signal to ranks that do not answer.
         """
         port = next(iter(self.envs.values()), {}).get(env.MASTER_PORT, "")
-        return stacks.look(*self._askable(), quiet=quiet, leave_out=[int(port)] if port.isdigit() else [])
+        return stacks.look(
+            *self._askable(), quiet=quiet, leave_out=[int(port)] if port.isdigit() else []
+        )
 
     def _askable(self) -> tuple[dict[int, int], dict[int, Path]]:
-        """Return the processes of the living ranks, and the files that they write their stacks to."""
+        """Return the processes of the living ranks, and the files that they write their stacks
+        to.
+        """
         attempt = self.attempt
         pids = {local: attempt.pids[local] for local in attempt.living if local in attempt.pids}
         return pids, {local: attempt.files[local].stacks_path for local in pids}
@@ -329,7 +343,9 @@ class RankGroup(PContext):
 
     def _cause_is_known(self) -> bool:
         ends = map(self._end, self.attempt.ended)
-        return any(root_cause.weigh(end) == root_cause.CAUSE for end in ends if end.fell and end.code)
+        return any(
+            root_cause.weigh(end) == root_cause.CAUSE for end in ends if end.fell and end.code
+        )
 
     def _end_living(self, signum: int, why: str, *, wait_s: float) -> None:
         """Signal the living ranks, wait, then kill all that remain."""
@@ -373,7 +389,9 @@ class RankGroup(PContext):
         for local in self.attempt.living:
             self.attempt.stopped.setdefault(local, (why, time.time_ns()))
             if is_needed:
-                self._context.starter.signal(local, signum, group=self._context.task.method == "exec")
+                self._context.starter.signal(
+                    local, signum, group=self._context.task.method == "exec"
+                )
 
     def _kill(self) -> None:
         """Kill the remaining ranks and all that they started, and wait for their end."""
@@ -419,7 +437,8 @@ class RankGroup(PContext):
 def unkillable(rank: int, pid: int, place: str) -> Notice:
     """Return the notice that a rank does not end because it waits in the kernel."""
     return Notice(
-        f"rank {rank} (pid {pid}) on {socket.gethostname()} cannot be ended now: it waits in the kernel (state D)",
+        f"rank {rank} (pid {pid}) on {socket.gethostname()} cannot be ended now: it waits in the"
+        " kernel (state D)",
         details=(f"it waits in {place}: a file system, a disk or a device does not answer",),
         advice=f"no signal ends it before that; look at it: cat /proc/{pid}/stack; dmesg | tail",
     )

@@ -49,7 +49,9 @@ def run(options: Options) -> int:
     source = script.read(options)
     configured = configure(options, source)
     options, plan = _plan(options, source)
-    plan = replace(plan, accelerate=configured.summary, warnings=(*plan.warnings, *configured.warnings))
+    plan = replace(
+        plan, accelerate=configured.summary, warnings=(*plan.warnings, *configured.warnings)
+    )
     task = RankTask(
         local_rank=0,
         kind=_kind(options),
@@ -90,7 +92,9 @@ def _kind(options: Options) -> str:
     return MODULE if options.module else PATH if options.run_path else SCRIPT
 
 
-def conduct(options: Options, plan: Plan, task: RankTask, function: Callable[[], None] | None = None) -> Report:
+def conduct(
+    options: Options, plan: Plan, task: RankTask, function: Callable[[], None] | None = None
+) -> Report:
     """Start the fork server, then everything else; in a rank, run its task.
 
     Args:
@@ -108,7 +112,9 @@ def conduct(options: Options, plan: Plan, task: RankTask, function: Callable[[],
     # Removed from the environment, which ranks inherit.
     options = replace(options, secret=env.take(env.RUN_SECRET) or "")
     ports.require_free(options, plan)
-    handle = -1 if options.no_probe or task.method == "exec" else counters.create(int(plan.nproc.value))
+    handle = (
+        -1 if options.no_probe or task.method == "exec" else counters.create(int(plan.nproc.value))
+    )
     if task.method == "fork":
         _warm_up(plan.warm_imports)
     warm, mine = fork_server.fork_starter()
@@ -128,7 +134,9 @@ def _warm_up(modules: Sequence[str]) -> None:
     import gc
     from importlib import import_module
 
-    slow = threading.Timer(_SLOW_IMPORT_S, _say_to_a_person, ["importing torch (slow on a network file system)"])
+    slow = threading.Timer(
+        _SLOW_IMPORT_S, _say_to_a_person, ["importing torch (slow on a network file system)"]
+    )
     slow.daemon = True
     slow.start()
     try:

@@ -5,21 +5,29 @@ from __future__ import annotations
 from paceline.signatures.signature import Signature, cause
 from paceline.signatures.tier import Tier
 
-_SHM = "docker run --shm-size=8g (Kubernetes: emptyDir with medium: Memory at /dev/shm), or fewer DataLoader workers"
+_SHM = (
+    "docker run --shm-size=8g (Kubernetes: emptyDir with medium: Memory at /dev/shm), or fewer"
+    " DataLoader workers"
+)
 
 SIGNATURES: tuple[Signature, ...] = (
     cause(
         "dataloader-shm-too-small",
         "bus error|shared memory|/torch_",
-        r"DataLoader worker \(pid[^)]*\) is killed by signal: Bus error|bus error encountered in worker"
+        r"DataLoader worker \(pid[^)]*\) is killed by signal: Bus error|bus error encountered in"
+        r" worker"
         r"|insufficient shared memory"
-        r"|workers are out of shared memory|unable to (?:write to|allocate shared memory\(shm\) for|resize"
+        r"|workers are out of shared memory|unable to (?:write to|allocate shared memory\(shm\)"
+        r" for|resize"
         r"|mmap) ?(?:file )?"
         r"</?torch_\S*>.*(?:No space|Cannot allocate|Resource temporarily)|out of shared memory"
         r"|unable to open shared memory object </?torch_\S*>",
         what="shared memory (/dev/shm) is too small for the DataLoader workers",
         fix=_SHM,
-        why="workers hand batches over through /dev/shm; containers have 64 MB there unless told otherwise",
+        why=(
+            "workers hand batches over through /dev/shm; containers have 64 MB there unless told"
+            " otherwise"
+        ),
         unless=r"Too many open files",
     ),
     cause(
@@ -35,25 +43,36 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "too-many-open-files",
         "too many open files|ancdata|inotify",
-        r"Too many open files|received \d+ items of ancdata|inotify (?:watch|instance) limit reached",
+        r"Too many open files|received \d+ items of ancdata|inotify (?:watch|instance) limit"
+        r" reached",
         what="the limit of open file descriptors is reached",
-        fix="ulimit -n 65536 before the start, or torch.multiprocessing.set_sharing_strategy('file_system')",
+        fix=(
+            "ulimit -n 65536 before the start, or"
+            " torch.multiprocessing.set_sharing_strategy('file_system')"
+        ),
         why="every tensor that a worker hands over holds a descriptor",
     ),
     cause(
         "disk-full",
         "no space left on device|disk quota exceeded|quota exceeded|enospc|not enough disk space"
         "|not enough free disk space",
-        r"No space left on device|(?:Disk )?quota exceeded|ENOSPC|Error: Not enough (?:free )?disk space",
+        r"No space left on device|(?:Disk )?quota exceeded|ENOSPC|Error: Not enough (?:free )?disk"
+        r" space",
         what="there is no space left on the disk that is written to",
-        fix="df -h and quota -s on the node; point checkpoints, caches and TMPDIR to a disk with room",
+        fix=(
+            "df -h and quota -s on the node; point checkpoints, caches and TMPDIR to a disk with"
+            " room"
+        ),
         unless=r"/dev/shm|shared memory|</?torch_|nccl|inotify|posix_fallocate|GPU",
     ),
     cause(
         "disk-full",
         "pytorchstreamwriter|unexpected pos|inline_container",
-        r"PytorchStreamWriter failed writing file|unexpected pos \d+ vs \d+|basic_ios::clear: iostream error",
-        what="a checkpoint could not be written: the disk is full, or the quota is reached (likely)",
+        r"PytorchStreamWriter failed writing file|unexpected pos \d+ vs \d+|basic_ios::clear:"
+        r" iostream error",
+        what=(
+            "a checkpoint could not be written: the disk is full, or the quota is reached (likely)"
+        ),
         fix="df -h and quota -s for the checkpoint folder",
         tier=Tier.HINTED,
     ),
@@ -70,8 +89,8 @@ SIGNATURES: tuple[Signature, ...] = (
         r"DataLoader worker \(pid[^)]*\) is killed by signal: Killed",
         what="a DataLoader worker was killed: mostly because host memory ran out (likely)",
         fix=(
-            "more memory for the job (--mem), fewer workers, smaller prefetch_factor; dmesg -T | grep -i oom "
-            "tells for sure"
+            "more memory for the job (--mem), fewer workers, smaller prefetch_factor; dmesg -T |"
+            " grep -i oom tells for sure"
         ),
         tier=Tier.WORKER_CRASH,
     ),
@@ -90,11 +109,16 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|DataLoader worker \(pid[^)]*\) is killed by signal: "
         r"(?P<signal>Aborted|Terminated|Floating point exception|Illegal instruction)",
         what=(
-            "a DataLoader worker ended without a word (pid {pids}): mostly it was killed because memory ran out "
-            "(likely)",
+            (
+                "a DataLoader worker ended without a word (pid {pids}): mostly it was killed"
+                " because memory ran out (likely)"
+            ),
             "a DataLoader worker was ended by a signal: {signal}",
         ),
-        fix="num_workers=0 shows an error of the data set itself; dmesg -T | grep -i oom tells whether memory ran out",
+        fix=(
+            "num_workers=0 shows an error of the data set itself; dmesg -T | grep -i oom tells"
+            " whether memory ran out"
+        ),
         tier=Tier.SUSPECTED,
     ),
 )

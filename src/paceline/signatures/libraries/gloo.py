@@ -27,21 +27,25 @@ SIGNATURES: tuple[Signature, ...] = (
         "gloo-loopback",
         "loopback address as fallback",
         r"Unable to resolve hostname to a \(local\) address",
-        what="Gloo falls back to the loopback address: the host name does not resolve to one of its own addresses",
+        what=(
+            "Gloo falls back to the loopback address: the host name does not resolve to one of its"
+            " own addresses"
+        ),
         fix=_IFNAME,
         tier=Tier.HINTED,
     ),
     cause(
         "interface-missing-on-node",
         "unable to find address for|unable to find interface|no such device|ifa != nullptr",
-        r"Unable to find (?:address|interface) for:? *(?P<interface>[\w.-]+)|ifa != nullptr.*?: *(?P<name>[\w.-]+)?",
+        r"Unable to find (?:address|interface) for:? *(?P<interface>[\w.-]+)|ifa != nullptr.*?:"
+        r" *(?P<name>[\w.-]+)?",
         what=(
             "the interface {interface} does not exist on this node",
             "an interface that is named in a setting does not exist on this node",
         ),
         fix=(
-            "ip -br addr lists those of the node; set GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME) to one that "
-            "every node has"
+            "ip -br addr lists those of the node; set GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME)"
+            " to one that every node has"
         ),
     ),
     cause(
@@ -51,18 +55,35 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|distributed collective mismatch in your code"
         r"|[Rr]eceived data size doesn't match expected size",
         what=(
-            "a rank received {a} bytes where it waits for {b}: ranks are in different collectives, or sizes differ",
-            "a rank received another size than it waits for: ranks are in different collectives, or sizes differ",
+            (
+                "a rank received {a} bytes where it waits for {b}: ranks are in different"
+                " collectives, or sizes differ"
+            ),
+            (
+                "a rank received another size than it waits for: ranks are in different"
+                " collectives, or sizes differ"
+            ),
         ),
-        fix="every rank must make the same calls with the same shapes; paceline run names the two lines that differ",
+        fix=(
+            "every rank must make the same calls with the same shapes; paceline run names the two"
+            " lines that differ"
+        ),
         why="Gloo cannot go on after it, the process is aborted",
     ),
     cause(
         "collective-mismatch",
-        "reduce op|expected all tensors|invalid tensor|tensor size|unequal|different sizes|mt19937 state",
-        r"(?:gloo|ProcessGroupGloo).*(?:invalid tensor|tensors? .*(?:equal|same) size)|Invalid mt19937 state",
-        what="a collective got something else than it expects: ranks are in different collectives (likely)",
-        fix="every rank must make the same calls with the same shapes; paceline run names the two lines that differ",
+        "reduce op|expected all tensors|invalid tensor|tensor size|unequal|different sizes|mt19937"
+        " state",
+        r"(?:gloo|ProcessGroupGloo).*(?:invalid tensor|tensors? .*(?:equal|same) size)|Invalid"
+        r" mt19937 state",
+        what=(
+            "a collective got something else than it expects: ranks are in different collectives"
+            " (likely)"
+        ),
+        fix=(
+            "every rank must make the same calls with the same shapes; paceline run names the two"
+            " lines that differ"
+        ),
         tier=Tier.HINTED,
     ),
     cause(
@@ -73,7 +94,10 @@ SIGNATURES: tuple[Signature, ...] = (
             "a rank waited {ms} ms for a {op} that did not come: another rank did not take part",
             "a rank waited for another one that did not take part, until the timeout",
         ),
-        fix="py-spy dump on every rank shows which one is elsewhere; look for uneven batches and rank-0-only work",
+        fix=(
+            "py-spy dump on every rank shows which one is elsewhere; look for uneven batches and"
+            " rank-0-only work"
+        ),
         why="the other rank is alive: it left the loop earlier or does something else",
         tier=Tier.TIMEOUT,
     ),
@@ -83,14 +107,18 @@ SIGNATURES: tuple[Signature, ...] = (
         r"connectFullMesh failed|full mesh.*(?:timed out|failed)",
         what="Gloo could not connect all ranks with each other",
         fix=_IFNAME,
-        why="a rank is missing, or ranks give each other addresses that are not routed between the nodes",
+        why=(
+            "a rank is missing, or ranks give each other addresses that are not routed between the"
+            " nodes"
+        ),
         tier=Tier.TIMEOUT,
         key="full-mesh",
     ),
     cause(
         "master-unreachable",
         "gloo::ioexception|gloo/transport",
-        r"connect \[(?P<host>[^\]]+)\]:(?P<port>\d+): (?P<error>Connection (?:refused|timed out)|No route to host)",
+        r"connect \[(?P<host>[^\]]+)\]:(?P<port>\d+): (?P<error>Connection (?:refused|timed out)|No"
+        r" route to host)",
         what="Gloo cannot connect to {host}, port {port}: {error}",
         fix=_IFNAME,
         tier=Tier.TIMEOUT,
@@ -98,16 +126,23 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "peer-rank-died",
-        "connection closed by peer|connection reset by peer|broken pipe|read error|write error|remote worker crashing",
-        r"Connection closed by peer(?: \[(?P<peer>[^\]]+)\])?|(?:Read|Write) error \[(?P<reset>[^\]]+)\]"
+        "connection closed by peer|connection reset by peer|broken pipe|read error|write"
+        " error|remote worker crashing",
+        r"Connection closed by peer(?: \[(?P<peer>[^\]]+)\])?|(?:Read|Write) error"
+        r" \[(?P<reset>[^\]]+)\]"
         r"|pair\.cc.*(?:Connection reset by peer|Broken pipe)|remote worker (?:crashing|hanging)",
         what=(
             "the connection to {peer} was closed: the rank there ended first",
             "the connection to {reset} broke: the rank there ended first",
             "the connection to another rank was closed: that rank ended first",
         ),
-        fix="look at the other ranks' output for the first that ended: its traceback, its exit code, dmesg on its node",
-        why="this is what the surviving ranks say; the cause is in the output of the one that ended",
+        fix=(
+            "look at the other ranks' output for the first that ended: its traceback, its exit"
+            " code, dmesg on its node"
+        ),
+        why=(
+            "this is what the surviving ranks say; the cause is in the output of the one that ended"
+        ),
         tier=Tier.VICTIM,
     ),
 )

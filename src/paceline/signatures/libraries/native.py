@@ -9,32 +9,43 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "library-version-mismatch",
         "device kernel image is invalid|ptxas fatal|nvcc fatal",
-        r"device kernel image is invalid|ptxas fatal *: *(?P<ptxas>Value '\w+' is not defined.{0,60})"
+        r"device kernel image is invalid|ptxas fatal *: *(?P<ptxas>Value '\w+' is not"
+        r" defined.{0,60})"
         r"|nvcc fatal *: *(?P<nvcc>Unsupported gpu architecture '\w+')",
         what=(
             "the CUDA compiler is too old for this GPU: {ptxas}",
             "the CUDA compiler is too old for this GPU: {nvcc}",
             "a compiled kernel does not fit this GPU or its driver",
         ),
-        fix="install a CUDA toolkit (and triton) that knows this GPU: nvidia-smi --query-gpu=compute_cap --format=csv",
+        fix=(
+            "install a CUDA toolkit (and triton) that knows this GPU: nvidia-smi"
+            " --query-gpu=compute_cap --format=csv"
+        ),
         tier=Tier.COARSE,
     ),
     cause(
         "library-version-mismatch",
-        "could not load library|unable to load any of|dll load failed|[winerror 12|[winerror 1114]|[winerror 193]"
-        "|cannot load libmkl|cannot load lib",
-        r"Could not load library (?P<library>lib\S+?\.so[\w.]*)\b|Unable to load any of \{(?P<any>[^}]+)\}"
+        "could not load library|unable to load any of|dll load failed|[winerror 12|[winerror"
+        " 1114]|[winerror 193]|cannot load libmkl|cannot load lib",
+        r"Could not load library (?P<library>lib\S+?\.so[\w.]*)\b|Unable to load any of"
+        r" \{(?P<any>[^}]+)\}"
         r"|DLL load failed while importing (?P<module>\w+)"
-        r"|\[WinError (?:126|127|1114|193)\].*?(?P<dll>[\w-]+\.dll)|FATAL ERROR: Cannot load (?P<mkl>lib\S+)",
+        r"|\[WinError (?:126|127|1114|193)\].*?(?P<dll>[\w-]+\.dll)|FATAL ERROR: Cannot load"
+        r" (?P<mkl>lib\S+)",
         what=(
             "the library {library} cannot be loaded",
             "none of the libraries {any} can be loaded",
-            "the compiled module {module} cannot be loaded: a library that it needs is missing or does not fit",
+            (
+                "the compiled module {module} cannot be loaded: a library that it needs is missing"
+                " or does not fit"
+            ),
             "the library {dll} cannot be loaded",
             "the library {mkl} cannot be loaded",
         ),
-        fix="unset LD_LIBRARY_PATH entries that hold another CUDA or cuDNN, and install torch with its own libraries "
-        "into a fresh environment (Windows: the Visual C++ runtime)",
+        fix=(
+            "unset LD_LIBRARY_PATH entries that hold another CUDA or cuDNN, and install torch with"
+            " its own libraries into a fresh environment (Windows: the Visual C++ runtime)"
+        ),
         tier=Tier.COARSE,
         unless=r"\bW tensorflow|dlerror|[Ww]arning|optional|skipp",
     ),
@@ -47,33 +58,56 @@ SIGNATURES: tuple[Signature, ...] = (
             "two OpenMP libraries are loaded into one process: {a} and {b}",
             "two OpenMP libraries are loaded into one process: that of MKL and {c}",
         ),
-        fix="install numpy and torch from one source (all pip or all conda); until then import numpy first, or export "
-        "MKL_THREADING_LAYER=GNU",
+        fix=(
+            "install numpy and torch from one source (all pip or all conda); until then import"
+            " numpy first, or export MKL_THREADING_LAYER=GNU"
+        ),
         tier=Tier.COARSE,
     ),
     cause(
         "cpu-starved",
-        "omp: error #34|omp: system error #11|libgomp: thread creation failed|unable to create worker thread",
+        "omp: error #34|omp: system error #11|libgomp: thread creation failed|unable to create"
+        " worker thread",
         r"OMP: Error #34|OMP: System error #11|libgomp: Thread creation failed",
         what="no more threads can be started: the limit of the user or of the job is reached",
-        fix="export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1, fewer DataLoader workers; ulimit -u shows the limit",
-        why="each rank starts a thread for each CPU of the node in each numerical library, unless told otherwise",
+        fix=(
+            "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1, fewer DataLoader workers; ulimit -u"
+            " shows the limit"
+        ),
+        why=(
+            "each rank starts a thread for each CPU of the node in each numerical library, unless"
+            " told otherwise"
+        ),
         tier=Tier.COARSE,
     ),
     cause(
         "library-version-mismatch",
-        "cudamismatchexception|does not match the version torch was compiled with|mismatches the version that was used",
-        r"Installed CUDA version (?P<toolkit>[\d.]+) does not match the version torch was compiled with "
+        "cudamismatchexception|does not match the version torch was compiled with|mismatches the"
+        " version that was used",
+        r"Installed CUDA version (?P<toolkit>[\d.]+) does not match the version torch was compiled"
+        r" with "
         r"(?P<torch>[\d.]+)"
-        r"|The detected CUDA version \((?P<nvcc>[\d.]+)\) mismatches the version that was used to compile\s*"
+        r"|The detected CUDA version \((?P<nvcc>[\d.]+)\) mismatches the version that was used to"
+        r" compile\s*"
         r"PyTorch \((?P<built>[\d.]+)\)|detected CUDA version .* mismatches",
         what=(
-            "an extension cannot be built: CUDA {toolkit} is installed, and torch is built with {torch}",
-            "an extension cannot be built: CUDA {nvcc} is installed, and torch is built with {built}",
-            "an extension cannot be built: the installed CUDA is not the one that torch is built with",
+            (
+                "an extension cannot be built: CUDA {toolkit} is installed, and torch is built with"
+                " {torch}"
+            ),
+            (
+                "an extension cannot be built: CUDA {nvcc} is installed, and torch is built with"
+                " {built}"
+            ),
+            (
+                "an extension cannot be built: the installed CUDA is not the one that torch is"
+                " built with"
+            ),
         ),
-        fix="install the CUDA toolkit of torch.version.cuda (conda install cuda-toolkit=VERSION) or a torch for the "
-        "installed one; point CUDA_HOME to it",
+        fix=(
+            "install the CUDA toolkit of torch.version.cuda (conda install cuda-toolkit=VERSION) or"
+            " a torch for the installed one; point CUDA_HOME to it"
+        ),
         tier=Tier.COARSE,
         unless=r"[Ww]arning|WARN",
     ),
@@ -91,14 +125,20 @@ SIGNATURES: tuple[Signature, ...] = (
         "|not enough memory. please try"
         "|insufficient memory. please",
         r"No available memory for the cache blocks"
-        r"|Free memory on device.*\((?P<free>[\d.]+)/(?P<total>[\d.]+) ?(?P<unit>\w+)\).*less than desired GPU memory"
+        r"|Free memory on device.*\((?P<free>[\d.]+)/(?P<total>[\d.]+) ?(?P<unit>\w+)\).*less than"
+        r" desired GPU memory"
         r"|Not enough memory\. Please try to increase --mem-fraction-static",
         what=(
-            "only {free} of {total} {unit} of the GPU are free, which is less than the server was told to take",
+            (
+                "only {free} of {total} {unit} of the GPU are free, which is less than the server"
+                " was told to take"
+            ),
             "the GPU has no memory left for the cache after the model is loaded",
         ),
-        fix="nvidia-smi tells whether another process holds memory; a smaller --max-model-len, more GPUs "
-        "(--tensor-parallel-size), or another --gpu-memory-utilization",
+        fix=(
+            "nvidia-smi tells whether another process holds memory; a smaller --max-model-len, more"
+            " GPUs (--tensor-parallel-size), or another --gpu-memory-utilization"
+        ),
         tier=Tier.COARSE,
     ),
 )

@@ -5,18 +5,27 @@ from __future__ import annotations
 from paceline.signatures.signature import Signature, cause, note
 from paceline.signatures.tier import Tier
 
-_LATE = "find the rank that did not come: compare last enqueued work of all ranks, or py-spy dump on each of them"
+_LATE = (
+    "find the rank that did not come: compare last enqueued work of all ranks, or py-spy dump on"
+    " each of them"
+)
 _WARN = "run again with NCCL_DEBUG=WARN and read the NCCL WARN line above the error"
 
 SIGNATURES: tuple[Signature, ...] = (
     cause(
         "duplicate-gpu",
         "duplicate gpu detected|using the same gpu|multiple ranks are using",
-        r"Duplicate GPU detected *: *rank (?P<a>\d+) and rank (?P<b>\d+) both on CUDA device (?P<device>\S+)"
+        r"Duplicate GPU detected *: *rank (?P<a>\d+) and rank (?P<b>\d+) both on CUDA device"
+        r" (?P<device>\S+)"
         r"|Multiple Ranks are using the same GPU|Duplicate GPU detected",
-        what=("ranks {b} and {a} use the same GPU (CUDA device {device})", "two ranks use the same GPU"),
-        fix="torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the first collective, and no more processes a "
-        "node than GPUs",
+        what=(
+            "ranks {b} and {a} use the same GPU (CUDA device {device})",
+            "two ranks use the same GPU",
+        ),
+        fix=(
+            "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the first collective, and"
+            " no more processes a node than GPUs"
+        ),
         why="NCCL wants one GPU for each rank",
     ),
     cause(
@@ -25,30 +34,35 @@ SIGNATURES: tuple[Signature, ...] = (
         r"ncclInvalidUsage|NCCL error\b.*invalid usage",
         what="NCCL was used in a wrong way; mostly two ranks use the same GPU (likely)",
         fix=(
-            "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the first collective; NCCL_DEBUG=WARN "
-            "says more"
+            "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the first collective;"
+            " NCCL_DEBUG=WARN says more"
         ),
         tier=Tier.SUSPECTED,
     ),
     cause(
         "nccl-version-mismatch",
         "mismatched nccl version|nccl version mismatch|different nccl versions",
-        r"Mismatched NCCL version|NCCL version mismatch|different NCCL versions?|ranks?.*NCCL version.*(?:differ"
+        r"Mismatched NCCL version|NCCL version mismatch|different NCCL versions?|ranks?.*NCCL"
+        r" version.*(?:differ"
         r"|mismatch)",
         what="ranks load different versions of NCCL",
-        fix="install the same environment on every node, and unset LD_LIBRARY_PATH entries that hold another libnccl",
+        fix=(
+            "install the same environment on every node, and unset LD_LIBRARY_PATH entries that"
+            " hold another libnccl"
+        ),
     ),
     cause(
         "nccl-version-mismatch",
         "undefined symbol|symbol not found|undefined reference|version `nccl",
-        r"undefined symbol:? *(?P<symbol>p?nccl\w+)|libnccl\.so\S*: version|symbol not found.*(?:nccl)",
+        r"undefined symbol:? *(?P<symbol>p?nccl\w+)|libnccl\.so\S*: version|symbol not"
+        r" found.*(?:nccl)",
         what=(
             "libtorch needs {symbol}, which the libnccl that was loaded does not have",
             "another libnccl is loaded than the one that torch was built with",
         ),
         fix=(
-            "pip list | grep nvidia-nccl: keep the one that torch asks for; unset LD_LIBRARY_PATH entries with a "
-            "libnccl"
+            "pip list | grep nvidia-nccl: keep the one that torch asks for; unset LD_LIBRARY_PATH"
+            " entries with a libnccl"
         ),
         why="two NCCL packages are installed, or LD_LIBRARY_PATH puts an older one first",
     ),
@@ -56,30 +70,37 @@ SIGNATURES: tuple[Signature, ...] = (
         "collective-mismatch",
         "message truncated",
         r"[Mm]essage truncated",
-        what="a rank received a message of another size than it waits for: ranks are in different collectives",
+        what=(
+            "a rank received a message of another size than it waits for: ranks are in different"
+            " collectives"
+        ),
         fix=(
-            "paceline run names the two lines that differ (TORCH_DISTRIBUTED_DEBUG=DETAIL with NCCL alone); the same "
-            "NCCL_* variables and versions on every rank"
+            "paceline run names the two lines that differ (TORCH_DISTRIBUTED_DEBUG=DETAIL with NCCL"
+            " alone); the same NCCL_* variables and versions on every rank"
         ),
         why="sizes or the order of collectives differ between ranks, or NCCL's settings do",
     ),
     cause(
         "collective-mismatch",
-        "shape mismatches|collectives on ranks|collectives differ|desync|mismatched|tensors across ranks"
-        "|collective mismatch|is "
-        "running collective",
-        r"Detected mismatch between collectives on ranks(?:.*?Rank (?P<a>\d+) is running.*?OpType=(?P<op>\w+))?"
-        r"(?:.*?but Rank (?P<b>\d+) is running.*?OpType=(?P<other>\w+))?|Collectives differ in the following aspects"
+        "shape mismatches|collectives on ranks|collectives differ|desync|mismatched|tensors across"
+        " ranks|collective mismatch|is running collective",
+        r"Detected mismatch between collectives on ranks(?:.*?Rank (?P<a>\d+) is"
+        r" running.*?OpType=(?P<op>\w+))?"
+        r"(?:.*?but Rank (?P<b>\d+) is running.*?OpType=(?P<other>\w+))?|Collectives differ in the"
+        r" following aspects"
         r"|Cannot apply desired operation due to shape mismatches"
         r"|ranks? .* (?:started|joined) (?:a )?different collectives?|mismatched collective",
         what=(
-            "rank {a} runs {op} while rank {b} runs {other}: the ranks are in different collectives",
+            (
+                "rank {a} runs {op} while rank {b} runs {other}: the ranks are in different"
+                " collectives"
+            ),
             "rank {a} runs {op} while the others run another collective, or one of another shape",
             "ranks are in different collectives, or in one with different shapes",
         ),
         fix=(
-            "every rank must make the same calls in the same order: no collective, log or save inside a block "
-            "for one rank"
+            "every rank must make the same calls in the same order: no collective, log or save"
+            " inside a block for one rank"
         ),
         why="the collectives of the ranks no longer belong together",
     ),
@@ -89,8 +110,8 @@ SIGNATURES: tuple[Signature, ...] = (
         r"may be caused by a collective mismatch around rank (?P<rank>\d+)",
         what="NCCL takes the hang for a collective mismatch around rank {rank}",
         fix=(
-            "every rank must make the same calls in the same order: no collective, log or save inside a block "
-            "for one rank"
+            "every rank must make the same calls in the same order: no collective, log or save"
+            " inside a block for one rank"
         ),
         tier=Tier.HINTED,
     ),
@@ -117,7 +138,10 @@ SIGNATURES: tuple[Signature, ...] = (
             "a collective ran into its timeout: not all ranks took part",
         ),
         fix=_LATE,
-        why="one rank stopped, left the loop earlier or does something else, while the others wait for it",
+        why=(
+            "one rank stopped, left the loop earlier or does something else, while the others wait"
+            " for it"
+        ),
         tier=Tier.TIMEOUT,
         key="watchdog",
     ),
@@ -125,8 +149,10 @@ SIGNATURES: tuple[Signature, ...] = (
         "collective-timeout",
         "workncc|ran for|failed to pass monitoredbarrier|timed out waiting|timed out in "
         "monitoredbarrier|watchdog got stuck"
-        "|heartbeat monitor timed out|received a dump signal|received a global timeout|wait timeout",
-        r"Work(?:NCCL|XCCL)\(.*|(?P<rank>\d+) failed to pass monitoredBarrier in (?P<limit>\d+) ms|timed out in "
+        "|heartbeat monitor timed out|received a dump signal|received a global timeout|wait"
+        " timeout",
+        r"Work(?:NCCL|XCCL)\(.*|(?P<rank>\d+) failed to pass monitoredBarrier in (?P<limit>\d+)"
+        r" ms|timed out in "
         r"monitoredBarrier|ran for \d+ milliseconds before timing out|watchdog got stuck for|"
         r"[Hh]eartbeat monitor timed out|Received a (?:dump signal|global timeout)",
         what=(
@@ -134,7 +160,10 @@ SIGNATURES: tuple[Signature, ...] = (
             "a collective ran into its timeout: not all ranks took part",
         ),
         fix=_LATE,
-        why="one rank stopped, left the loop earlier or does something else, while the others wait for it",
+        why=(
+            "one rank stopped, left the loop earlier or does something else, while the others wait"
+            " for it"
+        ),
         tier=Tier.TIMEOUT,
         unless=r"gloo",
     ),
@@ -143,9 +172,10 @@ SIGNATURES: tuple[Signature, ...] = (
         "ncclunique|setting up nccl communicator",
         r"(?:retr\w+|broadcast\w*) ncclUniqueI[dD].*(?:timeout|timed out)",
         what="a rank waited in vain for rank 0 at the first collective of the group",
-        fix="what does rank 0 do then? work on rank 0 only must be over before, or the group's timeout longer; or "
-        "it ended: "
-        "look at its output",
+        fix=(
+            "what does rank 0 do then? work on rank 0 only must be over before, or the group's"
+            " timeout longer; or it ended: look at its output"
+        ),
         why="NCCL's first collective begins with an identifier that rank 0 makes",
         tier=Tier.TIMEOUT,
     ),
@@ -163,31 +193,41 @@ SIGNATURES: tuple[Signature, ...] = (
     note(
         "watchdog",
         "optype=",
-        r"Rank (?P<rank>\d+)\].*SeqNum=(?P<seq>\d+), *OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?",
+        r"Rank (?P<rank>\d+)\].*SeqNum=(?P<seq>\d+), *OpType=(?P<op>\w+)(?:,"
+        r" NumelIn=(?P<numel>\d+))?",
     ),
     note(
         "last-work",
         "last enqueued",
-        r"Rank (?P<rank>\d+)\].*last enqueued(?: NCCL)? work: *(?P<enqueued>-?\d+), *last completed(?: NCCL)? work: *"
+        r"Rank (?P<rank>\d+)\].*last enqueued(?: NCCL)? work: *(?P<enqueued>-?\d+), *last"
+        r" completed(?: NCCL)? work: *"
         r"(?P<completed>-?\d+)",
     ),
     cause(
         "peer-rank-died",
-        "ncclremoteerror|remote error|remote process exit|connection closed by remote peer|connection closed by peer"
-        "|socketprogress|broken pipe|connection reset by peer|remote process exiting",
+        "ncclremoteerror|remote error|remote process exit|connection closed by remote"
+        " peer|connection closed by peer|socketprogress|broken pipe|connection reset by peer|remote"
+        " process exiting",
         r"ncclRemoteError|remote process exit(?:ing|ed)|Connection closed by remote peer"
         r"|socketProgress\w*: Connection closed"
         r"|NCCL (?:WARN|INFO).*(?:Connection reset by peer|Broken pipe|peer closed)"
         r"|NCCL error.*(?:remote process|Connection reset by peer|Broken pipe)",
         what="the connection to another rank was closed: that rank ended first",
-        fix="look for the first rank that ended: its traceback, exit code or dmesg on its node (memory, Xid)",
-        why="this is what the surviving ranks say; the cause is in the output of the one that ended",
+        fix=(
+            "look for the first rank that ended: its traceback, exit code or dmesg on its node"
+            " (memory, Xid)"
+        ),
+        why=(
+            "this is what the surviving ranks say; the cause is in the output of the one that ended"
+        ),
         tier=Tier.VICTIM,
     ),
     cause(
         "peer-rank-died",
-        "aborted|entire process down|operations have failed|communicator was aborted|communicator is aborted",
-        r"Some NCCL operations have failed or timed out|taking the entire process down|NCCL communicator (?:was"
+        "aborted|entire process down|operations have failed|communicator was aborted|communicator"
+        " is aborted",
+        r"Some NCCL operations have failed or timed out|taking the entire process down|NCCL"
+        r" communicator (?:was"
         r"|is) aborted"
         r"|communicator.*encountered error|another rank .*(?:error|fail)",
         what="this rank took itself down after a failure elsewhere",
@@ -197,9 +237,13 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "cause-unknown",
         "nccl error|ncclinternalerror|ncclunhandledcudaerror|unhandled cuda error|internal error",
-        r"nccl(?:Internal|UnhandledCuda)Error|NCCL [Ee]rror\b.*(?P<kind>unhandled cuda error|internal error)"
+        r"nccl(?:Internal|UnhandledCuda)Error|NCCL [Ee]rror\b.*(?P<kind>unhandled cuda"
+        r" error|internal error)"
         r"|unhandled cuda error",
-        what=("NCCL failed ({kind}), and the text does not say why", "NCCL failed, and the text does not say why"),
+        what=(
+            "NCCL failed ({kind}), and the text does not say why",
+            "NCCL failed, and the text does not say why",
+        ),
         fix=_WARN,
         why="torch repeats only the kind of the error",
         tier=Tier.UNCLEAR,
@@ -208,34 +252,48 @@ SIGNATURES: tuple[Signature, ...] = (
         "nccl-system-error",
         "ncclsystemerror|system error",
         r"ncclSystemError|unhandled system error|NCCL [Ee]rror\b.*system error",
-        what="NCCL met an error of the system (a socket, shared memory, a device); the line that names it is not in "
-        "this text",
-        fix="in this order: nc -zv between the nodes; NCCL_SOCKET_IFNAME=the interface they share (ip -br addr); the "
-        "same NCCL and driver on each; df -h /dev/shm; then NCCL_DEBUG=WARN, whose NCCL WARN line names it",
-        why="torch repeats only the kind of the error; usually the nodes do not reach each other over the interface "
-        "that NCCL chose",
+        what=(
+            "NCCL met an error of the system (a socket, shared memory, a device); the line that"
+            " names it is not in this text"
+        ),
+        fix=(
+            "in this order: nc -zv between the nodes; NCCL_SOCKET_IFNAME=the interface they share"
+            " (ip -br addr); the same NCCL and driver on each; df -h /dev/shm; then"
+            " NCCL_DEBUG=WARN, whose NCCL WARN line names it"
+        ),
+        why=(
+            "torch repeats only the kind of the error; usually the nodes do not reach each other"
+            " over the interface that NCCL chose"
+        ),
         tier=Tier.UNCLEAR,
     ),
     cause(
         "collective-on-wrong-device",
-        "no backend type associated with device type|tensors must be cuda and dense|only supports cuda"
-        "|only supports gpu",
-        r"No backend type associated with device type (?P<device>\w+)|Tensors must be CUDA and dense"
+        "no backend type associated with device type|tensors must be cuda and dense|only supports"
+        " cuda|only supports gpu",
+        r"No backend type associated with device type (?P<device>\w+)|Tensors must be CUDA and"
+        r" dense"
         r"|(?:NCCL|nccl)\b.*only supports (?:CUDA|GPU)",
         what=(
             "a collective got a tensor on {device}, for which the process group has no backend",
             "a collective got a tensor on the CPU, and NCCL takes tensors on GPUs only",
         ),
-        fix="move the tensor to the rank's GPU before the collective, or init_process_group('cpu:gloo,cuda:nccl')",
-        why="NCCL takes tensors on GPUs only, and gloo is not part of a group that was made with 'nccl'",
+        fix=(
+            "move the tensor to the rank's GPU before the collective, or"
+            " init_process_group('cpu:gloo,cuda:nccl')"
+        ),
+        why=(
+            "NCCL takes tensors on GPUs only, and gloo is not part of a group that was made with"
+            " 'nccl'"
+        ),
     ),
     cause(
         "cause-unknown",
         ".cc:|.cu:",
         r"NCCL INFO (?P<place>\S+\.(?:cc|h|cu):\d+) -> (?P<code>[1-9])\b",
         what=(
-            "a call inside NCCL failed at {place} with code {code}; the NCCL WARN line that says why is not in "
-            "this text"
+            "a call inside NCCL failed at {place} with code {code}; the NCCL WARN line that says"
+            " why is not in this text"
         ),
         fix=_WARN,
         why="codes: 1 CUDA, 2 system call, 3 internal, 5 wrong use, 6 the remote side",
@@ -243,15 +301,17 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "nccl-not-built-in",
-        "have nccl built in|nccl is not available|nccl not available|nccl backend|no nccl support|built with "
-        "nccl|compiled with nccl",
-        r"doesn't have NCCL ?(?:\"? ?\"?)built in|NCCL (?:backend )?(?:is )?not (?:available|compiled|supported"
+        "have nccl built in|nccl is not available|nccl not available|nccl backend|no nccl"
+        " support|built with nccl|compiled with nccl",
+        r"doesn't have NCCL ?(?:\"? ?\"?)built in|NCCL (?:backend )?(?:is )?not"
+        r" (?:available|compiled|supported"
         r"|built)"
         r"|not (?:compiled|built) with NCCL",
         what="this torch has no NCCL",
-        fix="init_process_group('gloo') on a machine without NCCL (Windows, macOS, CPU builds), or install a CUDA "
-        "build of "
-        "torch on Linux",
+        fix=(
+            "init_process_group('gloo') on a machine without NCCL (Windows, macOS, CPU builds), or"
+            " install a CUDA build of torch on Linux"
+        ),
     ),
     cause(
         "gpus-fewer-than-processes",
@@ -269,8 +329,8 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "no-error-in-log",
-        "destroy_process_group() was not called|guessing device id|using the gpu|device used by this process is "
-        "currently unknown",
+        "destroy_process_group() was not called|guessing device id|using the gpu|device used by"
+        " this process is currently unknown",
         r"destroy_process_group\(\) was not called|Guessing device ID"
         r"|device used by this process is currently unknown",
         what="only harmless warnings",

@@ -15,18 +15,23 @@ SIGNATURES: tuple[Signature, ...] = (
             "the scheduler ended the job at its time limit of {limit} s",
             "the scheduler ended the job at its time limit",
         ),
-        fix="ask for more time (PBS: -l walltime, LSF: -W, Kubernetes: activeDeadlineSeconds), or save and submit "
-        "again before it",
+        fix=(
+            "ask for more time (PBS: -l walltime, LSF: -W, Kubernetes: activeDeadlineSeconds), or"
+            " save and submit again before it"
+        ),
         tier=Tier.EXCEPTION,
         key="stop",
     ),
     cause(
         "rank-died-oom-killer",
         "exceeded limit|term_memlimit|low on resource: memory",
-        r"PBS: job killed: (?:mem|vmem|pmem) \S+ exceeded limit|TERM_MEMLIMIT|low on resource: memory",
+        r"PBS: job killed: (?:mem|vmem|pmem) \S+ exceeded limit|TERM_MEMLIMIT|low on resource:"
+        r" memory",
         what="the scheduler ended the job because it used more host memory than it was given",
-        fix="ask for more memory (PBS: -l mem, LSF: -M, Kubernetes: resources.limits.memory), or fewer DataLoader "
-        "workers",
+        fix=(
+            "ask for more memory (PBS: -l mem, LSF: -M, Kubernetes: resources.limits.memory), or"
+            " fewer DataLoader workers"
+        ),
     ),
     cause(
         "disk-full",
@@ -39,19 +44,24 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "slurm-request-impossible",
         "nodes are available: |not enough slots available",
-        r"\b0/\d+ nodes are available: (?P<reason>.{1,120})|not enough slots available in the system to satisfy the "
+        r"\b0/\d+ nodes are available: (?P<reason>.{1,120})|not enough slots available in the"
+        r" system to satisfy the "
         r"(?P<slots>\d+)",
         what=(
             "Kubernetes finds no node for the pod: {reason}",
             "mpirun is asked for {slots} processes and has fewer slots",
         ),
-        fix="kubectl describe nodes, or mpirun --host NODE:SLOTS (--oversubscribe): ask for what there is",
+        fix=(
+            "kubectl describe nodes, or mpirun --host NODE:SLOTS (--oversubscribe): ask for what"
+            " there is"
+        ),
         tier=Tier.HINTED,
     ),
     cause(
         "container-not-started",
         "imagepullbackoff|errimagepull|createcontainererror|failed to pull image",
-        r"(?P<reason>ImagePullBackOff|ErrImagePull|CreateContainer(?:Config)?Error|Failed to pull image \S+)",
+        r"(?P<reason>ImagePullBackOff|ErrImagePull|CreateContainer(?:Config)?Error|Failed to pull"
+        r" image \S+)",
         what="the container did not start: {reason}",
         fix="kubectl describe pod POD: the image's name, its tag, and the secret for its registry",
         tier=Tier.COARSE,
@@ -69,7 +79,10 @@ SIGNATURES: tuple[Signature, ...] = (
         "peer-rank-died",
         "failed to send a keep-alive heartbeat",
         r"has failed to send a keep-alive heartbeat to the rendezvous",
-        what="the node that hosts the rendezvous does not answer any more: it ended first, or cannot be reached",
+        what=(
+            "the node that hosts the rendezvous does not answer any more: it ended first, or cannot"
+            " be reached"
+        ),
         fix="look at the end of the output of the first node",
         tier=Tier.AFTERMATH,
     ),

@@ -25,8 +25,10 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "slurm-job-ended",
-        "already completing or completed|job has been revoked|job allocation has expired|has been cancelled",
-        r"Job/step already completing or completed|(?:srun|salloc): .*[Jj]ob (?:allocation )?\d+ has been revoked"
+        "already completing or completed|job has been revoked|job allocation has expired|has been"
+        " cancelled",
+        r"Job/step already completing or completed|(?:srun|salloc): .*[Jj]ob (?:allocation )?\d+"
+        r" has been revoked"
         r"|srun: error: Unable to create step for job \d+: Job allocation has expired",
         what="the job was already over when a step of it was to start or to go on",
         fix="sacct -j JOB -o JobID,State,Reason,Elapsed,Timelimit tells how the job ended",
@@ -34,9 +36,10 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "slurm-refused",
-        "job submission failed|unable to create step|unable to allocate resources|job submit/allocate failed"
-        "|allocation failure",
-        r"(?:[Jj]ob submission failed|Unable to create step for job \S+|Unable to allocate resources"
+        "job submission failed|unable to create step|unable to allocate resources|job"
+        " submit/allocate failed|allocation failure",
+        r"(?:[Jj]ob submission failed|Unable to create step for job \S+|Unable to allocate"
+        r" resources"
         r"|Job submit/allocate failed|[Aa]llocation failure): (?P<reason>.+)",
         what="Slurm refuses the request: {reason}",
         fix=_COMPARE,
@@ -46,9 +49,11 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "slurm-refused",
         "sbatch: error|srun: error|salloc: error",
-        r"(?:sbatch|srun|salloc): error: (?P<reason>.*(?:can ?not be satisfied|specification invalid)"
+        r"(?:sbatch|srun|salloc): error: (?P<reason>.*(?:can ?not be satisfied|specification"
+        r" invalid)"
         r"|[Ii]nvalid (?!job id)[\w -]+ specified.*|[Ii]nvalid [\w -]+ specification.*"
-        r"|(?:QOS|Assoc|MaxJob|AssocGrp|Partition)[A-Z]\w+.*|You (?:must|need to|have to|are not) .*"
+        r"|(?:QOS|Assoc|MaxJob|AssocGrp|Partition)[A-Z]\w+.*|You (?:must|need to|have to|are"
+        r" not) .*"
         r"|.*(?:not permitted|not allowed|is invalid|are invalid).*)",
         what="Slurm refuses the request: {reason}",
         fix=_COMPARE,
@@ -65,7 +70,10 @@ SIGNATURES: tuple[Signature, ...] = (
         "slurm-refused",
         "this does not look like a batch script",
         r"This does not look like a batch script",
-        what="Slurm refuses the request: the file is no job script, its first line does not begin with #!",
+        what=(
+            "Slurm refuses the request: the file is no job script, its first line does not begin"
+            " with #!"
+        ),
         fix="begin the script with #!/bin/bash, or sbatch --wrap 'COMMAND'",
     ),
     cause(
@@ -73,7 +81,10 @@ SIGNATURES: tuple[Signature, ...] = (
         "signal sigusr2 on|is preempted|signal sigusr1|preempted",
         r"Caught signal SIGUSR[12] on \S+: this job is (?P<how>preempted|timed-out)",
         what="Slurm was about to end the job, and submitit had it queued again: {how}",
-        fix="a checkpointing callable goes on in the next start; sacct -j JOB -o JobID,State,Elapsed,Timelimit",
+        fix=(
+            "a checkpointing callable goes on in the next start; sacct -j JOB -o"
+            " JobID,State,Elapsed,Timelimit"
+        ),
         tier=Tier.SUSPECTED,
     ),
     cause(
@@ -85,18 +96,27 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "slurm-unavailable",
-        "unable to contact slurm controller|socket timed out on send/recv|munge encode failed|auth_g_create"
-        "|configuration source|fetch_config|resolve_ctls_from_dns_srv|communication connection failure"
-        "|zero bytes were transmitted|protocol authentication error|invalid authentication credential|munge.socket"
-        "|unable to establish control|unable to process configuration file|incompatible versions of client",
-        r"Unable to contact slurm controller|Munge encode failed|auth_g_create: .*authentication error"
+        "unable to contact slurm controller|socket timed out on send/recv|munge encode"
+        " failed|auth_g_create|configuration"
+        " source|fetch_config|resolve_ctls_from_dns_srv|communication connection failure|zero bytes"
+        " were transmitted|protocol authentication error|invalid authentication"
+        " credential|munge.socket|unable to establish control|unable to process configuration"
+        " file|incompatible versions of client",
+        r"Unable to contact slurm controller|Munge encode failed|auth_g_create: .*authentication"
+        r" error"
         r"|Socket timed out on send/recv operation|Could not establish a configuration source"
-        r"|fetch_config: DNS SRV lookup failed|resolve_ctls_from_dns_srv: .*error|Communication connection failure"
-        r"|Zero Bytes were transmitted or received|Protocol authentication error|Invalid authentication credential"
-        r"|munge\.socket\S* ?.*(?:No such file|refused|denied)|Unable to establish control(?:ler)? machine"
+        r"|fetch_config: DNS SRV lookup failed|resolve_ctls_from_dns_srv: .*error|Communication"
+        r" connection failure"
+        r"|Zero Bytes were transmitted or received|Protocol authentication error|Invalid"
+        r" authentication credential"
+        r"|munge\.socket\S* ?.*(?:No such file|refused|denied)|Unable to establish control(?:ler)?"
+        r" machine"
         r"|Unable to process configuration file|Incompatible versions of client and server code",
         what="Slurm does not answer, is not set up on this host, or does not accept it",
-        fix="scontrol ping, and munge -n on this host; wait a minute and try again; then tell the operators",
+        fix=(
+            "scontrol ping, and munge -n on this host; wait a minute and try again; then tell the"
+            " operators"
+        ),
         tier=Tier.COARSE,
     ),
     cause(
@@ -118,8 +138,8 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "missing-srun",
-        "unable to confirm allocation|invalid job id specified|srun: command not found|srun: not found"
-        '|usable "srun" command',
+        "unable to confirm allocation|invalid job id specified|srun: command not found|srun: not"
+        ' found|usable "srun" command',
         r"usable \"srun\" command in its path|srun: (?:(?:command )?not found"
         r"|error: .*(?:Unable to confirm allocation|Invalid job id))",
         what="srun does not work here: no Slurm job around it",

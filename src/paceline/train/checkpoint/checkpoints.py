@@ -46,7 +46,12 @@ class Checkpoints:
     """
 
     def __init__(
-        self, folder: Path, *, world: World, device: torch.device, guard: Callable[[], None] = lambda: None
+        self,
+        folder: Path,
+        *,
+        world: World,
+        device: torch.device,
+        guard: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder, self._guard = Path(folder), guard
         self._world = world
@@ -111,7 +116,9 @@ class Checkpoints:
         )
         options: dict[str, Any] = {"keep": write.Keep(keep_last, keep_best), "guard": self._guard}
         make_draft = self._draft(state, copy=not wait or self._device.type != "cpu")
-        work = partial(write.write, make_draft, self._folder, told, exchange=self._exchange, **options)
+        work = partial(
+            write.write, make_draft, self._folder, told, exchange=self._exchange, **options
+        )
         if wait:
             work()
         else:
@@ -167,7 +174,9 @@ class Checkpoints:
             damaged: Folder of the damaged checkpoint.
         """
         self._prepare()
-        return self._exchange.ask_main(lambda: verification.latest_whole(self._folder, before=Path(damaged)))
+        return self._exchange.ask_main(
+            lambda: verification.latest_whole(self._folder, before=Path(damaged))
+        )
 
     def load(
         self, saved: Saved, into: Mapping[str, torch.Tensor], beside: Collection[str] | None = None
@@ -196,11 +205,15 @@ class Checkpoints:
         rank, world_size = self._world.rank, self._world.world_size
         self._exchange.gather(lambda: read.check(saved, into, beside))
         self._exchange.gather(
-            lambda: read.check_files(saved, rank=rank, world_size=world_size, where=self._exchange.where)
+            lambda: read.check_files(
+                saved, rank=rank, world_size=world_size, where=self._exchange.where
+            )
         )
         others = [name for name in shares.names_for(saved, rank) if name not in into]
         loaded: list[dict[str, Any]] = []
-        self._exchange.gather(lambda: loaded.append(read.read(saved, into, others, device=self._device)))
+        self._exchange.gather(
+            lambda: loaded.append(read.read(saved, into, others, device=self._device))
+        )
         # Runs that start from one checkpoint of another folder are different: each has its own
         # best.
         if saved.path.resolve().parent == self._folder.resolve():
@@ -247,7 +260,9 @@ class Checkpoints:
         """Create the folder, and check that all ranks see the same one."""
         probe = self._exchange.ask_main(self._make_probe)
         try:
-            seen = self._exchange.gather(lambda: (_is_seen(self._folder / probe), self._exchange.where))
+            seen = self._exchange.gather(
+                lambda: (_is_seen(self._folder / probe), self._exchange.where)
+            )
         finally:
             if self._exchange.is_main:
                 (self._folder / probe).unlink(missing_ok=True)
@@ -262,12 +277,16 @@ class Checkpoints:
             (self._folder / name).touch()
         except OSError as error:
             where, free = self._exchange.where, folder.free_bytes(self._folder)
-            failure = findings.of_os_error(error, folder=self._folder, where=where, needed_bytes=0, free_bytes=free)
+            failure = findings.of_os_error(
+                error, folder=self._folder, where=where, needed_bytes=0, free_bytes=free
+            )
             raise failure.error() from error
         return name
 
 
-def _as_they_are(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
+def _as_they_are(
+    tensors: Mapping[str, torch.Tensor],
+) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
     return dict(tensors), lambda: None
 
 
@@ -290,9 +309,15 @@ def _check_options(*, metric: Any, mode: str, keep_last: int, keep_best: int) ->
     try:
         manifest.clean_metric(metric)
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise findings.bad_option("metric", metric, "a number", fix="save(metric=accuracy)") from None
+        raise findings.bad_option(
+            "metric", metric, "a number", fix="save(metric=accuracy)"
+        ) from None
     if mode not in manifest.MODES:
-        raise findings.bad_option("mode", mode, "'max' or 'min'", fix="save(metric=accuracy, mode='max')")
+        raise findings.bad_option(
+            "mode", mode, "'max' or 'min'", fix="save(metric=accuracy, mode='max')"
+        )
     for name, value, least in (("keep_last", keep_last, 1), ("keep_best", keep_best, 0)):
         if not isinstance(value, int) or value < least:
-            raise findings.bad_option(name, value, f"a whole number from {least} on", fix=f"save({name}={least})")
+            raise findings.bad_option(
+                name, value, f"a whole number from {least} on", fix=f"save({name}={least})"
+            )

@@ -103,7 +103,9 @@ class Exchange:
             return findings.of_exception(error, where=self.where)
 
     def _raise_failures(self, answers: Sequence[T | Failure]) -> list[T]:
-        failures = {rank: answer for rank, answer in enumerate(answers) if isinstance(answer, Failure)}
+        failures = {
+            rank: answer for rank, answer in enumerate(answers) if isinstance(answer, Failure)
+        }
         if failures:
             cause, self._cause = self._cause, None
             raise findings.merge(failures).error() from cause

@@ -61,14 +61,20 @@ def of_exception(error: BaseException, *, where: str) -> Failure:
     )
 
 
-def of_os_error(error: OSError, *, folder: Path, where: str, needed_bytes: int, free_bytes: int | None) -> Failure:
+def of_os_error(
+    error: OSError, *, folder: Path, where: str, needed_bytes: int, free_bytes: int | None
+) -> Failure:
     """Return the failure for a file system error while a checkpoint is written."""
     if error.errno in _FULL:
-        return disk_full(folder, where=where, needed_bytes=needed_bytes, free_bytes=free_bytes, error=str(error))
+        return disk_full(
+            folder, where=where, needed_bytes=needed_bytes, free_bytes=free_bytes, error=str(error)
+        )
     return not_writable(folder, where=where, error=f"{type(error).__name__}: {error}")
 
 
-def disk_full(folder: Path, *, where: str, needed_bytes: int, free_bytes: int | None, error: str) -> Failure:
+def disk_full(
+    folder: Path, *, where: str, needed_bytes: int, free_bytes: int | None, error: str
+) -> Failure:
     """Return the failure that the disk has no space for a checkpoint."""
     free = "unknown" if free_bytes is None else f"{free_bytes:,} bytes"
     return Failure(
@@ -78,8 +84,14 @@ def disk_full(folder: Path, *, where: str, needed_bytes: int, free_bytes: int | 
             "no space left for a checkpoint; those before it are whole",
             where=f"{where}, {folder}",
             evidence=(f"needed by this rank: {needed_bytes:,} bytes; free: {free}", error),
-            why="earlier ones are deleted only after it is committed: keep_last=2 needs room for three",
-            fix=f"free space, keep fewer, or write elsewhere; what fills the disk: du -sh {folder}/*",
+            why=(
+                "earlier ones are deleted only after it is committed: keep_last=2 needs room for"
+                " three"
+            ),
+            fix=(
+                "free space, keep fewer, or write elsewhere; what fills the disk: du -sh"
+                f" {folder}/*"
+            ),
         ),
     )
 
@@ -110,10 +122,14 @@ def not_shared(folder: Path, *, blind: Sequence[str]) -> Failure:
         SetupError,
         Finding(
             "run-folder-not-shared",
-            f"{len(blind)} rank{'s do' if len(blind) > 1 else ' does'} not see the files that rank 0 writes",
+            f"{len(blind)} rank{'s do' if len(blind) > 1 else ' does'} not see the files that rank"
+            " 0 writes",
             where=str(folder),
             evidence=few_lines(blind, _MOST),
-            why="every rank writes a part of a checkpoint, and the parts have to come together in one folder",
+            why=(
+                "every rank writes a part of a checkpoint, and the parts have to come together in"
+                " one folder"
+            ),
             fix="paceline run --run-dir FOLDER ..., a folder on a file system that all nodes share",
         ),
     )
@@ -145,7 +161,10 @@ def other_model(saved: Saved, lines: Sequence[str]) -> Failure:
             where=str(saved.path),
             evidence=few_lines(lines, _MOST),
             why="nothing was loaded: the model is as it was",
-            fix="build the model as it was when it was saved, or use another run folder: --run-dir FOLDER",
+            fix=(
+                "build the model as it was when it was saved, or use another run folder: --run-dir"
+                " FOLDER"
+            ),
         ),
     )
 
@@ -154,7 +173,12 @@ def missing(path: Path, what: str, *, fix: str = "") -> Failure:
     """Return the failure that no checkpoint exists at a path."""
     return Failure(
         UsageError,
-        Finding("checkpoint-missing", what, where=str(path), fix=fix or f"paceline checkpoint list {path.parent}"),
+        Finding(
+            "checkpoint-missing",
+            what,
+            where=str(path),
+            fix=fix or f"paceline checkpoint list {path.parent}",
+        ),
     )
 
 
@@ -195,14 +219,21 @@ def not_picklable(name: str, error: BaseException, *, where: str) -> Failure:
             "option-invalid",
             f"{name} cannot be saved: {type(error).__name__}: {error}",
             where=where,
-            fix="leave out of its state_dict what cannot be pickled: files, locks, functions made in functions",
+            fix=(
+                "leave out of its state_dict what cannot be pickled: files, locks, functions made"
+                " in functions"
+            ),
         ),
     )
 
 
 def bad_option(name: str, value: object, allowed: str, *, fix: str) -> UsageError:
     """Return the exception for an invalid option of ``save``."""
-    return UsageError(Finding("option-invalid", f"{name}={value!r} is not {allowed}", where=f"save({name}=)", fix=fix))
+    return UsageError(
+        Finding(
+            "option-invalid", f"{name}={value!r} is not {allowed}", where=f"save({name}=)", fix=fix
+        )
+    )
 
 
 def no_metric(path: Path, count: int) -> Failure:
@@ -213,6 +244,9 @@ def no_metric(path: Path, count: int) -> Failure:
             "checkpoint-missing",
             f"there is no best checkpoint: none of the {count} in the folder has a metric",
             where=str(path),
-            fix='session.save(metric=...) from now on; to go on from the latest: session.restore("latest")',
+            fix=(
+                "session.save(metric=...) from now on; to go on from the latest:"
+                ' session.restore("latest")'
+            ),
         ),
     )

@@ -98,7 +98,9 @@ def resolve(path: Path) -> Path:
         raise findings.missing(path, "there is no such folder").error()
     if manifest.parse_committed(path.name) or any(path.glob("*.distcp")):
         raise findings.unfinished(path).error()
-    raise findings.missing(path, "there is no checkpoint in this folder", fix="session.save() makes one").error()
+    raise findings.missing(
+        path, "there is no checkpoint in this folder", fix="session.save() makes one"
+    ).error()
 
 
 def checkpoints_of(path: Path) -> Path:
@@ -122,14 +124,20 @@ def list_of(path: Path | None) -> tuple[Path, list[Committed]]:
     if path is None:
         return _newest(run_folders())
     if not path.is_dir():
-        raise findings.missing(path, "there is no such folder", fix="paceline checkpoint list RUN-FOLDER").error()
+        raise findings.missing(
+            path, "there is no such folder", fix="paceline checkpoint list RUN-FOLDER"
+        ).error()
     where = checkpoints_of(path)
     return where, list_committed(where, is_strict=False)
 
 
 def _newest(places: Sequence[Path]) -> tuple[Path, list[Committed]]:
     folders = [RunDir(run).checkpoints for runs in places for run in runs.iterdir()]
-    filled = [(folder, committed) for folder in folders if (committed := list_committed(folder, is_strict=False))]
+    filled = [
+        (folder, committed)
+        for folder in folders
+        if (committed := list_committed(folder, is_strict=False))
+    ]
     if not filled:
         what, fix = "no run in this folder has a checkpoint", "paceline checkpoint list RUN-FOLDER"
         raise findings.missing(RUNS.absolute(), what, fix=fix).error()
@@ -169,7 +177,9 @@ def begin(folder: Path, *, step: int) -> Path:
     """Create the folder that the next checkpoint is written to before its commit."""
     serial = _next_serial(folder)
     token = secrets.token_hex(4)
-    path = folder / manifest.temporary_name(serial, step, token=token, pid=os.getpid(), host=socket.gethostname())
+    path = folder / manifest.temporary_name(
+        serial, step, token=token, pid=os.getpid(), host=socket.gethostname()
+    )
     path.mkdir(parents=True)
     return path
 
@@ -178,7 +188,9 @@ def _next_serial(folder: Path) -> int:
     # Counts all names, not only committed ones: a folder without its manifest still occupies its
     # name.
     names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
-    return 1 + max((numbers[0] for name in names if (numbers := manifest.parse_committed(name))), default=0)
+    return 1 + max(
+        (numbers[0] for name in names if (numbers := manifest.parse_committed(name))), default=0
+    )
 
 
 def commit(path: Path, told: Manifest) -> Path:
@@ -210,7 +222,9 @@ def remove_stale(folder: Path) -> None:
     for path in folder.iterdir():
         if not path.name.startswith(".") or not path.is_dir():
             continue
-        if manifest.is_stale(path.name, host=host, is_alive=is_alive, age_s=now_s - last_change_s(path)):
+        if manifest.is_stale(
+            path.name, host=host, is_alive=is_alive, age_s=now_s - last_change_s(path)
+        ):
             remove(path)
 
 

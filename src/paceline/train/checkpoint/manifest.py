@@ -187,7 +187,10 @@ def is_stale(name: str, *, host: str, is_alive: Callable[[int], bool], age_s: fl
 
 def dump(manifest: Manifest) -> str:
     """Return the manifest as the text of its file."""
-    files = {name: {"bytes": file.num_bytes, "crc32": file.crc32} for name, file in sorted(manifest.files.items())}
+    files = {
+        name: {"bytes": file.num_bytes, "crc32": file.crc32}
+        for name, file in sorted(manifest.files.items())
+    }
     return json.dumps({"version": VERSION, **asdict(manifest), "files": files}, indent=1) + "\n"
 
 
@@ -210,7 +213,10 @@ def parse(text: str | bytes) -> Manifest:
             world_size=int(told["world_size"]),
             time_ns=int(told["time_ns"]),
             torch=str(told["torch"]),
-            files={name: FileInfo(int(file["bytes"]), int(file["crc32"])) for name, file in told["files"].items()},
+            files={
+                name: FileInfo(int(file["bytes"]), int(file["crc32"]))
+                for name, file in told["files"].items()
+            },
             run=str(told["run"]),
             seconds=float(told.get("seconds", 0.0)),
         )
@@ -237,15 +243,21 @@ def choose_best(checkpoints: Iterable[Committed], mode: str, *, count: int = 1) 
     """
     sign = 1 if mode == "max" else -1
     judged = [each for each in checkpoints if each.manifest.metric is not None]
-    return sorted(judged, key=lambda each: (sign * (each.manifest.metric or 0.0), each.serial), reverse=True)[:count]
+    return sorted(
+        judged, key=lambda each: (sign * (each.manifest.metric or 0.0), each.serial), reverse=True
+    )[:count]
 
 
-def choose_doomed(checkpoints: Iterable[Committed], *, run: str, keep_last: int, keep_best: int) -> list[Committed]:
+def choose_doomed(
+    checkpoints: Iterable[Committed], *, run: str, keep_last: int, keep_best: int
+) -> list[Committed]:
     """Return the checkpoints of a run to delete: all but the latest and the best, the oldest first.
 
     The best of each mode are kept: a loss, where less is better, is not compared with an accuracy.
     """
-    by_age = sorted((each for each in checkpoints if each.manifest.run == run), key=lambda each: each.serial)
+    by_age = sorted(
+        (each for each in checkpoints if each.manifest.run == run), key=lambda each: each.serial
+    )
     kept = {each.serial for each in by_age[-keep_last:]}
     for mode in MODES:
         alike = [each for each in by_age if each.manifest.mode == mode]
@@ -257,13 +269,17 @@ def find_best(checkpoints: Iterable[Committed]) -> Committed | None:
     """Return the latest run's best checkpoint, among those with the mode of its last metric."""
     by_age = sorted(checkpoints, key=lambda each: each.serial)
     judged = [
-        each for each in by_age if each.manifest.metric is not None and each.manifest.run == by_age[-1].manifest.run
+        each
+        for each in by_age
+        if each.manifest.metric is not None and each.manifest.run == by_age[-1].manifest.run
     ]
     alike = [each for each in judged if each.manifest.mode == judged[-1].manifest.mode]
     return choose_best(alike, judged[-1].manifest.mode)[0] if judged else None
 
 
-def compare(saved: Saved, here: Mapping[str, TensorInfo], beside: Collection[str] | None = None) -> list[str]:
+def compare(
+    saved: Saved, here: Mapping[str, TensorInfo], beside: Collection[str] | None = None
+) -> list[str]:
     """Return the differences between a checkpoint and the state that it is loaded into.
 
     Types may differ: values are converted.
@@ -283,8 +299,14 @@ def compare(saved: Saved, here: Mapping[str, TensorInfo], beside: Collection[str
     entries = {name: f"{name} {_shape(tensor)}" for name, tensor in saved.tensors.items()}
     if beside is not None:
         entries |= {name: name for name in saved.objects}
-        lines += [f"{name} is not in the checkpoint" for name in sorted(beside) if name not in entries]
-    extra = sorted(name for name in entries if is_of_model(name) and name not in here and name not in (beside or ()))
+        lines += [
+            f"{name} is not in the checkpoint" for name in sorted(beside) if name not in entries
+        ]
+    extra = sorted(
+        name
+        for name in entries
+        if is_of_model(name) and name not in here and name not in (beside or ())
+    )
     return lines + [f"{entries[name]} is in the checkpoint only" for name in extra]
 
 

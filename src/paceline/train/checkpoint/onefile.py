@@ -50,10 +50,16 @@ def export(path: Path, outfile: Path) -> list[str]:
 
 
 def _read_model(saved: Saved) -> dict[str, Any]:
-    names = [name for name in [*saved.tensors, *sorted(saved.objects)] if manifest.is_of_model(name)]
+    names = [
+        name for name in [*saved.tensors, *sorted(saved.objects)] if manifest.is_of_model(name)
+    ]
     if not names:
         what = "there is no model in this checkpoint"
-        raise UsageError(Finding("checkpoint-missing", what, where=str(saved.path), fix="paceline checkpoint list"))
+        raise UsageError(
+            Finding(
+                "checkpoint-missing", what, where=str(saved.path), fix="paceline checkpoint list"
+            )
+        )
     read.check_files(saved, rank=0, world_size=1, where="")
     values = read.read(saved, {}, names)
     # A second model's keys keep their prefix: model.1/weight.
@@ -65,8 +71,13 @@ def _save_safetensors(values: dict[str, Any], path: Path) -> None:
         from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ImportError as error:
-        what, fix = "safetensors is not installed", "pip install 'paceline[safetensors]', or export to a .pt file"
-        raise SetupError(Finding("module-not-found", what, evidence=(str(error),), fix=fix)) from error
+        what, fix = (
+            "safetensors is not installed",
+            "pip install 'paceline[safetensors]', or export to a .pt file",
+        )
+        raise SetupError(
+            Finding("module-not-found", what, evidence=(str(error),), fix=fix)
+        ) from error
     tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
     if others := sorted(set(values) - set(tensors)):
         raise _not_tensors(others)
@@ -78,10 +89,14 @@ def _save_safetensors(values: dict[str, Any], path: Path) -> None:
 
 def _not_tensors(names: list[str]) -> UsageError:
     what = f"safetensors holds tensors only, and the model has other state: {', '.join(names)}"
-    return UsageError(Finding("option-contradicted", what, where="OUTFILE", fix="export to a .pt file"))
+    return UsageError(
+        Finding("option-contradicted", what, where="OUTFILE", fix="export to a .pt file")
+    )
 
 
 def _not_written(outfile: Path, error: OSError) -> SetupError:
     what = f"{outfile} cannot be written"
     fix = "paceline checkpoint export PATH OUTFILE, with a file that this user may write"
-    return SetupError(Finding("folder-not-writable", what, where=str(outfile), evidence=(str(error),), fix=fix))
+    return SetupError(
+        Finding("folder-not-writable", what, where=str(outfile), evidence=(str(error),), fix=fix)
+    )

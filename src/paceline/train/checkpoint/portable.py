@@ -79,7 +79,9 @@ def load_models(models: Sequence[nn.Module], state: Mapping[str, Any]) -> None:
     """
     for number, model in enumerate(models):
         prefix = f"{_prefix(number)}/"
-        extra = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+        extra = {
+            key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)
+        }
         if not extra:
             continue
         whole = model.state_dict()  # updated and not rebuilt, because it has module versions
@@ -111,7 +113,12 @@ class Source(Protocol):
 
 
 def snapshot(
-    models: Sequence[nn.Module], optimizers: Sequence[Optimizer], own: Any, random: Any, *, rank: int
+    models: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+    own: Any,
+    random: Any,
+    *,
+    rank: int,
 ) -> dict[str, Any]:
     """Return the state of a training run.
 
@@ -131,7 +138,9 @@ def snapshot(
     return {**state, **tensors, f"rank/{rank}/random": as_tensor(random)}
 
 
-def load(source: Source, saved: Saved, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+def load(
+    source: Source, saved: Saved, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+) -> dict[str, Any]:
     """Load a snapshot; return its ``session``, ``random`` (or None) and ``world_size``."""
     names = parameter_names(models)
     present = of_models(models)
@@ -161,7 +170,9 @@ def parameter_names(models: Sequence[nn.Module]) -> dict[nn.Parameter, str]:
     }
 
 
-def of_optimizer(optimizer: Optimizer, number: int, names: Mapping[nn.Parameter, str]) -> dict[str, Any]:
+def of_optimizer(
+    optimizer: Optimizer, number: int, names: Mapping[nn.Parameter, str]
+) -> dict[str, Any]:
     """Return the state of an optimizer, keyed by the names of its parameters."""
     prefix = f"optimizer/{number}"
     found: dict[str, Any] = {}
@@ -169,7 +180,11 @@ def of_optimizer(optimizer: Optimizer, number: int, names: Mapping[nn.Parameter,
     # From state_dict, which hooks of an optimizer may change; its numbers follow the parameters'
     # order.
     state = optimizer.state_dict()
-    order = [_name(names, parameter, optimizer) for group in optimizer.param_groups for parameter in group["params"]]
+    order = [
+        _name(names, parameter, optimizer)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     name_of = dict(zip(numbers, order, strict=True))
     for key, values in state["state"].items():
@@ -178,7 +193,10 @@ def of_optimizer(optimizer: Optimizer, number: int, names: Mapping[nn.Parameter,
                 found[f"{prefix}/{name_of[key]}/{name}"] = value
             else:
                 plain.setdefault(name_of[key], {})[name] = value
-    groups = [{**group, "params": [name_of[each] for each in group["params"]]} for group in state["param_groups"]]
+    groups = [
+        {**group, "params": [name_of[each] for each in group["params"]]}
+        for group in state["param_groups"]
+    ]
     found[f"{prefix}/groups"] = {"kind": type(optimizer).__name__, "groups": groups, "plain": plain}
     return found
 
@@ -200,7 +218,11 @@ def targets_of_optimizer(
             continue
         prefix = f"optimizer/{number}/{name}/"
         for key, info in saved.items():
-            if key.startswith(prefix) and "/" not in key[len(prefix) :] and tuple(info.shape) == tuple(parameter.shape):
+            if (
+                key.startswith(prefix)
+                and "/" not in key[len(prefix) :]
+                and tuple(info.shape) == tuple(parameter.shape)
+            ):
                 dtype = getattr(torch, str(info.dtype).removeprefix("torch."))
                 targets[key] = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     return targets
@@ -212,7 +234,8 @@ def _name(names: Mapping[nn.Parameter, str], parameter: nn.Parameter, optimizer:
     raise UsageError(
         Finding(
             "optimizer-of-other-model",
-            f"{type(optimizer).__name__} holds a parameter of shape {list(parameter.shape)} that is no model's",
+            f"{type(optimizer).__name__} holds a parameter of shape {list(parameter.shape)} that is"
+            " no model's",
             where="session.save(...)",
             why="a checkpoint names optimizer state after parameters",
             fix="hand the model that it belongs to to session.setup too",
@@ -231,14 +254,22 @@ def load_optimizer(
     prefix = f"optimizer/{number}/"
     held = state.get(f"{prefix}groups")
     if held is None:
-        raise _other(f"the checkpoint has no optimizer number {number} ({type(optimizer).__name__})")
+        raise _other(
+            f"the checkpoint has no optimizer number {number} ({type(optimizer).__name__})"
+        )
     if held["kind"] != type(optimizer).__name__:
-        raise _other(f"the checkpoint is of {held['kind']}, and the optimizer is {type(optimizer).__name__}")
-    order = [[_name(names, parameter, optimizer) for parameter in group["params"]] for group in optimizer.param_groups]
+        raise _other(
+            f"the checkpoint is of {held['kind']}, and the optimizer is {type(optimizer).__name__}"
+        )
+    order = [
+        [_name(names, parameter, optimizer) for parameter in group["params"]]
+        for group in optimizer.param_groups
+    ]
     before = [group["params"] for group in held["groups"]]
     if [sorted(group) for group in order] != [sorted(group) for group in before]:
         raise _other(
-            f"the groups of {type(optimizer).__name__} hold other parameters than those in the checkpoint",
+            f"the groups of {type(optimizer).__name__} hold other parameters than those in the"
+            " checkpoint",
             evidence=(f"now: {_sizes(order)}", f"in the checkpoint: {_sizes(before)}"),
         )
     numbers = {name: place for place, name in enumerate(each for group in order for each in group)}
@@ -250,7 +281,8 @@ def load_optimizer(
             name, _, kind = key[len(prefix) :].rpartition("/")
             values.setdefault(numbers[name], {})[kind] = value
     groups = [
-        {**group, "params": [numbers[name] for name in now]} for group, now in zip(held["groups"], order, strict=True)
+        {**group, "params": [numbers[name] for name in now]}
+        for group, now in zip(held["groups"], order, strict=True)
     ]
     optimizer.load_state_dict({"state": values, "param_groups": groups})
 
@@ -283,14 +315,22 @@ def _parallel_prefixes(value: Any) -> list[str]:
     """Return the key prefixes of parallel models inside a module, the outer ones last."""
     if not isinstance(value, nn.Module):
         return []
-    parallel = [name for name, module in value.named_modules() if isinstance(module, DistributedDataParallel)]
+    parallel = [
+        name
+        for name, module in value.named_modules()
+        if isinstance(module, DistributedDataParallel)
+    ]
     return [f"{name}." if name else "" for name in reversed(parallel)]
 
 
 def _without(key: str, prefixes: Sequence[str]) -> str:
     """Return a key without the ``module.`` of parallel models."""
     for prefix in prefixes:
-        key = key.replace(f"{prefix}module.", prefix, 1) if key.startswith(f"{prefix}module.") else key
+        key = (
+            key.replace(f"{prefix}module.", prefix, 1)
+            if key.startswith(f"{prefix}module.")
+            else key
+        )
     return key
 
 
@@ -354,14 +394,17 @@ def _prefix(number: int) -> str:
 
 
 def _sizes(groups: list[list[str]]) -> str:
-    return ", ".join(f"{len(group)} parameters from {group[0] if group else 'nothing'}" for group in groups)
+    return ", ".join(
+        f"{len(group)} parameters from {group[0] if group else 'nothing'}" for group in groups
+    )
 
 
 def _not_taken(model: nn.Module, keys: list[str]) -> UsageError:
     return UsageError(
         Finding(
             "checkpoint-other-model",
-            f"{type(model).__name__} does not take back {len(keys)} of the entries of its state_dict, {keys[0]} first",
+            f"{type(model).__name__} does not take back {len(keys)} of the entries of its"
+            f" state_dict, {keys[0]} first",
             where="session.restore(...)",
             why="what they hold would be lost without a word",
             fix="the counterpart of its hook: module.register_load_state_dict_pre_hook(...)",

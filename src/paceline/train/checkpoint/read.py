@@ -33,7 +33,11 @@ def describe(path: Path) -> Saved:
     if lines := damages(path, told.files, [METADATA]):
         raise findings.damaged(path, lines).error()
     entries = FileSystemReader(path).read_metadata().state_dict_metadata
-    tensors = {name: _info(entry) for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+    tensors = {
+        name: _info(entry)
+        for name, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
     return Saved(
         path=path,
         step=told.step,
@@ -63,7 +67,11 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def read(
-    saved: Saved, into: Mapping[str, torch.Tensor], others: Sequence[str], *, device: torch.device = _CPU
+    saved: Saved,
+    into: Mapping[str, torch.Tensor],
+    others: Sequence[str],
+    *,
+    device: torch.device = _CPU,
 ) -> dict[str, Any]:
     """Read values of a checkpoint; not a collective.
 
@@ -114,7 +122,9 @@ def check(saved: Saved, into: Mapping[str, torch.Tensor], beside: Collection[str
     Raises:
         UsageError: The checkpoint is of another model.
     """
-    if lines := manifest.compare(saved, {name: info(tensor) for name, tensor in into.items()}, beside):
+    if lines := manifest.compare(
+        saved, {name: info(tensor) for name, tensor in into.items()}, beside
+    ):
         raise findings.other_model(saved, lines).error()
 
 

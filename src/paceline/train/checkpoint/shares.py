@@ -18,7 +18,9 @@ def rank_of(name: str) -> int | None:
 
 def names_for(saved: Saved, rank: int) -> list[str]:
     """Return the names that a rank loads: all except those of other ranks."""
-    return [name for name in [*saved.tensors, *sorted(saved.objects)] if rank_of(name) in (None, rank)]
+    return [
+        name for name in [*saved.tensors, *sorted(saved.objects)] if rank_of(name) in (None, rank)
+    ]
 
 
 def share_out(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
@@ -48,7 +50,9 @@ def differences(names: Sequence[Sequence[str]]) -> list[str]:
         names: Descriptions of each rank's entries.
     """
     everything = sorted({name for held in names for name in held})
-    held_by = {name: [rank for rank, held in enumerate(names) if name in set(held)] for name in everything}
+    held_by = {
+        name: [rank for rank, held in enumerate(names) if name in set(held)] for name in everything
+    }
     return [
         f"{name}: on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} only"
         for name, ranks in held_by.items()

@@ -20,7 +20,9 @@ class Staging:
         self._buffers: dict[str, torch.Tensor] = {}
 
     @torch.no_grad()
-    def copy(self, tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
+    def copy(
+        self, tensors: Mapping[str, torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
         """Copy tensors.
 
         Returns:

@@ -107,9 +107,13 @@ def draft(state: Mapping[str, Any], *, rank: int, world_size: int, where: str, c
         copy: Copies tensors, or returns them unchanged.
     """
     share = _choose_share(state, rank, world_size)
-    tensors = {name: _local(value) for name, value in share.items() if isinstance(value, torch.Tensor)}
+    tensors = {
+        name: _local(value) for name, value in share.items() if isinstance(value, torch.Tensor)
+    }
     copies, ready = copy(tensors)
-    objects = {name: _pickle(name, value, where) for name, value in share.items() if name not in tensors}
+    objects = {
+        name: _pickle(name, value, where) for name, value in share.items() if name not in tensors
+    }
     planner = _Planner({**copies, **objects})
     planner.set_up_planner({**share, **objects}, is_coordinator=rank == 0)
     plan = planner.create_local_plan()
@@ -185,7 +189,9 @@ def write(
         work.clean()
     if exchange.is_main:
         committed = folder.list_committed(to, is_strict=False)
-        doomed = manifest.choose_doomed(committed, run=told.run, keep_last=keep.last, keep_best=keep.best)
+        doomed = manifest.choose_doomed(
+            committed, run=told.run, keep_last=keep.last, keep_best=keep.best
+        )
         for each in doomed:
             folder.remove(each.path)
 
@@ -193,7 +199,9 @@ def write(
 class _Work:
     """The writing of one checkpoint; only rank 0 calls ``plan`` and ``commit``."""
 
-    def __init__(self, to: Path, told: Manifest, exchange: Exchange, guard: Callable[[], None]) -> None:
+    def __init__(
+        self, to: Path, told: Manifest, exchange: Exchange, guard: Callable[[], None]
+    ) -> None:
         self._guard = guard
         self._to = to
         self._told = told
@@ -209,7 +217,9 @@ class _Work:
     def plan(self, offers: list[_Offer]) -> list[_Order | None]:
         if len({offer.digest for offer in offers}) > 1:
             return [None] * len(offers)
-        plans, self._metadata = self._draft.planner.create_global_plan([offer.plan for offer in offers])
+        plans, self._metadata = self._draft.planner.create_global_plan(
+            [offer.plan for offer in offers]
+        )
         with self._explained(needed_bytes=0):
             self._path = folder.begin(self._to, step=self._told.step)
         plans = self._writer(self._path).prepare_global_plan(plans)
@@ -252,7 +262,11 @@ class _Work:
         except OSError as error:
             where = self._exchange.where
             failure = findings.of_os_error(
-                error, folder=self._to, where=where, needed_bytes=needed_bytes, free_bytes=folder.free_bytes(self._to)
+                error,
+                folder=self._to,
+                where=where,
+                needed_bytes=needed_bytes,
+                free_bytes=folder.free_bytes(self._to),
             )
             raise failure.error() from error
 

@@ -48,7 +48,9 @@ class Situation:
 
 def choose(situation: Situation) -> str:
     """Return ``BORROW``, ``EMPTY`` or ``LEAVE_OUT`` for a rank without a row."""
-    begins_training = situation.is_first and situation.may_train and situation.in_training_mode is True
+    begins_training = (
+        situation.is_first and situation.may_train and situation.in_training_mode is True
+    )
     if situation.has_trained or (situation.with_grad and begins_training):
         # A loss over batches of two loaders is usually a sum, to which zero rows add nothing.
         return EMPTY if situation.is_beside else BORROW
@@ -84,10 +86,17 @@ def _cannot_take_part(batch: Any) -> UsageError:
     return UsageError(
         Finding(
             "rows-too-few",
-            f"this rank has no row of a batch, and a {type(batch).__name__} without rows cannot be made",
+            f"this rank has no row of a batch, and a {type(batch).__name__} without rows cannot be"
+            " made",
             where="a loop over session.loader(...) that calls the other ranks",
-            why="the other ranks wait for this one in the loop's body, and a sample of theirs must not count twice",
-            fix='call session.gather and session.reduce after the loop, or session.loader(..., last="drop")',
+            why=(
+                "the other ranks wait for this one in the loop's body, and a sample of theirs must"
+                " not count twice"
+            ),
+            fix=(
+                "call session.gather and session.reduce after the loop, or session.loader(...,"
+                ' last="drop")'
+            ),
         )
     )
 

@@ -39,13 +39,16 @@ def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise _refusal(
-            f"{type(loader).__name__} makes batches in its own __iter__, which cannot be shared out",
+            f"{type(loader).__name__} makes batches in its own __iter__, which cannot be"
+            " shared out",
             fix="session.loader(your_loader.dataset, batch_size=..., shuffle=...)",
         )
     parts: dict[str, Any] = {
         "num_workers": loader.num_workers,
         "pin_memory": loader.pin_memory,
-        "collate_fn": loader.collate_fn if loader.batch_size is not None or loader.batch_sampler else None,
+        "collate_fn": (
+            loader.collate_fn if loader.batch_size is not None or loader.batch_sampler else None
+        ),
         "worker_init_fn": loader.worker_init_fn,
         "timeout": loader.timeout,
         "multiprocessing_context": loader.multiprocessing_context,
@@ -55,13 +58,21 @@ def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
     if isinstance(loader.dataset, IterableDataset):
         if loader.batch_size is None:
             raise _refusal(
-                "this DataLoader has no batch size (its stream makes the batches), so they cannot be divided",
+                "this DataLoader has no batch size (its stream makes the batches), so they cannot"
+                " be divided",
                 fix="session.loader(stream_of_samples, batch_size=64)",
             )
-        return {**parts, "batch_size": loader.batch_size, "last": "drop" if loader.drop_last else "exact"}
+        return {
+            **parts,
+            "batch_size": loader.batch_size,
+            "last": "drop" if loader.drop_last else "exact",
+        }
     batches = loader.batch_sampler
     if type(batches) is BatchSampler:
-        parts |= {"batch_size": batches.batch_size, "last": "drop" if batches.drop_last else "exact"}
+        parts |= {
+            "batch_size": batches.batch_size,
+            "last": "drop" if batches.drop_last else "exact",
+        }
         parts |= _order_of(batches.sampler, loader.dataset)
     elif batches is not None:
         parts["batch_sampler"] = batches
@@ -107,8 +118,12 @@ def check_sampler(sampler: Any) -> None:
     for each in (sampler, inner):
         if isinstance(each, DistributedSampler) or hasattr(each, "num_replicas"):
             raise _refusal(
-                f"{type(each).__name__} gives each rank its own samples, which would be shared out a second time",
-                fix="session.loader(dataset, batch_size=..., shuffle=True): no sampler and no set_epoch is needed",
+                f"{type(each).__name__} gives each rank its own samples, which would be shared out"
+                " a second time",
+                fix=(
+                    "session.loader(dataset, batch_size=..., shuffle=True): no sampler and no"
+                    " set_epoch is needed"
+                ),
             )
 
 
@@ -124,11 +139,18 @@ def check_dataset(dataset: Any) -> None:
         raise _refusal_of_mapping(dataset)
     if not hasattr(dataset, "__getitem__"):
         raise _refusal(
-            f"{type(dataset).__name__} can only be read in sequence, and is no torch IterableDataset",
-            fix="session.loader(list(dataset), batch_size=...), or write a Dataset with __len__ and __getitem__",
+            f"{type(dataset).__name__} can only be read in sequence, and is no torch"
+            " IterableDataset",
+            fix=(
+                "session.loader(list(dataset), batch_size=...), or write a Dataset with __len__ and"
+                " __getitem__"
+            ),
         )
     if not hasattr(dataset, "__len__"):
-        raise _refusal(f"{type(dataset).__name__} has no length", fix="def __len__(self): return number_of_samples")
+        raise _refusal(
+            f"{type(dataset).__name__} has no length",
+            fix="def __len__(self): return number_of_samples",
+        )
 
 
 def _refusal_of_mapping(dataset: Mapping[Any, Any]) -> UsageError:
@@ -138,8 +160,8 @@ def _refusal_of_mapping(dataset: Mapping[Any, Any]) -> UsageError:
     return UsageError(
         Finding(
             "data-not-shardable",
-            f"a {type(dataset).__name__} with {', '.join(names[:4]) or 'nothing'} is not a dataset: "
-            "it has no sample number 0",
+            f"a {type(dataset).__name__} with {', '.join(names[:4]) or 'nothing'} is not a dataset:"
+            " it has no sample number 0",
             where="session.loader(...)",
             why="samples are asked for by number, from 0 to len(dataset) - 1",
             fix=f"session.loader(data[{first}], batch_size=...), one loader for each",
@@ -162,8 +184,10 @@ def check_stream(stream: Any) -> None:
         name = type(stream).__name__
         raise _refusal(
             f"{name}.__iter__ looks as if it shared itself out (it uses {asked[0]})",
-            fix=f"session.loader({name}(...), per_rank_batch_size=..., sharded=True) if each rank reads its own "
-            "part, sharded=False if all read the same",
+            fix=(
+                f"session.loader({name}(...), per_rank_batch_size=..., sharded=True) if each rank"
+                " reads its own part, sharded=False if all read the same"
+            ),
         )
 
 
@@ -179,8 +203,11 @@ def check_library(stream: Any, *, world_size: int) -> None:
     if by is not None:
         raise shared_twice(
             f"{by} has given each rank its part of this stream already",
-            fix="session.loader(stream, per_rank_batch_size=..., sharded=True), or the whole stream, without that "
-            "split: session.loader(stream, batch_size=...) gives each rank its rows",
+            fix=(
+                "session.loader(stream, per_rank_batch_size=..., sharded=True), or the whole"
+                " stream, without that split: session.loader(stream, batch_size=...) gives each"
+                " rank its rows"
+            ),
         )
 
 
@@ -200,7 +227,9 @@ def _shared_by(stream: Any) -> str | None:
 def fingerprint(dataset: Any) -> tuple[Any, ...]:
     """Return a value that is equal for equal datasets, and usually differs for others."""
     if isinstance(dataset, Subset):
-        indices = hashlib.blake2b(array("q", map(int, dataset.indices)).tobytes(), digest_size=8).hexdigest()
+        indices = hashlib.blake2b(
+            array("q", map(int, dataset.indices)).tobytes(), digest_size=8
+        ).hexdigest()
         return (len(dataset), indices, fingerprint(dataset.dataset))
     if type(dataset) is TensorDataset and len(dataset):
         edges = [str(tensor[place].tolist()) for tensor in dataset.tensors for place in (0, -1)]
@@ -220,7 +249,11 @@ def _entries_of(dataset: Any, length: int) -> list[list[Any]]:
     places = range(0, length, max(1, length // MOST_SAMPLES))
     if type(dataset).__module__.partition(".")[0] == "datasets" and hasattr(dataset, "_data"):
         return [_rows_of_table(dataset, [0, length // 2, length - 1])]
-    lists = [value for value in getattr(dataset, "__dict__", {}).values() if isinstance(value, list | tuple)]
+    lists = [
+        value
+        for value in getattr(dataset, "__dict__", {}).values()
+        if isinstance(value, list | tuple)
+    ]
     entries = [[value[place] for place in places] for value in lists if len(value) == length]
     return [each for each in entries if all(map(_is_name, each))]
 

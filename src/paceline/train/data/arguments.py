@@ -58,7 +58,13 @@ def division(
 
 
 def check_options(
-    is_stream: bool, *, shuffle: bool, sampler: Any, batch_sampler: Any, last: str, sharded: bool | None
+    is_stream: bool,
+    *,
+    shuffle: bool,
+    sampler: Any,
+    batch_sampler: Any,
+    last: str,
+    sharded: bool | None,
 ) -> None:
     """Refuse options that are invalid or exclude each other.
 
@@ -68,15 +74,23 @@ def check_options(
     if last not in LAST:
         near = closest(str(last), LAST) or "exact"
         what = f"last={last!r} is not one of {', '.join(LAST)}"
-        raise UsageError(Finding("option-invalid", what, where="session.loader(...)", fix=f'last="{near}"'))
+        raise UsageError(
+            Finding("option-invalid", what, where="session.loader(...)", fix=f'last="{near}"')
+        )
     if shuffle and sampler is not None:
         raise contradiction("shuffle=True and a sampler both decide the order")
     if is_stream and (shuffle or sampler is not None or batch_sampler is not None):
-        raise contradiction("a stream decides its order by itself: no shuffle, sampler or batch_sampler")
+        raise contradiction(
+            "a stream decides its order by itself: no shuffle, sampler or batch_sampler"
+        )
     if not is_stream and sharded is not None:
-        raise contradiction("sharded= is for streams; a dataset with a length is shared out by its indices")
+        raise contradiction(
+            "sharded= is for streams; a dataset with a length is shared out by its indices"
+        )
     if batch_sampler is not None and last == "drop":
-        raise contradiction('a batch_sampler decides its batches by itself, short ones too: no last="drop"')
+        raise contradiction(
+            'a batch_sampler decides its batches by itself, short ones too: no last="drop"'
+        )
 
 
 def contradiction(what: str) -> UsageError:
@@ -101,7 +115,9 @@ def global_batch_size(batch_size: int | None, per_rank: int | None, world_size: 
                 fix="session.loader(dataset, batch_size=64): samples of a step, all ranks together",
             )
         )
-    name, value = ("batch_size", batch_size) if per_rank is None else ("per_rank_batch_size", per_rank)
+    name, value = (
+        ("batch_size", batch_size) if per_rank is None else ("per_rank_batch_size", per_rank)
+    )
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UsageError(
             Finding(
@@ -127,16 +143,21 @@ def adopted(given: Any, arguments: dict[str, Any], *, per_rank: bool) -> tuple[A
     """
     if not isinstance(given, DataLoader):
         if per_rank:
-            raise contradiction("per_rank=True is for a DataLoader; of a dataset, give per_rank_batch_size=")
+            raise contradiction(
+                "per_rank=True is for a DataLoader; of a dataset, give per_rank_batch_size="
+            )
         return given, arguments
     parts = parts_of(given)
     twice: Sequence[str] = sorted(
-        {"batch_size", "per_rank_batch_size", "shuffle", "sampler", "batch_sampler"} & set(arguments)
+        {"batch_size", "per_rank_batch_size", "shuffle", "sampler", "batch_sampler"}
+        & set(arguments)
     )
     if twice:
         raise contradiction(f"the DataLoader decides {twice[0]} already")
     if per_rank and "batch_sampler" in parts:
-        raise contradiction("the DataLoader's batch_sampler decides the global batches: no per_rank=True")
+        raise contradiction(
+            "the DataLoader's batch_sampler decides the global batches: no per_rank=True"
+        )
     if per_rank:
         parts["per_rank_batch_size"] = parts.pop("batch_size")
     return given.dataset, {**parts, **arguments}

@@ -39,7 +39,9 @@ def without_rows(batch: Any, *, num_rows: int = 1) -> Any:
 def _emptied(batch: Any, num_entries: int | None) -> Any:
     if _is_array(batch):
         return batch[:0] if len(batch.shape) else batch
-    if _is_list(batch) and (all(isinstance(part, _PLAIN) for part in batch) or _may_be_entries(batch, num_entries)):
+    if _is_list(batch) and (
+        all(isinstance(part, _PLAIN) for part in batch) or _may_be_entries(batch, num_entries)
+    ):
         return batch[:0]
     return rebuilt(batch, lambda part: _emptied(part, num_entries))
 
@@ -53,7 +55,11 @@ def _has_entries(batch: Any, num_rows: int) -> bool:
     and a label of one number looks like a stack of one row.
     """
     parts = list(_parts(batch))
-    unlike = [part for part in parts if not isinstance(part, str | bytes) and not _is_stack(part, num_rows)]
+    unlike = [
+        part
+        for part in parts
+        if not isinstance(part, str | bytes) and not _is_stack(part, num_rows)
+    ]
     if unlike and _may_be_entries(batch, num_rows):
         return True
     return any(_has_entries(part, num_rows) for part in parts)
@@ -81,7 +87,12 @@ def can_be_emptied(batch: Any, *, num_rows: int = 1) -> bool:
 
 
 def _is_known(part: Any) -> bool:
-    if part is None or isinstance(part, _PLAIN) or _is_array(part) or getattr(part, "shape", None) == ():
+    if (
+        part is None
+        or isinstance(part, _PLAIN)
+        or _is_array(part)
+        or getattr(part, "shape", None) == ()
+    ):
         return True
     if isinstance(part, Mapping):
         return all(map(_is_known, part.values()))

@@ -50,7 +50,12 @@ def _seen(value: Any, before: set[int]) -> Any:
     if not is_open or id(value) in before or len(before) >= _MOST or isinstance(value, ModuleType):
         return id(value)
     before.add(id(value))
-    return id(value), None if parts is None else len(value), _all_seen(parts, before), _all_seen(attributes, before)
+    return (
+        id(value),
+        None if parts is None else len(value),
+        _all_seen(parts, before),
+        _all_seen(attributes, before),
+    )
 
 
 def _all_seen(parts: Any, before: set[int]) -> Any:
@@ -60,7 +65,11 @@ def _all_seen(parts: Any, before: set[int]) -> Any:
 
 
 def _checksum(array: Any, numpy: Any) -> int:
-    if array.dtype.hasobject or isinstance(array, numpy.memmap) or isinstance(array.base, numpy.memmap):
+    if (
+        array.dtype.hasobject
+        or isinstance(array, numpy.memmap)
+        or isinstance(array.base, numpy.memmap)
+    ):
         return 0
     step = 1 if array.nbytes <= _WHOLE_BYTES else max(1, array.size // _PLACES)
     return zlib.crc32(array.flat[::step].tobytes())

@@ -69,7 +69,9 @@ class Units:
         self._usual: dict[str, int] = {}
         self.is_counted = False
 
-    def counted(self, collate: Callable[[Any], Any] | None, *, only_labels: Sequence[torch.Tensor] = ()) -> Any:
+    def counted(
+        self, collate: Callable[[Any], Any] | None, *, only_labels: Sequence[torch.Tensor] = ()
+    ) -> Any:
         """Return a collate function that returns units too, if they can matter.
 
         Args:
@@ -80,7 +82,9 @@ class Units:
         if not self._matter or (only_labels and not any(map(_may_ignore, only_labels))):
             return collate
         self.is_counted = True
-        return Counted(as_it_is if only_labels else collate or default_collate, of_rows=collate is not None)
+        return Counted(
+            as_it_is if only_labels else collate or default_collate, of_rows=collate is not None
+        )
 
     def see(self, unit: Unit | None, num_rows: int) -> str:
         """Return why weighting by samples is wrong; empty while every sample has equally many.
@@ -95,7 +99,9 @@ class Units:
             return f"{unit.what} are not the same number for each sample"
         usual = self._usual.get(unit.what)
         if usual is None:
-            usual = self._usual[unit.what] = int(self._first_of(f"unit/{unit.what}", str(unit.per_sample)))
+            usual = self._usual[unit.what] = int(
+                self._first_of(f"unit/{unit.what}", str(unit.per_sample))
+            )
         if unit.per_sample == usual:
             return ""
         return f"{unit.what} are {unit.per_sample} a sample here, and {usual} in another batch"
@@ -130,7 +136,9 @@ def _num_fields(batch: Any, num_samples: int) -> int:
     """
     if not isinstance(batch, list) or len(batch) == num_samples or not all(map(_is_array, batch)):
         return 0
-    return len(batch) if all(len(part.shape) and part.shape[0] == num_samples for part in batch) else 0
+    return (
+        len(batch) if all(len(part.shape) and part.shape[0] == num_samples for part in batch) else 0
+    )
 
 
 def _rows(batch: Any, num_samples: int) -> Unit | None:
@@ -143,8 +151,11 @@ def _rows(batch: Any, num_samples: int) -> Unit | None:
         return None
     if not lengths:
         return None
-    what = f"the rows that collate_fn made ({', '.join(map(str, sorted(lengths)))} of {num_samples} samples)"
-    (length, *others) = lengths
+    what = (
+        f"the rows that collate_fn made ({', '.join(map(str, sorted(lengths)))} of {num_samples}"
+        " samples)"
+    )
+    length, *others = lengths
     if others or not length or length % num_samples:
         return Unit(what, None)
     return Unit("the rows that collate_fn made", length // num_samples)
@@ -167,7 +178,11 @@ def _shapes(part: Any, *, is_batch: bool = True) -> Iterator[tuple[int, ...] | N
         if len(part.shape):
             yield tuple(part.shape)
         return
-    if isinstance(part, list | tuple) and not hasattr(part, "_fields") and not (is_batch and isinstance(part, tuple)):
+    if (
+        isinstance(part, list | tuple)
+        and not hasattr(part, "_fields")
+        and not (is_batch and isinstance(part, tuple))
+    ):
         yield (len(part),)
     parts = list(parts_of_batch(part))
     if not parts and not isinstance(part, Mapping | list | tuple):
@@ -180,7 +195,11 @@ def _labels(batch: Any, name: str = "") -> Unit | None:
     """Return the labels that a loss counts, if some are ignored or they belong to tokens."""
     if isinstance(batch, torch.Tensor):
         return _counted(batch, of_tokens=name == "labels" and batch.dim() > 1)
-    named = batch.items() if isinstance(batch, Mapping) else (("", part) for part in parts_of_batch(batch))
+    named = (
+        batch.items()
+        if isinstance(batch, Mapping)
+        else (("", part) for part in parts_of_batch(batch))
+    )
     found = (_labels(part, name) for name, part in named)
     return next((unit for unit in found if unit is not None), None)
 

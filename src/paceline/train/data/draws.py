@@ -49,7 +49,8 @@ def _is_torchs(sampler: Any) -> bool:
     inner = getattr(sampler, "sampler", None)
     parts = [sampler] if inner is None else [sampler, inner]
     return all(
-        type(part).__module__ == torch.utils.data.sampler.__name__ or callable(getattr(part, "set_epoch", None))
+        type(part).__module__ == torch.utils.data.sampler.__name__
+        or callable(getattr(part, "set_epoch", None))
         for part in parts
     )
 

@@ -106,7 +106,9 @@ class Iteration:
             return []
         if not self.borrowed or num_rows != self.own + sum(number for _, number in self.borrowed):
             return None
-        others = {place for start, number in self.borrowed for place in range(start, start + number)}
+        others = {
+            place for start, number in self.borrowed for place in range(start, start + number)
+        }
         return [place for place in range(num_rows) if place not in others]
 
     def spans_of(self, sizes: list[int]) -> list[list[range]] | None:

@@ -96,7 +96,9 @@ def _add(value: Any, labels: Any, contents: Any) -> None:
 
 
 def _add_sequence(value: Any, labels: Any, contents: Any) -> None:
-    is_of_numbers = len(value) > 1 and all(isinstance(each, int | float) for each in value[:MOST_ELEMENTS])
+    is_of_numbers = len(value) > 1 and all(
+        isinstance(each, int | float) for each in value[:MOST_ELEMENTS]
+    )
     if is_of_numbers:  # tokens, pixels
         contents.update(repr(value[:MOST_ELEMENTS]).encode())
         return
@@ -183,9 +185,12 @@ class Likeness:
         first = Mark.parse(self._first_of(f"stream/{key}", str(mark)))
         if is_other(mark, first):
             raise shared_twice(
-                f"{self._name} yields other samples on rank {self._world.rank} than on another rank",
-                fix="session.loader(stream, per_rank_batch_size=..., sharded=True) if each rank is to read its own "
-                "part, else seed the stream's order alike on all ranks",
+                f"{self._name} yields other samples on rank {self._world.rank} than on another"
+                " rank",
+                fix=(
+                    "session.loader(stream, per_rank_batch_size=..., sharded=True) if each rank is"
+                    " to read its own part, else seed the stream's order alike on all ranks"
+                ),
             )
 
     def _are_alike(self, mark: object) -> bool:
@@ -200,9 +205,14 @@ def _not_alike(what: str) -> UsageError:
             "data-not-shardable",
             what,
             where="session.loader(...)",
-            why="ranks share out one order of one dataset; otherwise samples are missing and others come twice",
-            fix="hand over the whole dataset, without .shard(...) or a split by rank; seed what is random in it alike "
-            "on all ranks: generator=torch.Generator().manual_seed(0)",
+            why=(
+                "ranks share out one order of one dataset; otherwise samples are missing and others"
+                " come twice"
+            ),
+            fix=(
+                "hand over the whole dataset, without .shard(...) or a split by rank; seed what is"
+                " random in it alike on all ranks: generator=torch.Generator().manual_seed(0)"
+            ),
         )
     )
 
@@ -214,8 +224,10 @@ def shared_twice(what: str, *, fix: str) -> UsageError:
             "data-shared-twice",
             what,
             where="session.loader(...)",
-            why="each rank keeps its rows of a stream that all read alike; of a part of the stream it would leave out "
-            "most samples",
+            why=(
+                "each rank keeps its rows of a stream that all read alike; of a part of the stream"
+                " it would leave out most samples"
+            ),
             fix=fix,
         )
     )

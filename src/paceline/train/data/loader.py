@@ -65,7 +65,12 @@ class Loader:
         check_dataset(dataset)
         is_stream = isinstance(dataset, IterableDataset)
         check_options(
-            is_stream, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, last=last, sharded=sharded
+            is_stream,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            last=last,
+            sharded=sharded,
         )
         divided = division(
             world_size=around.world.world_size,
@@ -80,11 +85,19 @@ class Loader:
         self._around, self._tally = around, around.tally
         self._shuffle = shuffle
         self._likeness = Likeness(
-            around.first_of, around.total, world=around.world, name=type(dataset).__name__, alike=not sharded
+            around.first_of,
+            around.total,
+            world=around.world,
+            name=type(dataset).__name__,
+            alike=not sharded,
         )
         of_torch, self.reason = settings(num_workers, options, dataset, around)
         of_torch["worker_init_fn"] = WorkerStart(worker_init_fn)
-        common: dict[str, Any] = {"settings": of_torch, "likeness": self._likeness, "collate": collate_fn}
+        common: dict[str, Any] = {
+            "settings": of_torch,
+            "likeness": self._likeness,
+            "collate": collate_fn,
+        }
         self._source: Source
         if is_stream:
             self._source = StreamBatches(dataset, around, divided, sharded=sharded, **common)
@@ -164,7 +177,9 @@ class Loader:
             self._position = Position(iteration.epoch + 1, 0)
             self.training_loops += state.trains
 
-    def _record(self, iteration: Iteration, rows: Rows, batch: Any, odd: str, *, with_grad: bool) -> None:
+    def _record(
+        self, iteration: Iteration, rows: Rows, batch: Any, odd: str, *, with_grad: bool
+    ) -> None:
         """Record the batch that a loop yields next."""
         self._tally.yields(iteration, rows, with_grad=with_grad)
         iteration.odd = odd
@@ -175,7 +190,9 @@ class Loader:
         if with_grad:
             self._with_grad = iteration
         if rows.of_batch < self._around.world.world_size:
-            self._tally.is_uneven |= not can_be_emptied(batch, num_rows=rows.of_rank or rows.borrowed)
+            self._tally.is_uneven |= not can_be_emptied(
+                batch, num_rows=rows.of_rank or rows.borrowed
+            )
 
     def _end(self, iteration: Iteration, began_at: Position) -> None:
         """End a loop; restore the position if the loop only fetched its first batch to resume."""
@@ -198,7 +215,8 @@ class Loader:
             with_grad=with_grad,
             is_first=iteration.number == 0,
             has_trained=iteration.trained,
-            may_train=iteration.trained_before or (not tally.has_trained and around.has_optimizer()),
+            may_train=iteration.trained_before
+            or (not tally.has_trained and around.has_optimizer()),
             in_training_mode=around.in_training_mode(),
             body_meets=self._meets,
             forward_meets=around.forward_meets(),
@@ -212,7 +230,9 @@ class Loader:
             if around.few_rows is not None:
                 around.few_rows.borrow(self._advice(), knows=self.takes_any)
             return batch
-        empty = absent.emptied(batch, situation, num_rows=borrowed) if what == absent.EMPTY else None
+        empty = (
+            absent.emptied(batch, situation, num_rows=borrowed) if what == absent.EMPTY else None
+        )
         if empty is not None and not situation.has_trained and around.few_rows is not None:
             around.few_rows.compute_without(batch, empty)
         return empty
@@ -243,13 +263,20 @@ class Loader:
                     "option-contradicted",
                     "a loop over this loader is under way, and its workers serve one at a time",
                     where="session.loader(...)",
-                    fix="a second loader for the inner loop, or session.loader(..., persistent_workers=False)",
+                    fix=(
+                        "a second loader for the inner loop, or session.loader(...,"
+                        " persistent_workers=False)"
+                    ),
                 )
             )
 
     def describe(self) -> str:
         """Return the choices that the script did not make, one line to print; empty without any."""
-        ranks, size, groups = self._around.world.world_size, self.batch_size, self._around.accumulate
+        ranks, size, groups = (
+            self._around.world.world_size,
+            self.batch_size,
+            self._around.accumulate,
+        )
         per_rank = f"{size // ranks}" + (f" to {size // ranks + 1}" if size % ranks else "")
         parts = []
         if ranks > 1 and size:
@@ -259,7 +286,9 @@ class Loader:
         num_samples = self._source.num_even_samples
         rest = 0 if num_samples is None else num_samples % size
         if 0 < rest < ranks:
-            parts.append(f"{rest} in the last, where other ranks' loader.rows is 0: see docs/guides/data.md")
+            parts.append(
+                f"{rest} in the last, where other ranks' loader.rows is 0: see docs/guides/data.md"
+            )
         notes = list(filter(None, (", ".join(parts), self.reason)))
         if not in_memory(self.dataset) and takes_batches(self.dataset):
             name = type(self.dataset).__name__
@@ -289,11 +318,14 @@ class Loader:
             raise UsageError(
                 Finding(
                     "data-changed",
-                    f"the checkpoint was made after {state['done']} of {state['length']} samples of an epoch, "
-                    f"and this dataset has {self._source.num_samples}",
+                    f"the checkpoint was made after {state['done']} of {state['length']} samples of"
+                    f" an epoch, and this dataset has {self._source.num_samples}",
                     where="session.restore(...)",
                     why="the samples that are left would not be those that were left then",
-                    fix="train on the same data, or restore a checkpoint that was saved at the end of an epoch",
+                    fix=(
+                        "train on the same data, or restore a checkpoint that was saved at the end"
+                        " of an epoch"
+                    ),
                 )
             )
         self._position = Position(state["epoch"], state["done"])

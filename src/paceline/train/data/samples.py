@@ -100,7 +100,8 @@ def takes_batches(dataset: Any) -> bool:
     """
     if isinstance(dataset, Subset):
         own_item, own_items = (
-            getattr(type(dataset), name) is not getattr(Subset, name) for name in ("__getitem__", "__getitems__")
+            getattr(type(dataset), name) is not getattr(Subset, name)
+            for name in ("__getitem__", "__getitems__")
         )
         return own_items if own_item != own_items else takes_batches(dataset.dataset)
     return callable(getattr(dataset, "__getitems__", None))
@@ -179,7 +180,11 @@ def _torch_memory(state: torch.Tensor) -> bytes:
 def _numpy_memory() -> bytes:
     """Return the state of NumPy's generator as bytes; empty if NumPy is not imported."""
     numpy: Any = sys.modules.get("numpy.random")
-    return ctypes.string_at(numpy.get_bit_generator().ctypes.state_address, _MT19937_BYTES) if numpy else b""
+    return (
+        ctypes.string_at(numpy.get_bit_generator().ctypes.state_address, _MT19937_BYTES)
+        if numpy
+        else b""
+    )
 
 
 @contextmanager
@@ -201,7 +206,9 @@ def _outlive_signals() -> None:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     if hasattr(signal, "setitimer"):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, WORKER_GRACE_S))
+        signal.signal(
+            signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, WORKER_GRACE_S)
+        )
 
 
 def _renew_locks() -> None:

@@ -128,7 +128,9 @@ class Shard:
         if num_alike and isinstance(batches, EvenBatches):  # iterators, so that a step only adds
             mine = self.positions(0) or batches.span(0)[:1]
             first, stop, size = mine.start, mine.stop, batches.batch_size
-            yield from map(range, range(first, first + num_alike * size, size), itertools.count(stop, size))
+            yield from map(
+                range, range(first, first + num_alike * size, size), itertools.count(stop, size)
+            )
         for batch in range(num_alike, number):
             yield self.positions(batch) or batches.span(batch)[:1]
 

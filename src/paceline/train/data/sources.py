@@ -64,7 +64,9 @@ class Source:
         self._dataset, self._around, self._divided = dataset, around, divided
         self._likeness = likeness
         self._collate = None if collate is default_collate else collate
-        self._units = Units(around.first_of, matter=around.world.world_size > 1 or around.accumulate > 1)
+        self._units = Units(
+            around.first_of, matter=around.world.world_size > 1 or around.accumulate > 1
+        )
         self._torch_loader: DataLoader[Any]
         self._state_of_dataset: Any = None  # when the workers were started
 
@@ -157,7 +159,9 @@ class MapBatches(Source):
         self._draws = Draws(divided.sampler, around.seed)
         self._requests = _Requests()
         is_stacked = type(dataset) is TensorDataset and self._collate is None
-        collate = self._units.counted(self._collate, only_labels=dataset.tensors if is_stacked else ())
+        collate = self._units.counted(
+            self._collate, only_labels=dataset.tensors if is_stacked else ()
+        )
         self._torch_loader = self._fetch(
             Samples(dataset, seed=around.seed, stacked=is_stacked),
             settings,
@@ -185,7 +189,9 @@ class MapBatches(Source):
         pairs = zip(self._torch_loader, shard.rows(), strict=False)
         if self._units.is_counted:
             see = self._units.see
-            return (lambda _: shard), ((rows, batch, see(unit, rows.of_rank)) for (batch, unit), rows in pairs)
+            return (lambda _: shard), (
+                (rows, batch, see(unit, rows.of_rank)) for (batch, unit), rows in pairs
+            )
         return (lambda _: shard), ((rows, batch, "") for batch, rows in pairs)
 
     def _order(self, epoch: int, start: int) -> tuple[Order, EvenBatches | GivenBatches]:
@@ -199,7 +205,9 @@ class MapBatches(Source):
         drawn = self._draws.of_epoch(epoch)
         self._likeness.check_drawn(drawn, divided.sampler)
         if divided.batch_size:
-            return StoredOrder(drawn), EvenBatches(len(drawn), divided.batch_size, divided.last, start)
+            return StoredOrder(drawn), EvenBatches(
+                len(drawn), divided.batch_size, divided.last, start
+            )
         bounds = list(itertools.accumulate(map(len, drawn), initial=0))
         left = bounds[bisect.bisect_left(bounds, start) :] or bounds[-1:]
         return StoredOrder([index for batch in drawn for index in batch]), GivenBatches(left)
@@ -251,10 +259,14 @@ class StreamBatches(Source):
             check_library(dataset, world_size=around.world.world_size)
         self.has_position = not sharded
         self._stream = self._stream_of_own() if sharded else self._whole_stream()
-        self._torch_loader = self._fetch(self._stream, settings, batch_size=None, collate_fn=as_it_is)
+        self._torch_loader = self._fetch(
+            self._stream, settings, batch_size=None, collate_fn=as_it_is
+        )
 
     def __len__(self) -> int:
-        raise TypeError(f"the length of {type(self._dataset).__name__} is not known before it is read")
+        raise TypeError(
+            f"the length of {type(self._dataset).__name__} is not known before it is read"
+        )
 
     @property
     def num_samples(self) -> int:
@@ -264,15 +276,17 @@ class StreamBatches(Source):
     def _whole_stream(self) -> Stream:
         size, world = self._divided.batch_size, self._around.world
         ranks = world.world_size
-        return self._stream_of(batch_size=size, is_compared=ranks > 1, rank=world.rank, world_size=ranks)
+        return self._stream_of(
+            batch_size=size, is_compared=ranks > 1, rank=world.rank, world_size=ranks
+        )
 
     def _stream_of_own(self) -> Stream:
         world = self._around.world
         size, extra = divmod(self._divided.batch_size, world.world_size)
         if extra:
             raise contradiction(
-                f"batch_size={self._divided.batch_size} does not divide by {world.world_size} ranks, "
-                "whose streams are read side by side"
+                f"batch_size={self._divided.batch_size} does not divide by {world.world_size}"
+                " ranks, whose streams are read side by side"
             )
         return self._stream_of(batch_size=size, rank=0, world_size=1, share_of_seed=world.rank)
 

@@ -186,7 +186,9 @@ def whole_rows(piece: Piece, number: int, accumulate: int) -> Rows:
     return Rows(piece.rows, piece.of_batch, of_group, ends_group, piece.shown)
 
 
-def met_pieces(pieces: Iterator[Piece], agree: Callable[[list[int]], list[int]]) -> Iterator[tuple[Piece, int, bool]]:
+def met_pieces(
+    pieces: Iterator[Piece], agree: Callable[[list[int]], list[int]]
+) -> Iterator[tuple[Piece, int, bool]]:
     """Yield a rank's pieces until all ranks' streams have ended; an ended one repeats without rows.
 
     Args:
@@ -218,6 +220,9 @@ def _empty_stream(num_empty: int) -> UsageError:
             f"the sharded stream yields nothing on {num_empty} rank{'s' * (num_empty != 1)}",
             where="session.loader(stream, sharded=True)",
             why="a rank without any sample cannot know what a batch looks like",
-            fix="give each rank at least one sample, or hand over the whole stream with sharded=False",
+            fix=(
+                "give each rank at least one sample, or hand over the whole stream with"
+                " sharded=False"
+            ),
         )
     )

@@ -103,7 +103,9 @@ class Tally:
 
     def _ends_group(self) -> bool:
         """Whether a group ends with the current batches; with several loops, if it ends for one."""
-        rows = [each.rows for each in self._iterations if each.live and each.with_grad and each.rows]
+        rows = [
+            each.rows for each in self._iterations if each.live and each.with_grad and each.rows
+        ]
         return any(each.ends_group for each in rows) if rows else True
 
     def meet(self) -> None:
@@ -175,8 +177,10 @@ def _refuse_replay(trained: Iteration | None) -> None:
     if trained is not None and not trained.live and trained.number > 0:
         raise _unknown_weight(
             "no batch came from a loader since the loop over it has ended",
-            fix="session.backward(loss, weight=number_of_samples), or loop over the loader again: "
-            "itertools.cycle(loader) serves the first epoch's batches for ever",
+            fix=(
+                "session.backward(loss, weight=number_of_samples), or loop over the loader again: "
+                "itertools.cycle(loader) serves the first epoch's batches for ever"
+            ),
         )
 
 
@@ -186,8 +190,12 @@ def _refuse_holes(chosen: Iteration, weighted: bool) -> None:
     alone = rows is None or rows.of_group in (None, rows.of_batch)
     if chosen.num_batches > 1 and not alone and not weighted:
         raise _unknown_weight(
-            f"{chosen.num_batches - 1} of the last batches had no session.backward, inside a group of accumulated ones",
-            fix="session.backward(loss, weight=num_samples) on all batches, or backward(0 * loss) for one to leave out",
+            f"{chosen.num_batches - 1} of the last batches had no session.backward, inside a group"
+            " of accumulated ones",
+            fix=(
+                "session.backward(loss, weight=num_samples) on all batches, or backward(0 * loss)"
+                " for one to leave out"
+            ),
         )
 
 
@@ -202,13 +210,19 @@ def _choose(since: list[Iteration]) -> Iteration | None:
     if len(found) != 1:
         raise _unknown_weight(
             f"{len(since)} loaders yielded a batch since the last backward",
-            fix="session.backward(loss, weight=number_of_samples), or one backward for each batch before the next",
+            fix=(
+                "session.backward(loss, weight=number_of_samples), or one backward for each batch"
+                " before the next"
+            ),
         )
     (one,) = found
     if not one.live and one.num_batches > 1:
         raise _unknown_weight(
             f"a loader yielded {one.num_batches} batches since the last backward, and was left",
-            fix="call session.backward inside the loop over the loader; evaluate under torch.no_grad()",
+            fix=(
+                "call session.backward inside the loop over the loader; evaluate under"
+                " torch.no_grad()"
+            ),
         )
     return one
 
@@ -223,7 +237,10 @@ def _has_borrowed(iterations: list[Iteration]) -> bool:
     if borrowed and len(borrowed) < len(iterations):
         raise _unknown_weight(
             "this rank has rows of one loader's batch and none of another's",
-            fix='session.loader(..., last="drop"), or batch sizes that leave every rank a row of each',
+            fix=(
+                'session.loader(..., last="drop"), or batch sizes that leave every rank a row of'
+                " each"
+            ),
         )
     return bool(borrowed)
 
@@ -235,10 +252,15 @@ def not_of_samples(odd: str) -> UsageError:
             "batch-weight-unknown",
             f"{odd}, so the weight of this loss is not known",
             where="session.backward(loss)",
-            why="a loss is weighted by its samples; a mean over something else, of which samples have different "
-            "numbers, would change with the number of ranks",
-            fix="session.backward(loss, weight=n) with what the loss is a mean over: n = (labels != -100).sum(), "
-            "class_weights[labels].sum() or len(rows); in a training_step: return {'loss': loss, 'weight': n}",
+            why=(
+                "a loss is weighted by its samples; a mean over something else, of which samples"
+                " have different numbers, would change with the number of ranks"
+            ),
+            fix=(
+                "session.backward(loss, weight=n) with what the loss is a mean over: n = (labels !="
+                " -100).sum(), class_weights[labels].sum() or len(rows); in a training_step: return"
+                " {'loss': loss, 'weight': n}"
+            ),
         )
     )
 
@@ -249,8 +271,10 @@ def _unknown_weight(what: str, *, fix: str) -> UsageError:
             "batch-weight-unknown",
             f"{what}, so the batch of this loss is not known",
             where="session.backward(loss)",
-            why="a rank's loss is weighted by its share of the batch; a wrong weight would change the result "
-            "with the number of ranks",
+            why=(
+                "a rank's loss is weighted by its share of the batch; a wrong weight would change"
+                " the result with the number of ranks"
+            ),
             fix=fix,
         )
     )

@@ -35,7 +35,9 @@ class Loading:
     reason: str
 
 
-def choose(*, cpus: int, ranks: int, in_memory: bool, stream: bool, on_gpu: bool, can_fork: bool) -> Loading:
+def choose(
+    *, cpus: int, ranks: int, in_memory: bool, stream: bool, on_gpu: bool, can_fork: bool
+) -> Loading:
     """Return settings for a rank's loader.
 
     Args:
@@ -54,9 +56,13 @@ def choose(*, cpus: int, ranks: int, in_memory: bool, stream: bool, on_gpu: bool
         return Loading(0, on_gpu, f"no workers: this platform cannot fork them{pinned}")
     if stream:
         number = min(left, 1)
-        return Loading(number, on_gpu, f"{_workers(number)} (more would each read the whole stream){pinned}")
+        return Loading(
+            number, on_gpu, f"{_workers(number)} (more would each read the whole stream){pinned}"
+        )
     number = min(left, MAX_WORKERS)
-    share = f"{cpus} usable CPU{'s' * (cpus != 1)} / {ranks} rank{'s' * (ranks != 1)}, one for training"
+    share = (
+        f"{cpus} usable CPU{'s' * (cpus != 1)} / {ranks} rank{'s' * (ranks != 1)}, one for training"
+    )
     return Loading(number, on_gpu, f"{_workers(number)} a rank ({share}){pinned}")
 
 

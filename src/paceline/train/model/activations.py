@@ -27,7 +27,9 @@ def recompute(model: nn.Module, layers: tuple[type[nn.Module], ...] | None) -> i
     if layers is None:
         chosen = blocks_of(model)
     else:
-        chosen = [each for each in model.modules() if isinstance(each, layers) and each is not model]
+        chosen = [
+            each for each in model.modules() if isinstance(each, layers) and each is not model
+        ]
     if not chosen:
         raise _none_found(model, layers)
     for each in chosen:
@@ -45,6 +47,8 @@ def _none_found(model: nn.Module, layers: tuple[type[nn.Module], ...] | None) ->
             f"{type(model).__name__} has no {sought} whose activations could be recomputed",
             where="session.recompute(model)",
             evidence=tuple(f"{count} x {name}" for name, count in counted.most_common(5)),
-            fix="session.recompute(model, layers=(YourBlock,)): the class of the block that repeats",
+            fix=(
+                "session.recompute(model, layers=(YourBlock,)): the class of the block that repeats"
+            ),
         )
     )

@@ -80,7 +80,10 @@ def _approximate(state: PowerSGD, bucket: int, gradients: list[torch.Tensor], si
     full = [each for each in gradients if not _worth(each, state.rank)]
     matrices = [each.view(each.shape[0], -1) for each in low]
     _mean_of_all(full, size)
-    qs = [_orthogonal(_factor(state, (bucket, number), matrix)) for number, matrix in enumerate(matrices)]
+    qs = [
+        _orthogonal(_factor(state, (bucket, number), matrix))
+        for number, matrix in enumerate(matrices)
+    ]
     ps = [matrix @ q for matrix, q in zip(matrices, qs, strict=True)]
     _mean_of_all(ps, size)
     ps = [_orthogonal(p) for p in ps]

@@ -68,7 +68,11 @@ def choose(name: str, device: torch.device) -> Precision:
             )
         )
     half = torch.bfloat16 in (found.kept, found.computed)
-    if half and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if (
+        half
+        and device.type == "cuda"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
         raise SetupError(
             Finding(
                 "bf16-emulated",
@@ -103,7 +107,9 @@ def attach(model: nn.Module, precision: Precision, device: torch.device) -> None
     if precision.computed is not None:
         _autocast_forward(model, lambda: autocast(precision, device))
     if precision.name not in ("32-true", "64-true"):
-        model.register_forward_hook(lambda _module, _args, output: cast_floats(output, torch.float32))
+        model.register_forward_hook(
+            lambda _module, _args, output: cast_floats(output, torch.float32)
+        )
 
 
 def _detach(model: nn.Module) -> None:
@@ -114,14 +120,20 @@ def _detach(model: nn.Module) -> None:
     ):
         # Identified by module rather than by handle, because copies of a module have these hooks
         # too.
-        for number in [number for number, hook in hooks.items() if getattr(hook, "__module__", None) == __name__]:
+        for number in [
+            number
+            for number, hook in hooks.items()
+            if getattr(hook, "__module__", None) == __name__
+        ]:
             del hooks[number]
             marks.pop(number, None)
 
 
 def cast_floats(values: Any, dtype: torch.dtype) -> Any:
     """Return nested containers with all floating-point tensors in ``dtype``."""
-    return tree.tree_map_only(torch.Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, values)
+    return tree.tree_map_only(
+        torch.Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, values
+    )
 
 
 def _cast_inputs(dtype: torch.dtype) -> Callable[..., Any]:
@@ -228,7 +240,9 @@ class LossScale:
 
 
 def _greatest(gradients: list[torch.Tensor]) -> float:
-    local = [cast(Any, each).to_local() if hasattr(each, "to_local") else each for each in gradients]
+    local = [
+        cast(Any, each).to_local() if hasattr(each, "to_local") else each for each in gradients
+    ]
     norms = torch._foreach_norm([each for each in local if each.numel()], float("inf"))
     return float(torch.stack(norms).max()) if norms else 0.0
 

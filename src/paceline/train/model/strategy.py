@@ -81,8 +81,13 @@ def choose(strategy: str | Strategy, device: torch.device) -> Strategy:
     chosen = named.get(strategy) if isinstance(strategy, str) else strategy
     if not isinstance(chosen, DDP | FSDP):
         near = closest(str(strategy), named) or "ddp"
-        what = f"strategy={strategy!r} is neither 'ddp' nor 'fsdp' nor one of paceline.DDP and paceline.FSDP"
-        raise UsageError(Finding("option-invalid", what, where="Session(strategy=...)", fix=f'strategy="{near}"'))
+        what = (
+            f"strategy={strategy!r} is neither 'ddp' nor 'fsdp' nor one of paceline.DDP and"
+            " paceline.FSDP"
+        )
+        raise UsageError(
+            Finding("option-invalid", what, where="Session(strategy=...)", fix=f'strategy="{near}"')
+        )
     if isinstance(chosen, DDP):
         _check(chosen, device)
     return chosen
@@ -92,20 +97,31 @@ def _check(options: DDP, device: torch.device) -> None:
     if options.comm_hook not in COMM_HOOKS:
         near = closest(str(options.comm_hook), COMM_HOOKS) or "bf16"
         what = f"comm_hook={options.comm_hook!r} is not one of {', '.join(COMM_HOOKS)}"
-        raise UsageError(Finding("option-invalid", what, where="DDP(comm_hook=...)", fix=f'comm_hook="{near}"'))
-    for name, least, usual in (("bucket_cap_mb", 1, 25), ("powersgd_rank", 1, 1), ("powersgd_start", 0, 10)):
+        raise UsageError(
+            Finding("option-invalid", what, where="DDP(comm_hook=...)", fix=f'comm_hook="{near}"')
+        )
+    for name, least, usual in (
+        ("bucket_cap_mb", 1, 25),
+        ("powersgd_rank", 1, 1),
+        ("powersgd_start", 0, 10),
+    ):
         value = getattr(options, name)
         is_left_open = value is None and name == "bucket_cap_mb"
         if not is_left_open and (not isinstance(value, int) or value < least):
             what = f"{name}={value!r} is not a whole number from {least} on"
-            raise UsageError(Finding("option-invalid", what, where=f"DDP({name}=...)", fix=f"{name}={usual}"))
+            raise UsageError(
+                Finding("option-invalid", what, where=f"DDP({name}=...)", fix=f"{name}={usual}")
+            )
     if options.sync_batchnorm and device.type != "cuda":
         raise UsageError(
             Finding(
                 "option-contradicted",
                 "torch synchronises batch norm on GPUs only, and this rank computes on the CPU",
                 where="DDP(sync_batchnorm=True)",
-                fix="leave it out, or use nn.GroupNorm or nn.LayerNorm, which need no other rank's rows",
+                fix=(
+                    "leave it out, or use nn.GroupNorm or nn.LayerNorm, which need no other rank's"
+                    " rows"
+                ),
             )
         )
 
@@ -116,7 +132,9 @@ def check_whole(model: nn.Module) -> None:
     Raises:
         UsageError: The model is sharded.
     """
-    sharded = [name for name, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")]
+    sharded = [
+        name for name, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")
+    ]
     if sharded:
         raise UsageError(
             Finding(
@@ -124,7 +142,10 @@ def check_whole(model: nn.Module) -> None:
                 f"{len(sharded)} parameters of the model are sharded already, {sharded[0]} first",
                 where="session.setup(model)",
                 why="fsdp shards a module for good, for the session that it was set up with first",
-                fix="make the model anew for a second session, and load what the first one saved: session.restore()",
+                fix=(
+                    "make the model anew for a second session, and load what the first one saved:"
+                    " session.restore()"
+                ),
             )
         )
 
@@ -146,14 +167,18 @@ def replicate(model: nn.Module, options: DDP) -> DistributedDataParallel:
     # newer than the oldest supported torch.
     wrapped.broadcast_buffers = False
     if options.comm_hook == "powersgd":
-        wrapped.register_comm_hook(PowerSGD(options.powersgd_rank, options.powersgd_start), powersgd_hook)
+        wrapped.register_comm_hook(
+            PowerSGD(options.powersgd_rank, options.powersgd_start), powersgd_hook
+        )
     elif options.comm_hook != "none":
         dtype = torch.float16 if options.comm_hook == "fp16" else torch.bfloat16
         wrapped.register_comm_hook(None, narrow_hook(dtype))
     return wrapped
 
 
-def shard(model: nn.Module, options: FSDP, device: torch.device) -> dict[nn.Parameter, nn.Parameter]:
+def shard(
+    model: nn.Module, options: FSDP, device: torch.device
+) -> dict[nn.Parameter, nn.Parameter]:
     """Shard a model in place; return the shard of each parameter."""
     from torch.distributed.fsdp import fully_shard  # the import takes most of a second
 
@@ -179,20 +204,27 @@ def replace_parameters(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Param
                 "option-contradicted",
                 "LBFGS makes one vector of all gradients, of which a rank has shards only",
                 where="session.setup(model, optimizer)",
-                fix='strategy="ddp", or an optimizer that looks at each parameter by itself, such as AdamW',
+                fix=(
+                    'strategy="ddp", or an optimizer that looks at each parameter by itself, such'
+                    " as AdamW"
+                ),
             )
         )
     for group in optimizer.param_groups:
         for whole in group["params"]:
             if whole in shards and whole in optimizer.state:
-                optimizer.state[shards[whole]] = _cut(optimizer.state.pop(whole), shards[whole], optimizer)
+                optimizer.state[shards[whole]] = _cut(
+                    optimizer.state.pop(whole), shards[whole], optimizer
+                )
         # In place, because some optimizers hold this list in a second place.
         group["params"][:] = [shards.get(parameter, parameter) for parameter in group["params"]]
 
 
 def _holds_shards(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Parameter]) -> bool:
     sharded = {*shards, *shards.values()}
-    return any(parameter in sharded for group in optimizer.param_groups for parameter in group["params"])
+    return any(
+        parameter in sharded for group in optimizer.param_groups for parameter in group["params"]
+    )
 
 
 def _cut(state: dict[str, Any], parameter: nn.Parameter, optimizer: Optimizer) -> dict[str, Any]:
@@ -208,13 +240,19 @@ def _cut(state: dict[str, Any], parameter: nn.Parameter, optimizer: Optimizer) -
             raise UsageError(
                 Finding(
                     "option-contradicted",
-                    f"{type(optimizer).__name__} remembers {name} of shape {list(value.shape)} for a parameter of "
-                    f"shape {list(parameter.shape)}, and nothing says how to cut it into shards",
+                    f"{type(optimizer).__name__} remembers {name} of shape {list(value.shape)} for"
+                    f" a parameter of shape {list(parameter.shape)}, and nothing says how to cut it"
+                    " into shards",
                     where="session.setup(model, optimizer)",
-                    fix='strategy="ddp", or an optimizer whose state has the shape of its parameters, such as AdamW',
+                    fix=(
+                        'strategy="ddp", or an optimizer whose state has the shape of its'
+                        " parameters, such as AdamW"
+                    ),
                 )
             )
-        found[name] = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        found[name] = distribute_tensor(
+            value, parameter.device_mesh, parameter.placements, src_data_rank=None
+        )
     return found
 
 
@@ -224,7 +262,8 @@ def _check_scalars(model: nn.Module) -> None:
         raise UsageError(
             Finding(
                 "option-contradicted",
-                f"{names[0]} is a parameter without a dimension, and fsdp cuts parameters along their first",
+                f"{names[0]} is a parameter without a dimension, and fsdp cuts parameters along"
+                " their first",
                 where="session.setup(model)",
                 fix=f"{names[0]} = nn.Parameter(torch.zeros(1))",
             )
@@ -234,10 +273,14 @@ def _check_scalars(model: nn.Module) -> None:
 def _layers(model: nn.Module, classes: tuple[type[nn.Module], ...] | None) -> list[nn.Module]:
     """Return the layers to gather separately, inner ones first: an outer one gets the rest."""
     if classes is not None:
-        found = [each for each in model.modules() if isinstance(each, classes) and each is not model]
+        found = [
+            each for each in model.modules() if isinstance(each, classes) and each is not model
+        ]
         _check_layers(model, found)
     else:
-        found = blocks_of(model) or (list(model.children()) if isinstance(model, nn.Sequential) else [])
+        found = blocks_of(model) or (
+            list(model.children()) if isinstance(model, nn.Sequential) else []
+        )
         # Layers inside a layer would be collectives too, which another rank's rows may not reach.
         inside = {part for each in found for part in each.modules() if part is not each}
         apart = {place.layer for places in _ties(model, set(found) - inside) for place in places}
@@ -277,11 +320,14 @@ def _check_layers(model: nn.Module, layers: list[nn.Module]) -> None:
     ties = _ties(model, set(layers))
     if ties:
         places = ties[0]
-        kinds = dict.fromkeys(type(each.layer).__name__ for each in places if each.layer is not model)
+        kinds = dict.fromkeys(
+            type(each.layer).__name__ for each in places if each.layer is not model
+        )
         raise UsageError(
             Finding(
                 "option-contradicted",
-                f"{places[0].name} and {places[1].name} are one parameter, and would be gathered with different layers",
+                f"{places[0].name} and {places[1].name} are one parameter, and would be gathered"
+                " with different layers",
                 where="FSDP(layers=...)",
                 why="each layer would have a copy of its own, and train only that",
                 fix=f"leave {' and '.join(kinds)} out of layers=",

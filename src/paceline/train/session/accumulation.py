@@ -75,15 +75,21 @@ class Group:
                 a group whose total is known only at its end, so the two losses cannot be separated.
         """
         if weight is not None and not 0 <= weight < math.inf:
-            raise _refusal("option-invalid", f"weight={weight} is not a number from 0 on", "weight=number_of_tokens")
+            raise _refusal(
+                "option-invalid",
+                f"weight={weight} is not a number from 0 on",
+                "weight=number_of_tokens",
+            )
         ends_group = self.num_batches + 1 >= self.accumulate if rows is None else rows.ends_group
         if weight is None and not self._unit and (rows is None or rows.of_group is not None):
             part = Part(self._share(rows), ends_group)
         elif again and self.accumulate > 1:
             raise _refusal(
                 "batch-weight-unknown",
-                "a second loss of one batch, inside a group of accumulated batches whose size only its end tells",
-                "add the losses up: session.backward(first + second, weight=n), or Session(accumulate=1)",
+                "a second loss of one batch, inside a group of accumulated batches whose size only"
+                " its end tells",
+                "add the losses up: session.backward(first + second, weight=n), or"
+                " Session(accumulate=1)",
             )
         else:
             part = self._weighted(rows, weight, ends_group)

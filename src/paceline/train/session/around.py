@@ -48,12 +48,17 @@ def _first_of(world: World) -> Callable[[str, str], str]:
     # kept per line of the script, because some ranks may make a loader that others do not.
     place = f"paceline/loader/{_place()}"
     number = runtime.store().add(f"{place}/{world.rank}", 1)
-    return lambda key, value: runtime.store().compare_set(f"{place}/{number}/{key}", "", value).decode()
+    return lambda key, value: (
+        runtime.store().compare_set(f"{place}/{number}/{key}", "", value).decode()
+    )
 
 
 def _place() -> str:
     """Return the line of the user's script that called paceline."""
     frame = sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "paceline":
+    while (
+        frame.f_back is not None
+        and frame.f_globals.get("__name__", "").partition(".")[0] == "paceline"
+    ):
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -31,7 +31,9 @@ class FewRows:
         rank: Global rank, for messages.
     """
 
-    def __init__(self, models: list[nn.Module], gathers_itself: Callable[[], bool], *, rank: int) -> None:
+    def __init__(
+        self, models: list[nn.Module], gathers_itself: Callable[[], bool], *, rank: int
+    ) -> None:
         self._models, self._gathers_itself, self._rank = models, gathers_itself, rank
         self._has_told = False
         self._undo: list[Callable[[], None]] = []
@@ -61,8 +63,9 @@ class FewRows:
         if not (knows or self._has_told):
             self._has_told = True
             self._say(
-                "this rank has no row of a batch and computes another rank's, which counts nothing in session.backward "
-                "and session.gather; leave it out of sums of your own: if loader.rows: ..."
+                "this rank has no row of a batch and computes another rank's, which counts nothing"
+                " in session.backward and session.gather; leave it out of sums of your own: if"
+                " loader.rows: ..."
             )
         if not self._gathers_itself():
             self._undo += _patched_gathers(advice)
@@ -77,7 +80,9 @@ class FewRows:
         if real:
             for model in self._models:
                 swap = _Swap({id(part): (part, whole) for part, whole in real.items()})
-                self._undo.append(model.register_forward_pre_hook(swap.before, with_kwargs=True).remove)
+                self._undo.append(
+                    model.register_forward_pre_hook(swap.before, with_kwargs=True).remove
+                )
                 self._undo.append(model.register_forward_hook(swap.after).remove)
 
     def _say(self, text: str) -> None:
@@ -131,7 +136,8 @@ def _refusing(original: Any, advice: str) -> Callable[..., Any]:
             raise UsageError(
                 Finding(
                     "rows-too-few",
-                    "this rank has no row of the batch, and what it gathers for all is another rank's row again",
+                    "this rank has no row of the batch, and what it gathers for all is another"
+                    " rank's row again",
                     where="an all_gather between forward and backward",
                     why="a loss over gathered rows would count that row twice",
                     fix=advice,
@@ -144,7 +150,10 @@ def _refusing(original: Any, advice: str) -> Callable[..., Any]:
 
 def _is_of_features(inputs: Any) -> bool:
     parts = inputs if isinstance(inputs, list | tuple) else [inputs]
-    return any(isinstance(each, torch.Tensor) and each.is_floating_point() and each.numel() > 1 for each in parts)
+    return any(
+        isinstance(each, torch.Tensor) and each.is_floating_point() and each.numel() > 1
+        for each in parts
+    )
 
 
 class _Swap:
@@ -195,6 +204,7 @@ def _pairs(empty: Any, batch: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def _is_compiled(model: nn.Module) -> bool:
     return any(
-        type(each).__name__ == "OptimizedModule" or getattr(each, "_compiled_call_impl", None) is not None
+        type(each).__name__ == "OptimizedModule"
+        or getattr(each, "_compiled_call_impl", None) is not None
         for each in model.modules()
     )

@@ -73,7 +73,9 @@ class Gradients:
         self._say = say
         self.tally = Tally(self._sync if accumulate > 1 and world.world_size > 1 else None)
         self.few_rows = FewRows(self.models, self.forward_meets, rank=world.rank)
-        self._group = Group(world.world_size, accumulate, lambda own: float(runtime.sum_over_ranks(own)))
+        self._group = Group(
+            world.world_size, accumulate, lambda own: float(runtime.sum_over_ranks(own))
+        )
         self._parameters: dict[nn.Parameter, None] = {}  # of all models, in order
         self._buffered: list[nn.Module] = []  # modules with buffers, kept equal on all ranks
         self._frozen: dict[nn.Parameter, str] = {}  # frozen at setup, so never averaged; with names
@@ -113,7 +115,12 @@ class Gradients:
             raise _no_scalar(loss)
         rows = self.tally.take(weighted=weight is not None)
         is_borrowed = self.tally.is_borrowed  # the loss of another rank's row
-        if weight is None and rows is not None and not is_borrowed and self._num_losses < LOSSES_LOOKED_AT:
+        if (
+            weight is None
+            and rows is not None
+            and not is_borrowed
+            and self._num_losses < LOSSES_LOOKED_AT
+        ):
             self._look_at(loss, rows.of_rank)
         if is_borrowed:
             weight = None if weight is None else 0.0
@@ -121,7 +128,9 @@ class Gradients:
         part = self._group.add(rows, weight, again=self.tally.is_again)
         if part.ends_group and self._armed.models and not self._armed:
             raise _not_averaged()
-        if part.rescale != 1.0 and (held := [each.grad for each in self._parameters if each.grad is not None]):
+        if part.rescale != 1.0 and (
+            held := [each.grad for each in self._parameters if each.grad is not None]
+        ):
             torch._foreach_mul_(held, part.rescale)
         if self.scale is not None:
             loss = self.scale.scale(loss, self._parameters)
@@ -154,7 +163,10 @@ class Gradients:
         if function := function_that_sums(loss, num_rows):
             if not is_alone:
                 raise loss_is_a_sum(function)
-            self._say(f"the loss is a sum over rows ({function}); on several ranks it has to be a mean: loss / len(x)")
+            self._say(
+                f"the loss is a sum over rows ({function}); on several ranks it has to be a mean:"
+                " loss / len(x)"
+            )
         if counted := other_than_rows(loss, num_rows):
             if not is_alone:
                 raise not_of_samples(counted)
@@ -168,7 +180,9 @@ class Gradients:
         parameters, because a reentrant checkpoint hides leaves from the graph, and on the graph's
         leaves, because the leaves that fsdp gathers are not the model's parameters.
         """
-        leaves = dict.fromkeys([each for each in self._parameters if each.requires_grad]) | _leaves(loss)
+        leaves = dict.fromkeys([each for each in self._parameters if each.requires_grad]) | _leaves(
+            loss
+        )
         handles = [each.register_hook(torch.zeros_like) for each in leaves]
         try:
             yield
@@ -190,7 +204,9 @@ class Gradients:
             self._group.drop()
             for each in self._parameters:
                 each.grad = None
-            self._say("a loop was left inside a group of accumulated batches; their gradients are dropped")
+            self._say(
+                "a loop was left inside a group of accumulated batches; their gradients are dropped"
+            )
 
     def check_frozen(self) -> None:
         """Refuse trained parameters that were frozen when their model was made parallel.
@@ -203,10 +219,17 @@ class Gradients:
             raise UsageError(
                 Finding(
                     "gradients-not-averaged",
-                    f"{len(thawed)} parameters were frozen at session.setup and are trained now, {thawed[0]} first",
+                    f"{len(thawed)} parameters were frozen at session.setup and are trained now,"
+                    f" {thawed[0]} first",
                     where="requires_grad after session.setup(model)",
-                    why="only what was trained at session.setup is averaged; ranks would drift apart without a word",
-                    fix="freeze after session.setup with DDP(find_unused_parameters=True), or set up anew",
+                    why=(
+                        "only what was trained at session.setup is averaged; ranks would drift"
+                        " apart without a word"
+                    ),
+                    fix=(
+                        "freeze after session.setup with DDP(find_unused_parameters=True), or set"
+                        " up anew"
+                    ),
                 )
             )
 
@@ -215,7 +238,12 @@ class Gradients:
         if self._buffered:
             # Looked up at every step, because a script may replace a buffer.
             runtime.copy_from_main(
-                [each for module in self._buffered for each in module._buffers.values() if each is not None]
+                [
+                    each
+                    for module in self._buffered
+                    for each in module._buffers.values()
+                    if each is not None
+                ]
             )
         if self.scale is not None:
             self.scale.settle(self._parameters, self._agree)
@@ -223,7 +251,9 @@ class Gradients:
     def _agree(self, bad: bool) -> bool:
         # After an all-reduce all ranks hold the same gradients. Shards differ between ranks, and so
         # do another model's gradients that are still being accumulated.
-        alike = isinstance(self._strategy, strategy.DDP) and (len(self._armed.models) == 1 or self._accumulate == 1)
+        alike = isinstance(self._strategy, strategy.DDP) and (
+            len(self._armed.models) == 1 or self._accumulate == 1
+        )
         return bad if alike or self._world_size == 1 else bool(runtime.maxima([bad])[0])
 
     def _sync(self, ends_group: bool) -> None:
@@ -254,13 +284,19 @@ class Gradients:
                 replica.require_backward_grad_sync = self._strategy.static_graph
                 self._unlearned |= {replica} if self._strategy.static_graph else set()
             self._note_frozen(model)
-        self._buffered += [each for each in model.modules() if any(True for _ in each.buffers(recurse=False))]
+        self._buffered += [
+            each for each in model.modules() if any(True for _ in each.buffers(recurse=False))
+        ]
         return ready
 
     def _note_frozen(self, model: nn.Module) -> None:
-        self._frozen |= {each: name for name, each in model.named_parameters() if not each.requires_grad}
+        self._frozen |= {
+            each: name for name, each in model.named_parameters() if not each.requires_grad
+        }
 
-    def _shard(self, model: nn.Module, way: strategy.FSDP, optimizers: tuple[Optimizer, ...]) -> nn.Module:
+    def _shard(
+        self, model: nn.Module, way: strategy.FSDP, optimizers: tuple[Optimizer, ...]
+    ) -> nn.Module:
         runtime.copy_from_main([*model.parameters(), *model.buffers()])
         whole = set(model.parameters())
         self._shards |= strategy.shard(model, way, self.device)
@@ -278,10 +314,13 @@ class Gradients:
         raise UsageError(
             Finding(
                 "optimizer-of-other-model",
-                f"{strange} of the {len(held)} parameters of {type(optimizer).__name__} are not the model's",
+                f"{strange} of the {len(held)} parameters of {type(optimizer).__name__} are not the"
+                " model's",
                 where="session.setup(model, optimizer)",
                 why="its steps would leave the model as it is",
-                fix=f"{type(optimizer).__name__}(model.parameters(), ...) just before session.setup",
+                fix=(
+                    f"{type(optimizer).__name__}(model.parameters(), ...) just before session.setup"
+                ),
             )
         )
 
@@ -341,7 +380,9 @@ class ForwardTracker:
             return
         before = [_marks(model) for model in self.models]
         yield
-        touched = [number for number, model in enumerate(self.models) if _marks(model) != before[number]]
+        touched = [
+            number for number, model in enumerate(self.models) if _marks(model) != before[number]
+        ]
         if any(number not in self._ready for number in touched):
             raise _not_averaged()
         for number in touched:
@@ -384,13 +425,20 @@ def _check_kinds(model: Any, optimizers: tuple[Any, ...]) -> None:
     if isinstance(model, nn.Module) and not wrong:
         return
     given = wrong[0] if wrong else model
-    what = f"a {given.__name__} that was not called" if isinstance(given, type) else f"a {type(given).__name__}"
+    what = (
+        f"a {given.__name__} that was not called"
+        if isinstance(given, type)
+        else f"a {type(given).__name__}"
+    )
     raise UsageError(
         Finding(
             "option-invalid",
             f"session.setup got {what} as {'an optimizer' if wrong else 'the model'}",
             where="session.setup(model, optimizer)",
-            fix="session.setup(model, torch.optim.AdamW(model.parameters())); a scheduler goes to session.register",
+            fix=(
+                "session.setup(model, torch.optim.AdamW(model.parameters())); a scheduler goes to"
+                " session.register"
+            ),
         )
     )
 
@@ -401,7 +449,8 @@ def _check_together(chosen: precision.Precision, way: strategy.Strategy) -> None
     raise UsageError(
         Finding(
             "option-contradicted",
-            f"powersgd adds what it left unsent to the next step, and the loss scale of {chosen.name} has changed then",
+            "powersgd adds what it left unsent to the next step, and the loss scale of"
+            f" {chosen.name} has changed then",
             where=f'Session(precision="{chosen.name}", strategy=DDP(comm_hook="powersgd"))',
             fix='Session(precision="bf16-mixed"), or DDP(comm_hook="fp16")',
         )
@@ -423,12 +472,17 @@ def _not_averaged() -> UsageError:
     return UsageError(
         Finding(
             "gradients-not-averaged",
-            "no parallel model has run since the last backward, so these gradients would stay on this rank",
+            "no parallel model has run since the last backward, so these gradients would stay on"
+            " this rank",
             where="session.backward(loss)",
-            why="DDP averages in the first backward after a forward of the model that setup returned; "
-            "ranks would drift apart without a word",
-            fix="add the losses up and call session.backward(first + second) once, and call the model that "
-            "session.setup returned, not the one inside",
+            why=(
+                "DDP averages in the first backward after a forward of the model that setup"
+                " returned; ranks would drift apart without a word"
+            ),
+            fix=(
+                "add the losses up and call session.backward(first + second) once, and call the"
+                " model that session.setup returned, not the one inside"
+            ),
         )
     )
 

@@ -101,7 +101,10 @@ def _counted_by(node: Any, num_rows: int) -> str:
     by_row = (counted.reshape(num_rows, -1).sum(1), counted.reshape(-1, num_rows).sum(0))
     if any(bool((count == count[0]).all()) for count in by_row):
         return ""
-    return f"cross_entropy ignores labels of {node._saved_ignore_index}, of which rows have different numbers"
+    return (
+        f"cross_entropy ignores labels of {node._saved_ignore_index}, of which rows have different"
+        " numbers"
+    )
 
 
 def _function_of(node: Any, num_rows: int) -> str:
@@ -137,12 +140,17 @@ def loss_is_a_sum(function: str) -> UsageError:
     return UsageError(
         Finding(
             "loss-is-a-sum",
-            "the loss is a sum over rows, and session.backward takes the mean over this rank's rows",
+            "the loss is a sum over rows, and session.backward takes the mean over this rank's"
+            " rows",
             where="session.backward(loss)",
             evidence=(f"its last operation: {function}",),
-            why="a rank's loss is weighted by its share of the batch; a sum would count the share a second time, and "
-            "the result would depend on the number of ranks",
-            fix="session.backward(loss / len(x)), and for steps of the same size multiply the learning rate by the "
-            "batch size",
+            why=(
+                "a rank's loss is weighted by its share of the batch; a sum would count the share a"
+                " second time, and the result would depend on the number of ranks"
+            ),
+            fix=(
+                "session.backward(loss / len(x)), and for steps of the same size multiply the"
+                " learning rate by the batch size"
+            ),
         )
     )

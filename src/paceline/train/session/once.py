@@ -87,7 +87,8 @@ def await_end(store: Store, key: str, *, rank: int) -> None:
             raise RunError(
                 Finding(
                     "peer-rank-died",
-                    f"rank {rank} does the work of session.once and has shown no sign of life for {SILENCE_S:g} s",
+                    f"rank {rank} does the work of session.once and has shown no sign of life for"
+                    f" {SILENCE_S:g} s",
                     where=f"session.once, waiting for rank {rank}",
                     fix=f"look at the log of rank {rank}",
                 )

@@ -129,8 +129,10 @@ def _outside(count: int, where: str) -> UsageError:
             "backward-outside-session",
             f"{count} parameters hold gradients of a backward that the session has not seen",
             where=where,
-            why="session.backward weights each rank's rows and counts steps; after loss.backward() uneven shares count "
-            "wrongly, and session.step stays behind, also in checkpoints",
+            why=(
+                "session.backward weights each rank's rows and counts steps; after loss.backward()"
+                " uneven shares count wrongly, and session.step stays behind, also in checkpoints"
+            ),
             fix="if session.backward(loss): optimizer.step(); optimizer.zero_grad()",
         )
     )

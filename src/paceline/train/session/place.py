@@ -83,7 +83,11 @@ class Place:
         _process.num_default += self._is_default
         session = _process.num_default if self._is_default else 1
         self._training = identity.of_command(
-            sys.argv[0], sys.argv[1:], env.snapshot(), folder=identity.working_folder(), session=session
+            sys.argv[0],
+            sys.argv[1:],
+            env.snapshot(),
+            folder=identity.working_folder(),
+            session=session,
         )
         folder = self._choose(run_dir)
         self.run_dir = RunDir(Path(self._of_main(lambda: str(folder))))
@@ -145,7 +149,9 @@ class Place:
             return
         found = identity.siblings(self._training)
         if found:
-            self.inform(_beside(self.run_dir.root, found[0], self._training, launcher=self._world.launcher))
+            self.inform(
+                _beside(self.run_dir.root, found[0], self._training, launcher=self._world.launcher)
+            )
 
     def inform(self, what: Notice | Finding) -> None:
         """Print a notice or a warning, on rank 0."""
@@ -159,7 +165,10 @@ class Place:
             return Path(run_dir)
         number = self._training.session
         if number > 1:
-            self._tell(f"Session {number} of this process has its own run folder; Session(run_dir=...) chooses one")
+            self._tell(
+                f"Session {number} of this process has its own run folder; Session(run_dir=...)"
+                " chooses one"
+            )
         named = env.read(env.RUN_DIR)
         if named is None:
             return identity.choose_folder(self._training)
@@ -235,15 +244,27 @@ def _of_other_session(folder: Path) -> Finding:
         "run-folder-of-other-training",
         f"another Session of this process trains in {folder}",
         where=f"Session(run_dir={str(folder)!r})",
-        why="this Session would load the other one's model: a fold would be evaluated on data that it trained on",
-        fix='Session(run_dir="fold-2"), one for each; or Session(run_dir=first.run_dir) to continue that training',
+        why=(
+            "this Session would load the other one's model: a fold would be evaluated on data that"
+            " it trained on"
+        ),
+        fix=(
+            'Session(run_dir="fold-2"), one for each; or Session(run_dir=first.run_dir) to continue'
+            " that training"
+        ),
     )
 
 
-def _beside(folder: Path, sibling: tuple[Path, Training | None], mine: Training, *, launcher: str) -> Notice:
+def _beside(
+    folder: Path, sibling: tuple[Path, Training | None], mine: Training, *, launcher: str
+) -> Notice:
     """Return the notice that another run of the script has checkpoints, and how to continue it."""
     path, owner = sibling
-    lines = identity.differences(owner, mine) if owner else ["saved by an earlier version: its arguments are not known"]
+    lines = (
+        identity.differences(owner, mine)
+        if owner
+        else ["saved by an earlier version: its arguments are not known"]
+    )
     start = f"PACELINE_RUN_DIR={shlex.quote(str(path))}"
     typed = shlex.join(sys.orig_argv) if launcher == "none" and mine.script != "session" else ""
     line = f"{start} {typed}" if typed else f"export {start}, then start it as before"

@@ -107,7 +107,8 @@ class Progress:
             raise UsageError(
                 Finding(
                     "option-contradicted",
-                    f"two objects are registered as {name}, and a checkpoint would hold the second one only",
+                    f"two objects are registered as {name}, and a checkpoint would hold the second"
+                    " one only",
                     where=f"session.register({name}=...)",
                     fix=f"session.register({name}=first, other_{name}=second)",
                 )
@@ -152,7 +153,9 @@ class Progress:
         self._use_checkpoints()
         if which == restoring.LATEST:
             self._place.look()
-        found = restoring.find_whole(self._checkpoints, which, damaged, load=self._load, inform=self._place.inform)
+        found = restoring.find_whole(
+            self._checkpoints, which, damaged, load=self._load, inform=self._place.inform
+        )
         if found is None:
             self._place.say_what_is_beside()
             return False
@@ -160,12 +163,16 @@ class Progress:
         self.has_restored = True
         self._rates = {id(each): _rates_of(each) for each in self._gradients.optimizers}
         self._take(state["session"])
-        self._take_random(state["random"] if state["world_size"] == self._world.world_size else None)
+        self._take_random(
+            state["random"] if state["world_size"] == self._world.world_size else None
+        )
         self._say(restoring.describe(saved, which))
         return True
 
     def _load(self, saved: Saved) -> dict[str, Any]:
-        return portable.load(self._checkpoints, saved, self._gradients.models, self._gradients.optimizers)
+        return portable.load(
+            self._checkpoints, saved, self._gradients.models, self._gradients.optimizers
+        )
 
     def _use_checkpoints(self) -> None:
         self._uses_checkpoints = True
@@ -175,7 +182,9 @@ class Progress:
         folder = self._place.run_dir.root
         epochs = f"all {num_epochs} epochs are" if num_epochs > 1 else "the one epoch is"
         again = "to train longer: more epochs; to start over: another run folder, or "
-        self._place.inform(Notice(f"{epochs} already done in {folder}", (), f"{again}rm -r {folder}"))
+        self._place.inform(
+            Notice(f"{epochs} already done in {folder}", (), f"{again}rm -r {folder}")
+        )
 
     def at_boundary(self, begins: bool, is_of_training: bool) -> None:
         """Act at a boundary, where all ranks are and every step so far is complete.
@@ -223,18 +232,27 @@ class Progress:
             "scale": scale.state_dict() if scale else None,
             **self._waiting,  # restored state whose object has not been registered yet
             **{f"loader/{number}": each.state_dict() for number, each in self._living().items()},
-            **{f"registered/{name}": portable.of_object(each) for name, each in self._registered.items()},
+            **{
+                f"registered/{name}": portable.of_object(each)
+                for name, each in self._registered.items()
+            },
         }
         cuda = torch.cuda.get_rng_state() if self._device.type == "cuda" else None
         random = {**random_state(), "cuda": cuda}
-        return portable.snapshot(self._gradients.models, self._gradients.optimizers, own, random, rank=self._world.rank)
+        return portable.snapshot(
+            self._gradients.models, self._gradients.optimizers, own, random, rank=self._world.rank
+        )
 
     def _training_loops(self) -> int:
         return sum(each.training_loops for each in self._living().values())
 
     def _living(self) -> dict[int, Loader]:
         """Return the loaders that still exist, by number."""
-        return {number: each for number, loader in enumerate(self._loaders) if (each := loader()) is not None}
+        return {
+            number: each
+            for number, loader in enumerate(self._loaders)
+            if (each := loader()) is not None
+        }
 
     def _is_epoch_done(self) -> bool:
         """Whether a run that resumes from here begins with the next epoch.
@@ -269,7 +287,11 @@ class Progress:
         """Undo a scheduler's changes of the learning rates; it was made after the restore."""
         optimizer = getattr(value, "optimizer", None)
         if isinstance(optimizer, Optimizer):
-            rates = self._rates.get(id(optimizer)) or getattr(value, "_last_lr", None) or _rates_of(optimizer)
+            rates = (
+                self._rates.get(id(optimizer))
+                or getattr(value, "_last_lr", None)
+                or _rates_of(optimizer)
+            )
             for group, rate in zip(optimizer.param_groups, rates, strict=False):
                 if isinstance(group["lr"], torch.Tensor):
                     group["lr"].fill_(rate)
@@ -300,7 +322,9 @@ def read_seed(seed: Any) -> int:
         return 0 if seed is None else operator.index(seed)
     except TypeError:
         what = f"seed={seed!r} is no int"
-        raise UsageError(Finding("option-invalid", what, where="Session(seed=...)", fix="Session(seed=0)")) from None
+        raise UsageError(
+            Finding("option-invalid", what, where="Session(seed=...)", fix="Session(seed=0)")
+        ) from None
 
 
 def seed_device(seed: int) -> None:

@@ -25,7 +25,12 @@ def read_damaged(value: str | None) -> str:
         return value or REFUSE
     what = f"damaged={value!r} is neither 'refuse' nor 'skip'"
     raise UsageError(
-        Finding("option-invalid", what, where="session.restore(...)", fix='session.restore("latest", damaged="skip")')
+        Finding(
+            "option-invalid",
+            what,
+            where="session.restore(...)",
+            fix='session.restore("latest", damaged="skip")',
+        )
     )
 
 
@@ -60,7 +65,11 @@ def find_whole(
             return None if saved is None else (saved, load(saved))
         except RunError as error:
             finding = error.finding
-            if finding.name != _DAMAGED or which != LATEST or any(each.where == finding.where for each in skipped):
+            if (
+                finding.name != _DAMAGED
+                or which != LATEST
+                or any(each.where == finding.where for each in skipped)
+            ):
                 raise
             if damaged != SKIP:
                 raise RunError(_with_older(finding, checkpoints)) from error
@@ -70,26 +79,38 @@ def find_whole(
 
 def _skips(finding: Finding) -> Finding:
     why = "the latest checkpoint that is whole is taken instead; the steps after it are made again"
-    return replace(finding, why=why, severity="warning", fix="look at the disk or file system that it is on")
+    return replace(
+        finding, why=why, severity="warning", fix="look at the disk or file system that it is on"
+    )
 
 
 def _with_older(finding: Finding, checkpoints: Checkpoints) -> Finding:
     older = checkpoints.find_whole_before(finding.where)
     if older is None:
-        fix = "no older one is whole: start over in another run folder (--run-dir FOLDER, Session(run_dir=...))"
+        fix = (
+            "no older one is whole: start over in another run folder (--run-dir FOLDER,"
+            " Session(run_dir=...))"
+        )
         return replace(finding, fix=fix)
     path, step = older
     return replace(
         finding,
         evidence=(*finding.evidence, f"whole: {path}, step {step}"),
-        fix=f'session.restore("latest", damaged="skip"), or: export PACELINE_DAMAGED=skip; continues from {path.name}',
+        fix=(
+            'session.restore("latest", damaged="skip"), or: export PACELINE_DAMAGED=skip;'
+            f" continues from {path.name}"
+        ),
     )
 
 
 def _none_left(skipped: list[Finding]) -> Finding:
     return replace(
         skipped[0],
-        what=f"all {len(skipped)} checkpoints are damaged" if len(skipped) > 1 else "the only checkpoint is damaged",
+        what=(
+            f"all {len(skipped)} checkpoints are damaged"
+            if len(skipped) > 1
+            else "the only checkpoint is damaged"
+        ),
         evidence=tuple(each.where for each in skipped),
         fix="start over in another run folder: --run-dir FOLDER, Session(run_dir=...)",
     )

@@ -56,16 +56,23 @@ def scaling(*, batch_size: int, base_batch_size: int, rule: str) -> Scaling:
     if rule not in RULES:
         near = closest(str(rule), RULES) or "linear"
         what = f"rule={rule!r} is not one of {', '.join(RULES)}"
-        raise UsageError(Finding("option-invalid", what, where="session.scale_lr(...)", fix=f'rule="{near}"'))
+        raise UsageError(
+            Finding("option-invalid", what, where="session.scale_lr(...)", fix=f'rule="{near}"')
+        )
     if batch_size < 1 or base_batch_size < 1:
         what = f"a batch size is not positive: {batch_size}, {base_batch_size}"
         raise UsageError(Finding("option-invalid", what, where="session.scale_lr(...)"))
     ratio = batch_size / base_batch_size
     factor = ratio if rule == "linear" else math.sqrt(ratio)
-    return Scaling(factor, f"batch {base_batch_size} -> {batch_size}, {rule} rule ({RULES[rule]}): x {factor:.4g}")
+    return Scaling(
+        factor,
+        f"batch {base_batch_size} -> {batch_size}, {rule} rule ({RULES[rule]}): x {factor:.4g}",
+    )
 
 
-def apply(optimizer: Optimizer, found: Scaling, warmup_steps: int, *, say: Callable[[str], None]) -> LinearLR:
+def apply(
+    optimizer: Optimizer, found: Scaling, warmup_steps: int, *, say: Callable[[str], None]
+) -> LinearLR:
     """Multiply an optimizer's learning rates and report it; return the schedule of the warm-up.
 
     The warm-up goes from the old learning rate to the new one in ``warmup_steps`` steps.

@@ -93,7 +93,9 @@ class Session:
         loggers: Sequence[logging.Logger | str] = ("csv",),
     ) -> None:
         check_accumulate(accumulate)
-        self._world = runtime.actual_world(world.from_environ(env.snapshot(), in_terminal=env.in_terminal()))
+        self._world = runtime.actual_world(
+            world.from_environ(env.snapshot(), in_terminal=env.in_terminal())
+        )
         self._device = runtime.take_device(self._world)
         self._precision = precisions.choose(precision, self._device)
         self._seed, self._seeded, self._accumulate = read_seed(seed), seed is not None, accumulate
@@ -110,7 +112,10 @@ class Session:
         runtime.open_group(self._world, self._device, timeout_s=timeout_s)
         self._place = Place(run_dir or None, world=self._world)
         self._checkpoints = Checkpoints(
-            self.run_dir.checkpoints, world=self._world, device=self._device, guard=self._place.require_own
+            self.run_dir.checkpoints,
+            world=self._world,
+            device=self._device,
+            guard=self._place.require_own,
         )
         # At the end of the process, ending.finish runs before the folder is released.
         weakref.finalize(self, self._place.release_soon).atexit = False
@@ -124,14 +129,17 @@ class Session:
             say=self._say_once,
             reseed=derive("rank", self._seed, self.rank) if self._seeded else None,
         )
-        self._loggers = [logging.of_name(each, self.run_dir) for each in (loggers or ())]
+        self._loggers = [logging.of_name(each, self.run_dir) for each in loggers or ()]
         if self._seeded:
             seed_device(self._seed)
         atexit.register(ending.finish, self._checkpoints, self._loggers if self.is_main else ())
         backend = runtime.backends().get(self._device.type)
         ranks = f"{self.world_size} ranks over {backend}" if backend else "1 rank"
         if self._world.launcher != "paceline":  # paceline's launcher prints its own line
-            self._say(f"launcher {self._world.launcher} ({self._world.reason}); {ranks}; rank 0 on {self._device}")
+            self._say(
+                f"launcher {self._world.launcher} ({self._world.reason}); {ranks}; rank 0 on"
+                f" {self._device}"
+            )
 
     @property
     def rank(self) -> int:
@@ -259,7 +267,11 @@ class Session:
         given = {name: value for name, value in arguments.items() if value is not None}
         dataset, given = adopted(dataset, given, per_rank=per_rank)
         around = surroundings(
-            self._gradients, self._progress.at_boundary, world=self._world, seed=self._seed, accumulate=self._accumulate
+            self._gradients,
+            self._progress.at_boundary,
+            world=self._world,
+            seed=self._seed,
+            accumulate=self._accumulate,
         )
         loader = Loader(dataset, around, **given)
         if said := loader.describe():
@@ -310,7 +322,9 @@ class Session:
         """Return the context of mixed precision, for computations outside of ``forward``."""
         return precisions.autocast(self._precision, self._device)
 
-    def recompute(self, model: nn.Module, layers: tuple[type[nn.Module], ...] | None = None) -> None:
+    def recompute(
+        self, model: nn.Module, layers: tuple[type[nn.Module], ...] | None = None
+    ) -> None:
         """Recompute activations in backward: less memory, about a third more time.
 
         Args:
@@ -363,7 +377,12 @@ class Session:
             UsageError: ``value`` is, or holds, another type.
         """
         self._tally.meet()
-        return cast(T, runtime.sum_over_ranks(together.as_the_others(value) if self._tally.is_uneven else value))
+        return cast(
+            T,
+            runtime.sum_over_ranks(
+                together.as_the_others(value) if self._tally.is_uneven else value
+            ),
+        )
 
     def gather(self, value: T, loader: Loader | None = None) -> T:
         """Return the rows of all ranks, on all ranks, in the order of the dataset.
@@ -430,9 +449,13 @@ class Session:
         Raises:
             RunError: This checkpoint or the one before cannot be written; others are kept.
         """
-        self._progress.save(metric=metric, wait=wait, mode=mode, keep_last=keep_last, keep_best=keep_best)
+        self._progress.save(
+            metric=metric, wait=wait, mode=mode, keep_last=keep_last, keep_best=keep_best
+        )
 
-    def restore(self, which: str | os.PathLike[str] = "latest", *, damaged: str | None = None) -> bool:
+    def restore(
+        self, which: str | os.PathLike[str] = "latest", *, damaged: str | None = None
+    ) -> bool:
         """Restore models, optimizers, loaders, epochs and registered objects from a checkpoint.
 
         Call it after ``setup``. Objects may be registered later. The checkpoint may have been saved
@@ -484,7 +507,9 @@ class Session:
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the user's module inside one that ``setup`` returned."""
-        return cast(nn.Module, model.module) if isinstance(model, DistributedDataParallel) else model
+        return (
+            cast(nn.Module, model.module) if isinstance(model, DistributedDataParallel) else model
+        )
 
     def _say(self, text: str) -> None:
         if self.is_main:

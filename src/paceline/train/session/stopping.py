@@ -90,7 +90,11 @@ def _note(number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt  # a second Ctrl-C ends the script at once
     stop.ask(signal.Signals(number).name)
     if number == signal.SIGINT and sys.stderr.isatty():
-        os.write(2, b"paceline: stopping after this step, to save a checkpoint; Ctrl-C again to end at once\n")
+        os.write(
+            2,
+            b"paceline: stopping after this step, to save a checkpoint; Ctrl-C again to end at"
+            b" once\n",
+        )
 
 
 def _number(name: str) -> signal.Signals | None:
@@ -104,4 +108,6 @@ def _is_default(number: signal.Signals) -> bool:
 def give_back(numbers: Iterable[signal.Signals]) -> None:
     """Reset signals to their handlers in a fresh Python."""
     for number in numbers:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )

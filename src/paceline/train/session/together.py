@@ -39,7 +39,11 @@ def gather(value: Any, iteration: Iteration | None) -> Any:
     if isinstance(value, list | tuple):
         return rebuilt(value, lambda part: gather(part, iteration))
     if not isinstance(value, torch.Tensor) or not value.dim():
-        kind = "a tensor of shape []" if isinstance(value, torch.Tensor) else f"what is of type {type(value).__name__}"
+        kind = (
+            "a tensor of shape []"
+            if isinstance(value, torch.Tensor)
+            else f"what is of type {type(value).__name__}"
+        )
         raise UsageError(
             Finding(
                 "option-invalid",
@@ -53,7 +57,11 @@ def gather(value: Any, iteration: Iteration | None) -> Any:
         value = value[torch.tensor(own, dtype=torch.int64, device=value.device)]
     rows, sizes = runtime.all_rows(value)
     spans = iteration.spans_of(sizes) if iteration is not None and len(sizes) > 1 else None
-    return rows if spans is None else rows[torch.tensor(in_order(spans), dtype=torch.int64, device=rows.device)]
+    return (
+        rows
+        if spans is None
+        else rows[torch.tensor(in_order(spans), dtype=torch.int64, device=rows.device)]
+    )
 
 
 def as_the_others(value: Any) -> Any:
@@ -78,11 +86,17 @@ def _kinds(value: Any) -> Any:
 
 def _converted(value: Any, kinds: list[Any]) -> Any:
     if isinstance(value, dict):
-        own = {key: [each[key] for each in kinds if isinstance(each, dict) and key in each] for key in value}
+        own = {
+            key: [each[key] for each in kinds if isinstance(each, dict) and key in each]
+            for key in value
+        }
         return {key: _converted(part, own[key]) for key, part in value.items()}
     if isinstance(value, list):
         return [
-            _converted(part, [each[place] for each in kinds if isinstance(each, list) and place < len(each)])
+            _converted(
+                part,
+                [each[place] for each in kinds if isinstance(each, list) and place < len(each)],
+            )
             for place, part in enumerate(value)
         ]
     if not isinstance(value, int | float):
@@ -108,7 +122,9 @@ def do_once(fn: Callable[[], Any], scope: str, *, world: World) -> Any:
     """
     if scope not in SCOPES:
         what = f"scope={scope!r} is neither 'job' nor 'node'"
-        raise UsageError(Finding("option-invalid", what, where="session.once(...)", fix='scope="node"'))
+        raise UsageError(
+            Finding("option-invalid", what, where="session.once(...)", fix='scope="node"')
+        )
     if world.world_size == 1:
         return fn()
     store, on_node = runtime.store(), scope == "node"
@@ -137,4 +153,8 @@ def _workers(store: Any, key: str, world: World) -> dict[str, int]:
 
 def _node(world: World) -> str:
     """Return a name that the ranks of a node share, even if the launcher reports only one node."""
-    return f"node {world.node_rank}" if world.num_nodes > 1 else f"node from {world.rank - world.local_rank}"
+    return (
+        f"node {world.node_rank}"
+        if world.num_nodes > 1
+        else f"node from {world.rank - world.local_rank}"
+    )

@@ -37,7 +37,9 @@ class Data:
                 with alike(seed):
                     owner.setup(stage)
 
-    def loader(self, session: Session, stage: str, *, per_rank: bool, evaluates: bool = False) -> Any:
+    def loader(
+        self, session: Session, stage: str, *, per_rank: bool, evaluates: bool = False
+    ) -> Any:
         """Return the loader of a stage, divided among the ranks; None if there is none.
 
         Args:
@@ -69,7 +71,9 @@ class Data:
 
 def is_data(thing: Any) -> bool:
     """Return whether an object is a data object, and not a loader."""
-    return any(callable(getattr(thing, f"{stage}_dataloader", None)) for stage in ("train", "val", "test"))
+    return any(
+        callable(getattr(thing, f"{stage}_dataloader", None)) for stage in ("train", "val", "test")
+    )
 
 
 def _the_one(loaders: list[Any] | tuple[Any, ...], stage: str) -> Any:
@@ -80,7 +84,11 @@ def _the_one(loaders: list[Any] | tuple[Any, ...], stage: str) -> Any:
                 f"there are {len(loaders)} loaders for {stage}, and the Trainer takes one",
                 where=f"{stage}_dataloader",
                 fix="torch.utils.data.ConcatDataset(datasets)"
-                + ("" if stage == "train" else f", or trainer.{stage.replace('val', 'validate')} for each of them"),
+                + (
+                    ""
+                    if stage == "train"
+                    else f", or trainer.{stage.replace('val', 'validate')} for each of them"
+                ),
             )
         )
     return loaders[0] if loaders else None

@@ -65,7 +65,9 @@ def remarks(of_names: Mapping[str, Sequence[End]]) -> Iterator[Finding | Notice]
             if _may_be_parts(counted):
                 yield _same_count(name, counted[0].value)
             continue
-        values = ", ".join(f"{end.value:.6g}" for end in counted[:4]) + (", ..." if len(counted) > 4 else "")
+        values = ", ".join(f"{end.value:.6g}" for end in counted[:4]) + (
+            ", ..." if len(counted) > 4 else ""
+        )
         if all(end.is_whole for end in counted):
             yield _count_averaged(name, values)
         else:
@@ -81,7 +83,8 @@ def _may_be_parts(ends: Sequence[End]) -> bool:
 
 def _same_count(name: str, value: float) -> Notice:
     return Notice(
-        f"{name} was logged after the last batch, and is {value:.0f} on all ranks: it is taken as it is",
+        f"{name} was logged after the last batch, and is {value:.0f} on all ranks: it is taken as"
+        " it is",
         advice=f'if each rank has counted its own rows: self.log({name!r}, value, reduce_fx="sum")',
     )
 
@@ -92,7 +95,10 @@ def _count_averaged(name: str, values: str) -> Finding:
         f"{name} is a whole number that differs between ranks, and was averaged",
         where=f"self.log({name!r}, ...) after the last batch",
         evidence=(f"on ranks in order: {values}",),
-        why="of a count each rank has a part only; the mean of the parts depends on the number of ranks",
+        why=(
+            "of a count each rank has a part only; the mean of the parts depends on the number of"
+            " ranks"
+        ),
         fix=f'self.log({name!r}, value, reduce_fx="sum")',
         severity="warning",
     )
@@ -100,13 +106,20 @@ def _count_averaged(name: str, values: str) -> Finding:
 
 def _weighted(means: Mapping[str, str]) -> Notice:
     return Notice(
-        "logged after the last batch, ranks differ: what you see is their mean, weighted by their rows",
+        "logged after the last batch, ranks differ: what you see is their mean, weighted by their"
+        " rows",
         details=(
             *means.values(),
-            "That is exact for a mean over rows. A median, an F1 score, or a mean over batches that are",
+            (
+                "That is exact for a mean over rows. A median, an F1 score, or a mean over batches"
+                " that are"
+            ),
             "shared out unevenly would be another number on one rank.",
         ),
-        advice=f"always exact: self.log({next(iter(means))!r}, ...) in the step, or session.gather before computing it",
+        advice=(
+            f"always exact: self.log({next(iter(means))!r}, ...) in the step, or session.gather"
+            " before computing it"
+        ),
     )
 
 

@@ -35,8 +35,16 @@ class Evaluation:
         hooks: Hooks called during the evaluation.
     """
 
-    def __init__(self, trainer: Trainer, work: Work, recorder: Recorder, display: Display, hooks: Hooks) -> None:
-        self.trainer, self.work, self.recorder, self.display, self.hooks = trainer, work, recorder, display, hooks
+    def __init__(
+        self, trainer: Trainer, work: Work, recorder: Recorder, display: Display, hooks: Hooks
+    ) -> None:
+        self.trainer, self.work, self.recorder, self.display, self.hooks = (
+            trainer,
+            work,
+            recorder,
+            display,
+            hooks,
+        )
 
     def run(self, stage: str, loader: Any, *, limit: int | None, keep: bool = True) -> Values:
         """Return the exact means of what the task logged.
@@ -47,7 +55,12 @@ class Evaluation:
             limit: Maximum number of batches; None for all.
             keep: Whether the trainer receives the means.
         """
-        metrics, progress, has_run, num_rows = Metrics(self.trainer.session), self.display.progress, False, 0
+        metrics, progress, has_run, num_rows = (
+            Metrics(self.trainer.session),
+            self.display.progress,
+            False,
+            0,
+        )
         loader.takes_any = True
         with self.recorder.within(metrics), self.work.evaluating(), progress.aside(stage, limit):
             self.hooks.call(f"on_{stage}_start")
@@ -107,12 +120,26 @@ class Fit:
     """
 
     def __init__(
-        self, evaluation: Evaluation, plan: Plan, *, train: Any, val: Any, schedules: Sequence[Schedule]
+        self,
+        evaluation: Evaluation,
+        plan: Plan,
+        *,
+        train: Any,
+        val: Any,
+        schedules: Sequence[Schedule],
     ) -> None:
         self._plan, self._evaluation, self._train, self._val = plan, evaluation, train, val
         train.takes_any = True
-        self._trainer, self._work, self._session = evaluation.trainer, evaluation.work, evaluation.trainer.session
-        self._recorder, self._display, self._hooks = evaluation.recorder, evaluation.display, evaluation.hooks
+        self._trainer, self._work, self._session = (
+            evaluation.trainer,
+            evaluation.work,
+            evaluation.trainer.session,
+        )
+        self._recorder, self._display, self._hooks = (
+            evaluation.recorder,
+            evaluation.display,
+            evaluation.hooks,
+        )
         self._of_steps = [each for each in schedules if each.interval == "step"]
         self._of_epochs = [each for each in schedules if each.interval == "epoch"]
         self._batches = plan.train_batches(length_of(train))
@@ -122,7 +149,9 @@ class Fit:
         self._validates = val is not None and self._val_batches != 0
         self._monitor = None
         if plan.monitor is not None:
-            self._monitor = Monitor(plan.monitor, mode=plan.mode, patience=plan.patience, min_delta=plan.min_delta)
+            self._monitor = Monitor(
+                plan.monitor, mode=plan.mode, patience=plan.patience, min_delta=plan.min_delta
+            )
         self._metrics: Metrics | None = None  # of the current epoch
         self._sums: dict[str, Any] | None = None  # its sums before end hooks, if it was interrupted
         self._rows = 0  # of this rank, in the current epoch
@@ -139,7 +168,9 @@ class Fit:
         """Return the state that the next epochs depend on; a collective, like every save."""
         sums = self._metrics.state_dict() if self._metrics and self._sums is None else self._sums
         return {
-            "metrics": {name: float(value) for name, value in self._trainer.callback_metrics.items()},
+            "metrics": {
+                name: float(value) for name, value in self._trainer.callback_metrics.items()
+            },
             "monitor": self._monitor.state_dict() if self._monitor else None,
             "epoch": sums,
             "batches": self._done,
@@ -162,19 +193,26 @@ class Fit:
         session, progress, ran = self._session, self._display.progress, False
         self._hooks.call("on_train_start")
         if self._plan.num_sanity_val_steps and self._val is not None:
-            self._evaluation.run("validation", self._val, limit=self._plan.num_sanity_val_steps, keep=False)
+            self._evaluation.run(
+                "validation", self._val, limit=self._plan.num_sanity_val_steps, keep=False
+            )
         with self._display.bar():
             for epoch in () if self._is_over() else session.epochs(self._plan.epochs):
                 start = self._batches_done()
                 if not ran:
                     done = epoch * (self._batches or 0) + start
-                    total, group = self._plan.batches(self._batches), self._plan.accumulate_grad_batches
+                    total, group = (
+                        self._plan.batches(self._batches),
+                        self._plan.accumulate_grad_batches,
+                    )
                     progress.begin(done=done, total=total, batches_per_step=group)
                 ran = True
                 if self._epoch(epoch, start):
                     break
         if not ran:
-            self._display.line(f"nothing is left to train after step {session.step}; resume=False begins anew", {})
+            self._display.line(
+                f"nothing is left to train after step {session.step}; resume=False begins anew", {}
+            )
         self._hooks.call("on_train_end")
 
     def _batches_done(self) -> int:
@@ -216,7 +254,9 @@ class Fit:
                 self._metrics, self._done = None, 0
                 self._look_at(epoch, {**train.of_all, **val.of_all})
             is_over = self._is_over()
-            self._save({**train.of_all, **val.of_all}, is_last=is_over or epoch + 1 >= self._plan.epochs)
+            self._save(
+                {**train.of_all, **val.of_all}, is_last=is_over or epoch + 1 >= self._plan.epochs
+            )
             self._show(epoch, {**train.for_loggers, **val.for_loggers})
             return is_over
 
@@ -224,11 +264,17 @@ class Fit:
         """Advance the loader to the next epoch if a limit left a rest of this one."""
         place = self._train.state_dict()
         if place["done"]:
-            self._train.load_state_dict({"epoch": place["epoch"] + 1, "done": 0, "length": place["length"]})
+            self._train.load_state_dict(
+                {"epoch": place["epoch"] + 1, "done": 0, "length": place["length"]}
+            )
 
     def _train_on(self, batches: Iterator[Any], start: int, *, between: int) -> bool:
         """Train on the rest of an epoch; return whether the epoch is complete."""
-        plan, last, done = self._plan, sys.maxsize if self._batches is None else self._batches, start
+        plan, last, done = (
+            self._plan,
+            sys.maxsize if self._batches is None else self._batches,
+            start,
+        )
         for batch_idx, batch in enumerate(batches, start):
             if batch_idx >= last:  # 0 batches, or a checkpoint after the last batch
                 break
@@ -254,7 +300,9 @@ class Fit:
         with nullcontext() if rows else self._work.uncounted():
             outputs = self._work.train(batch, batch_idx)
         loss = outputs if isinstance(outputs, torch.Tensor) else loss_of(outputs)
-        ends_group = session.backward(loss, outputs.get("weight") if isinstance(outputs, Mapping) else None)
+        ends_group = session.backward(
+            loss, outputs.get("weight") if isinstance(outputs, Mapping) else None
+        )
         progress.loss, progress.batch = loss.detach(), batch_idx + 1
         if self._after_backward:
             self._after_backward()
@@ -346,14 +394,20 @@ class Fit:
 
     def _show(self, epoch: int, values: dict[str, float]) -> None:
         loss = self._display.progress.loss
-        self._display.line(self._title(epoch), values or ({} if loss is None else {"loss": float(loss)}))
+        self._display.line(
+            self._title(epoch), values or ({} if loss is None else {"loss": float(loss)})
+        )
 
     def _title(self, epoch: int) -> str:
-        return f"epoch {epoch + 1}" + (f"/{self._plan.epochs}" if self._plan.epochs < sys.maxsize else "")
+        return f"epoch {epoch + 1}" + (
+            f"/{self._plan.epochs}" if self._plan.epochs < sys.maxsize else ""
+        )
 
     def _begin_stage(self, epoch: int, start: int) -> None:
         before = epoch * (self._batches or 0)
-        self._display.progress.begin_stage(self._title(epoch), self._batches, before=before, batch=start)
+        self._display.progress.begin_stage(
+            self._title(epoch), self._batches, before=before, batch=start
+        )
 
 
 def length_of(loader: Any) -> int | None:
@@ -373,13 +427,20 @@ def loss_of(outputs: Any) -> torch.Tensor:
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if isinstance(loss, torch.Tensor):
         return loss
-    what = f"a dict with {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else type(outputs).__name__
+    what = (
+        f"a dict with {', '.join(map(str, outputs))}"
+        if isinstance(outputs, Mapping)
+        else type(outputs).__name__
+    )
     raise UsageError(
         Finding(
             "option-invalid",
             f"training_step returned {what}, and no loss",
             where="training_step",
             why="a batch that one rank leaves out is one that the others wait for",
-            fix='return the loss, a tensor or a dict with it as "loss"; to leave a batch out: return 0 * loss',
+            fix=(
+                'return the loss, a tensor or a dict with it as "loss"; to leave a batch out:'
+                " return 0 * loss"
+            ),
         )
     )

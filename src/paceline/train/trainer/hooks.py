@@ -34,7 +34,9 @@ class Callback(Protocol):
     def on_before_optimizer_step(self, trainer: Any, task: Any, optimizer: Any) -> None:
         """Called before each step of each optimizer, before gradients are clipped."""
 
-    def on_train_batch_end(self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Called after each batch; ``outputs`` is the result of ``training_step``."""
 
     def on_validation_start(self, trainer: Any, task: Any) -> None:
@@ -104,13 +106,19 @@ NEVER_CALLED = frozenset(
 )
 
 # The same for a data object, where Lightning looks for these too.
-NEVER_CALLED_ON_DATA = ("on_after_batch_transfer", "on_before_batch_transfer", "transfer_batch_to_device")
+NEVER_CALLED_ON_DATA = (
+    "on_after_batch_transfer",
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+)
 
 # Lightning's callbacks need Lightning's Trainer; these have a counterpart here.
 INSTEAD = {
     "EarlyStopping": 'Trainer(monitor="val_loss", mode="min", patience=3)',
     "ModelCheckpoint": 'Trainer(monitor="val_loss", mode="min", save_top_k=1)',
-    "LearningRateMonitor": 'self.log("lr", self.optimizers().param_groups[0]["lr"]) in training_step',
+    "LearningRateMonitor": (
+        'self.log("lr", self.optimizers().param_groups[0]["lr"]) in training_step'
+    ),
     "TQDMProgressBar": "Trainer(enable_progress_bar=True)",
     "RichProgressBar": "Trainer(enable_progress_bar=True)",
 }
@@ -121,9 +129,12 @@ class Hooks:
 
     def __init__(self, trainer: Any, task: Any, callbacks: Sequence[Any]) -> None:
         self._front = (trainer, task)
-        self._of_task = {name: getattr(task, name) for name in HOOKS if callable(getattr(task, name, None))}
+        self._of_task = {
+            name: getattr(task, name) for name in HOOKS if callable(getattr(task, name, None))
+        }
         self._of_callbacks = {
-            name: [getattr(each, name) for each in callbacks if _has_own(each, name)] for name in HOOKS
+            name: [getattr(each, name) for each in callbacks if _has_own(each, name)]
+            for name in HOOKS
         }
 
     def call(self, name: str, *args: Any) -> None:
@@ -156,7 +167,10 @@ def check_task(task: Any, *needed: str) -> None:
     """
     name = type(task).__name__
     if task is None:
-        raise _misfit("there is no task, and none was fitted before", fix="hand over the task as the first argument")
+        raise _misfit(
+            "there is no task, and none was fitted before",
+            fix="hand over the task as the first argument",
+        )
     if _from_lightning(type(task)):
         raise _misfit(
             f"{name} derives from Lightning's module, which works with Lightning's Trainer only",
@@ -167,7 +181,9 @@ def check_task(task: Any, *needed: str) -> None:
             near = closest(method, [each for each in vars(type(task)) if each != "forward"])
             raise _misfit(
                 f"{name} has no {method}" + (f"; is {near} meant to be it?" if near else ""),
-                fix=f"def {method}(self{', batch, batch_idx' if method.endswith('_step') else ''}): ...",
+                fix=(
+                    f"def {method}(self{', batch, batch_idx' if method.endswith('_step') else ''}): ..."
+                ),
             )
     if hasattr(task, "_orig_mod") or getattr(task, "_compiled_call_impl", None) is not None:
         raise _misfit(
@@ -206,7 +222,10 @@ def check_data(data: Any) -> None:
         if callable(getattr(data, name, None)) and not (owner and _is_lightnings(owner)):
             raise _misfit(
                 f"{type(data).__name__}.{name} would never be called by this Trainer",
-                fix="change samples in the dataset or in collate_fn, and batches in training_step, on the device",
+                fix=(
+                    "change samples in the dataset or in collate_fn, and batches in training_step,"
+                    " on the device"
+                ),
             )
 
 
@@ -222,7 +241,9 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             raise _misfit(
                 f"{name} is a callback for Lightning's Trainer",
                 fix=INSTEAD.get(
-                    name, "a class without a base, with the methods that are needed: on_...(trainer, task)"
+                    name,
+                    "a class without a base, with the methods that are needed: on_...(trainer,"
+                    " task)",
                 ),
             )
         given = [hook for hook in dir(each) if hook.startswith("on_")]
@@ -230,20 +251,28 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
         if unknown or not given:
             near = closest(unknown[0], HOOKS) if unknown else ""
             raise _misfit(
-                f"{name}.{unknown[0]} would never be called" if unknown else f"{name} has no method that is called",
+                (
+                    f"{name}.{unknown[0]} would never be called"
+                    if unknown
+                    else f"{name} has no method that is called"
+                ),
                 fix=f"def {near or 'on_train_epoch_end'}(self, trainer, task): ...",
             )
 
 
 def _has_own(callback: Any, name: str) -> bool:
-    return callable(getattr(callback, name, None)) and getattr(type(callback), name, None) is not getattr(
-        Callback, name
-    )
+    return callable(getattr(callback, name, None)) and getattr(
+        type(callback), name, None
+    ) is not getattr(Callback, name)
 
 
 def _own_hooks(kind: type) -> list[str]:
     """Return the hook-like methods of a task's class, except those of torch and paceline."""
-    own = [each for each in kind.__mro__ if each.__module__.partition(".")[0] not in ("builtins", "paceline", "torch")]
+    own = [
+        each
+        for each in kind.__mro__
+        if each.__module__.partition(".")[0] not in ("builtins", "paceline", "torch")
+    ]
     names = sorted(name for each in own for name in vars(each) if name.startswith("on_"))
     return [name for name in names if callable(getattr(kind, name, None))]
 

@@ -30,7 +30,11 @@ class Place(NamedTuple):
 def place_of(meter: Any, parts: Iterable[tuple[str, Any]]) -> Place | None:
     """Return the location of an object; None if it is not among the ``parts`` of its task."""
     path = next((path for path, each in parts if each is meter), None)
-    return None if path is None else Place(path, {name: _pieces(each) for name, each in _modules(meter)})
+    return (
+        None
+        if path is None
+        else Place(path, {name: _pieces(each) for name, each in _modules(meter)})
+    )
 
 
 def found_at(place: Place, parts: Iterable[tuple[str, Any]]) -> Any:
@@ -50,7 +54,10 @@ def found_at(place: Place, parts: Iterable[tuple[str, Any]]) -> Any:
 def kept_state(metric: Any) -> dict[str, Any]:
     """Return the state that a metric of torchmetrics has accumulated."""
     states = {name: getattr(metric, name) for name in metric.metric_state}
-    kept = {name: list(state) if isinstance(state, list) else state.clone() for name, state in states.items()}
+    kept = {
+        name: list(state) if isinstance(state, list) else state.clone()
+        for name, state in states.items()
+    }
     own = {name: getattr(metric, name) for name in _OF_UPDATES if hasattr(metric, name)}
     return {**kept, **own}
 

@@ -55,7 +55,9 @@ class Sum:
         waiting = [(number, rows) for number, rows in self._waiting if rows > 0]
         self._waiting = []
         if waiting:
-            numbers = torch.stack([torch.as_tensor(number, dtype=torch.float64) for number, _ in waiting])
+            numbers = torch.stack(
+                [torch.as_tensor(number, dtype=torch.float64) for number, _ in waiting]
+            )
             weights = numbers.new_tensor([rows if self.mean else 1 for _, rows in waiting])
             self._total = self._total + (numbers * weights).sum()
             self._rows += sum(rows for _, rows in waiting)
@@ -88,10 +90,28 @@ class Entry:
     """
 
     def __init__(
-        self, *, on_step: bool, on_epoch: bool, prog_bar: bool, logger: bool, mean: bool, is_end: bool = False
+        self,
+        *,
+        on_step: bool,
+        on_epoch: bool,
+        prog_bar: bool,
+        logger: bool,
+        mean: bool,
+        is_end: bool = False,
     ) -> None:
-        self.on_step, self.on_epoch, self.prog_bar, self.logger = on_step, on_epoch, prog_bar, logger
-        self._how = {"on_step": on_step, "on_epoch": on_epoch, "prog_bar": prog_bar, "logger": logger, "mean": mean}
+        self.on_step, self.on_epoch, self.prog_bar, self.logger = (
+            on_step,
+            on_epoch,
+            prog_bar,
+            logger,
+        )
+        self._how = {
+            "on_step": on_step,
+            "on_epoch": on_epoch,
+            "prog_bar": prog_bar,
+            "logger": logger,
+            "mean": mean,
+        }
         self.is_end = is_end
         self.last: tuple[Any, int] | None = None
         self.sum = Sum(mean=mean)
@@ -171,10 +191,14 @@ class Metrics:
 
     def in_bar(self, values: Values) -> dict[str, float]:
         """Return the values that the progress bar shows."""
-        shown = [name for name, entry in self.entries.items() if entry.prog_bar and name in values.of_all]
+        shown = [
+            name for name, entry in self.entries.items() if entry.prog_bar and name in values.of_all
+        ]
         return {name: values.of_all[name] for name in shown}
 
-    def names(self, parts: Sequence[tuple[str, Any]]) -> dict[str, tuple[dict[str, bool], Place | None]]:
+    def names(
+        self, parts: Sequence[tuple[str, Any]]
+    ) -> dict[str, tuple[dict[str, bool], Place | None]]:
         """Return each name's options and the location of its object, if it has one that computes.
 
         Args:
@@ -189,7 +213,9 @@ class Metrics:
         }
 
     def take_names(
-        self, names: Mapping[str, tuple[dict[str, bool], Place | None]], parts: Sequence[tuple[str, Any]]
+        self,
+        names: Mapping[str, tuple[dict[str, bool], Place | None]],
+        parts: Sequence[tuple[str, Any]],
     ) -> None:
         """Record the names of another rank's ``names`` here too, over no rows."""
         for name, (how, place) in names.items():
@@ -202,7 +228,9 @@ class Metrics:
         names, _ = self._epoch_names()
         names = [name for name in names if not self.entries[name].is_end]
         totals = self._totals(names, [self.entries[name].sum for name in names])
-        return {name: (self.entries[name].how, *pair) for name, pair in zip(names, totals, strict=True)}
+        return {
+            name: (self.entries[name].how, *pair) for name, pair in zip(names, totals, strict=True)
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from sums over all ranks; rank 0 holds them from now on."""
@@ -213,7 +241,9 @@ class Metrics:
 
     def _epoch_names(self) -> tuple[list[str], dict[str, Any]]:
         wanted = sorted(name for name, entry in self.entries.items() if entry.on_epoch)
-        meters = {name: entry.meter for name in wanted if (entry := self.entries[name]).meter is not None}
+        meters = {
+            name: entry.meter for name in wanted if (entry := self.entries[name]).meter is not None
+        }
         return [name for name in wanted if name not in meters], meters
 
     def _named(self, values: Mapping[str, float], *, ending: str) -> Values:
@@ -226,7 +256,9 @@ class Metrics:
                 found.for_loggers[last_name] = value
         return found
 
-    def _over_ranks(self, names: list[str], sums: list[Sum], *, also: tuple[str, ...] = ()) -> dict[str, float]:
+    def _over_ranks(
+        self, names: list[str], sums: list[Sum], *, also: tuple[str, ...] = ()
+    ) -> dict[str, float]:
         totals = self._totals(names, sums, also=also)
         return {
             name: (total / rows if rows else math.nan) if each.mean else total
@@ -237,7 +269,9 @@ class Metrics:
         """Return the values that objects compute; each communicates with its counterparts."""
         with warnings.catch_warnings():
             if not self.has_rows:  # other ranks have rows, so the warning does not apply
-                warnings.filterwarnings("ignore", r"The ``compute`` method of metric \w+ was called before")
+                warnings.filterwarnings(
+                    "ignore", r"The ``compute`` method of metric \w+ was called before"
+                )
             return {name: float(meter.compute()) for name, meter in meters.items()}
 
     def _ends_over_ranks(self, names: Sequence[str]) -> dict[str, float]:
@@ -245,20 +279,31 @@ class Metrics:
         if not names:
             return {}
         mine = [self.entries[name].end or NO_END for name in names]
-        table = self._session.gather(torch.tensor([mine], dtype=torch.float64, device=self._session.device))
+        table = self._session.gather(
+            torch.tensor([mine], dtype=torch.float64, device=self._session.device)
+        )
         of_ranks = {
-            name: [End(value, int(rows), bool(whole), bool(tensor)) for value, rows, whole, tensor in column]
+            name: [
+                End(value, int(rows), bool(whole), bool(tensor))
+                for value, rows, whole, tensor in column
+            ]
             for name, column in zip(names, table.transpose(0, 1).tolist(), strict=True)
         }
         self.ends |= of_ranks
         return {name: mean_of_ends(ends) for name, ends in of_ranks.items()}
 
-    def _totals(self, names: list[str], sums: list[Sum], *, also: tuple[str, ...] = ()) -> list[tuple[float, int]]:
+    def _totals(
+        self, names: list[str], sums: list[Sum], *, also: tuple[str, ...] = ()
+    ) -> list[tuple[float, int]]:
         self._check_names([*names, *also])
         if not names:
             return []
         device = self._session.device
-        mine = [torch.as_tensor(part, dtype=torch.float64, device=device) for each in sums for part in each.totals()]
+        mine = [
+            torch.as_tensor(part, dtype=torch.float64, device=device)
+            for each in sums
+            for part in each.totals()
+        ]
         whole = self._session.reduce(torch.stack(mine)).tolist()
         return [(total, int(rows)) for total, rows in zip(whole[::2], whole[1::2], strict=True)]
 
@@ -275,7 +320,8 @@ class Metrics:
         raise UsageError(
             Finding(
                 "collective-mismatch",
-                f"rank {session.rank} logged other names than the other ranks: {', '.join(names) or 'none'}",
+                f"rank {session.rank} logged other names than the other ranks:"
+                f" {', '.join(names) or 'none'}",
                 where=f"rank {session.rank}, self.log(...)",
                 why="a mean over all rows needs the rows of every rank",
                 fix="call self.log on every rank, with batch_size=0 where it has no value",
@@ -302,6 +348,10 @@ def number_of(name: str, value: Any) -> Any:
             "option-invalid",
             f"{name} is a {type(value).__name__}{shape} and not a number",
             where=f"self.log({name!r}, ...)",
-            fix=f"self.log({name!r}, value.mean())" if shape else f"self.log({name!r}, float(value))",
+            fix=(
+                f"self.log({name!r}, value.mean())"
+                if shape
+                else f"self.log({name!r}, float(value))"
+            ),
         )
     )

@@ -24,7 +24,9 @@ class HParams(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"no hyperparameter {name!r}; there are {', '.join(self) or 'none'}") from None
+            raise AttributeError(
+                f"no hyperparameter {name!r}; there are {', '.join(self) or 'none'}"
+            ) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
@@ -66,7 +68,8 @@ class Configured:
             raise UsageError(
                 Finding(
                     "option-invalid",
-                    f"{', '.join(unknown)}: no argument of __init__; there are {', '.join(found) or 'none'}",
+                    f"{', '.join(unknown)}: no argument of __init__; there are"
+                    f" {', '.join(found) or 'none'}",
                     where="save_hyperparameters(...)",
                     fix="self.save_hyperparameters() takes all of them",
                 )
@@ -74,10 +77,16 @@ class Configured:
         left_out = {ignore} if isinstance(ignore, str) else set(ignore)
         if not names or wanted:
             self.hparams.update(
-                {key: found[key] for key in found if key not in left_out and (not wanted or key in wanted)}
+                {
+                    key: found[key]
+                    for key in found
+                    if key not in left_out and (not wanted or key in wanted)
+                }
             )
         for mapping in mappings:
-            self.hparams.update({key: value for key, value in mapping.items() if key not in left_out})
+            self.hparams.update(
+                {key: value for key, value in mapping.items() if key not in left_out}
+            )
 
 
 def _mapping(given: Any) -> Mapping[str, Any]:
@@ -88,7 +97,8 @@ def _mapping(given: Any) -> Mapping[str, Any]:
     raise UsageError(
         Finding(
             "option-invalid",
-            f"what is of type {type(given).__name__} is no name of an argument, mapping or namespace",
+            f"what is of type {type(given).__name__} is no name of an argument, mapping or"
+            " namespace",
             where="save_hyperparameters(...)",
             fix="self.save_hyperparameters(vars(config))",
         )
@@ -130,7 +140,10 @@ class Module(Configured, nn.Module):
                     "option-invalid",
                     f"{type(self).__name__} has no trainer yet",
                     where="self.trainer",
-                    fix="use it inside a method that the Trainer calls, from configure_optimizers on",
+                    fix=(
+                        "use it inside a method that the Trainer calls, from"
+                        " configure_optimizers on"
+                    ),
                 )
             )
         return self._trainer

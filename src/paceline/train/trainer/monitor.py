@@ -23,7 +23,11 @@ class Monitor:
 
     def see(self, value: float) -> None:
         """Record a value."""
-        gain = 0.0 if self.best is None else (self.best - value if self._mode == "min" else value - self.best)
+        gain = (
+            0.0
+            if self.best is None
+            else (self.best - value if self._mode == "min" else value - self.best)
+        )
         if (self.best is None and not math.isnan(value)) or gain > self._min_delta:
             self.best, self._waited = value, 0
         else:

@@ -56,7 +56,8 @@ def never_logged(monitor: str, metrics: Mapping[str, Any], *, where: str) -> Usa
     return UsageError(
         Finding(
             "option-invalid",
-            f"the metric {monitor!r} was never logged; logged were {', '.join(sorted(metrics)) or 'none'}",
+            f"the metric {monitor!r} was never logged; logged were"
+            f" {', '.join(sorted(metrics)) or 'none'}",
             where=where,
             fix=f'monitor="{near}"' if near else f'self.log("{monitor}", value) in validation_step',
         )
@@ -81,18 +82,26 @@ def read(configured: Any) -> tuple[list[Optimizer], list[Schedule]]:
         _check_keys(configured)
         scheduler = configured.get("lr_scheduler")
         optimizers, _ = read(configured.get("optimizer"))
-        return optimizers, [] if scheduler is None else [_schedule(scheduler, monitor=configured.get("monitor"))]
+        return optimizers, (
+            [] if scheduler is None else [_schedule(scheduler, monitor=configured.get("monitor"))]
+        )
     if isinstance(configured, list | tuple) and configured:
         if len(configured) == 2 and all(isinstance(part, list | tuple) for part in configured):
-            return [one for each in configured[0] for one in read(each)[0]], [_schedule(each) for each in configured[1]]
+            return [one for each in configured[0] for one in read(each)[0]], [
+                _schedule(each) for each in configured[1]
+            ]
         pairs = [read(each) for each in configured]
-        return [one for ones, _ in pairs for one in ones], [one for _, ones in pairs for one in ones]
+        return [one for ones, _ in pairs for one in ones], [
+            one for _, ones in pairs for one in ones
+        ]
     raise UsageError(
         Finding(
             "option-invalid",
             f"configure_optimizers returned {type(configured).__name__}",
             where="configure_optimizers",
-            fix='return {"optimizer": optimizer, "lr_scheduler": scheduler}, or the optimizer alone',
+            fix=(
+                'return {"optimizer": optimizer, "lr_scheduler": scheduler}, or the optimizer alone'
+            ),
         )
     )
 
@@ -106,13 +115,15 @@ def _check_keys(configured: Mapping[str, Any]) -> None:
         raise UsageError(
             Finding(
                 "option-invalid",
-                f"what configure_optimizers returned has {'a' if of_scheduler else 'an unknown'} key {key!r}"
-                + (", which belongs to the scheduler" if of_scheduler else ""),
+                f"what configure_optimizers returned has {'a' if of_scheduler else 'an unknown'}"
+                f" key {key!r}" + (", which belongs to the scheduler" if of_scheduler else ""),
                 where="configure_optimizers",
                 why="it would have no effect",
-                fix=f'"lr_scheduler": {{"scheduler": scheduler, "{key}": {configured[key]!r}}}'
-                if of_scheduler
-                else f'"{near}": ...',
+                fix=(
+                    f'"lr_scheduler": {{"scheduler": scheduler, "{key}": {configured[key]!r}}}'
+                    if of_scheduler
+                    else f'"{near}": ...'
+                ),
             )
         )
 
@@ -133,7 +144,10 @@ def _schedule(given: Any, *, monitor: str | None = None) -> Schedule:
     if not isinstance(frequency, int) or frequency < 1:
         raise _unusable(f"has frequency={frequency!r}", fix='"frequency": 1')
     if isinstance(scheduler, Optimizer) or not callable(getattr(scheduler, "step", None)):
-        raise _unusable(f"is of type {type(scheduler).__name__}", fix="torch.optim.lr_scheduler.StepLR(optimizer, 30)")
+        raise _unusable(
+            f"is of type {type(scheduler).__name__}",
+            fix="torch.optim.lr_scheduler.StepLR(optimizer, 30)",
+        )
     monitor = settings.get("monitor") or monitor or ""
     takes_metric = isinstance(scheduler, ReduceLROnPlateau) or settings.get("reduce_on_plateau")
     if takes_metric and not monitor:
@@ -142,7 +156,9 @@ def _schedule(given: Any, *, monitor: str | None = None) -> Schedule:
 
 
 def _unusable(what: str, *, fix: str) -> UsageError:
-    return UsageError(Finding("option-invalid", f"lr_scheduler {what}", where="configure_optimizers", fix=fix))
+    return UsageError(
+        Finding("option-invalid", f"lr_scheduler {what}", where="configure_optimizers", fix=fix)
+    )
 
 
 def with_state(schedules: list[Schedule]) -> dict[str, Any]:

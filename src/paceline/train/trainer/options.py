@@ -27,7 +27,9 @@ INSTEAD = {
     "detect_anomaly": "torch.autograd.set_detect_anomaly(True)",
     "deterministic": "torch.use_deterministic_algorithms(True)",
     "enable_model_summary": "leave it out; print(model) shows the layers",
-    "fast_dev_run": "Trainer(max_steps=1, limit_val_batches=1, logger=False, enable_checkpointing=False)",
+    "fast_dev_run": (
+        "Trainer(max_steps=1, limit_val_batches=1, logger=False, enable_checkpointing=False)"
+    ),
     "inference_mode": "leave it out: evaluation runs under torch.no_grad()",
     "max_time": "paceline run --max-time 3h script.py",
     "overfit_batches": "Trainer(limit_train_batches=...) with a DataLoader that does not shuffle",
@@ -38,8 +40,22 @@ INSTEAD = {
 
 
 # Options of Lightning's self.log without effect here: a mean is always over all rows of all ranks.
-LOG_WITHOUT_EFFECT = ("sync_dist", "sync_dist_group", "add_dataloader_idx", "metric_attribute", "enable_graph")
-LOG_OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "batch_size", *LOG_WITHOUT_EFFECT)
+LOG_WITHOUT_EFFECT = (
+    "sync_dist",
+    "sync_dist_group",
+    "add_dataloader_idx",
+    "metric_attribute",
+    "enable_graph",
+)
+LOG_OPTIONS = (
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "reduce_fx",
+    "batch_size",
+    *LOG_WITHOUT_EFFECT,
+)
 
 
 def refuse_unknown_log(names: Iterable[str]) -> None:
@@ -56,7 +72,11 @@ def refuse_unknown_log(names: Iterable[str]) -> None:
                     "option-unknown",
                     f"log has no option {name}",
                     where="self.log(...)",
-                    fix=f"self.log(..., {near}=...)" if near else f"one of {', '.join(LOG_OPTIONS[:6])}",
+                    fix=(
+                        f"self.log(..., {near}=...)"
+                        if near
+                        else f"one of {', '.join(LOG_OPTIONS[:6])}"
+                    ),
                 )
             )
 
@@ -74,7 +94,8 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
                 "option-unknown",
                 f"Trainer has no argument {name}",
                 where=f"Trainer({name}=...)",
-                fix=INSTEAD.get(name) or (f"Trainer({near}=...)" if near else "see help(paceline.Trainer)"),
+                fix=INSTEAD.get(name)
+                or (f"Trainer({near}=...)" if near else "see help(paceline.Trainer)"),
             )
         )
 
@@ -82,7 +103,12 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
 def invalid(name: str, value: object, what: str, *, fix: str) -> UsageError:
     """Return the error for an argument's value."""
     return UsageError(
-        Finding("option-invalid", f"{name}={value!r} is not {what}", where=f"Trainer({name}=...)", fix=fix)
+        Finding(
+            "option-invalid",
+            f"{name}={value!r} is not {what}",
+            where=f"Trainer({name}=...)",
+            fix=fix,
+        )
     )
 
 
@@ -105,7 +131,10 @@ def read_accelerator(accelerator: str) -> str:
     if accelerator not in ACCELERATORS:
         near = closest(str(accelerator), ACCELERATORS) or "auto"
         raise invalid(
-            "accelerator", accelerator, f"one of {', '.join(ACCELERATORS)}", fix=f'Trainer(accelerator="{near}")'
+            "accelerator",
+            accelerator,
+            f"one of {', '.join(ACCELERATORS)}",
+            fix=f'Trainer(accelerator="{near}")',
         )
     return ACCELERATORS[accelerator]
 
@@ -133,7 +162,9 @@ def count(name: str, value: Any, *, least: int = 1) -> int:
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return value
-    raise invalid(name, value, f"a whole number of at least {least}", fix=f"Trainer({name}={least})")
+    raise invalid(
+        name, value, f"a whole number of at least {least}", fix=f"Trainer({name}={least})"
+    )
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> str:
@@ -155,7 +186,9 @@ def either(first: str, value: Any, second: str, other: Any) -> Any:
         UsageError: Both names are given.
     """
     if value is not None and other is not None:
-        raise contradiction(f"{first} and {second} are the same", where="Trainer(...)", fix=f"Trainer({first}=...)")
+        raise contradiction(
+            f"{first} and {second} are the same", where="Trainer(...)", fix=f"Trainer({first}=...)"
+        )
     return other if value is None else value
 
 
@@ -169,10 +202,14 @@ def part(name: str, value: Any) -> int | float | None:
         return value
     if isinstance(value, float) and 0 <= value <= 1:
         return value
-    raise invalid(name, value, "a number of batches or a fraction from 0.0 to 1.0", fix=f"Trainer({name}=1.0)")
+    raise invalid(
+        name, value, "a number of batches or a fraction from 0.0 to 1.0", fix=f"Trainer({name}=1.0)"
+    )
 
 
-def num_batches(name: str, asked: int | float | None, length: int | None, *, least: int = 0) -> int | None:
+def num_batches(
+    name: str, asked: int | float | None, length: int | None, *, least: int = 0
+) -> int | None:
     """Return the number of batches that an argument means; None if it is unknown.
 
     Args:
@@ -190,7 +227,12 @@ def num_batches(name: str, asked: int | float | None, length: int | None, *, lea
     if isinstance(asked, int):
         return asked if length is None else min(asked, length)
     if length is None:
-        raise invalid(name, asked, "a number, and how long a stream is nobody knows", fix=f"Trainer({name}=100)")
+        raise invalid(
+            name,
+            asked,
+            "a number, and how long a stream is nobody knows",
+            fix=f"Trainer({name}=100)",
+        )
     found = max(least, int(length * asked))
     if length and asked and not found:
         whole = 10 ** (len(str(length)) + 1)
@@ -247,14 +289,26 @@ class Plan:
         count("check_val_every_n_epoch", self.check_val_every_n_epoch)
         count("num_sanity_val_steps", self.num_sanity_val_steps, least=0)
         count("save_top_k", self.save_top_k, least=0)
-        for name in ("val_check_interval", "limit_train_batches", "limit_val_batches", "limit_test_batches"):
+        for name in (
+            "val_check_interval",
+            "limit_train_batches",
+            "limit_val_batches",
+            "limit_test_batches",
+        ):
             part(name, getattr(self, name))
         if self.val_check_interval == 0:
-            raise invalid("val_check_interval", 0, "more than no batch", fix="Trainer(limit_val_batches=0)")
+            raise invalid(
+                "val_check_interval", 0, "more than no batch", fix="Trainer(limit_val_batches=0)"
+            )
         one_of("mode", self.mode, ("min", "max"))
         one_of("gradient_clip_algorithm", self.gradient_clip_algorithm, ("norm", "value"))
         if self.gradient_clip_val is not None and not self.gradient_clip_val > 0:
-            raise invalid("gradient_clip_val", self.gradient_clip_val, "above 0", fix="Trainer(gradient_clip_val=1.0)")
+            raise invalid(
+                "gradient_clip_val",
+                self.gradient_clip_val,
+                "above 0",
+                fix="Trainer(gradient_clip_val=1.0)",
+            )
         if self.patience is not None:
             count("patience", self.patience)
             if self.monitor is None:
@@ -281,7 +335,9 @@ class Plan:
             UsageError: Neither epochs nor steps are limited.
         """
         if self.max_epochs is None and self.max_steps < 0:
-            raise invalid("max_epochs", None, "a number, nor is max_steps", fix="Trainer(max_epochs=10)")
+            raise invalid(
+                "max_epochs", None, "a number, nor is max_steps", fix="Trainer(max_epochs=10)"
+            )
         if self.limit_train_batches == 0 and self.epochs == sys.maxsize:
             raise contradiction(
                 "limit_train_batches=0 makes no step, and the number of epochs has no limit",
@@ -305,7 +361,8 @@ class Plan:
         if found is None or found == length or found % group == 0:
             return found
         raise contradiction(
-            f"limit_train_batches={self.limit_train_batches} means {found} batches, and {group} make a step",
+            f"limit_train_batches={self.limit_train_batches} means {found} batches, and {group}"
+            " make a step",
             where="Trainer(limit_train_batches=...)",
             why="the gradients of an incomplete group would be lost",
             fix=f"Trainer(limit_train_batches={-(-found // group) * group})",
@@ -320,6 +377,8 @@ class Plan:
 
     def batches(self, num_batches: int | None) -> int | None:
         """Return the number of batches of a whole fit; None if it is unknown."""
-        known = [] if num_batches is None or self.epochs == sys.maxsize else [self.epochs * num_batches]
+        known = (
+            [] if num_batches is None or self.epochs == sys.maxsize else [self.epochs * num_batches]
+        )
         known += [self.max_steps * self.accumulate_grad_batches] if self.max_steps >= 0 else []
         return min(known, default=None)

@@ -53,7 +53,9 @@ class Progress:
         self._start_s, self._done_at_start, self.total = monotonic(), done, total
         self.loss, self.shown = None, {}
 
-    def begin_stage(self, stage: str, num_batches: int | None, *, before: int = 0, batch: int = 0) -> None:
+    def begin_stage(
+        self, stage: str, num_batches: int | None, *, before: int = 0, batch: int = 0
+    ) -> None:
         """Begin a stage, after ``before`` batches of earlier stages and ``batch`` of this one."""
         self.stage, self.num_batches, self._before, self.batch = stage, num_batches, before, batch
         self._marks = deque()  # a new object: the bar's thread may iterate over the old one
@@ -96,7 +98,9 @@ class Progress:
         if self._is_aside:
             return ""
         has_loss = any("loss" in name.lower() for name in self.shown)  # under the script's name
-        shown = dict(self.shown) if has_loss or self.loss is None else {"loss": self.loss, **self.shown}
+        shown = (
+            dict(self.shown) if has_loss or self.loss is None else {"loss": self.loss, **self.shown}
+        )
         return " · ".join(f"{name} {as_text(value)}" for name, value in shown.items())
 
 
@@ -131,7 +135,12 @@ class Display:
         if not (self._enabled and self._console.is_terminal):
             yield
             return
-        with Live(get_renderable=self.drawn, console=self._console, refresh_per_second=DRAWS_PER_S, transient=True):
+        with Live(
+            get_renderable=self.drawn,
+            console=self._console,
+            refresh_per_second=DRAWS_PER_S,
+            transient=True,
+        ):
             yield
 
     def line(self, title: str, values: Mapping[str, float]) -> None:
@@ -144,12 +153,18 @@ class Display:
     def drawn(self) -> Table:
         """Return the current bar."""
         progress, grid = self.progress, Table.grid(padding=(0, 1))
-        count = f"{progress.batch}/{progress.num_batches}" if progress.num_batches else str(progress.batch)
+        count = (
+            f"{progress.batch}/{progress.num_batches}"
+            if progress.num_batches
+            else str(progress.batch)
+        )
         left_s = progress.left_s()
         left = "" if left_s is None else f"{clock(left_s)} left"
         width = max(10, min(30, self._console.width // 5))
         bar = ProgressBar(total=progress.num_batches or None, completed=progress.batch, width=width)
         # If there is too little space, the last of the script's numbers are cut off.
         details = " · ".join(filter(None, (progress.pace(), left, progress.numbers())))
-        grid.add_row(Text(progress.stage), bar, Text(count), Text(details, no_wrap=True, overflow="ellipsis"))
+        grid.add_row(
+            Text(progress.stage), bar, Text(count), Text(details, no_wrap=True, overflow="ellipsis")
+        )
         return grid

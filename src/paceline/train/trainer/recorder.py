@@ -58,14 +58,24 @@ class Recorder:
     def log(self, name: str, value: Any, *, batch_size: int | None, **how: Any) -> None:
         """Record a number; see ``Trainer.log``."""
         if self.metrics is None:
-            raise _refusal(name, "nothing is under way that it could belong to", "log in a step or in on_..._epoch_end")
+            raise _refusal(
+                name,
+                "nothing is under way that it could belong to",
+                "log in a step or in on_..._epoch_end",
+            )
         is_meter = not isinstance(value, torch.Tensor) and callable(getattr(value, "compute", None))
         entry = self.metrics.entries.get(name)
         if entry is None:
-            entry = self.metrics.entries[name] = _entry(name, in_step=self._in_step and not is_meter, **how)
+            entry = self.metrics.entries[name] = _entry(
+                name, in_step=self._in_step and not is_meter, **how
+            )
         if is_meter:
             if not entry.on_epoch:
-                raise _refusal(name, f"a {type(value).__name__} has a value at the end of an epoch", "on_epoch=True")
+                raise _refusal(
+                    name,
+                    f"a {type(value).__name__} has a value at the end of an epoch",
+                    "on_epoch=True",
+                )
             entry.meter = value
             return
         number = number_of(name, value)
@@ -79,7 +89,11 @@ class Recorder:
 
     def remark(self, metrics: Metrics, *, is_main: bool) -> None:
         """Print on rank 0, once, findings about numbers that were logged after the last batch."""
-        new = {name: ends for name, ends in metrics.ends.items() if (name, differ(ends)) not in self._remarked}
+        new = {
+            name: ends
+            for name, ends in metrics.ends.items()
+            if (name, differ(ends)) not in self._remarked
+        }
         self._remarked.update((name, differ(ends)) for name, ends in new.items())
         for remark in remarks(new) if is_main else ():
             terminal.say(remark.render())
@@ -99,10 +113,18 @@ def _entry(
     on_epoch = not in_step if on_epoch is None else on_epoch
     if not on_epoch and not (on_step and in_step):
         where = "" if in_step else " outside of training_step"
-        raise _refusal(name, f"on_step={on_step} and on_epoch={on_epoch} leave nothing to log{where}", "on_epoch=True")
+        raise _refusal(
+            name,
+            f"on_step={on_step} and on_epoch={on_epoch} leave nothing to log{where}",
+            "on_epoch=True",
+        )
     fx = one_of("reduce_fx", getattr(reduce_fx, "__name__", reduce_fx), ("mean", "sum"))
-    return Entry(on_step=on_step, on_epoch=on_epoch, prog_bar=prog_bar, logger=logger, mean=fx == "mean")
+    return Entry(
+        on_step=on_step, on_epoch=on_epoch, prog_bar=prog_bar, logger=logger, mean=fx == "mean"
+    )
 
 
 def _refusal(name: str, what: str, fix: str) -> UsageError:
-    return UsageError(Finding("option-contradicted", what, where=f"self.log({name!r}, ...)", fix=fix))
+    return UsageError(
+        Finding("option-contradicted", what, where=f"self.log({name!r}, ...)", fix=fix)
+    )

@@ -25,10 +25,13 @@ def start_ranks(devices: int | None, num_nodes: int) -> None:
         return
     if num_nodes > 1:
         raise contradiction(
-            f"num_nodes={num_nodes}, and this process was started by itself: it cannot start other nodes",
+            f"num_nodes={num_nodes}, and this process was started by itself: it cannot start other"
+            " nodes",
             where="Trainer(num_nodes=...)",
-            fix=f"srun --nodes {num_nodes} python script.py, or on each node: "
-            f"paceline run --nnodes {num_nodes} --rdzv-endpoint HOST:29500 script.py",
+            fix=(
+                f"srun --nodes {num_nodes} python script.py, or on each node: "
+                f"paceline run --nnodes {num_nodes} --rdzv-endpoint HOST:29500 script.py"
+            ),
         )
     script = _script()
     if script is None:
@@ -94,7 +97,12 @@ def check_device(wanted: str, session: Session) -> None:
     if wanted == "cpu":
         fix = "export CUDA_VISIBLE_DEVICES= (empty) hides the GPUs from this run"
     else:
-        fix = 'Trainer(accelerator="auto"); to find out why torch sees no GPU: python -m torch.utils.collect_env'
+        fix = (
+            'Trainer(accelerator="auto"); to find out why torch sees no GPU: python -m'
+            " torch.utils.collect_env"
+        )
     raise contradiction(
-        f"the ranks of this run are on {found}, and {wanted} is asked for", where="Trainer(accelerator=...)", fix=fix
+        f"the ranks of this run are on {found}, and {wanted} is asked for",
+        where="Trainer(accelerator=...)",
+        fix=fix,
     )

@@ -38,8 +38,8 @@ _fitted: set[Path] = set()  # run folders of this process's fits
 class Trainer:
     """Runs the training loop of a task; the result is the same with any number of ranks.
 
-        trainer = paceline.Trainer(max_epochs=10, precision="bf16-mixed", monitor="val_loss", patience=3)
-        trainer.fit(task, data)
+        trainer = paceline.Trainer(max_epochs=10, precision="bf16-mixed", monitor="val_loss",
+        patience=3) trainer.fit(task, data)
 
     A task is any object with ``training_step(batch, batch_idx)``, which returns the loss as a mean
     over the batch's rows (or a dict with ``"loss"``), and ``configure_optimizers()``. It may have
@@ -136,7 +136,9 @@ class Trainer:
     ) -> None:
         arguments = dict(locals())
         options.refuse_unknown(unknown, set(inspect.signature(Trainer).parameters) - {"unknown"})
-        self._plan = options.Plan(**{field.name: arguments[field.name] for field in fields(options.Plan)})
+        self._plan = options.Plan(
+            **{field.name: arguments[field.name] for field in fields(options.Plan)}
+        )
         self._callbacks = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
         check_callbacks(self._callbacks)
         device_type = options.read_accelerator(accelerator)
@@ -147,7 +149,9 @@ class Trainer:
             "accumulate": accumulate_grad_batches,
             "strategy": "ddp" if strategy == "auto" else strategy,
             "seed": seed,
-            "run_dir": _shared(options.either("run_dir", run_dir, "default_root_dir", default_root_dir)),
+            "run_dir": _shared(
+                options.either("run_dir", run_dir, "default_root_dir", default_root_dir)
+            ),
             "loggers": _loggers(logger),
         }
         self.session = Session(**self._for_session)
@@ -233,12 +237,16 @@ class Trainer:
         """
         check_task(model, "training_step", "configure_optimizers")
         self._plan.check_has_end()
-        data = self._take_up(model, train_dataloaders, datamodule, train=train_dataloaders, val=val_dataloaders)
+        data = self._take_up(
+            model, train_dataloaders, datamodule, train=train_dataloaders, val=val_dataloaders
+        )
         if self._work is not None:  # another fit is a new run, with other steps and models
             self.session = self._another_session()
         data.prepare(self.session, "fit", seed=self._seed)
         train = self._loader(data, "train")
-        val = self._loader(data, "val") if callable(getattr(model, "validation_step", None)) else None
+        val = (
+            self._loader(data, "val") if callable(getattr(model, "validation_step", None)) else None
+        )
         self.num_training_batches = self._plan.train_batches(length_of(train))
         self.optimizers, schedules = optimizers.read(model.configure_optimizers())
         self.should_stop, self.callback_metrics = False, {}
@@ -272,7 +280,9 @@ class Trainer:
         Raises:
             UsageError: The task, data or checkpoint is missing or unsuitable.
         """
-        return self._evaluate("validation", model, ckpt_path, verbose, given=dataloaders, datamodule=datamodule)
+        return self._evaluate(
+            "validation", model, ckpt_path, verbose, given=dataloaders, datamodule=datamodule
+        )
 
     def test(
         self,
@@ -283,7 +293,9 @@ class Trainer:
         datamodule: Any = None,
     ) -> list[dict[str, float]]:
         """Return the exact means over all samples of what ``test_step`` logs; as ``validate``."""
-        return self._evaluate("test", model, ckpt_path, verbose, given=dataloaders, datamodule=datamodule)
+        return self._evaluate(
+            "test", model, ckpt_path, verbose, given=dataloaders, datamodule=datamodule
+        )
 
     def log(
         self,
@@ -332,14 +344,18 @@ class Trainer:
 
     def take(self, values: Mapping[str, float]) -> None:
         """Store exact values for callbacks."""
-        self.callback_metrics.update({name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()})
+        self.callback_metrics.update(
+            {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+        )
 
     # Implementation
 
     def _take_up(self, task: Any, first: Any, datamodule: Any, **loaders: Any) -> Data:
         """Connect task and data to this trainer."""
         if is_data(first):
-            loaders = {stage: None if loader is first else loader for stage, loader in loaders.items()}
+            loaders = {
+                stage: None if loader is first else loader for stage, loader in loaders.items()
+            }
             datamodule = options.either("the second argument", first, "datamodule", datamodule)
         if datamodule is not None and any(loader is not None for loader in loaders.values()):
             raise options.contradiction(
@@ -363,14 +379,21 @@ class Trainer:
                     "option-invalid",
                     f"there is no loader for {stage}",
                     where=f"trainer.{'fit' if stage == 'train' else stage}(...)",
-                    fix=f"def {stage}_dataloader(self): return DataLoader(...), or hand over a DataLoader",
+                    fix=(
+                        f"def {stage}_dataloader(self): return DataLoader(...), or hand over a"
+                        " DataLoader"
+                    ),
                 )
             )
         return loader
 
     def _evaluation(self, work: Work) -> Evaluation:
-        display = Display(self._progress, self.console, enabled=self._with_bar and self.session.is_main)
-        return Evaluation(self, work, self._recorder, display, Hooks(self, work.task, self._callbacks))
+        display = Display(
+            self._progress, self.console, enabled=self._with_bar and self.session.is_main
+        )
+        return Evaluation(
+            self, work, self._recorder, display, Hooks(self, work.task, self._callbacks)
+        )
 
     def _restore_for_fit(self, ckpt_path: str | os.PathLike[str] | None) -> None:
         folder, known = self.session.run_dir.root, self.session.run_dir.root.resolve() in _fitted
@@ -383,17 +406,26 @@ class Trainer:
                 self._refuse_to_go_on()
             self.session.restore("latest")
         elif self.session.is_main and self._has_checkpoints():
-            terminal.say(f"starts over beside the checkpoints in {folder}; resume=True continues from them")
+            terminal.say(
+                f"starts over beside the checkpoints in {folder}; resume=True continues from them"
+            )
 
     def _refuse_to_go_on(self) -> None:
         """Refuse a second fit that would resume where the first has ended, and so train nothing."""
         session = self.session
         if session.reduce(int(session.is_main and self._has_checkpoints())):  # rank 0 decides
             raise options.contradiction(
-                f"this process has fitted in {session.run_dir.root} before, and would continue from its checkpoints",
+                f"this process has fitted in {session.run_dir.root} before, and would continue from"
+                " its checkpoints",
                 where="trainer.fit(...)",
-                why="a second fit would begin with the weights and the epoch that the first has come to",
-                fix="another Trainer for another training (it has its own folder), or Trainer(resume=True)",
+                why=(
+                    "a second fit would begin with the weights and the epoch that the first has"
+                    " come to"
+                ),
+                fix=(
+                    "another Trainer for another training (it has its own folder), or"
+                    " Trainer(resume=True)"
+                ),
             )
 
     def _has_checkpoints(self) -> bool:

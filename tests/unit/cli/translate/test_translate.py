@@ -112,7 +112,9 @@ paceline run --nproc-per-node 2 t.py
 """
 
 
-@pytest.mark.parametrize("pair", LINES.strip().removeprefix("$ ").split("\n$ "), ids=lambda pair: pair.split("\n")[0])
+@pytest.mark.parametrize(
+    "pair", LINES.strip().removeprefix("$ ").split("\n$ "), ids=lambda pair: pair.split("\n")[0]
+)
 def test_a_line_of_another_launcher(pair):
     typed, _, expected = pair.partition("\n")
     line = translated(typed)
@@ -123,7 +125,9 @@ def test_a_line_of_another_launcher(pair):
 def accepted(line):
     """paceline run takes the options that a line has."""
     words = shlex.split(line)
-    words = words[words.index("run", words.index("run") + 1 if words[:2] == ["uv", "run"] else 0) + 1 :]
+    words = words[
+        words.index("run", words.index("run") + 1 if words[:2] == ["uv", "run"] else 0) + 1 :
+    ]
     known = {option.name for option in OPTIONS}
     typed = {}
     while words[0].startswith("-"):
@@ -150,7 +154,10 @@ def accepted(line):
         ("deepspeed --include a@b:0 t.py", "names several nodes"),
         ("accelerate launch --cpu --num_processes 2 t.py", "starts one process on CPUs"),
         ("accelerate launch --multi_gpu --num_machines 2 --num_processes 4 t.py", "for HEAD"),
-        ("accelerate launch --use_deepspeed --deepspeed_hostfile h t.py", "no node is reached through ssh"),
+        (
+            "accelerate launch --use_deepspeed --deepspeed_hostfile h t.py",
+            "no node is reached through ssh",
+        ),
         ("fabric run --num-nodes 2 t.py", "for HEAD"),
     ],
 )
@@ -182,7 +189,9 @@ def test_a_script_that_is_passed_no_local_rank_is_not_spoken_of(typed):
 )  # fmt: skip
 def test_a_configuration_that_says_it_all_is_named(typed, expected, tmp_path):
     (tmp_path / "c.yaml").write_text(FSDP)
-    assert flat(translated(f"accelerate launch --config_file c.yaml {typed} t.py")) == expected.format("c.yaml")
+    assert flat(
+        translated(f"accelerate launch --config_file c.yaml {typed} t.py")
+    ) == expected.format("c.yaml")
 
 
 def test_a_configuration_of_which_the_line_says_otherwise_is_spelled_out(tmp_path):
@@ -196,34 +205,64 @@ def test_a_configuration_of_which_the_line_says_otherwise_is_spelled_out(tmp_pat
 def test_the_default_configuration_counts(tmp_path):
     path = tmp_path / "hf" / "accelerate" / "default_config.yaml"
     path.parent.mkdir(parents=True)
-    path.write_text('{"distributed_type": "MULTI_GPU", "mixed_precision": "bf16", "num_processes": 4}')
-    assert flat(translated("accelerate launch t.py")) == f"paceline run --accelerate-config {path} t.py"
+    path.write_text(
+        '{"distributed_type": "MULTI_GPU", "mixed_precision": "bf16", "num_processes": 4}'
+    )
+    assert (
+        flat(translated("accelerate launch t.py"))
+        == f"paceline run --accelerate-config {path} t.py"
+    )
     assert "USE_CPU=True" in translated("accelerate launch --cpu t.py").text
 
 
 def test_modules_in_the_working_folder_are_found_with_deepspeed():
-    assert 'PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$PWD"' in translated("accelerate launch --use_deepspeed t.py").text
+    assert (
+        'PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$PWD"'
+        in translated("accelerate launch --use_deepspeed t.py").text
+    )
 
 
 # ------------------------------------------------------------------------------------------------ quoting
 
 
 @pytest.mark.parametrize(
-    "argument", ["a b", "it's", "$HOME", "`id`", "*", "", 'say "hi"', "a\\b", "ä", "line\nend", "!x"]
+    "argument",
+    ["a b", "it's", "$HOME", "`id`", "*", "", 'say "hi"', "a\\b", "ä", "line\nend", "!x"],
 )
 def test_a_line_that_is_pasted_hands_on_what_was_typed(argument):
-    line = translate(["accelerate", "launch", "--mixed_precision", "bf16", "t.py", argument, f"--x={argument}"])
+    line = translate(
+        ["accelerate", "launch", "--mixed_precision", "bf16", "t.py", argument, f"--x={argument}"]
+    )
     pasted = f'paceline() {{ printf \'%s\\0\' "$ACCELERATE_MIXED_PRECISION" "$@"; }}\n{line.text}'
     ended = subprocess.run(["bash", "-c", pasted], capture_output=True, check=True, timeout=20)
-    assert ended.stdout.decode().split("\0")[:-1] == ["bf16", "run", "t.py", argument, f"--x={argument}"]
+    assert ended.stdout.decode().split("\0")[:-1] == [
+        "bf16",
+        "run",
+        "t.py",
+        argument,
+        f"--x={argument}",
+    ]
 
 
 def test_a_long_line_is_one_command():
-    line = translate(["accelerate", "launch", "--use_fsdp", "--num_processes", "2", "t.py", "a" * 90, "b"])
+    line = translate(
+        ["accelerate", "launch", "--use_fsdp", "--num_processes", "2", "t.py", "a" * 90, "b"]
+    )
     assert len(line.text.splitlines()) > 3
     pasted = f'paceline() {{ printf \'%s\\0\' "$FSDP_VERSION" "$@"; }}\n{line.text}'
-    ended = subprocess.run(["bash", "-c", pasted], capture_output=True, check=True, timeout=20, text=True)
-    assert ended.stdout.split("\0") == ["1", "run", "--nproc-per-node", "2", "t.py", "a" * 90, "b", ""]
+    ended = subprocess.run(
+        ["bash", "-c", pasted], capture_output=True, check=True, timeout=20, text=True
+    )
+    assert ended.stdout.split("\0") == [
+        "1",
+        "run",
+        "--nproc-per-node",
+        "2",
+        "t.py",
+        "a" * 90,
+        "b",
+        "",
+    ]
 
 
 def test_variables_of_a_line_in_quotes_stay_variables():
@@ -242,7 +281,10 @@ def test_variables_of_a_line_in_quotes_stay_variables():
             'accelerate launch --num_machines $N --num_processes $((N*8)) --main_process_ip "$(hostname -i)" t.py $X',
             'paceline run --nnodes "$N" --node-rank 0 --master-addr "$(hostname -i)" --master-port 29500 t.py "$X"',
         ),
-        ("accelerate launch --num_processes ${G:-2} t.py", 'paceline run --nproc-per-node "${G:-2}" t.py'),
+        (
+            "accelerate launch --num_processes ${G:-2} t.py",
+            'paceline run --nproc-per-node "${G:-2}" t.py',
+        ),
         (
             "fabric run --devices $G --precision=$P t.py",
             'LT_CLI_USED=1 LT_DEVICES="$G" LT_NUM_NODES=1 LT_PRECISION="$P" paceline run --nproc-per-node "$G" t.py',
@@ -285,7 +327,9 @@ LT_CLI_USED=1 LT_ACCELERATOR=cuda LT_DEVICES=8 LT_NUM_NODES=1 LT_PRECISION=bf16-
 """
 
 
-@pytest.mark.parametrize("pair", PUBLIC.strip().removeprefix("$ ").split("\n$ "), ids=lambda pair: pair[:40])
+@pytest.mark.parametrize(
+    "pair", PUBLIC.strip().removeprefix("$ ").split("\n$ "), ids=lambda pair: pair[:40]
+)
 def test_a_line_from_public_material(pair, tmp_path):
     (tmp_path / "zero3.yaml").write_text(ZERO3)
     typed, expected = pair.replace("\\\n", "").split("\n", 1)
@@ -327,7 +371,12 @@ def test_what_cannot_be_translated_is_refused(typed, name, what):
 
 @pytest.mark.parametrize(
     "line",
-    ["torchrun a.py && torchrun b.py", "torchrun a.py > log", "torchrun 'a.py x", "torchrun --nnodes $((1 + 1)) t.py"],
+    [
+        "torchrun a.py && torchrun b.py",
+        "torchrun a.py > log",
+        "torchrun 'a.py x",
+        "torchrun --nnodes $((1 + 1)) t.py",
+    ],
 )
 def test_a_line_in_quotes_that_is_not_one_command_is_refused(line):
     with pytest.raises(UsageError):

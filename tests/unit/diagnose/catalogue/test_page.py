@@ -124,7 +124,17 @@ def test_a_word_finds_its_page(word):
 
 
 @pytest.mark.parametrize(
-    "word", ["", "-", "nonsense", "NET999", "NET001 NET002", "port-in-use.log", "runs/port-in-use", "port in use"]
+    "word",
+    [
+        "",
+        "-",
+        "nonsense",
+        "NET999",
+        "NET001 NET002",
+        "port-in-use.log",
+        "runs/port-in-use",
+        "port in use",
+    ],
 )
 def test_another_word_finds_nothing(word):
     assert shelf.find(word) is None

@@ -21,9 +21,13 @@ def machine(monkeypatch):
     asked = []
 
     def make(found, *, cuda="12.8", result=None):
-        told = gpus.Gpus(Driver("570.133.20", "12.8"), found, (GpuPair(0, 1, "SYS"),) if len(found) > 1 else ())
+        told = gpus.Gpus(
+            Driver("570.133.20", "12.8"), found, (GpuPair(0, 1, "SYS"),) if len(found) > 1 else ()
+        )
         monkeypatch.setattr(gpus, "gather_gpus", lambda: told)
-        monkeypatch.setattr(software, "gather_software", lambda: Software(torch="2.13.0", torch_cuda=cuda))
+        monkeypatch.setattr(
+            software, "gather_software", lambda: Software(torch="2.13.0", torch_cuda=cuda)
+        )
         monkeypatch.setattr(peers, "try_pairs", lambda uuids: asked.append(uuids) or (result or {}))
         return asked
 
@@ -34,10 +38,16 @@ def test_what_a_copy_showed_stands_with_the_pair(machine):
     asked = machine(TWO, result={(0, 1): peers.Trial("ok", 18.2)})
     facts = room.gather()
     assert asked == [["GPU-a", "GPU-b"]]
-    assert (facts.pairs[0].trial, facts.pairs[0].gigabytes_per_s, facts.pairs[0].level) == ("ok", 18.2, "SYS")
+    assert (facts.pairs[0].trial, facts.pairs[0].gigabytes_per_s, facts.pairs[0].level) == (
+        "ok",
+        18.2,
+        "SYS",
+    )
 
 
-@pytest.mark.parametrize(("found", "cuda"), [(TWO, ""), (TWO[:1], "12.8"), ((), "12.8"), (BUSY, "12.8")], ids=str)
+@pytest.mark.parametrize(
+    ("found", "cuda"), [(TWO, ""), (TWO[:1], "12.8"), ((), "12.8"), (BUSY, "12.8")], ids=str
+)
 def test_no_copy_is_tried_in_vain_or_beside_a_run(found, cuda, machine):
     asked = machine(found, cuda=cuda)
     facts = room.gather()

@@ -23,7 +23,10 @@ XID = "NVRM: Xid (PCI:0000:43:00): {}, pid=1234, name=python, text"
         ({"repair_failed": True}, ["error gpu-hardware-error"]),
         ({"repair_pending": True}, ["warning gpu-hardware-error"]),
         ({"problem": "GPU is lost"}, ["error gpu-hardware-error"]),
-        ({"nvlinks": (NvLink(False),) * 2 + (NvLink(True, "switch"),) * 16}, ["warning gpu-hardware-error"]),
+        (
+            {"nvlinks": (NvLink(False),) * 2 + (NvLink(True, "switch"),) * 16},
+            ["warning gpu-hardware-error"],
+        ),
         ({"slowdown": ("thermal",), "temperature": 93}, ["warning gpu-slowdown"]),
         ({"fabric": "in-progress"}, ["error fabric-manager-down"]),
         ({"fabric": "failed"}, ["error fabric-manager-down"]),
@@ -37,7 +40,10 @@ XID = "NVRM: Xid (PCI:0000:43:00): {}, pid=1234, name=python, text"
         ({"mig": True}, ["warning gpus-not-visible"]),
         ({"mig": True, "mig_slices": (MigSlice("MIG-1"),)}, []),
         ({"mig": True, "mig_slices": (MigSlice("MIG-1"),), "nvlinks": (NvLink(False),) * 18}, []),
-        ({"mig": True, "mig_slices": (MigSlice("MIG-1"), MigSlice("MIG-2"))}, ["warning mig-slices-of-one-gpu"]),
+        (
+            {"mig": True, "mig_slices": (MigSlice("MIG-1"), MigSlice("MIG-2"))},
+            ["warning mig-slices-of-one-gpu"],
+        ),
         ({"utilisation": 100, "temperature": 60}, []),
     ],
     ids=str,
@@ -75,7 +81,8 @@ def test_the_kernel_log(number, age_s, expected):
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"), [("0x0 (None) to 0x1 (GPU Reset)", ["error gpu-hardware-error"]), ("0x1 to 0x0 (None)", [])]
+    ("asked", "expected"),
+    [("0x0 (None) to 0x1 (GPU Reset)", ["error gpu-hardware-error"]), ("0x1 to 0x0 (None)", [])],
 )
 def test_what_the_driver_asks_for_counts_until_it_was_done(asked, expected):
     line = f"NVRM: Xid (PCI:0000:43:00): 154, GPU recovery action changed from {asked}"
@@ -86,7 +93,10 @@ def test_a_faulty_gpu_that_is_hidden_does_not_stop_the_others():
     facts = with_gpu(machine(BOX, visible_devices="0,2"), 1, ecc_uncorrected=2)
     assert found(judge(facts)) == ["warning gpu-hardware-error", "hint gpus-not-visible"]
     xid = Xid(79, "0000:43:00.0", XID.format(79), 60)
-    assert found(judge(machine(BOX, visible_devices="0,2", xids=(xid,))))[0] == "warning gpu-hardware-error"
+    assert (
+        found(judge(machine(BOX, visible_devices="0,2", xids=(xid,))))[0]
+        == "warning gpu-hardware-error"
+    )
 
 
 @pytest.mark.parametrize("where", [{"container": "kubernetes"}, {"slurm_job": True}])
@@ -139,7 +149,9 @@ def test_a_gpu_that_is_hidden_may_be_busy():
 
 def test_what_an_earlier_run_left_is_told_once_and_by_pid():
     facts = with_gpu(machine(BOX), 0, processes=(OTHER,), memory_used_bytes=31 << 30)
-    left = Leftover(4242, "python train.py", rank="3", run="runs/20261120-digits-1f", age_s=7300, ports=(29500,))
+    left = Leftover(
+        4242, "python train.py", rank="3", run="runs/20261120-digits-1f", age_s=7300, ports=(29500,)
+    )
     (finding,) = judge(replace(facts, leftovers=(left,)))
     assert found([finding]) == ["warning orphan-processes"]
     assert "30 GiB of GPU memory and port 29500" in finding.what
@@ -173,7 +185,9 @@ def test_slurm_hides_what_is_not_of_the_job():
     assert found(judge(hosted(machine(BOX, visible_devices="0,1"), slurm_job=True))) == []
 
 
-@pytest.mark.parametrize(("visible", "severity"), [("NoDevFiles", "hint"), ("", "hint"), ("0,9", "warning")])
+@pytest.mark.parametrize(
+    ("visible", "severity"), [("NoDevFiles", "hint"), ("", "hint"), ("0,9", "warning")]
+)
 def test_nobody_is_told_to_take_the_gpus_of_others(visible, severity):
     (finding,) = judge(hosted(machine(BOX, visible_devices=visible), slurm_job=True))
     assert found([finding]) == [f"{severity} gpus-not-visible"]
@@ -208,7 +222,11 @@ def test_gpus_that_are_on_the_bus_only(container, job, expected, fix):
     ("driver", "torch_cuda", "expected"),
     [
         (Driver("535.183.01", "12.2", gpus_on_bus=8), "13.0", ["error driver-mismatch"]),
-        (Driver("535.183.01", "12.2", gpus_on_bus=8), "12.8", []),  # minor versions fit each other from CUDA 11 on
+        (
+            Driver("535.183.01", "12.2", gpus_on_bus=8),
+            "12.8",
+            [],
+        ),  # minor versions fit each other from CUDA 11 on
         (Driver("580.65.06", "13.0", gpus_on_bus=8), "12.8", []),
         (Driver("570.133.20", "", gpus_on_bus=8), "12.8", []),
         (Driver("570.133.20", "12.8", gpus_on_bus=8), "", ["warning nccl-not-built-in"]),
@@ -217,7 +235,10 @@ def test_gpus_that_are_on_the_bus_only(container, job, expected, fix):
 )
 def test_the_driver_and_torch(driver, torch_cuda, expected):
     facts = machine(BOX, driver=driver)
-    assert found(judge(replace(facts, software=replace(facts.software, torch_cuda=torch_cuda)))) == expected
+    assert (
+        found(judge(replace(facts, software=replace(facts.software, torch_cuda=torch_cuda))))
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,10 +255,14 @@ def test_the_driver_and_torch(driver, torch_cuda, expected):
     ],
 )
 def test_the_gpu_and_torch(capability, torch_cuda, fix):
-    facts = with_gpu(machine(BOX, driver=Driver("580.65.06", "13.0", gpus_on_bus=8)), 1, capability=capability)
+    facts = with_gpu(
+        machine(BOX, driver=Driver("580.65.06", "13.0", gpus_on_bus=8)), 1, capability=capability
+    )
     facts = replace(facts, software=replace(facts.software, torch_cuda=torch_cuda))
     findings = [each for each in judge(facts) if each.name == "library-version-mismatch"]
-    assert [(each.where, f"CUDA {fix}:" in each.fix) for each in findings] == ([("GPU 1", True)] if fix else [])
+    assert [(each.where, f"CUDA {fix}:" in each.fix) for each in findings] == (
+        [("GPU 1", True)] if fix else []
+    )
 
 
 def test_a_gpu_that_the_driver_does_not_serve_is_missed():
@@ -248,7 +273,9 @@ def test_a_gpu_that_the_driver_does_not_serve_is_missed():
 
 
 def test_a_driver_that_was_updated_under_a_running_kernel():
-    facts = machine("no-gpu", driver=Driver(problem="Driver/library version mismatch", gpus_on_bus=2))
+    facts = machine(
+        "no-gpu", driver=Driver(problem="Driver/library version mismatch", gpus_on_bus=2)
+    )
     assert found(judge(facts)) == ["error driver-mismatch"]
 
 

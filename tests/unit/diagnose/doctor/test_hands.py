@@ -14,7 +14,15 @@ import pytest
 
 from paceline.diagnose.doctor import examine
 from paceline.diagnose.doctor.checks.judge import judge
-from paceline.diagnose.doctor.collectors import gather, host, kernel_log, limits, network, pci, peers
+from paceline.diagnose.doctor.collectors import (
+    gather,
+    host,
+    kernel_log,
+    limits,
+    network,
+    pci,
+    peers,
+)
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu, GpuProcess
 from paceline.diagnose.doctor.report import Report
@@ -135,7 +143,10 @@ GPUS = (Gpu(0, bus_id="0000:3b:00.0"), Gpu(1, bus_id="0000:3c:00.0"))
 
 def test_bridges_above_gpus(tmp_path):
     found = pci.gather_bridges(GPUS, device_tree(tmp_path, config((0x000D, 0x1D))))
-    assert [(each.bus_id, each.gpus) for each in found] == [("0000:3a:08.0", (0,)), ("0000:3a:09.0", (1,))]
+    assert [(each.bus_id, each.gpus) for each in found] == [
+        ("0000:3a:08.0", (0,)),
+        ("0000:3a:09.0", (1,)),
+    ]
     assert found[0].redirects == ("request", "completion", "upstream")
 
 
@@ -195,13 +206,22 @@ def test_ports_of_rdma_devices(tmp_path):
     efa = {"state": "4: ACTIVE", "rate": "100 Gb/sec (4X EDR)", "link_layer": "Unspecified"}
     rdma_tree(tmp_path, "rdmap16s27", "efa", **efa)
     place = rdma_tree(
-        tmp_path, "mlx5_1", "mlx5_core", state="1: DOWN", rate="2.5 Gb/sec (1X SDR)", link_layer="Ethernet"
+        tmp_path,
+        "mlx5_1",
+        "mlx5_core",
+        state="1: DOWN",
+        rate="2.5 Gb/sec (1X SDR)",
+        link_layer="Ethernet",
     )
     write(place / "gids" / "0", "fe80:0000:0000:0000:0a00:27ff:fe01:0203\n")
     write(place / "gids" / "1", "0000:0000:0000:0000:0000:0000:0000:0000\n")
     write(place / "gid_attrs" / "types" / "0", "IB/RoCE v1\n")
     first, second, third = network.gather_rdma(tmp_path)
-    assert (first.words, first.state, first.firmware) == ("mlx5_0 (InfiniBand, 400 Gbit/s)", "ACTIVE", "28.39.3004")
+    assert (first.words, first.state, first.firmware) == (
+        "mlx5_0 (InfiniBand, 400 Gbit/s)",
+        "ACTIVE",
+        "28.39.3004",
+    )
     assert (second.kind, second.state, second.gbit) == ("RoCE", "DOWN", 2.5)
     assert [(gid.index, gid.kind) for gid in second.gids] == [(0, "IB/RoCE v1")]
     assert (third.kind, third.words) == ("EFA", "rdmap16s27 (EFA, 100 Gbit/s)")
@@ -210,16 +230,23 @@ def test_ports_of_rdma_devices(tmp_path):
 
 def test_libraries_that_the_loader_finds(tmp_path, monkeypatch):
     cache = tmp_path / "ld.so.cache"
-    known = b"/usr/lib/x86_64-linux-gnu/libibverbs.so.1\0/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so\0"
+    known = (
+        b"/usr/lib/x86_64-linux-gnu/libibverbs.so.1\0/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so\0"
+    )
     cache.write_bytes(b"glibc-ld.so.cache1.1\0\x07" + known + b"/usr/lib/libnccl-nets.so\0")
     write(tmp_path / "lib" / "libnccl-net.so", "")
     write(tmp_path / "lib" / "libnccl.so.2", "")
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path / 'lib'}:")
     found = network.gather_libraries(tmp_path / "infiniband", cache)
-    assert found.plugins == ("/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so", str(tmp_path / "lib" / "libnccl-net.so"))
+    assert found.plugins == (
+        "/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so",
+        str(tmp_path / "lib" / "libnccl-net.so"),
+    )
     assert (found.devices, found.verbs) == (None, True)
     write(tmp_path / "infiniband" / "uverbs0", "")
-    assert network.gather_libraries(tmp_path / "infiniband", tmp_path / "none").devices == ("uverbs0",)
+    assert network.gather_libraries(tmp_path / "infiniband", tmp_path / "none").devices == (
+        "uverbs0",
+    )
 
 
 # Limits and hosts
@@ -269,7 +296,10 @@ def test_a_pod_without_a_token(tmp_path, monkeypatch):
 
 
 def test_the_processor(tmp_path):
-    write(tmp_path / "proc/cpuinfo", "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu vme hypervisor\n")
+    write(
+        tmp_path / "proc/cpuinfo",
+        "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu vme hypervisor\n",
+    )
     told = host.gather_host(tmp_path)
     assert (told.cpu_vendor, told.virtual, told.wsl) == ("AuthenticAMD", True, False)
 
@@ -288,7 +318,14 @@ def test_tasks_of_a_slurm_step(counts, node, tasks, monkeypatch):
 
 def test_disks_that_cannot_be_written_or_do_not_tell_are_no_disks(monkeypatch):
     def told(**changes):
-        room = {"f_blocks": 100, "f_frsize": 1 << 20, "f_bavail": 0, "f_files": 0, "f_favail": 0, "f_flag": 0}
+        room = {
+            "f_blocks": 100,
+            "f_frsize": 1 << 20,
+            "f_bavail": 0,
+            "f_files": 0,
+            "f_favail": 0,
+            "f_flag": 0,
+        }
         monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**{**room, **changes}))
         return limits._space("/x")
 
@@ -332,7 +369,11 @@ def test_what_the_trial_says():
         line("b", "c", "begin"),
     ]
     told = peers.read_trials(lines, ["a", "b", "c"], silent_s=9.0)
-    assert {pair: trial.outcome for pair, trial in told.items()} == {(0, 1): "ok", (0, 2): "wrong-data", (1, 2): "hang"}
+    assert {pair: trial.outcome for pair, trial in told.items()} == {
+        (0, 1): "ok",
+        (0, 2): "wrong-data",
+        (1, 2): "hang",
+    }
     assert told[0, 1].gigabytes_per_s == 18.0
 
 
@@ -360,11 +401,18 @@ def test_a_trial_ends_with_who_interrupts_it(monkeypatch, tmp_path):
     pids = []
     monkeypatch.setattr(peers, "_read", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        peers.try_pairs(["a", "b"], command=[sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+        peers.try_pairs(
+            ["a", "b"], command=[sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+        )
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
 
 
 def test_a_trial_that_cannot_begin_says_nothing():
     assert peers.try_pairs(["a", "b"], command=["/none/python"]) == {}
-    assert peers.try_pairs(["a", "b"], limit_s=5, command=[sys.executable, "-S", "-c", "raise SystemExit(1)"]) == {}
+    assert (
+        peers.try_pairs(
+            ["a", "b"], limit_s=5, command=[sys.executable, "-S", "-c", "raise SystemExit(1)"]
+        )
+        == {}
+    )

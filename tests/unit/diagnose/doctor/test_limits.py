@@ -40,14 +40,18 @@ def test_limits(limits, expected):
     assert found(judge(box(**limits))) == expected
 
 
-@pytest.mark.parametrize(("nccl", "expected"), [("2.27.5", ["warning stack-unlimited"]), ("2.28.9", []), ("", [])])
+@pytest.mark.parametrize(
+    ("nccl", "expected"), [("2.27.5", ["warning stack-unlimited"]), ("2.28.9", []), ("", [])]
+)
 def test_a_stack_without_limit(nccl, expected):
     facts = box(stack_bytes=UNLIMITED)
     assert found(judge(replace(facts, software=replace(facts.software, nccl=nccl)))) == expected
 
 
 def test_shared_memory_without_gpus_is_the_loaders():
-    facts = hosted(limited(machine("no-gpu"), shm_bytes=64 << 20, shm_free_bytes=64 << 20), container="docker")
+    facts = hosted(
+        limited(machine("no-gpu"), shm_bytes=64 << 20, shm_free_bytes=64 << 20), container="docker"
+    )
     (finding,) = judge(facts)
     assert finding.name == "dataloader-shm-too-small"
     assert "64 MiB" in finding.what
@@ -70,7 +74,8 @@ def test_shared_memory_is_widened_where_it_was_limited(container, says):
 
 
 @pytest.mark.parametrize(
-    ("container", "says"), [("podman", "podman run --cpus=16"), ("kubernetes", "cpu: 16"), ("apptainer", "taskset")]
+    ("container", "says"),
+    [("podman", "podman run --cpus=16"), ("kubernetes", "cpu: 16"), ("apptainer", "taskset")],
 )
 def test_cpus_are_given_where_they_were_limited(container, says):
     facts = box(cpus=2, affinity="0,16", total_cpus=64, cpus_reason="cgroup quota of 2 CPUs")
@@ -102,9 +107,16 @@ def test_disks(disk, expected):
     assert found(judge(machine("no-gpu", disks=(disk,)))) == expected
 
 
-@pytest.mark.parametrize(("workers", "cpus", "expected"), [(8, 2, ["warning workers-exceed-cpus"]), (2, 2, [])])
+@pytest.mark.parametrize(
+    ("workers", "cpus", "expected"), [(8, 2, ["warning workers-exceed-cpus"]), (2, 2, [])]
+)
 def test_loaders_that_run_now(workers, cpus, expected):
-    assert found(judge(machine("no-gpu", loaders=(LoaderGroup(77, "python train.py", workers, cpus),)))) == expected
+    assert (
+        found(
+            judge(machine("no-gpu", loaders=(LoaderGroup(77, "python train.py", workers, cpus),)))
+        )
+        == expected
+    )
 
 
 LO = Interface("lo", ("127.0.0.1",), loopback=True)

@@ -111,12 +111,18 @@ def test_a_setting_that_costs_the_nvlink_box_something_is_found(settings, expect
 )
 def test_a_setting_that_costs_nothing_is_not_found(settings):
     names = {finding.name for finding in judge(machine("h100-nvlink-8", settings))}
-    assert not names & {"p2p-disabled-with-nvlink", "infiniband-unused", "interface-missing-on-node"}
+    assert not names & {
+        "p2p-disabled-with-nvlink",
+        "infiniband-unused",
+        "interface-missing-on-node",
+    }
 
 
 def test_a_misspelt_level_of_peer_to_peer_is_found():
     findings = judge(machine("h100-nvlink-8", {"NCCL_P2P_LEVEL": "NVLINK"}))
-    assert any("NCCL_P2P_LEVEL" in finding.what + finding.where for finding in findings), found(findings)
+    assert any("NCCL_P2P_LEVEL" in finding.what + finding.where for finding in findings), found(
+        findings
+    )
 
 
 def test_a_setting_from_a_file_is_found_in_the_file():
@@ -159,7 +165,9 @@ def test_the_test_comes_before_the_setting():
 )
 def test_two_sockets(changes, settings, expected):
     facts = with_pairs(machine("two-sockets-2"), **changes)
-    judged = [each for each in found(judge(replace(facts, settings=settings))) if "variable" not in each]
+    judged = [
+        each for each in found(judge(replace(facts, settings=settings))) if "variable" not in each
+    ]
     assert judged == expected
 
 
@@ -193,7 +201,9 @@ def test_access_control_that_was_tried_is_a_hint():
 def test_access_control_between_gpus_that_nccl_does_not_connect_is_a_hint():
     facts = with_pairs(machine("pcie-acs-4"), level="NODE")
     assert without(judge(facts), *AROUND) == ["hint acs-enabled"]
-    assert without(judge(replace(facts, settings={"NCCL_P2P_LEVEL": "SYS"})), *AROUND) == ["warning acs-enabled"]
+    assert without(judge(replace(facts, settings={"NCCL_P2P_LEVEL": "SYS"})), *AROUND) == [
+        "warning acs-enabled"
+    ]
 
 
 def test_access_control_belongs_to_virtual_machines():
@@ -207,7 +217,9 @@ def test_access_control_that_redirects_nothing_is_fine():
 
 
 def test_who_may_not_read_the_bridges_is_told_of_the_iommu():
-    (finding,) = [each for each in judge(machine("pcie-acs-4", bridges=None)) if each.name == "acs-enabled"]
+    (finding,) = [
+        each for each in judge(machine("pcie-acs-4", bridges=None)) if each.name == "acs-enabled"
+    ]
     assert finding.severity == "hint"
     assert "likely" in finding.what
     assert "sudo paceline doctor" in finding.fix
@@ -219,14 +231,18 @@ def test_the_iommu_in_passthrough_says_nothing():
 
 def test_access_control_matters_to_network_cards_where_gpus_have_nvlink():
     facts = machine("h100-nvlink-8")
-    bridges = tuple(replace(bridge, redirects=("request", "completion")) for bridge in facts.bridges)
+    bridges = tuple(
+        replace(bridge, redirects=("request", "completion")) for bridge in facts.bridges
+    )
     assert found(judge(replace(facts, bridges=bridges))) == ["hint acs-enabled"]
     assert found(judge(replace(facts, bridges=bridges, rdma=()))) == ["hint socket-threads-low"]
 
 
 # Whatever stands in the facts
 @pytest.mark.parametrize(
-    "text", ["", "²", "-1", "0x1", "1e9", "=", "^", "^=", ",,", "a" * 5000, "1;2", "\n", "٣"], ids=ascii
+    "text",
+    ["", "²", "-1", "0x1", "1e9", "=", "^", "^=", ",,", "a" * 5000, "1;2", "\n", "٣"],
+    ids=ascii,
 )
 def test_no_value_of_a_setting_breaks_the_judge(text):
     names = (
@@ -240,7 +256,11 @@ def test_no_value_of_a_setting_breaks_the_judge(text):
         "BUFFSIZE",
         "ALGO",
     )
-    settings = {**{f"NCCL_{name}": text for name in names}, "FI_PROVIDER": text, "NCCL_SOCKET_IFNAME": text}
+    settings = {
+        **{f"NCCL_{name}": text for name in names},
+        "FI_PROVIDER": text,
+        "NCCL_SOCKET_IFNAME": text,
+    }
     for name in EXPECTED:
         facts = machine(name, settings, visible_devices=text)
         Report(judge(facts), facts).render()
@@ -272,10 +292,14 @@ def test_efa_that_is_not_used(changes, settings, says):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"FI_PROVIDER": "efa"}, {"NCCL_IB_DISABLE": "1"}, {"NCCL_NET_PLUGIN": "ofi"}], ids=str
+    "settings",
+    [{"FI_PROVIDER": "efa"}, {"NCCL_IB_DISABLE": "1"}, {"NCCL_NET_PLUGIN": "ofi"}],
+    ids=str,
 )
 def test_efa_that_is_used(settings):
-    assert not [each for each in found(judge(machine("efa-p4d-8", settings))) if "infiniband" in each]
+    assert not [
+        each for each in found(judge(machine("efa-p4d-8", settings))) if "infiniband" in each
+    ]
 
 
 def test_a_small_limit_of_locked_memory_is_an_error_where_there_is_efa():
@@ -287,7 +311,12 @@ def test_a_small_limit_of_locked_memory_is_an_error_where_there_is_efa():
 
 @pytest.mark.parametrize(
     ("container", "says"),
-    [("kubernetes", "IPC_LOCK"), ("podman", "podman run --ulimit"), ("apptainer", "limits.conf"), ("", "limits.conf")],
+    [
+        ("kubernetes", "IPC_LOCK"),
+        ("podman", "podman run --ulimit"),
+        ("apptainer", "limits.conf"),
+        ("", "limits.conf"),
+    ],
 )
 def test_memory_is_locked_where_it_was_limited(container, says):
     facts = hosted(limited(machine("efa-p4d-8"), memlock_bytes=8 << 20), container=container)
@@ -299,13 +328,18 @@ def test_locked_memory_is_a_hint_where_an_ethernet_card_offers_roce():
 
 
 def test_locked_memory_does_not_matter_without_rdma():
-    assert found(judge(limited(machine("two-sockets-2"), memlock_bytes=65536))) == ["warning p2p-across-sockets"]
+    assert found(judge(limited(machine("two-sockets-2"), memlock_bytes=65536))) == [
+        "warning p2p-across-sockets"
+    ]
 
 
 # InfiniBand, and a container
 def test_the_fix_of_a_container_without_devices_is_its_own():
     facts = machine("infiniband-container-8")
-    fixes = {kind: judge(hosted(facts, container=kind))[0].fix for kind in ("docker", "kubernetes", "apptainer", "")}
+    fixes = {
+        kind: judge(hosted(facts, container=kind))[0].fix
+        for kind in ("docker", "kubernetes", "apptainer", "")
+    }
     assert "docker run --device=/dev/infiniband" in fixes["docker"]
     assert "pod" in fixes["kubernetes"]
     assert fixes["apptainer"].startswith("apptainer")
@@ -316,7 +350,9 @@ def test_ports_that_are_down_are_not_missed():
     facts = machine("infiniband-container-8")
     facts = replace(facts, rdma=tuple(replace(port, state="DOWN") for port in facts.rdma))
     assert found(judge(facts)) == []
-    assert found(judge(replace(facts, settings={"NCCL_IB_DISABLE": "1"}))) == ["hint infiniband-disabled"]
+    assert found(judge(replace(facts, settings={"NCCL_IB_DISABLE": "1"}))) == [
+        "hint infiniband-disabled"
+    ]
 
 
 def test_roce_that_is_not_used_is_a_hint_only():
@@ -384,16 +420,18 @@ def test_what_limits_nccl_has_its_price(settings, says):
     "plugin", [{"NCCL_NET": "GPUDirectTCPX_v7"}, {"NCCL_TUNER_PLUGIN": "libnccl-tuner.so"}], ids=str
 )
 def test_what_a_plugin_asks_for_is_not_called_forced(plugin):
-    findings = judge(machine("h100-nvlink-8", {**plugin, "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}))
+    findings = judge(
+        machine("h100-nvlink-8", {**plugin, "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"})
+    )
     assert "hint tuning-forced" not in found(findings)
 
 
 def test_the_library_of_amd_has_names_of_its_own():
     facts = machine("no-gpu", {"NCCL_NCHANNELS_PER_PEER": "4", "TORCH_NCCL_TIMEOUT": "9"})
     assert found(judge(facts)) == ["warning variable-unknown"] * 2
-    assert found(judge(replace(facts, software=replace(facts.software, torch="2.9.0+rocm6.4")))) == [
-        "warning variable-unknown"
-    ]
+    assert found(
+        judge(replace(facts, software=replace(facts.software, torch="2.9.0+rocm6.4")))
+    ) == ["warning variable-unknown"]
 
 
 def test_a_setting_is_judged_once():

@@ -153,25 +153,56 @@ def test_what_nvml_tells_becomes_facts(tmp_path):
     library = Library()
     told = gather_gpus(library, pci_tree(tmp_path, "0000:1b:00.0", "0000:c3:00.0"))
     assert library.calls == ["init", "shutdown"]
-    assert (told.driver.version, told.driver.cuda, told.driver.gpus_on_bus) == ("570.133.20", "12.8", 2)
+    assert (told.driver.version, told.driver.cuda, told.driver.gpus_on_bus) == (
+        "570.133.20",
+        "12.8",
+        2,
+    )
     first, second = told.gpus
-    assert (first.index, first.name, first.uuid, first.bus_id) == (0, "NVIDIA H100 80GB HBM3", "GPU-0", "0000:1b:00.0")
+    assert (first.index, first.name, first.uuid, first.bus_id) == (
+        0,
+        "NVIDIA H100 80GB HBM3",
+        "GPU-0",
+        "0000:1b:00.0",
+    )
     assert (first.memory_bytes, first.memory_used_bytes) == (80 << 30, 1 << 20)
-    assert (first.capability, first.persistence, first.ecc, first.temperature) == ("9.0", True, True, 40)
+    assert (first.capability, first.persistence, first.ecc, first.temperature) == (
+        "9.0",
+        True,
+        True,
+        40,
+    )
     assert (first.ecc_uncorrected, first.ecc_uncorrected_ever) == (0, 3)
     assert (first.repair_failed, first.repair_pending) == (False, True)
-    assert (first.mig, first.mig_slices, first.compute_mode, first.slowdown) == (False, (), "exclusive-process", ())
-    assert (second.mig, [part.uuid for part in second.mig_slices]) == (True, ["MIG-slice-0", "MIG-slice-1"])
+    assert (first.mig, first.mig_slices, first.compute_mode, first.slowdown) == (
+        False,
+        (),
+        "exclusive-process",
+        (),
+    )
+    assert (second.mig, [part.uuid for part in second.mig_slices]) == (
+        True,
+        ["MIG-slice-0", "MIG-slice-1"],
+    )
     assert second.slowdown == ("thermal",)
     assert (second.numa_node, second.cpus, second.utilisation) == (1, "16-31", 7)
     assert [process.alive for process in first.processes] == [False]
     assert (first.fabric, second.fabric) == ("completed", "failed")
     assert first.nvlinks == (NvLink(True, "switch", "0000:05:00.0"),) * 3 + (NvLink(False),)
     (pair,) = told.pairs
-    assert (pair.first, pair.second, pair.level, pair.nvlinks, pair.p2p, pair.link) == (0, 1, "SYS", 3, "ok", "NV3")
+    assert (pair.first, pair.second, pair.level, pair.nvlinks, pair.p2p, pair.link) == (
+        0,
+        1,
+        "SYS",
+        3,
+        "ok",
+        "NV3",
+    )
 
 
-FUNCTIONS = sorted(name for name in vars(Library) if name.startswith("nvml") and name not in ("nvmlMemory_v2",))
+FUNCTIONS = sorted(
+    name for name in vars(Library) if name.startswith("nvml") and name not in ("nvmlMemory_v2",)
+)
 
 
 @pytest.mark.parametrize("broken", FUNCTIONS)
@@ -181,9 +212,13 @@ def test_a_function_that_does_not_answer_takes_nothing_else_away(broken, how, tm
         raise NVMLError("Not Supported")
 
     library = Library()
-    names = {name: getattr(library, name) for name in dir(library) if name.lower().startswith("nvml")}
+    names = {
+        name: getattr(library, name) for name in dir(library) if name.lower().startswith("nvml")
+    }
     names.pop(broken)
-    told = gather_gpus(SimpleNamespace(**names, **({broken: fails} if how == "raises" else {})), tmp_path)
+    told = gather_gpus(
+        SimpleNamespace(**names, **({broken: fails} if how == "raises" else {})), tmp_path
+    )
     if broken == "nvmlInit" or broken == "nvmlDeviceGetCount":
         assert (told.gpus, bool(told.driver.problem)) == ((), True)
     elif broken == "nvmlDeviceGetHandleByIndex":
@@ -197,7 +232,9 @@ def test_a_function_that_does_not_answer_takes_nothing_else_away(broken, how, tm
 
 def test_a_library_that_answers_nothing_leaves_gpus_without_facts(tmp_path):
     library = SimpleNamespace(
-        nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetHandleByIndex=lambda index: index
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
     )
     told = gather_gpus(library, tmp_path)
     assert told.gpus == (Gpu(0), Gpu(1))
@@ -233,7 +270,11 @@ def test_earlier_names_of_nvml_are_known(tmp_path):
     assert (gpu.memory_used_bytes, gpu.name) == (700 << 20, "Tesla V100-SXM2-32GB")
 
 
-DIRECT = Gpu(0, bus_id="a", nvlinks=(NvLink(True, "gpu", "b"), NvLink(True, "gpu", "b"), NvLink(True, "gpu", "c")))
+DIRECT = Gpu(
+    0,
+    bus_id="a",
+    nvlinks=(NvLink(True, "gpu", "b"), NvLink(True, "gpu", "b"), NvLink(True, "gpu", "c")),
+)
 SWITCHED = Gpu(0, bus_id="a", nvlinks=(NvLink(True, "switch", "s"),) * 18)
 UNTOLD = Gpu(0, bus_id="a", nvlinks=(NvLink(True),) * 12)
 

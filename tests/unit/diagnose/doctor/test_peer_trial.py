@@ -33,7 +33,9 @@ class Tensor:
         way = (other.device, self.device)
         if way in self.torch.broken:
             raise RuntimeError("CUDA error: out of memory")
-        wrong = way in self.torch.wrong or (way in self.torch.wrong_turned and "turned" in other.content)
+        wrong = way in self.torch.wrong or (
+            way in self.torch.wrong_turned and "turned" in other.content
+        )
         self.content = "noise" if wrong else other.content
 
 
@@ -70,7 +72,9 @@ def test_every_direction_is_announced_and_tried(monkeypatch, capsys):
     told = [json.loads(line) for line in lines]
     assert [each["state"] for each in told] == ["begin", "ok"] * 6
     assert (told[0]["from"], told[0]["to"]) == ("GPU-id-0", "GPU-id-1")
-    assert {pair: trial.outcome for pair, trial in found.items()} == dict.fromkeys([(0, 1), (0, 2), (1, 2)], "ok")
+    assert {pair: trial.outcome for pair, trial in found.items()} == dict.fromkeys(
+        [(0, 1), (0, 2), (1, 2)], "ok"
+    )
     assert found[0, 1].gigabytes_per_s > 0
 
 

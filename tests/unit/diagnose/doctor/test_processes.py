@@ -36,7 +36,11 @@ def process(environ, name="python"):
     ("environ", "name", "run"),
     [
         ({"RANK": "3", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "job-7"}, "python", "job-7"),
-        ({"RANK": "0", "PACELINE_RUN_DIR": "runs/x", "TORCHELASTIC_RUN_ID": "y"}, "python", "runs/x"),
+        (
+            {"RANK": "0", "PACELINE_RUN_DIR": "runs/x", "TORCHELASTIC_RUN_ID": "y"},
+            "python",
+            "runs/x",
+        ),
         ({}, "paceline-warm", ""),
         ({"RANK": "3"}, "python", None),
         ({"WORLD_SIZE": "4"}, "python", None),
@@ -73,10 +77,14 @@ def test_a_first_process_that_starts_ranks_itself_has_no_orphans(words, starts):
 
 
 @pytest.mark.parametrize(
-    ("environ", "lost"), [({}, True), ({"RANK": "0"}, False)], ids=["a container", "one that was told its rank"]
+    ("environ", "lost"),
+    [({}, True), ({"RANK": "0"}, False)],
+    ids=["a container", "one that was told its rank"],
 )
 def test_who_has_lost_its_parent(environ, lost, monkeypatch):
-    first = SimpleNamespace(cmdline=lambda: ["tini", "--", "./start"], environ=lambda: environ, name=lambda: "tini")
+    first = SimpleNamespace(
+        cmdline=lambda: ["tini", "--", "./start"], environ=lambda: environ, name=lambda: "tini"
+    )
     monkeypatch.setattr("psutil.Process", lambda pid: first)
     assert processes._has_lost_its_parent(Process(info={"pid": 77, "ppid": 1})) == lost
 

@@ -1,7 +1,5 @@
 """NCCL, its watchdog and Gloo while they communicate."""
 
-# ruff: noqa: E501  the lines are those of logs
-
 _WATCHDOG = (
     "[rank{rank}]:[E0321 02:07:08.4082 ProcessGroupNCCL.cpp:607] [Rank {rank}] Watchdog caught collective "
     "operation timeout: "
@@ -50,7 +48,9 @@ TEXTS = {
     ),
     "watchdog-behind": (
         "collective-timeout",
-        "\n".join([last(0, 1582, 1579), last(1, 1579, 1579), last(2, 1582, 1579)]) + "\n" + watchdog(0, 1580),
+        "\n".join([last(0, 1582, 1579), last(1, 1579, 1579), last(2, 1582, 1579)])
+        + "\n"
+        + watchdog(0, 1580),
     ),
     "watchdog-mismatch": (
         "collective-mismatch",
@@ -207,8 +207,14 @@ slurmstepd: error: Detected 1 oom_kill event in StepId=4411.0. Some of the step 
         "NCCL WARN Error : no algorithm/protocol available for function Broadcast with datatype ncclInt8. "
         "NCCL_ALGO was set to Tree.",
     ),
-    "nccl-missing": ("nccl-not-built-in", "RuntimeError: Distributed package doesn't have NCCL built in"),
-    "nccl-missing-2-x": ("nccl-not-built-in", "ValueError: Distributed package doesn't have NCCL built in."),
+    "nccl-missing": (
+        "nccl-not-built-in",
+        "RuntimeError: Distributed package doesn't have NCCL built in",
+    ),
+    "nccl-missing-2-x": (
+        "nccl-not-built-in",
+        "ValueError: Distributed package doesn't have NCCL built in.",
+    ),
     "no-gpus-found": (
         "gpus-fewer-than-processes",
         "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",

@@ -1,7 +1,5 @@
 """Texts in which the order, the source or what comes after decides."""
 
-# ruff: noqa: E501  the lines are those of logs
-
 TEXTS = {
     "order-slurm-cont": (
         "broken-line-continuation",

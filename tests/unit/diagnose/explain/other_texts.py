@@ -1,7 +1,5 @@
 """Containers, environment modules, downloads, ROCm, inference servers, JAX and TensorFlow."""
 
-# ruff: noqa: E501  the lines are those of logs
-
 TEXTS = {
     "nvml": ("driver-mismatch", "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.127\nRuntimeError: No CUDA GPUs are available"),
     "driver-too-old-warned": (

@@ -1,7 +1,5 @@
 """CUDA, DDP, data, checkpoints, Slurm, environments and the program's own errors."""
 
-# ruff: noqa: E501  the lines are those of logs
-
 TEXTS = {
     "oom": (
         "cuda-oom",
@@ -24,7 +22,10 @@ TEXTS = {
 [rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 23.69 GiB of which 1.2 GiB is free.
 """,
     ),
-    "ordinal": ("invalid-device-ordinal", "torch.AcceleratorError: CUDA error: invalid device ordinal"),
+    "ordinal": (
+        "invalid-device-ordinal",
+        "torch.AcceleratorError: CUDA error: invalid device ordinal",
+    ),
     "ordinal-checkpoint": (
         "invalid-device-ordinal",
         "RuntimeError: Attempting to deserialize object on CUDA device 3 but torch.cuda.device_count() is 1. "
@@ -37,9 +38,15 @@ TEXTS = {
         "lightning.fabric.utilities.exceptions.MisconfigurationException: You requested gpu: [0, 1, 2, 3]\n"
         " But your machine only has: [0, 1]",
     ),
-    "busy": ("gpu-busy", "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable"),
+    "busy": (
+        "gpu-busy",
+        "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
+    ),
     "ecc": ("gpu-hardware-error", "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
-    "xid": ("gpu-hardware-error", "[1221.117] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."),
+    "xid": (
+        "gpu-hardware-error",
+        "[1221.117] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",
+    ),
     "assert": (
         "device-side-assert",
         "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1290: indexSelectLargeIndex: block: [3,0,0], thread: "
@@ -122,7 +129,10 @@ TEXTS = {
         "rank-died-oom-killer",
         "RuntimeError: DataLoader worker (pid 25027) is killed by signal: Killed.",
     ),
-    "worker-exited": ("rank-died-signal", "RuntimeError: DataLoader worker (pid(s) 4411, 4412) exited unexpectedly"),
+    "worker-exited": (
+        "rank-died-signal",
+        "RuntimeError: DataLoader worker (pid(s) 4411, 4412) exited unexpectedly",
+    ),
     "worker-error": (
         "user-exception",
         """
@@ -317,7 +327,10 @@ AttributeError: 'NoneType' object has no attribute 'flush'
         "[rank: 1] Child process with PID 4411 terminated with code 1. Forcefully terminating all other "
         "processes to avoid zombies",
     ),
-    "fine": ("no-error-in-log", "epoch 0 loss 2.0\nepoch 1 loss 1.8\nmean absolute error 0.2\ndone"),
+    "fine": (
+        "no-error-in-log",
+        "epoch 0 loss 2.0\nepoch 1 loss 1.8\nmean absolute error 0.2\ndone",
+    ),
     "blank": ("no-error-in-log", "\n\n   \n"),
     "unknown": ("cause-unknown", "starting\nfatal: plug-in xyz returned state 77"),
     "spawned-twice": (
@@ -331,6 +344,9 @@ RuntimeError: Timed out initializing process group in store based barrier on ran
     ),
     "lightning-half": (
         "slurm-ntasks-mismatch",
-        "\n".join(f"Initializing distributed: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4" for rank in (0, 1)),
+        "\n".join(
+            f"Initializing distributed: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4"
+            for rank in (0, 1)
+        ),
     ),
 }

@@ -1,7 +1,5 @@
 """How processes fail to find each other, as torch, Gloo and launchers print it."""
 
-# ruff: noqa: E501  the lines are those of logs
-
 TEXTS = {
     "env-rank": (
         "rank-env-missing",
@@ -54,7 +52,10 @@ torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connecti
         "rendezvous-timeout",
         "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 6/8 clients joined.",
     ),
-    "clients-joined-cut": ("rendezvous-timeout", "seconds waiting for clients. 1/2 clients joined."),
+    "clients-joined-cut": (
+        "rendezvous-timeout",
+        "seconds waiting for clients. 1/2 clients joined.",
+    ),
     "elastic-timeout": (
         "rendezvous-timeout",
         "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
@@ -81,7 +82,10 @@ torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connecti
         "rendezvous-timeout",
         "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0/store_based_barrier_key",
     ),
-    "closed": ("rendezvous-timeout", "torch.distributed.elastic.rendezvous.api.RendezvousClosedError"),
+    "closed": (
+        "rendezvous-timeout",
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+    ),
     "server-listen-2-13": (
         "port-in-use",
         "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "

@@ -1,7 +1,5 @@
 """What is advised fits the text: nothing untrue below a cause, nothing that harms, nothing certain that is not."""
 
-# ruff: noqa: E501  the lines are those of logs
-
 from __future__ import annotations
 
 import pytest
@@ -18,11 +16,17 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
   rank      : 0 (local_rank: 0)
   exitcode  : 1 (pid: 311)
 """
-TIME_LIMIT = "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO TIME LIMIT ***"
-PREEMPTED = "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO PREEMPTION ***"
+TIME_LIMIT = (
+    "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO TIME LIMIT ***"
+)
+PREEMPTED = (
+    "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO PREEMPTION ***"
+)
 MISMATCH = "what(): op.preamble.length <= op.nbytes. 8 vs 4. Received data size doesn't match expected size."
 UNUSED = "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one."
-CHANNELS = "\n".join(f"n1:1:2 [0] NCCL INFO Channel 0{at}/0 : 0[0] -> 1[1] via P2P/IPC" for at in range(6))
+CHANNELS = "\n".join(
+    f"n1:1:2 [0] NCCL INFO Channel 0{at}/0 : 0[0] -> 1[1] via P2P/IPC" for at in range(6)
+)
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 80.00 GiB of which 1.00 GiB is free. "
 ALLOCATED = "Of the allocated memory 19.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved."
 OURS = "Including non-PyTorch memory, this process has 20.00 GiB memory in use. "
@@ -42,7 +46,10 @@ def test_below_a_cause_nobody_says_that_it_is_not_in_the_text(cause):
 def test_nor_below_a_finding_of_paceline_itself():
     report = "error NET002 port-held-by-other: something else answers on port 29500\n  where: head-1, port 29500\n  fix: --master-port 29501\n  more: paceline explain NET002\n"
     answer = judge([report + SUMMARY])
-    assert [finding.name for finding in answer.findings] == ["port-held-by-other", "launcher-summary-only"]
+    assert [finding.name for finding in answer.findings] == [
+        "port-held-by-other",
+        "launcher-summary-only",
+    ]
     assert "not in" not in answer.render()
 
 
@@ -54,7 +61,10 @@ def test_debugging_that_crashes_ddp_on_gloo_is_not_advised():
     assert "DETAIL" not in first(MISMATCH).fix
     assert "paceline run" in first(MISMATCH).fix
     assert first(UNUSED).why == "TORCH_DISTRIBUTED_DEBUG=INFO prints their names"
-    assert "DETAIL with NCCL alone" in first("NCCL WARN Message truncated : received 8 bytes instead of 4").fix
+    assert (
+        "DETAIL with NCCL alone"
+        in first("NCCL WARN Message truncated : received 8 bytes instead of 4").fix
+    )
 
 
 @pytest.mark.parametrize("text", [TIME_LIMIT, PREEMPTED])
@@ -75,8 +85,18 @@ def test_a_log_that_ends_in_channels_may_only_be_cut_off():
     ("text", "pid"),
     [
         (OOM + "Process 77 has 58.00 GiB memory in use. " + OURS + ALLOCATED, "77"),
-        (OOM + "Process 7 has 3.00 GiB memory in use. Process 77 has 55.00 GiB memory in use. " + OURS, "77"),
-        (OOM + "Process 7 has 20.50 GiB memory in use. Process 77 has 58.00 GiB memory in use. " + ALLOCATED, "77"),
+        (
+            OOM
+            + "Process 7 has 3.00 GiB memory in use. Process 77 has 55.00 GiB memory in use. "
+            + OURS,
+            "77",
+        ),
+        (
+            OOM
+            + "Process 7 has 20.50 GiB memory in use. Process 77 has 58.00 GiB memory in use. "
+            + ALLOCATED,
+            "77",
+        ),
     ],
     ids=["one", "the greatest of two", "in a container"],
 )
@@ -127,7 +147,10 @@ def test_what_others_say_next_is_no_part_of_it(after):
 
 
 def test_what_goes_on_is_bounded():
-    assert len(judge([RAISED + "[rank0]: ValueError: bad:\n[rank0]: " + "x " * 5000]).findings[0].what) < 400
+    assert (
+        len(judge([RAISED + "[rank0]: ValueError: bad:\n[rank0]: " + "x " * 5000]).findings[0].what)
+        < 400
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,6 +170,8 @@ def test_ctrl_c_is_no_matter_of_the_scheduler(text):
 
 
 def test_sigterm_still_is():
-    finding = first("torch.distributed.elastic.multiprocessing.api.SignalException: Process 30 got signal: 15")
+    finding = first(
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 30 got signal: 15"
+    )
     assert finding.what == "the run was stopped from outside: signal 15"
     assert "sacct" in finding.fix

@@ -1,7 +1,5 @@
 """The likely cause first, consequences after it, and nothing invented."""
 
-# ruff: noqa: E501  the lines are those of logs
-
 from __future__ import annotations
 
 import pytest
@@ -58,7 +56,11 @@ def test_consequences_are_not_errors():
 
 
 def test_consequences_are_folded_with_their_number():
-    lines = judge([CAUSE + "\n".join(f"[rank{rank}]: {VICTIM[9:]}" for rank in range(1, 8))]).render().splitlines()
+    lines = (
+        judge([CAUSE + "\n".join(f"[rank{rank}]: {VICTIM[9:]}" for rank in range(1, 8))])
+        .render()
+        .splitlines()
+    )
     folded = lines[lines.index("What followed from it:") + 1]
     assert folded.startswith("  peer-rank-died (7 lines): ")
 
@@ -77,11 +79,15 @@ def test_an_unknown_error_shows_where_it_began():
 def test_the_json_has_the_findings_and_nothing_else():
     plain = judge([VICTIM]).to_json()
     assert list(plain) == ["findings"]
-    assert {"code", "name", "severity", "what", "where", "evidence", "fix"} <= plain["findings"][0].keys()
+    assert {"code", "name", "severity", "what", "where", "evidence", "fix"} <= plain["findings"][
+        0
+    ].keys()
 
 
 def test_the_rank_that_is_behind_is_named():
-    text = "\n".join([last(0, 90, 80), last(1, 90, 80), last(2, 81, 80), last(3, 90, 80), watchdog(0, 81)])
+    text = "\n".join(
+        [last(0, 90, 80), last(1, 90, 80), last(2, 81, 80), last(3, 90, 80), watchdog(0, 81)]
+    )
     finding = judge([text]).findings[0]
     assert finding.name == "collective-timeout"
     assert finding.where == "rank 2"
@@ -99,9 +105,7 @@ def test_what_ended_the_job_is_the_cause_of_what_follows():
 
 
 def test_a_warning_that_was_overcome_is_not_told():
-    warning = (
-        "[W socket.cpp:601] [c10d] The IPv6 network addresses of (n1, 29500) cannot be retrieved (gai error: -2).\n"
-    )
+    warning = "[W socket.cpp:601] [c10d] The IPv6 network addresses of (n1, 29500) cannot be retrieved (gai error: -2).\n"
     assert names(warning + "step 1 loss 2.0\nstep 2 loss 1.9") == ["no-error-in-log"]
 
 
@@ -148,12 +152,16 @@ def test_interleaved_tracebacks_of_two_ranks_are_told_apart():
     ],
 )
 def test_the_users_own_frames_are_told_from_libraries(file, own):
-    finding = judge([f'Traceback (most recent call last):\n  File "{file}", line 7, in f\nValueError: x']).findings[0]
+    finding = judge(
+        [f'Traceback (most recent call last):\n  File "{file}", line 7, in f\nValueError: x']
+    ).findings[0]
     assert finding.where == (f"{file}:7" if own else "")
 
 
 @pytest.mark.parametrize(
-    "signature", signatures(), ids=lambda signature: f"{signature.name or 'note'}-{signature.anchor[0]}"
+    "signature",
+    signatures(),
+    ids=lambda signature: f"{signature.name or 'note'}-{signature.anchor[0]}",
 )
 def test_a_signature_can_always_be_told(signature):
     assert all(len(_DIGITS.sub("", anchor)) >= 3 for anchor in signature.anchor)
@@ -167,11 +175,17 @@ def test_a_file_that_was_left_over_is_told_from_a_missing_rank():
     text = "Distributed init: rank 0/2 - file:///tmp/dist_init\n"
     text += "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, "
     assert (
-        names(text + "for key: store_based_barrier_key:1 (world_size=2, worker_count=4, timeout=0:02:00)")[0]
+        names(
+            text
+            + "for key: store_based_barrier_key:1 (world_size=2, worker_count=4, timeout=0:02:00)"
+        )[0]
         == "stale-init-file"
     )
     assert (
-        names(text + "for key: store_based_barrier_key:1 (world_size=2, worker_count=1, timeout=0:02:00)")[0]
+        names(
+            text
+            + "for key: store_based_barrier_key:1 (world_size=2, worker_count=1, timeout=0:02:00)"
+        )[0]
         == "rendezvous-timeout"
     )
 
@@ -195,10 +209,15 @@ PermissionError: [Errno 13] Permission denied: '/results'
     assert (finding.name, finding.where) == ("folder-not-writable", "/home/me/t.py:3")
 
 
-@pytest.mark.parametrize(("other", "name"), [("8 9", "rank-dependent-graph"), ("4 5", "unused-parameters")])
+@pytest.mark.parametrize(
+    ("other", "name"), [("8 9", "rank-dependent-graph"), ("4 5", "unused-parameters")]
+)
 def test_ranks_that_lack_other_gradients_run_other_parts(other, name):
     text = "[rank0]: Parameter indices which did not receive grad for rank 0: 4 5\n"
-    assert names(f"{text}[rank1]: Parameter indices which did not receive grad for rank 1: {other}")[0] == name
+    assert (
+        names(f"{text}[rank1]: Parameter indices which did not receive grad for rank 1: {other}")[0]
+        == name
+    )
 
 
 def test_a_text_that_ends_in_a_traceback_says_so():
@@ -231,6 +250,9 @@ AssertionError: can only test a child process
 
 def test_arguments_that_a_script_does_not_know_are_told():
     assert (
-        names("usage: fit.py [-h] [--lr LR]\nfit.py: error: unrecognized arguments: --lrr 0.1")[0] == "option-unknown"
+        names("usage: fit.py [-h] [--lr LR]\nfit.py: error: unrecognized arguments: --lrr 0.1")[0]
+        == "option-unknown"
     )
-    assert names("fit.py: error: the following arguments are required: --data")[0] == "user-exception"
+    assert (
+        names("fit.py: error: the following arguments are required: --data")[0] == "user-exception"
+    )

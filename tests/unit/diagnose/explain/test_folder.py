@@ -9,17 +9,27 @@ import pytest
 from paceline.diagnose.explain import explain
 from paceline.errors import Finding, UsageError
 
-RAISED = Finding("script-error-on-one-rank", "rank 1 raised ValueError: bad label 12", where="rank 1 on node-a")
+RAISED = Finding(
+    "script-error-on-one-rank", "rank 1 raised ValueError: bad label 12", where="rank 1 on node-a"
+)
 SLOW = Finding("straggler", "node-b is slower by 1.4", severity="warning")
 
 
 def told(folder, *events):
-    lines = [json.dumps({"version": 1, "time_ns": place, "node": 0, **event}) for place, event in enumerate(events)]
+    lines = [
+        json.dumps({"version": 1, "time_ns": place, "node": 0, **event})
+        for place, event in enumerate(events)
+    ]
     (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def ended(status, *findings):
-    return {"kind": "outcome", "exit_status": status, "findings": [each.to_json() for each in findings], "summary": {}}
+    return {
+        "kind": "outcome",
+        "exit_status": status,
+        "findings": [each.to_json() for each in findings],
+        "summary": {},
+    }
 
 
 @pytest.mark.parametrize("name", ["", "events.jsonl"])
@@ -38,7 +48,9 @@ def test_of_several_starts_the_last_counts(tmp_path):
 
 
 def test_an_outcome_before_the_last_start_does_not_count(tmp_path):
-    told(tmp_path, {"kind": "start", "attempt": 0}, ended(1, RAISED), {"kind": "start", "attempt": 1})
+    told(
+        tmp_path, {"kind": "start", "attempt": 0}, ended(1, RAISED), {"kind": "start", "attempt": 1}
+    )
     with pytest.raises(UsageError, match="has not told its end"):
         explain(str(tmp_path))
 

@@ -1,7 +1,5 @@
 """The shell and the C library speak the language of the system; their messages are understood in seven."""
 
-# ruff: noqa: E501  the lines are those of logs
-
 from __future__ import annotations
 
 import pytest

@@ -29,7 +29,9 @@ def names(*lines):
         "W0102 03:04:05.678000 77 cache.py:12] No space left on device",
     ],
 )
-@pytest.mark.parametrize(("end", "name"), [(TIMEOUT, "collective-timeout"), (KEY, "user-exception")])
+@pytest.mark.parametrize(
+    ("end", "name"), [(TIMEOUT, "collective-timeout"), (KEY, "user-exception")]
+)
 def test_a_warning_is_not_the_cause_of_what_failed_later(warned, end, name):
     assert names(warned, end)[0] == name
 
@@ -41,25 +43,41 @@ def test_a_warning_counts_where_nothing_else_is_said():
 
 def test_what_nccl_warns_of_is_an_error():
     assert names("n1:71:92 [0] init.cu:218 WARN Cuda failure 'out of memory'")[0] == "cuda-oom"
-    assert names("n1:71:92 [0] init.cc:741 NCCL WARN Duplicate GPU detected : rank 1 and rank 0")[0] == "duplicate-gpu"
+    assert (
+        names("n1:71:92 [0] init.cc:741 NCCL WARN Duplicate GPU detected : rank 1 and rank 0")[0]
+        == "duplicate-gpu"
+    )
 
 
 @pytest.mark.parametrize(
     "said", [" Skipping batch", "attempt 2 of 5", "retrying with half of it", "falling back to CPU"]
 )
 def test_a_fault_that_the_program_left_out_is_none_after_few_steps(said):
-    steps = [f"| epoch 001: {step} / 1374 loss=14.3, num_updates={step}, wps=4960 world_size=2" for step in (200, 300)]
-    assert names(steps[0], OOM, said, steps[1], steps[1].replace("300", "400"))[0] == "no-error-in-log"
+    steps = [
+        f"| epoch 001: {step} / 1374 loss=14.3, num_updates={step}, wps=4960 world_size=2"
+        for step in (200, 300)
+    ]
+    assert (
+        names(steps[0], OOM, said, steps[1], steps[1].replace("300", "400"))[0] == "no-error-in-log"
+    )
 
 
 def test_the_same_fault_counts_where_it_ends_the_run():
     assert (
-        names("| epoch 001: 200 / 1374 loss=14.3", OOM, " Skipping batch", KEY.replace("KeyError: ", OOM))[0]
+        names(
+            "| epoch 001: 200 / 1374 loss=14.3",
+            OOM,
+            " Skipping batch",
+            KEY.replace("KeyError: ", OOM),
+        )[0]
         == "cuda-oom"
     )
 
 
-HF = ["{'loss': 1.21, 'grad_norm': 0.4, 'epoch': 0.1}", "{'loss': 1.12, 'grad_norm': 0.4, 'epoch': 0.2}"]
+HF = [
+    "{'loss': 1.21, 'grad_norm': 0.4, 'epoch': 0.1}",
+    "{'loss': 1.12, 'grad_norm': 0.4, 'epoch': 0.2}",
+]
 ENDINGS = [
     "slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-01-02T03:04:06 ***",
     "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-01-02T03:04:06 ***",
@@ -71,10 +89,16 @@ ENDINGS = [
     "lines",
     [
         ["/bin/sh: nvidia-smi: command not found", *HF],
-        ["404 Client Error: Not Found for url: https://huggingface.co/ada/x/resolve/main/adapter_config.json", *HF],
+        [
+            "404 Client Error: Not Found for url: https://huggingface.co/ada/x/resolve/main/adapter_config.json",
+            *HF,
+        ],
         ["Exception: the news of the day could not be read", *HF],
         ["sbatch: error: This partition will be retired next month", "Submitted batch job 1234"],
-        ["WARNING [x.py:1] CUDA out of memory in graph capture, eager instead", "Application startup complete."],
+        [
+            "WARNING [x.py:1] CUDA out of memory in graph capture, eager instead",
+            "Application startup complete.",
+        ],
         *(["`Trainer.fit` stopped: `max_steps=10` reached.", ending] for ending in ENDINGS),
         *(["Training complete in 3m 2s", ending] for ending in ENDINGS),
     ],

@@ -15,7 +15,9 @@ from paceline.diagnose.explain import explain, judge
 from paceline.errors import UsageError
 from unit.diagnose.explain.other_texts import TEXTS
 
-TEXT = ("step 1\n" * 5000 + "RuntimeError: CUDA error: uncorrectable ECC error encountered\n").encode()
+TEXT = (
+    "step 1\n" * 5000 + "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+).encode()
 
 
 @pytest.mark.parametrize("key", ["jax", "tensorflow", "jax-processes"])
@@ -29,7 +31,9 @@ def test_a_log_of_torch_is_one_also_if_tensorflow_is_loaded():
 
 
 @pytest.mark.parametrize(
-    ("suffix", "pack"), [("gz", gzip.compress), ("xz", lzma.compress), ("bz2", bz2.compress)], ids=["gz", "xz", "bz2"]
+    ("suffix", "pack"),
+    [("gz", gzip.compress), ("xz", lzma.compress), ("bz2", bz2.compress)],
+    ids=["gz", "xz", "bz2"],
 )
 @pytest.mark.parametrize("parts", [1, 2], ids=["", "rotated"])
 def test_a_compressed_log_is_read(tmp_path, suffix, pack, parts):
@@ -45,14 +49,18 @@ def test_a_compressed_log_is_read_to_where_it_breaks_off(tmp_path):
 
 
 def test_a_compressed_log_is_read_from_standard_input(monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(gzip.compress(TEXT)))))
+    monkeypatch.setattr(
+        "sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(gzip.compress(TEXT))))
+    )
     assert explain("-").findings[0].name == "gpu-hardware-error"
 
 
 @pytest.mark.skipif(shutil.which("zstd") is None, reason="needs the program zstd")
 def test_a_log_of_zstd_is_read(tmp_path):
     path = tmp_path / "run.log.zst"
-    path.write_bytes(subprocess.run(["zstd", "-c"], input=TEXT, capture_output=True, check=True).stdout)
+    path.write_bytes(
+        subprocess.run(["zstd", "-c"], input=TEXT, capture_output=True, check=True).stdout
+    )
     assert explain(str(path)).findings[0].name == "gpu-hardware-error"
 
 
@@ -65,9 +73,7 @@ def test_a_log_of_zstd_that_cannot_be_read_gets_the_line_that_can(tmp_path, monk
     assert caught.value.finding.fix == f"zstd -dc {path} | paceline explain -"
 
 
-OOM = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU {} has a total capacity of 79.10 GiB\n"
-)
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU {} has a total capacity of 79.10 GiB\n"
 
 
 def test_ranks_that_met_the_same_are_counted():
@@ -78,10 +84,19 @@ def test_ranks_that_met_the_same_are_counted():
 
 
 def test_devices_are_counted_where_no_rank_is_named():
-    assert judge(["".join(OOM.format(gpu) for gpu in range(2))]).findings[0].what.endswith("on 1 other rank")
+    assert (
+        judge(["".join(OOM.format(gpu) for gpu in range(2))])
+        .findings[0]
+        .what.endswith("on 1 other rank")
+    )
 
 
 def test_an_exception_of_several_ranks_is_counted_and_one_of_one_is_not():
     text = "".join(f"[rank{rank}]: ValueError: row {rank} is empty\n" for rank in range(4))
     assert judge([text]).findings[0].what.endswith("; the same on 3 other ranks")
-    assert "other" not in judge(["[rank0]: ValueError: row 0 is empty\n[rank1]: KeyError: 'x'\n"]).findings[0].what
+    assert (
+        "other"
+        not in judge(["[rank0]: ValueError: row 0 is empty\n[rank1]: KeyError: 'x'\n"])
+        .findings[0]
+        .what
+    )

@@ -59,5 +59,8 @@ def test_output_of_ranks_between_its_lines_is_not_evidence():
 
 
 def test_what_comes_after_an_account_counts():
-    names = [finding.name for finding in judge([ACCOUNT + "torch.OutOfMemoryError: CUDA out of memory.\n"]).findings]
+    names = [
+        finding.name
+        for finding in judge([ACCOUNT + "torch.OutOfMemoryError: CUDA out of memory.\n"]).findings
+    ]
     assert set(names) == {"script-error-on-one-rank", "cuda-oom"}

@@ -93,7 +93,9 @@ class Endless(io.RawIOBase):
 
 
 def test_a_line_without_end_is_cut():
-    lines = [line for some in reading.split(reading.chunks(Endless(200), "-")) for line in some if line]
+    lines = [
+        line for some in reading.split(reading.chunks(Endless(200), "-")) for line in some if line
+    ]
     assert [len(line) < 2_000_000 for line in lines] == [True, True]
     assert lines[1] == FAULT.rstrip()
 
@@ -129,11 +131,14 @@ def test_random_bytes_never_fail():
 
 
 @pytest.mark.parametrize(
-    "key", ["user-chained", "own-report", "summary", "worker-error", "elastic-timeout-json", "in-place"]
+    "key",
+    ["user-chained", "own-report", "summary", "worker-error", "elastic-timeout-json", "in-place"],
 )
 def test_a_text_may_be_cut_anywhere(key):
     text = TEXTS[key][1]
-    for place in range(len(key), len(text), 13):  # 13 falls on every column of a line sooner or later
+    for place in range(
+        len(key), len(text), 13
+    ):  # 13 falls on every column of a line sooner or later
         assert judge([text[:place]]).findings
         assert judge([text[place:]]).to_json()["findings"]
 

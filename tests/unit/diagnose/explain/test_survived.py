@@ -1,7 +1,5 @@
 """What training continued after is not the cause of a later end, and no fault if the run ended well."""
 
-# ruff: noqa: E501  the lines are those of logs
-
 from __future__ import annotations
 
 import pytest
@@ -52,7 +50,9 @@ def test_what_was_caught_long_before_is_not_the_cause(caught, launched, end, nam
 
 def test_it_is_shown_apart():
     shown = judge([steps(0, 50) + IMAGE + steps(50, 250) + LIMIT]).render().splitlines()
-    assert shown[shown.index("Earlier, and training continued after it:") + 1].startswith("  user-exception: Unident")
+    assert shown[shown.index("Earlier, and training continued after it:") + 1].startswith(
+        "  user-exception: Unident"
+    )
 
 
 @pytest.mark.parametrize("caught", [IMAGE, OOM], ids=["image", "memory"])
@@ -62,11 +62,16 @@ def test_nothing_is_wrong_with_a_run_that_continued(caught):
 
 def test_steps_after_many_others_are_seen():
     form = "step {} | loss 2.31 | lr 1e-4\n"
-    assert names(steps(0, 5000, form), IMAGE, steps(5000, 5200, form), NCCL)[0] == "collective-timeout"
+    assert (
+        names(steps(0, 5000, form), IMAGE, steps(5000, 5200, form), NCCL)[0] == "collective-timeout"
+    )
 
 
 def test_a_repeated_fault_counts_to_its_last_line():
-    assert names(*(OOM + steps(at, at + 3) for at in range(0, 3000, 3)), LIMIT)[0] == "slurm-time-limit"
+    assert (
+        names(*(OOM + steps(at, at + 3) for at in range(0, 3000, 3)), LIMIT)[0]
+        == "slurm-time-limit"
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,9 +116,16 @@ ValueError: no labels
 @pytest.mark.parametrize(
     "text",
     [
-        LAUNCHED + steps(0, 50) + RAISED + steps(50, 52) + NCCL,  # the last steps of others that nothing tells apart
+        LAUNCHED
+        + steps(0, 50)
+        + RAISED
+        + steps(50, 52)
+        + NCCL,  # the last steps of others that nothing tells apart
         steps(0, 100) + RAISED + steps(0, 100) + NCCL,  # the logs of two ranks, one after the other
-        steps(0, 50) + RAISED + "wandb: train/loss 0.31\nwandb: train/global_step 50\nwandb: train/epoch 1\n" + SUMMARY,
+        steps(0, 50)
+        + RAISED
+        + "wandb: train/loss 0.31\nwandb: train/global_step 50\nwandb: train/epoch 1\n"
+        + SUMMARY,
         steps(0, 50, "[rank0]: step {} loss 2\n")
         + RAISED.replace("\n", "\n[rank1]: ").rstrip(" :]1knar[")
         + "\n"

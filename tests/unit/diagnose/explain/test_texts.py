@@ -5,13 +5,32 @@ from __future__ import annotations
 import pytest
 
 from paceline.diagnose.explain import judge
-from unit.diagnose.explain import nccl_texts, order_texts, other_texts, program_texts, rendezvous_texts, system_texts
+from unit.diagnose.explain import (
+    nccl_texts,
+    order_texts,
+    other_texts,
+    program_texts,
+    rendezvous_texts,
+    system_texts,
+)
 
-TEXTS = rendezvous_texts.TEXTS | nccl_texts.TEXTS | program_texts.TEXTS | order_texts.TEXTS | other_texts.TEXTS
+TEXTS = (
+    rendezvous_texts.TEXTS
+    | nccl_texts.TEXTS
+    | program_texts.TEXTS
+    | order_texts.TEXTS
+    | other_texts.TEXTS
+)
 TEXTS |= system_texts.TEXTS
-FAULTS = {key: case for key, case in TEXTS.items() if case[0] != "no-error-in-log" and not key.startswith("own-")}
+FAULTS = {
+    key: case
+    for key, case in TEXTS.items()
+    if case[0] != "no-error-in-log" and not key.startswith("own-")
+}
 LABELLED = ('{"log"', "[rank", "[default", "1: ", "[1,3]", "(Ray", "+ srun", "worker-3")
-PLAIN = {key: case for key, case in FAULTS.items() if not any(label in case[1] for label in LABELLED)}
+PLAIN = {
+    key: case for key, case in FAULTS.items() if not any(label in case[1] for label in LABELLED)
+}
 
 
 def first(text):

@@ -60,7 +60,10 @@ def test_a_named_file_replaces_the_one_of_the_home(files):
 def test_what_is_of_no_concern_is_not_gathered(files):
     environment, home, system = files
     environment |= {"AWS_SECRET_ACCESS_KEY": "x", "PYTHONPATH": "y", "GLOO_SOCKET_IFNAME": "eth0"}
-    assert gather_settings(system_file=str(system), home=home) == ({"GLOO_SOCKET_IFNAME": "eth0"}, {})
+    assert gather_settings(system_file=str(system), home=home) == (
+        {"GLOO_SOCKET_IFNAME": "eth0"},
+        {},
+    )
 
 
 def test_the_values_of_secrets_are_not_gathered(files):

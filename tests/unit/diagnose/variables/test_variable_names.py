@@ -205,7 +205,12 @@ def test_a_newer_nccl_may_read_what_the_table_does_not_know():
         ("NCCL_CTA_POLICY", "ZERO", {"nccl": "2.26.5"}, "since 2.27"),
         ("NCCL_MIN_CTAS", "4", {"nccl": "2.16.2"}, "since 2.17"),
         ("NCCL_SHM_USE_CUDA_MEMCPY", "1", {"nccl": "2.30.7"}, "the last to do so was 2.29.7"),
-        ("NCCL_WORK_FIFO_DEPTH", "65536", {"nccl": "2.27.3"}, "NCCL_WORK_FIFO_BYTES since NCCL 2.22"),
+        (
+            "NCCL_WORK_FIFO_DEPTH",
+            "65536",
+            {"nccl": "2.27.3"},
+            "NCCL_WORK_FIFO_BYTES since NCCL 2.22",
+        ),
         ("NCCL_LL_THRESHOLD", "0", {}, "no longer reads"),
         ("NCCL_TREE_THRESHOLD", "0", {}, "no longer reads"),
         ("NCCL_SINGLE_RING_THRESHOLD", "0", {"nccl": "2.29.7"}, "no longer reads|does not read"),
@@ -305,7 +310,13 @@ def test_a_secret_is_not_shown():
 
 @pytest.mark.parametrize(
     ("one", "other", "limit", "letters"),
-    [("ab", "ab", 2, 0), ("ab", "ba", 2, 1), ("abc", "abd", 2, 1), ("abc", "abcd", 2, 1), ("abc", "xyz", 2, 3)],
+    [
+        ("ab", "ab", 2, 0),
+        ("ab", "ba", 2, 1),
+        ("abc", "abd", 2, 1),
+        ("abc", "abcd", 2, 1),
+        ("abc", "xyz", 2, 3),
+    ],
 )
 def test_letters_are_counted(one, other, limit, letters):
     assert distance(one, other, limit) == letters

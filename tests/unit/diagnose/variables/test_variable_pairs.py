@@ -27,7 +27,11 @@ CONTRADICTED = [
     ("NCCL_SOCKET_NTHREADS=16  NCCL_NSOCKS_PERTHREAD=8", "warning", "NCCL_NSOCKS_PERTHREAD=4"),
     ("NCCL_SOCKET_NTHREADS=8  NCCL_NSOCKS_PERTHREAD=16", "warning", "128"),
     ("FI_PROVIDER=efa  NCCL_SOCKET_NTHREADS=2", "hint", "for TCP"),
-    ("FI_PROVIDER=efa  NCCL_NSOCKS_PERTHREAD=4  NCCL_SOCKET_NTHREADS=2", "hint", "unset NCCL_SOCKET_NTHREADS and"),
+    (
+        "FI_PROVIDER=efa  NCCL_NSOCKS_PERTHREAD=4  NCCL_SOCKET_NTHREADS=2",
+        "hint",
+        "unset NCCL_SOCKET_NTHREADS and",
+    ),
     ("NCCL_NET=IB  NCCL_NSOCKS_PERTHREAD=4", "hint", "NCCL_NET=IB"),
     ("FI_PROVIDER=efa  NCCL_NET=Socket", "warning", "unset NCCL_NET"),
     ("NCCL_MIN_CTAS=32  NCCL_MAX_CTAS=8", "warning", "NCCL_MIN_CTAS=8"),
@@ -44,15 +48,47 @@ CONTRADICTED = [
     ("NCCL_ALGO=NVLS,NVLSTree  NCCL_NVLS_ENABLE=0", "warning", "NVLS and NVLSTree"),
     ("NCCL_ALGO=CollnetDirect", "warning", "NCCL_COLLNET_ENABLE is not 1"),
     ("NCCL_ALGO=CollnetChain  NCCL_COLLNET_ENABLE=0", "warning", "NCCL_COLLNET_ENABLE=0"),
-    ("TORCH_NCCL_BLOCKING_WAIT=1  TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "warning", "no watchdog thread"),
-    ("TORCH_NCCL_BLOCKING_WAIT=1  TORCH_NCCL_DUMP_ON_TIMEOUT=1", "warning", "TORCH_NCCL_DUMP_ON_TIMEOUT is for it"),
-    ("NCCL_BLOCKING_WAIT=1  NCCL_ASYNC_ERROR_HANDLING=1", "warning", "NCCL_BLOCKING_WAIT=1 starts no watchdog"),
-    ("TORCH_NCCL_ENABLE_MONITORING=0  TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800", "warning", "no monitor"),
-    ("TORCH_NCCL_DUMP_ON_TIMEOUT=1  TORCH_FR_BUFFER_SIZE=0", "warning", "unset TORCH_FR_BUFFER_SIZE"),
-    ("TORCH_NCCL_DUMP_ON_TIMEOUT=true  TORCH_NCCL_TRACE_BUFFER_SIZE=0", "warning", "TRACE_BUFFER_SIZE=0"),
-    ("TORCH_FR_DUMP_TEMP_FILE=/tmp/fr_  TORCH_FR_BUFFER_SIZE=0", "warning", "TORCH_FR_DUMP_TEMP_FILE"),
+    (
+        "TORCH_NCCL_BLOCKING_WAIT=1  TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
+        "warning",
+        "no watchdog thread",
+    ),
+    (
+        "TORCH_NCCL_BLOCKING_WAIT=1  TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+        "warning",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT is for it",
+    ),
+    (
+        "NCCL_BLOCKING_WAIT=1  NCCL_ASYNC_ERROR_HANDLING=1",
+        "warning",
+        "NCCL_BLOCKING_WAIT=1 starts no watchdog",
+    ),
+    (
+        "TORCH_NCCL_ENABLE_MONITORING=0  TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800",
+        "warning",
+        "no monitor",
+    ),
+    (
+        "TORCH_NCCL_DUMP_ON_TIMEOUT=1  TORCH_FR_BUFFER_SIZE=0",
+        "warning",
+        "unset TORCH_FR_BUFFER_SIZE",
+    ),
+    (
+        "TORCH_NCCL_DUMP_ON_TIMEOUT=true  TORCH_NCCL_TRACE_BUFFER_SIZE=0",
+        "warning",
+        "TRACE_BUFFER_SIZE=0",
+    ),
+    (
+        "TORCH_FR_DUMP_TEMP_FILE=/tmp/fr_  TORCH_FR_BUFFER_SIZE=0",
+        "warning",
+        "TORCH_FR_DUMP_TEMP_FILE",
+    ),
     ("TORCH_NCCL_NONBLOCKING_TIMEOUT=60", "hint", "TORCH_NCCL_USE_COMM_NONBLOCKING=1"),
-    ("TORCH_FR_BUFFER_SIZE=2000  TORCH_NCCL_TRACE_BUFFER_SIZE=100", "warning", "TORCH_FR_BUFFER_SIZE wins"),
+    (
+        "TORCH_FR_BUFFER_SIZE=2000  TORCH_NCCL_TRACE_BUFFER_SIZE=100",
+        "warning",
+        "TORCH_FR_BUFFER_SIZE wins",
+    ),
     ("TORCH_NCCL_ASYNC_ERROR_HANDLING=3  NCCL_ASYNC_ERROR_HANDLING=1", "warning", "two values"),
     ("NCCL_MIN_NCHANNELS=8  NCCL_MIN_CTAS=16", "warning", "stricter"),
     (
@@ -123,7 +159,11 @@ HARMFUL = [
     ("NCCL_P2P_LEVEL=2", "hint", "NCCL_P2P_LEVEL=PXB"),
     ("NCCL_NET_GDR_LEVEL=5", "hint", "NCCL_NET_GDR_LEVEL=SYS"),
     ("FI_EFA_USE_DEVICE_RDMA=1", "hint", "aws-ofi-nccl"),
-    ("FI_EFA_FORK_SAFE=1  FI_EFA_ENABLE_SHM_TRANSFER=1  FI_EFA_SET_CUDA_SYNC_MEMOPS=0", "hint", "efa-installer"),
+    (
+        "FI_EFA_FORK_SAFE=1  FI_EFA_ENABLE_SHM_TRANSFER=1  FI_EFA_SET_CUDA_SYNC_MEMOPS=0",
+        "hint",
+        "efa-installer",
+    ),
     ("FI_PROVIDER=efa  NCCL_PROTO=simple", "hint", "slows small messages"),
     ("RDMAV_FORK_SAFE=1", "hint", "child processes"),
     ("NCCL_LAUNCH_MODE=GROUP", "hint", "deprecated"),
@@ -191,7 +231,9 @@ def test_what_is_the_default_now_is_needless():
 
 
 def test_errors_come_first_and_nothing_is_invented():
-    found = judge_settings(settings("NCCL_DEBUG_SUBSYS=NET  NCCL_TIMEOUT=1  TORCH_DISTRIBUTED_DEBUG=2"))
+    found = judge_settings(
+        settings("NCCL_DEBUG_SUBSYS=NET  NCCL_TIMEOUT=1  TORCH_DISTRIBUTED_DEBUG=2")
+    )
     assert [each.severity for each in found] == ["error", "warning", "hint"]
     assert judge_settings({}) == []
 

@@ -120,12 +120,18 @@ NCCL_DEBUG=
 
 
 @pytest.mark.parametrize("line", RIGHT)
-@pytest.mark.parametrize("versions", [{}, {"nccl": "2.29.7", "torch": "2.13.0"}], ids=["any", "2.29.7"])
+@pytest.mark.parametrize(
+    "versions", [{}, {"nccl": "2.29.7", "torch": "2.13.0"}], ids=["any", "2.29.7"]
+)
 def test_a_right_value_is_not_told(line, versions):
     name, _, value = line.partition("=")
     if "MSCCL" in value and versions:
         return
-    unknown = [each for each in judge_settings({name: value}, versions=versions) if each.name == "variable-unknown"]
+    unknown = [
+        each
+        for each in judge_settings({name: value}, versions=versions)
+        if each.name == "variable-unknown"
+    ]
     assert unknown == []
 
 
@@ -208,7 +214,11 @@ WRONG = [
     ("PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:10", "error", "20 at least"),
     ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:true", "error", "expandable_segments:True"),
     ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:0", "error", "expandable_segments:False"),
-    ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True;max_split_size_mb:64", "error", "True or False"),
+    (
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True;max_split_size_mb:64",
+        "error",
+        "True or False",
+    ),
     ("PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold:80", "error", "between 0 and 1"),
     ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments", "error", "has no value"),
     ("PYTORCH_ALLOC_CONF=expandable_segment:True", "error", "expandable_segments"),
@@ -274,7 +284,10 @@ def test_the_level_attn_is_new():
     [
         ("Ring", [Choice("", False, ("ring",))]),
         ("^Tree,NVLS", [Choice("", True, ("tree", "nvls"))]),
-        ("ring;allreduce:^tree", [Choice("", False, ("ring",)), Choice("allreduce", True, ("tree",))]),
+        (
+            "ring;allreduce:^tree",
+            [Choice("", False, ("ring",)), Choice("allreduce", True, ("tree",))],
+        ),
         ("", []),
         (";", []),
     ],
@@ -305,10 +318,19 @@ def test_numbers_are_read_as_c_reads_them(text, whole, beginning):
 
 
 @pytest.mark.parametrize(
-    "value", ["", " ", "^", "=", ",", ";", ":", "^^", "==", "*", "\x00", "é", "a" * 10_000, "[", "\n"]
+    "value",
+    ["", " ", "^", "=", ",", ";", ":", "^^", "==", "*", "\x00", "é", "a" * 10_000, "[", "\n"],
 )
 @pytest.mark.parametrize(
-    "name", ["NCCL_ALGO", "NCCL_PROTO", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "NCCL_BUFFSIZE"]
+    "name",
+    [
+        "NCCL_ALGO",
+        "NCCL_PROTO",
+        "NCCL_SOCKET_IFNAME",
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_DEBUG",
+        "NCCL_BUFFSIZE",
+    ],
 )
 def test_no_value_is_too_odd(name, value):
     for finding in judge_settings({name: value}):
@@ -345,7 +367,12 @@ def test_no_setting_at_all_is_too_odd():
                 chance.choices(parts, k=chance.randint(0, 8))
             )
             for _ in range(3)
-        } | {chance.choice(list(known())): "".join(chance.choices(parts, k=chance.randint(0, 5))) for _ in range(3)}
-        for finding in judge_settings(settings, versions={"nccl": chance.choice(["2.19.3", "2.29.7", "", "x"])}):
+        } | {
+            chance.choice(list(known())): "".join(chance.choices(parts, k=chance.randint(0, 5)))
+            for _ in range(3)
+        }
+        for finding in judge_settings(
+            settings, versions={"nccl": chance.choice(["2.19.3", "2.29.7", "", "x"])}
+        ):
             assert finding.render()
             assert "\n" not in finding.what

@@ -28,7 +28,9 @@ def until(condition, *, within_s=8.0):
 
 @pytest.fixture
 def store():
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+    return TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10)
+    )
 
 
 @pytest.fixture
@@ -40,7 +42,12 @@ def make(store):
         for node in nodes:
             client = PrefixStore(f"attempt/{attempt}", store)
             made.append(
-                ControlChannel(client, node=node, num_nodes=num_nodes, surroundings=Surroundings(**surroundings))
+                ControlChannel(
+                    client,
+                    node=node,
+                    num_nodes=num_nodes,
+                    surroundings=Surroundings(**surroundings),
+                )
             )
         return made[-len(nodes) :]
 
@@ -145,7 +152,9 @@ def test_the_head_hears_news_of_all_once(make):
     head.tell("facts", {"a": 1})
     assert head.hear("facts") == {}  # the other has told nothing yet
     other.tell("facts", {"b": 2})
-    until(lambda: head.hear("facts") == {0: {"a": 1}, 1: {"b": 2}})  # the store does not confirm what it is told
+    until(
+        lambda: head.hear("facts") == {0: {"a": 1}, 1: {"b": 2}}
+    )  # the store does not confirm what it is told
     assert head.hear("facts") == {}  # no news
     other.tell("facts", {"b": 3})
     until(lambda: head.hear("facts") == {0: {"a": 1}, 1: {"b": 3}})
@@ -187,9 +196,14 @@ def test_a_silent_node_is_named_on_all_others_and_may_come_back(make):
     until(lambda: head._heartbeats.heard[1].host)
     beat, head._heartbeats.hear = head._heartbeats.hear, lambda node, beat: None
     for_s = deadlines.SILENT_NODE_NOTICE + 1
-    until(lambda: silent_for(head, 1, for_s) or (1 in head.remote.silent and 1 in third.remote.silent))
+    until(
+        lambda: silent_for(head, 1, for_s) or (1 in head.remote.silent and 1 in third.remote.silent)
+    )
     assert head.remote.lost == third.remote.lost == set()
-    assert [line.split(" (")[0] for line in told if line.startswith("node 1")] == ["node 1", "node 1"]
+    assert [line.split(" (")[0] for line in told if line.startswith("node 1")] == [
+        "node 1",
+        "node 1",
+    ]
     assert all("has been silent for 1" in line for line in told if line.startswith("node 1"))
     head._heartbeats.hear = beat
     until(lambda: not head.remote.silent and not third.remote.silent)
@@ -217,14 +231,24 @@ def test_a_node_that_goes_silent_is_lost_for_all_others_after_the_node_timeout(m
     head, silent, third = make(0, 1, 2, num_nodes=3)
     until(lambda: head._heartbeats.heard[1].host)
     stop(silent)
-    until(lambda: silent_for(head, 1, deadlines.NODE_TIMEOUT + 1) or (head.remote.lost == third.remote.lost == {1}))
+    until(
+        lambda: (
+            silent_for(head, 1, deadlines.NODE_TIMEOUT + 1)
+            or (head.remote.lost == third.remote.lost == {1})
+        )
+    )
     assert third.remote.losses[1].reason == silence.SILENT
     assert not head.remote.failed
 
 
 def test_a_node_that_never_came_is_lost_too(make):
     head, other = make(0, 2, num_nodes=3)
-    until(lambda: silent_for(head, 1, deadlines.NODE_TIMEOUT + 1) or (head.remote.lost == other.remote.lost == {1}))
+    until(
+        lambda: (
+            silent_for(head, 1, deadlines.NODE_TIMEOUT + 1)
+            or (head.remote.lost == other.remote.lost == {1})
+        )
+    )
 
 
 def test_a_silent_node_is_not_lost_as_long_as_training_steps_are_made(make):
@@ -269,7 +293,9 @@ def test_a_launcher_that_leaves_in_order_is_not_lost_soon(make, store):
     again = liveness.Connection(store.clone(), "127.0.0.1", token="token", name="a:1")
     until(lambda: "a:1" in listener._names.values() and again._socket is not None)
     again._socket.shutdown(2)  # closed by something else: the launcher connects again
-    until(lambda: not store.check([liveness.closed_key("a:1")]) and "a:1" in listener._names.values())
+    until(
+        lambda: not store.check([liveness.closed_key("a:1")]) and "a:1" in listener._names.values()
+    )
     again.leave()
 
 
@@ -281,7 +307,9 @@ def test_a_node_that_the_scheduler_calls_down_is_lost_at_once(make):
     assert head.remote.losses[1].reason == silence.DOWN
 
 
-def test_a_launcher_that_was_stopped_does_not_hold_its_own_silence_against_others(make, monkeypatch):
+def test_a_launcher_that_was_stopped_does_not_hold_its_own_silence_against_others(
+    make, monkeypatch
+):
     head, other = make(0, 1)
     until(lambda: head._heartbeats.heard[1].host and other._heartbeats.heard[0].host)
     for board in (head, other):
@@ -298,7 +326,9 @@ def test_a_store_whose_host_refuses_the_port_is_gone(make):
     code += "store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
     code += "print(store.port, flush=True)\ntime.sleep(60)\n"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    client = TCPStore("127.0.0.1", int(process.stdout.readline()), is_master=False, wait_for_workers=False)
+    client = TCPStore(
+        "127.0.0.1", int(process.stdout.readline()), is_master=False, wait_for_workers=False
+    )
     board = ControlChannel(PrefixStore("attempt/0", client), node=1, num_nodes=2)
     try:
         until(lambda: board._answered > 1)

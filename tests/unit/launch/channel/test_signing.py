@@ -94,7 +94,9 @@ def test_without_a_secret_all_is_believed_and_written_as_before():
 
 @pytest.fixture
 def raw():
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+    return TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10)
+    )
 
 
 def test_a_strangers_value_counts_as_absent(raw):
@@ -169,9 +171,14 @@ def test_the_heads_file_is_found_by_the_token_and_goes_with_the_run(tmp_path):
     identity = run_secret.signed_identity(IDENTITY, secret := head.make(), "shared")
     assert len(secret) == 64
     assert run_secret.of_run(identity, b"", SharedFile(folder, "t"), place="head:1") == secret
-    assert run_secret.of_run(identity, b"", SharedFile(tmp_path / "elsewhere", "t"), place="head:1") == b""
+    assert (
+        run_secret.of_run(identity, b"", SharedFile(tmp_path / "elsewhere", "t"), place="head:1")
+        == b""
+    )
     with pytest.raises(RunError):  # somebody has led the node to another run's folder
-        run_secret.of_run({**identity, "run_name": "two"}, b"", SharedFile(folder, "t"), place="head:1")
+        run_secret.of_run(
+            {**identity, "run_name": "two"}, b"", SharedFile(folder, "t"), place="head:1"
+        )
     head.remove()
     assert list(tmp_path.iterdir()) == []
 
@@ -199,7 +206,9 @@ def test_what_is_no_runs_name_is_said_to_be_foreign(raw, content):
 def roll(store, node, folder, *, needs_secret):
     head = Arrived(0, 0, "host-0", 100, (2, 2))
     me = replace(head, rank=node, host=f"host-{node}", pid=100 + node)
-    notes = Notes(folder, Note("train.py", "none", node, me.host, me.pid, "head", "", 0, listens=node == 0))
+    notes = Notes(
+        folder, Note("train.py", "none", node, me.host, me.pid, "head", "", 0, listens=node == 0)
+    )
     return Roll(
         store,
         me,
@@ -286,7 +295,18 @@ class Stranger:
         self._thread.start()
 
     def _flood(self):
-        names = ("stop", "failed", "hurry", "look", "nodes", "done/0", "done/1", "account/0", "clock/1", "facts-news")
+        names = (
+            "stop",
+            "failed",
+            "hurry",
+            "look",
+            "nodes",
+            "done/0",
+            "done/1",
+            "account/0",
+            "clock/1",
+            "facts-news",
+        )
         while not self._ended.wait(0.02):
             for key in {*self._client.list_keys(), *(f"/a/paceline/{name}" for name in names)}:
                 key = key.removeprefix("/")
@@ -305,7 +325,11 @@ def boards(raw):
     for node in range(2):
         signing = Signing(SECRET, token="t", on_ignored=ignored.append)
         signed = SignedStore(PrefixStore("a", raw), signing, scope="0")
-        made.append(ControlChannel(signed, node=node, num_nodes=2, surroundings=Surroundings(node_timeout_s=60)))
+        made.append(
+            ControlChannel(
+                signed, node=node, num_nodes=2, surroundings=Surroundings(node_timeout_s=60)
+            )
+        )
     yield *made, ignored
     for board in made:
         board.close()
@@ -317,7 +341,9 @@ VALUES = {
     "a signal": lambda key: "15",
     "nonsense": lambda key: b"\xff\x00{",
     "much": lambda key: b"x" * (1 << 20),
-    "losses": lambda key: json.dumps({"silent": {}, "lost": {"0": ["h", "closed", 1.0], "1": ["h", "closed", 1.0]}}),
+    "losses": lambda key: json.dumps(
+        {"silent": {}, "lost": {"0": ["h", "closed", 1.0], "1": ["h", "closed", 1.0]}}
+    ),
     "a pickle": lambda key: pickle.dumps(("value", 1)),
 }
 
@@ -332,7 +358,12 @@ def test_a_stranger_that_writes_every_key_ends_nothing(raw, boards, value):
     until(lambda: head._answered > before[0] + 4 and other._answered > before[1] + 4)
     stranger.stop()
     for board in (head, other):
-        assert (board.remote.stop, board.remote.failed, board.remote.hurry, board.remote.look) == (0, False, False, 0)
+        assert (board.remote.stop, board.remote.failed, board.remote.hurry, board.remote.look) == (
+            0,
+            False,
+            False,
+            0,
+        )
         assert board.remote.lost == set()
     head.post("done", True)
     until(lambda: head.all_have("done"))  # what was written over is written again
@@ -349,7 +380,9 @@ def test_recorded_messages_that_are_played_again_end_nothing(raw, boards):
     until(lambda: head.hear("facts") == {0: {"b": 1}, 1: {"a": 2}})
     for key, content in recorded.items():
         raw.set(key.removeprefix("/"), content)
-    raw.set("a/paceline/failed", recorded.get("/a/paceline/beat/1") or recorded["a/paceline/beat/1"])
+    raw.set(
+        "a/paceline/failed", recorded.get("/a/paceline/beat/1") or recorded["a/paceline/beat/1"]
+    )
     before = head._answered
     until(lambda: head._answered > before + 3)
     assert not head.remote.failed

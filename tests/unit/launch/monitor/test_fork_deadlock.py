@@ -15,9 +15,19 @@ from paceline.launch.monitor.worker_processes import ChildProcess
 from paceline.machine import python_fork
 
 COMMAND = "python train.py --lr 0.1"
-RANK = ChildProcess(100, name="python", state="S", threads=9, command=COMMAND, wait="do_sys_poll", age_s=60)
+RANK = ChildProcess(
+    100, name="python", state="S", threads=9, command=COMMAND, wait="do_sys_poll", age_s=60
+)
 WORKER = ChildProcess(
-    200, parent=100, name="python", state="S", command=COMMAND, wait="futex_do_wait", syscall="202", age_s=6, switches=3
+    200,
+    parent=100,
+    name="python",
+    state="S",
+    command=COMMAND,
+    wait="futex_do_wait",
+    syscall="202",
+    age_s=6,
+    switches=3,
 )
 NOW = WorkerLook(rank=1, host="node-b", waits_s=6.0, process=RANK, worker=WORKER, at_s=50.0)
 FIRST = replace(NOW, waits_s=3.0, at_s=47.0, worker=replace(WORKER, age_s=3))
@@ -38,12 +48,16 @@ def test_one_thread_in_a_futex_that_never_runs_and_has_no_name_yet_is_proven():
 def test_a_kernel_that_hides_its_functions_still_tells_the_system_call(monkeypatch):
     monkeypatch.setattr(worker_processes.platform, "machine", lambda: "x86_64")
     hidden = {"wait": "", "syscall": "202"}
-    assert fork_deadlock.is_proven(replace(FIRST, worker=replace(FIRST.worker, **hidden)), with_worker(**hidden))
+    assert fork_deadlock.is_proven(
+        replace(FIRST, worker=replace(FIRST.worker, **hidden)), with_worker(**hidden)
+    )
 
 
 def test_where_it_cannot_be_seen_whether_it_has_run_nothing_is_proven():
     hidden = {"switches": -1}
-    assert not fork_deadlock.is_proven(replace(FIRST, worker=replace(FIRST.worker, **hidden)), with_worker(**hidden))
+    assert not fork_deadlock.is_proven(
+        replace(FIRST, worker=replace(FIRST.worker, **hidden)), with_worker(**hidden)
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +92,9 @@ def test_everything_else_is_not(why, now):
 
 def test_a_named_worker_is_accused_where_its_frames_are_torchs_own():
     """pytorch #130610: the pin-memory thread holds glibc's list of exit handlers at the fork."""
-    first, now = (replace(each, worker=replace(each.worker, name="pt_data_worker")) for each in (FIRST, NOW))
+    first, now = (
+        replace(each, worker=replace(each.worker, name="pt_data_worker")) for each in (FIRST, NOW)
+    )
     assert fork_deadlock.is_proven(first, now, (LOOP, TORCH, ATEXIT))
     assert not fork_deadlock.is_proven(first, now, (LOOP, DATASET, ATEXIT))
     assert not fork_deadlock.is_proven(first, now, (TORCH, ATEXIT))
@@ -95,7 +111,9 @@ def test_the_report_names_the_bug_of_this_python_and_the_ways_out(monkeypatch):
     assert "rank 1 (node-b)" in finding.what
     assert "200" in finding.where
     assert "likely: Python 3.11.7" in finding.evidence[1]
-    assert all(word in finding.fix for word in ("3.11.10 or 3.12", "persistent_workers=True", "forkserver"))
+    assert all(
+        word in finding.fix for word in ("3.11.10 or 3.12", "persistent_workers=True", "forkserver")
+    )
 
 
 def test_a_newer_python_is_not_blamed(monkeypatch):
@@ -140,7 +158,10 @@ Thread 200 (idle): "MainThread"
 
 def test_frames_of_py_spy_are_read():
     frames = fork_deadlock.parse(DUMP)
-    assert [frame.function for frame in frames[:2]] == ["<module>", "at::native::(anonymous namespace)::run"]
+    assert [frame.function for frame in frames[:2]] == [
+        "<module>",
+        "at::native::(anonymous namespace)::run",
+    ]
     assert frames[2] == NativeFrame("_launch", "multiprocessing/popen_fork.py")
     assert len(frames) == 8
 
@@ -149,11 +170,15 @@ def test_py_spy_is_asked_if_it_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(children, "find_py_spy", lambda: "")
     assert fork_watch.read_frames(200) == ()
     program = tmp_path / "py-spy"
-    program.write_text(f"#!/bin/sh\n[ \"$*\" = 'dump --native --pid 200' ] && cat <<'END'\n{DUMP}END\n")
+    program.write_text(
+        f"#!/bin/sh\n[ \"$*\" = 'dump --native --pid 200' ] && cat <<'END'\n{DUMP}END\n"
+    )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(children, "find_py_spy", lambda: str(program))
     finding = fork_deadlock.explain(NOW, fork_watch.read_frames(200))
-    expected = python_fork.this() if python_fork.has_bug() else "the lock belongs to libpython3.11.so.1.0"
+    expected = (
+        python_fork.this() if python_fork.has_bug() else "the lock belongs to libpython3.11.so.1.0"
+    )
     assert finding.evidence[1].startswith(expected)
 
 
@@ -168,7 +193,9 @@ class Pulses:
 @pytest.fixture
 def watched(monkeypatch):
     """A watch of one rank, a clock, and what /proc shows."""
-    now = SimpleNamespace(s=1000.0, notices=[], pulses=Pulses(), seen={100: RANK, 200: WORKER}, looks=0)
+    now = SimpleNamespace(
+        s=1000.0, notices=[], pulses=Pulses(), seen={100: RANK, 200: WORKER}, looks=0
+    )
 
     def look(pid):
         now.looks += 1

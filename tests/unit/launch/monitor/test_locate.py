@@ -6,7 +6,17 @@ import pytest
 
 from paceline.errors import Finding
 from paceline.launch.monitor.locate import hangs, judge, limit_s
-from paceline.launch.monitor.position import BACKWARD, CODE, COLLECTIVE, DATA, START, Frame, Position, classify, parse
+from paceline.launch.monitor.position import (
+    BACKWARD,
+    CODE,
+    COLLECTIVE,
+    DATA,
+    START,
+    Frame,
+    Position,
+    classify,
+    parse,
+)
 
 LIB = "/venv/lib/python3.11/site-packages/torch"
 
@@ -19,14 +29,26 @@ def lib(file, function, line=1):
     return Frame(f"{LIB}/{file}", line, function)
 
 
-REDUCE = (user(41), lib("distributed/c10d_logger.py", "wrapper"), lib("distributed/distributed_c10d.py", "all_reduce"))
+REDUCE = (
+    user(41),
+    lib("distributed/c10d_logger.py", "wrapper"),
+    lib("distributed/distributed_c10d.py", "all_reduce"),
+)
 BACK = (user(91), lib("_tensor.py", "backward"), lib("autograd/graph.py", "_engine_run_backward"))
 NEXT = (user(33), lib("utils/data/dataloader.py", "__next__"), user(40, file="/home/me/data.py"))
-QUEUE = (user(33), lib("utils/data/dataloader.py", "__next__"), Frame("/usr/lib/python3.11/queue.py", 180, "get"))
+QUEUE = (
+    user(33),
+    lib("utils/data/dataloader.py", "__next__"),
+    Frame("/usr/lib/python3.11/queue.py", 180, "get"),
+)
 SLEEP = (user(50, code="time.sleep(600)"),)
 FORWARD = (user(60), lib("nn/parallel/distributed.py", "_sync_buffers"))
 INIT = (user(5), lib("distributed/distributed_c10d.py", "init_process_group"))
-WRAP = (user(9), lib("nn/parallel/distributed.py", "__init__"), lib("distributed/utils.py", "_verify_param_shape"))
+WRAP = (
+    user(9),
+    lib("nn/parallel/distributed.py", "__init__"),
+    lib("distributed/utils.py", "_verify_param_shape"),
+)
 
 KINDS = {
     "a collective": (REDUCE, COLLECTIVE, "all_reduce"),
@@ -51,7 +73,9 @@ def test_the_kind_of_a_place(frames, kind, words):
 
 def at(rank, frames, *, idle=20.0, **more):
     late = {"late": idle > 10, "late_alone": idle > 10, **more}
-    return Position(rank=rank, host="node-a" if rank < 3 else "node-b", frames=frames, idle_s=idle, **late)
+    return Position(
+        rank=rank, host="node-a" if rank < 3 else "node-b", frames=frames, idle_s=idle, **late
+    )
 
 
 def flying(rank, frames, call, seq, **more):
@@ -59,7 +83,10 @@ def flying(rank, frames, call, seq, **more):
 
 
 def test_what_a_rank_does_in_words():
-    assert flying(0, BACK, "all_reduce", 812).doing == "all_reduce #812, backward, /home/me/train.py:91"
+    assert (
+        flying(0, BACK, "all_reduce", 812).doing
+        == "all_reduce #812, backward, /home/me/train.py:91"
+    )
     assert flying(0, REDUCE, "all_reduce", 3).doing == "all_reduce #3, /home/me/train.py:41"
     assert at(0, REDUCE).doing == "all_reduce, /home/me/train.py:41"
     assert at(0, NEXT).doing == "next(loader), /home/me/data.py:40"
@@ -110,8 +137,16 @@ VERDICTS = {
         "uneven-inputs",
         "rank 1 (node-a) has ended after 7 steps",
     ),
-    "one has ended": ([at(0, REDUCE, steps=7), at(1, (), ended=True, steps=7)], "rank-ended-early", "rank 1"),
-    "all in the same": (WAITS, "collective-timeout", "all ranks wait in the same collective for 20 s"),
+    "one has ended": (
+        [at(0, REDUCE, steps=7), at(1, (), ended=True, steps=7)],
+        "rank-ended-early",
+        "rank 1",
+    ),
+    "all in the same": (
+        WAITS,
+        "collective-timeout",
+        "all ranks wait in the same collective for 20 s",
+    ),
 }
 
 
@@ -162,7 +197,13 @@ def test_a_broken_collective_is_no_matter_of_time():
     assert finding.name == "collective-mismatch"
 
 
-LIMITS = [((None, 0.0), 120), ((None, 1.0), 120), ((None, 30.0), 300), ((7.0, 0.0), 7), ((7.0, 2.0), 7)]
+LIMITS = [
+    ((None, 0.0), 120),
+    ((None, 1.0), 120),
+    ((None, 30.0), 300),
+    ((7.0, 0.0), 7),
+    ((7.0, 2.0), 7),
+]
 
 
 @pytest.mark.parametrize("given, expected", LIMITS)

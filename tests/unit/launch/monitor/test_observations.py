@@ -33,17 +33,30 @@ def test_a_single_rank_reads_what_it_likes():
 
 def test_the_same_data_is_told_with_what_to_do():
     found = observations.same_data([7, 7], [5, 5], world_size=2, indices=64)
-    assert (found.name, found.severity, found.where) == ("same-data-on-all-ranks", "warning", "ranks 0-1")
+    assert (found.name, found.severity, found.where) == (
+        "same-data-on-all-ranks",
+        "warning",
+        "ranks 0-1",
+    )
     assert "first 64 samples" in found.evidence[0]
     assert "DistributedSampler" in found.fix and "session.loader" in found.fix
-    assert "the first sample of" in observations.same_data([7], [5], world_size=2, indices=1).evidence[0]
+    assert (
+        "the first sample of"
+        in observations.same_data([7], [5], world_size=2, indices=1).evidence[0]
+    )
 
 
 @pytest.mark.parametrize(
     ("lengths", "what"),
     [
-        ((101, 102), "an evaluation of 101 samples scores 102: its DistributedSampler repeats 1 sample"),
-        ((10003, 10008), "an evaluation of 10003 samples scores 10008: its DistributedSampler repeats 5 samples"),
+        (
+            (101, 102),
+            "an evaluation of 101 samples scores 102: its DistributedSampler repeats 1 sample",
+        ),
+        (
+            (10003, 10008),
+            "an evaluation of 10003 samples scores 10008: its DistributedSampler repeats 5 samples",
+        ),
         ((100, 100), None),
         ((0, 0), None),
     ],
@@ -56,15 +69,25 @@ def test_a_padded_evaluation(lengths, what):
 def test_parameters_that_are_not_a_number():
     assert observations.not_a_number({}) is None
     found = observations.not_a_number({1: "0.weight", 2: "2.bias"})
-    assert (found.name, found.severity, found.where) == ("parameters-not-finite", "warning", "ranks 1-2")
+    assert (found.name, found.severity, found.where) == (
+        "parameters-not-finite",
+        "warning",
+        "ranks 1-2",
+    )
     assert found.what == "ranks 1-2 ended with NaN in the parameters, first in 0.weight"
 
 
 def test_the_same_order():
     assert observations.same_order({}) is None
     found = observations.same_order({0: (2, 64), 1: (2, 64), 3: (3, 64)})
-    assert (found.name, found.severity, found.where) == ("same-order-each-epoch", "warning", "ranks 0-1, 3")
-    assert found.evidence == ("the first 64 indices of training loops 1 and 2 are the same, and not sorted",)
+    assert (found.name, found.severity, found.where) == (
+        "same-order-each-epoch",
+        "warning",
+        "ranks 0-1, 3",
+    )
+    assert found.evidence == (
+        "the first 64 indices of training loops 1 and 2 are the same, and not sorted",
+    )
     assert "set_epoch" in found.fix
 
 
@@ -91,7 +114,11 @@ def rank(number, loops=0, last=0, first=0, opened=0, length=0):
             "rank 1's loader ended after 40 batches, ranks 0, 2 had taken 41 to 42",
         ),
         (
-            [rank(0, loops=4, last=41, opened=41), rank(1, loops=5, last=40), rank(2, loops=5, last=40, opened=3)],
+            [
+                rank(0, loops=4, last=41, opened=41),
+                rank(1, loops=5, last=40),
+                rank(2, loops=5, last=40, opened=3),
+            ],
             "the loaders of ranks 1-2 ended after 40 batches, rank 0 had taken 41",
         ),
         (
@@ -127,8 +154,14 @@ def test_uneven_batches(pulses, what):
 
 def test_uneven_batches_are_told_with_place_and_fix():
     found = observations.uneven([rank(0, opened=41), rank(1, loops=1, last=40)])
-    assert (found.name, found.severity, found.where) == ("uneven-inputs", "error", "training loop 1 of rank 1")
-    assert all(word in found.fix for word in ("drop_last", "DistributedSampler", "session.loader", "Join"))
+    assert (found.name, found.severity, found.where) == (
+        "uneven-inputs",
+        "error",
+        "training loop 1 of rank 1",
+    )
+    assert all(
+        word in found.fix for word in ("drop_last", "DistributedSampler", "session.loader", "Join")
+    )
     drifted = observations.uneven([rank(0, loops=2, last=41, opened=39), rank(1, loops=3, last=40)])
     assert drifted.where == "training loop 1 of rank 1"
 
@@ -155,7 +188,11 @@ def test_the_slowest_of_a_window(paces, node):
     assert (found and found.node) == node
 
 
-SLOW, EVEN, OTHER = [pace(0, 10), pace(1, 30)], [pace(0, 10), pace(1, 10)], [pace(0, 30), pace(1, 10)]
+SLOW, EVEN, OTHER = (
+    [pace(0, 10), pace(1, 30)],
+    [pace(0, 10), pace(1, 10)],
+    [pace(0, 30), pace(1, 10)],
+)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +214,9 @@ def test_a_straggler_is_slow_for_three_windows_in_a_row(windows, told):
 def test_a_straggler_is_told_with_its_figures():
     found = observations.straggler([SLOW] * 3)
     assert (found.name, found.severity, found.where) == ("straggler", "warning", "host-1 (node 1)")
-    assert found.what.endswith("holds the others up: 30.0 ms of its own work a step, theirs 10.0 ms (3.0x)")
+    assert found.what.endswith(
+        "holds the others up: 30.0 ms of its own work a step, theirs 10.0 ms (3.0x)"
+    )
     assert found.evidence[0] == "of it 0.0 ms waiting for data, theirs 0.0 ms"
     assert found.evidence[1] == "the others wait 40% of each step, which takes 50.0 ms"
     assert "top" in found.fix
@@ -233,4 +272,9 @@ def test_replicas_that_are_alike():
 )
 def test_replicas_that_differ(groups, what, evidence):
     found = observations.replicas(groups, step=5)
-    assert (found.name, found.severity, found.what, found.evidence) == ("replicas-differ", "warning", what, evidence)
+    assert (found.name, found.severity, found.what, found.evidence) == (
+        "replicas-differ",
+        "warning",
+        what,
+        evidence,
+    )

@@ -16,7 +16,14 @@ from paceline.rundir.files import RunDir
 
 
 def facts(**given):
-    nothing = {"data": [0], "works": [0], "indices": 0, "orders": {}, "padded": [0, 0], "not_a_number": {}}
+    nothing = {
+        "data": [0],
+        "works": [0],
+        "indices": 0,
+        "orders": {},
+        "padded": [0, 0],
+        "not_a_number": {},
+    }
     return {"ranks": 2, "pace": None, "checks": {}, **nothing, **given}
 
 
@@ -61,7 +68,10 @@ def test_parameters_with_a_nan_are_told_when_all_ranks_have_ended():
 
 
 def test_the_same_order_waits_for_all_ranks_for_a_while():
-    head, some = Head(4), {0: facts(orders={"0": [2, 64], "1": [2, 64]}), 1: facts(orders={"2": [2, 64]})}
+    head, some = (
+        Head(4),
+        {0: facts(orders={"0": [2, 64], "1": [2, 64]}), 1: facts(orders={"2": [2, 64]})},
+    )
     said = [head.judge(some, last=False) for _ in range(5)]
     assert said[:4] == [[]] * 4
     assert said[4][0].where == "ranks 0-2"
@@ -97,7 +107,10 @@ def lists(ranks, sums):
 
 def test_replicas_are_compared_at_a_step_that_all_have():
     head = Head(4)
-    assert head.judge({0: facts(checks={"5": 1, "10": 2}), 1: facts(checks={"5": 1})}, last=False) == []
+    assert (
+        head.judge({0: facts(checks={"5": 1, "10": 2}), 1: facts(checks={"5": 1})}, last=False)
+        == []
+    )
     assert head.list_step == 0
     ahead = {0: facts(checks={"10": 2, "15": 3}), 1: facts(checks={"10": 2, "15": 4, "20": 4})}
     assert head.judge(ahead, last=False) == []
@@ -127,7 +140,9 @@ def test_a_pace_is_that_of_a_window_of_time():
     assert pace.look([beat(1), beat(0)], 20.0) is None
     assert pace.look([beat(1), beat(1)], 30.0) is None
     assert pace.look([beat(50, 1.0, 0.1, 5.0), beat(50, 1.0, 0.1, 5.0)], 39.0) is None  # too short
-    assert pace.look([beat(101, 1.0, 0.5, 10.0), beat(11, 0.1, 0, 1.0)], 41.0) is None  # too few steps
+    assert (
+        pace.look([beat(101, 1.0, 0.5, 10.0), beat(11, 0.1, 0, 1.0)], 41.0) is None
+    )  # too few steps
     found = pace.look([beat(101, 1.0, 0.5, 10.0), beat(101, 3.0, 0.5, 10.0)], 42.0)
     assert found["window"] == 1
     assert found["mean"] == pytest.approx(
@@ -228,7 +243,9 @@ def test_the_head_asks_for_lists_and_does_not_wait_for_ever(made, pulses, monkey
         leave_parameters(run_dir, local, [1, 5])
     assert not observer.close()
     assert board.words == [{"lists": 10}]
-    assert board.mine["lists"] == [{"ranks": [0, 1], "names": ("0.weight [2]", "0.bias [1]"), "sums": (1, 5)}]
+    assert board.mine["lists"] == [
+        {"ranks": [0, 1], "names": ("0.weight [2]", "0.bias [1]"), "sums": (1, 5)}
+    ]
     monkeypatch.setattr(observers, "_LISTS_S", 0.0)
     assert observer.close()
     assert told == []

@@ -22,9 +22,15 @@ def stand(rank, *pending, before=(), **more):
 
 PROVEN = {
     "two operations": ([stand(0, call("all_reduce", 5)), stand(1, call("broadcast", 5))], {0, 1}),
-    "two sizes": ([stand(0, call("all_reduce", 5)), stand(1, call("all_reduce", 5, elements=8))], {0, 1}),
+    "two sizes": (
+        [stand(0, call("all_reduce", 5)), stand(1, call("all_reduce", 5, elements=8))],
+        {0, 1},
+    ),
     "one has left the collective under which it called another": (
-        [stand(0, call("all_reduce", 5)), stand(1, call("barrier", 6), before=[call("broadcast", 5)])],
+        [
+            stand(0, call("all_reduce", 5)),
+            stand(1, call("barrier", 6), before=[call("broadcast", 5)]),
+        ],
         {0, 1},
     ),
     "two groups in turn": (
@@ -46,7 +52,10 @@ PROVEN = {
 }
 NOT_PROVEN = {
     "the same": [stand(0, call("all_reduce", 5)), stand(1, call("all_reduce", 5))],
-    "one of them runs": [stand(0, call("all_reduce", 5)), stand(1, call("broadcast", 5), blocked=False)],
+    "one of them runs": [
+        stand(0, call("all_reduce", 5)),
+        stand(1, call("broadcast", 5), blocked=False),
+    ],
     "the root of a broadcast is ahead": [
         stand(0, call("all_reduce", 6), before=[call("broadcast", 5)]),
         stand(1, call("broadcast", 5)),
@@ -101,7 +110,9 @@ def test_a_stand_travels_as_plain_data():
 
 REDUCE = (
     Frame("/home/me/train.py", 41, "main", "dist.all_reduce(x)", user=True),
-    Frame("/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce"),
+    Frame(
+        "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce"
+    ),
 )
 
 
@@ -110,10 +121,16 @@ def at(rank, *, name="all_reduce"):
 
 
 def test_sizes_that_differ_on_one_line_are_named():
-    calls = {0: call("all_reduce", 5), 1: call("all_reduce", 5, elements=8), 2: call("all_reduce", 5)}
+    calls = {
+        0: call("all_reduce", 5),
+        1: call("all_reduce", 5, elements=8),
+        2: call("all_reduce", 5),
+    }
     finding = judge_proven([at(0), at(1), at(2)], Proof(frozenset(calls), calls))
     assert finding.name == "collective-mismatch"
-    assert finding.what == "all_reduce #5 differs in size: 8 elements on rank 1, 4 elements on rank 0"
+    assert (
+        finding.what == "all_reduce #5 differs in size: 8 elements on rank 1, 4 elements on rank 0"
+    )
     assert "ranks 0, 2 called all_reduce #5 of 4 elements" in finding.evidence
 
 
@@ -122,4 +139,7 @@ def test_two_operations_are_named_with_lines_and_batches():
     finding = judge_proven([at(0), at(1, name="broadcast")], Proof(frozenset(calls), calls))
     assert finding.name == "collective-mismatch"
     assert "rank 0: all_reduce #5, /home/me/train.py:41, after 6 batches" in finding.evidence
-    assert "rank 1: broadcast #5, all_reduce, /home/me/train.py:41, after 7 batches" in finding.evidence
+    assert (
+        "rank 1: broadcast #5, all_reduce, /home/me/train.py:41, after 7 batches"
+        in finding.evidence
+    )

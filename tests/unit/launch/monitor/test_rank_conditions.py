@@ -10,14 +10,26 @@ from paceline.launch.monitor.rank_conditions import guard_of
 
 CASES = {
     "in the block": ("if rank == 0:\n    total()  # here", "if rank == 0:"),
-    "in the other block": ("if rank == 0:\n    pass\nelse:\n    total()  # here", "else of if rank == 0:"),
-    "by the environment": ("if os.environ['RANK'] == '0':\n    total()  # here", "if os.environ['RANK'] == '0':"),
-    "of Accelerate": ("if accelerator.is_main_process:\n    total()  # here", "if accelerator.is_main_process:"),
+    "in the other block": (
+        "if rank == 0:\n    pass\nelse:\n    total()  # here",
+        "else of if rank == 0:",
+    ),
+    "by the environment": (
+        "if os.environ['RANK'] == '0':\n    total()  # here",
+        "if os.environ['RANK'] == '0':",
+    ),
+    "of Accelerate": (
+        "if accelerator.is_main_process:\n    total()  # here",
+        "if accelerator.is_main_process:",
+    ),
     "another kind of rank": ("if args.lora_rank > 0:\n    total()  # here", ""),
     "a word with rank in it": ("if args.rerank:\n    total()  # here", ""),
     "whether there are ranks": ("if args.local_rank != -1:\n    total()  # here", ""),
     "whether a rank is known": ("if rank is not None:\n    total()  # here", ""),
-    "of a method": ("if trainer.is_global_zero:\n    total()  # here", "if trainer.is_global_zero:"),
+    "of a method": (
+        "if trainer.is_global_zero:\n    total()  # here",
+        "if trainer.is_global_zero:",
+    ),
     "of a function": ("if dist.get_rank() == 0:\n    total()  # here", "if dist.get_rank() == 0:"),
     "deep inside": (
         "def main(rank):\n    for x in y:\n        try:\n            if not rank:\n                total()  # here\n"
@@ -32,10 +44,16 @@ CASES = {
         "for x in y:\n    if local_rank:\n        continue\n    total()  # here",
         "if local_rank: continue",
     ),
-    "after a return for some of them": ("def f():\n    if rank and done:\n        return\n    total()  # here", ""),
+    "after a return for some of them": (
+        "def f():\n    if rank and done:\n        return\n    total()  # here",
+        "",
+    ),
     "after an exit": ("if rank != 0:\n    sys.exit()\ntotal()  # here", "if rank != 0: sys.exit()"),
     "by a name for it": ("saves = rank == 0\nif saves:\n    total()  # here", "if saves:"),
-    "all ranks in one process": ("for rank in range(4):\n    if rank == 0:\n        total()  # here", ""),
+    "all ranks in one process": (
+        "for rank in range(4):\n    if rank == 0:\n        total()  # here",
+        "",
+    ),
     "decorated in another way": ("@master_only\ndef log():\n    total()  # here", "@master_only"),
     "on the same line": ("if rank == 0: total()  # here", "if rank == 0:"),
     "decorated": ("@rank_zero_only\ndef log():\n    total()  # here", "@rank_zero_only"),

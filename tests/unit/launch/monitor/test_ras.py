@@ -41,7 +41,9 @@ Warnings
 
 
 def test_errors_come_before_warnings():
-    report = REPORT.format(errors="#0-0 (27a079b828ff1a75) INCOMPLETE\n  Missing communicator data from 1 rank\n")
+    report = REPORT.format(
+        errors="#0-0 (27a079b828ff1a75) INCOMPLETE\n  Missing communicator data from 1 rank\n"
+    )
     assert ras.notable(report) == [
         "NCCL RAS: #0-0 (27a079b828ff1a75) INCOMPLETE",
         "NCCL RAS: Missing communicator data from 1 rank",
@@ -49,7 +51,9 @@ def test_errors_come_before_warnings():
 
 
 def test_warnings_are_told_where_there_are_no_errors():
-    assert ras.notable(REPORT.format(errors=""))[1].endswith("different collective operation counts")
+    assert ras.notable(REPORT.format(errors=""))[1].endswith(
+        "different collective operation counts"
+    )
 
 
 @pytest.mark.parametrize("report", ["", "Errors\n======\n\n\nWarnings\n========\n\n", "garbage"])

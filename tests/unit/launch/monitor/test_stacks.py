@@ -12,7 +12,9 @@ import pytest
 
 from paceline.launch.monitor import children, position, stacks, worker_processes
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets and /proc are Linux's")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="abstract sockets and /proc are Linux's"
+)
 
 RANK = """
 import ctypes, os, sys, time
@@ -66,7 +68,9 @@ def rank(tmp_path):
     def start(body):
         script = tmp_path / "train.py"
         script.write_text(RANK.replace("{body}", body))
-        process = subprocess.Popen([sys.executable, str(script)], cwd=tmp_path, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, str(script)], cwd=tmp_path, start_new_session=True
+        )
         running.append(process)
         deadline = time.monotonic() + 30
         while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
@@ -87,7 +91,9 @@ def signals(monkeypatch):
     return sent
 
 
-def test_a_rank_that_holds_the_interpreters_lock_is_asked_by_a_signal_as_the_last_means(rank, signals):
+def test_a_rank_that_holds_the_interpreters_lock_is_asked_by_a_signal_as_the_last_means(
+    rank, signals
+):
     pid, file = rank(HOLDS_THE_LOCK)
     assert stacks.look({0: pid}, {0: file}, quiet=True)[0].frames == ()
     assert not signals
@@ -103,11 +109,16 @@ def test_a_worker_gets_no_signal(rank, signals):
     assert not signals
 
 
-@pytest.mark.skipif(not children.find_py_spy() or os.geteuid() != 0, reason="needs py-spy, and rights to read others")
+@pytest.mark.skipif(
+    not children.find_py_spy() or os.geteuid() != 0,
+    reason="needs py-spy, and rights to read others",
+)
 def test_the_line_of_a_dataset_in_a_worker_is_read_from_outside(rank):
     pid, file = rank(LOADER)
     found = stacks.look({0: pid}, {0: file})[0]
-    place = (file.parent / "train.py").read_text().splitlines().index("    time.sleep(60)  # in the dataset") + 1
+    place = (file.parent / "train.py").read_text().splitlines().index(
+        "    time.sleep(60)  # in the dataset"
+    ) + 1
     assert found.worker.endswith(f"train.py:{place}")
 
 
@@ -125,7 +136,11 @@ def test_a_stopped_rank_is_seen_at_once(rank, signals):
 
 
 DUMPED = [
-    {"thread_name": "pin_memory", "os_thread_id": 8, "frames": [{"name": "get", "filename": "queue.py", "line": 1}]},
+    {
+        "thread_name": "pin_memory",
+        "os_thread_id": 8,
+        "frames": [{"name": "get", "filename": "queue.py", "line": 1}],
+    },
     {
         "thread_name": None,  # where the interpreter's names cannot be read
         "os_thread_id": 7,
@@ -139,5 +154,8 @@ DUMPED = [
 
 def test_a_frame_of_py_spy_has_the_name_that_python_gives_it():
     """From Python 3.11 on py-spy prints qualified names, and places of torch are known by plain ones."""
-    assert children.main_thread(7, DUMPED) == [("train.py", 0, "load"), ("data.py", 40, "__getitem__")]
+    assert children.main_thread(7, DUMPED) == [
+        ("train.py", 0, "load"),
+        ("data.py", 40, "__getitem__"),
+    ]
     assert children.main_thread(9, []) == []

@@ -13,7 +13,9 @@ from paceline.launch.monitor.position import Frame, Position
 from paceline.launch.monitor.stacks import Look
 from paceline.launch.monitor.watch import Verdict, Watch
 
-BACK = Frame("/venv/lib/python3.11/site-packages/torch/autograd/graph.py", 979, "_engine_run_backward")
+BACK = Frame(
+    "/venv/lib/python3.11/site-packages/torch/autograd/graph.py", 979, "_engine_run_backward"
+)
 
 
 def user(line):
@@ -46,10 +48,19 @@ class Group:
         ended = local not in self.attempt.living
         recorded = look.recorded if look else {}
         frames, state = (look.frames, look.state) if look else ((), "")
-        return Position(rank=self.attempt.ranks[local], frames=frames, ended=ended, pid=4711, state=state, **recorded)
+        return Position(
+            rank=self.attempt.ranks[local],
+            frames=frames,
+            ended=ended,
+            pid=4711,
+            state=state,
+            **recorded,
+        )
 
     def figures(self):
-        return [{"rank": rank, **vars(self.beat[local])} for local, rank in self.attempt.ranks.items()]
+        return [
+            {"rank": rank, **vars(self.beat[local])} for local, rank in self.attempt.ranks.items()
+        ]
 
 
 @pytest.fixture
@@ -200,7 +211,9 @@ def test_all_at_work_on_their_own_is_no_hang(clock):
     group.at = {0: Look((user(1),), cpu_s=1.0), 1: Look((user(2),), cpu_s=1.0)}
 
     def work(*, quiet):
-        group.at = {local: Look(look.frames, cpu_s=look.cpu_s + 1) for local, look in group.at.items()}
+        group.at = {
+            local: Look(look.frames, cpu_s=look.cpu_s + 1) for local, look in group.at.items()
+        }
         return {local: group.at[local] for local in group.attempt.living}
 
     group.look = work
@@ -225,7 +238,14 @@ def test_a_hang_is_told_once_until_there_is_progress(clock):
 
 def test_what_nccl_says_is_evidence(clock):
     group, _ = watched(clock)
-    watch = Watch(group, None, asked_s=4, give_up=bool, inform=print, ask_nccl=lambda: ["NCCL RAS: 1 rank INCOMPLETE"])
+    watch = Watch(
+        group,
+        None,
+        asked_s=4,
+        give_up=bool,
+        inform=print,
+        ask_nccl=lambda: ["NCCL RAS: 1 rank INCOMPLETE"],
+    )
     clock.s += 5
     assert watch.tick().evidence[-1] == "NCCL RAS: 1 rank INCOMPLETE"
 
@@ -264,7 +284,9 @@ def test_a_server_after_training_is_a_notice(clock):
 
 def test_torchs_own_end_of_a_wait_is_said(clock):
     group, watch = watched(clock)
-    group.at[0] = Look(WAITING.frames, {"call": "all_reduce", "seq": 3, "timeout_s": 7200.0, "flying": True})
+    group.at[0] = Look(
+        WAITING.frames, {"call": "all_reduce", "seq": 3, "timeout_s": 7200.0, "flying": True}
+    )
     group.at[1] = Look((user(5),), cpu_s=1.0)
     notice, _ = until_noticed(group, watch, clock, within_s=300)
     assert notice.advice == "torch ends this wait after 2 h, `--hang-timeout 300` sooner"
@@ -276,7 +298,8 @@ def test_a_first_step_over_a_slow_link_is_no_matter_for_a_notice(clock, moves):
     sent = iter(range(10**6))
     recorded = {"call": "all_reduce", "seq": 1, "group": "0", "flying": True}
     group.look = lambda *, quiet: {
-        local: Look(WAITING.frames, recorded, socket_bytes=next(sent) if moves else 5) for local in range(2)
+        local: Look(WAITING.frames, recorded, socket_bytes=next(sent) if moves else 5)
+        for local in range(2)
     }
     assert (until_noticed(group, watch, clock, within_s=900) is None) == moves
 
@@ -285,7 +308,13 @@ def in_call(name, *, seq=7, elements=3, record=1, switches=9, socket_bytes=100, 
     """A look at a rank that waits in a collective."""
     call = ["0", seq, name, elements, record]
     recorded = {"call": name, "seq": seq, "group": "0", "timeout_s": 1800.0, "flying": True}
-    answer = {"pending": [call], "recent": [call], "whole": True, "members": {"0": [0, 1]}, "p2p": 0}
+    answer = {
+        "pending": [call],
+        "recent": [call],
+        "whole": True,
+        "members": {"0": [0, 1]},
+        "p2p": 0,
+    }
     return Look(
         WAITING.frames,
         recorded,
@@ -369,7 +398,8 @@ def test_what_the_head_makes_of_all_is_said_by_all(clock, monkeypatch):
     groups = [Group(0), Group(1)]
     groups[1].at[0] = Look((user(5),), cpu_s=1.0)
     head, other = (
-        Watch(group, board, asked_s=4, give_up=bool, inform=print) for group, board in zip(groups, boards, strict=True)
+        Watch(group, board, asked_s=4, give_up=bool, inform=print)
+        for group, board in zip(groups, boards, strict=True)
     )
     groups[0].position = lambda local, look: Position(rank=0, frames=look.frames)
     clock.s += 4.5

@@ -97,18 +97,34 @@ def test_a_process_that_does_not_exist_is_none() -> None:
             "DataLoader worker 7 waits for a lock (futex_do_wait), 33 s old, 0.0 s of CPU",
         ),
         (
-            ChildProcess(7, name="python", state="S", wait="hrtimer_nanosleep", age_s=3, cpu_s=1.25),
+            ChildProcess(
+                7, name="python", state="S", wait="hrtimer_nanosleep", age_s=3, cpu_s=1.25
+            ),
             "child process 7 (python) sleeps (hrtimer_nanosleep), 3 s old, 1.2 s of CPU",
         ),
         (
-            ChildProcess(7, name="pt_data_worker", state="D", wait="rpc_wait_bit_killable", age_s=9),
+            ChildProcess(
+                7, name="pt_data_worker", state="D", wait="rpc_wait_bit_killable", age_s=9
+            ),
             "DataLoader worker 7 waits for NFS (rpc_wait_bit_killable), and cannot be killed meanwhile, "
             "9 s old, 0.0 s of CPU",
         ),
-        (ChildProcess(7, state="R", age_s=9, cpu_s=9), "child process 7 computes, 9 s old, 9.0 s of CPU"),
-        (ChildProcess(7, name="pt_data_worker", state="Z", ended_by=9), "DataLoader worker 7 was killed by SIGKILL"),
-        (ChildProcess(7, name="python", state="Z", ended_by=34), "child process 7 (python) was killed by SIGRTMIN"),
-        (ChildProcess(7, name="python", state="Z", ended_by=40), "child process 7 (python) was killed by signal 40"),
+        (
+            ChildProcess(7, state="R", age_s=9, cpu_s=9),
+            "child process 7 computes, 9 s old, 9.0 s of CPU",
+        ),
+        (
+            ChildProcess(7, name="pt_data_worker", state="Z", ended_by=9),
+            "DataLoader worker 7 was killed by SIGKILL",
+        ),
+        (
+            ChildProcess(7, name="python", state="Z", ended_by=34),
+            "child process 7 (python) was killed by SIGRTMIN",
+        ),
+        (
+            ChildProcess(7, name="python", state="Z", ended_by=40),
+            "child process 7 (python) was killed by signal 40",
+        ),
     ],
 )
 def test_a_child_is_described(child: ChildProcess, text: str) -> None:
@@ -117,14 +133,18 @@ def test_a_child_is_described(child: ChildProcess, text: str) -> None:
 
 def test_what_a_child_has_used_since_an_earlier_look_is_told() -> None:
     before = ChildProcess(7, name="pt_data_worker", state="R", age_s=10, cpu_s=4)
-    assert ChildProcess(7, name="pt_data_worker", state="R", age_s=14, cpu_s=6.5).describe(before) == (
-        "DataLoader worker 7 computes, 14 s old, 2.5 s of CPU in 4 s"
-    )
+    assert ChildProcess(7, name="pt_data_worker", state="R", age_s=14, cpu_s=6.5).describe(
+        before
+    ) == ("DataLoader worker 7 computes, 14 s old, 2.5 s of CPU in 4 s")
 
 
 def test_children_that_do_the_same_are_told_in_one_line() -> None:
-    workers = [ChildProcess(n, name="pt_data_worker", state="S", wait="pipe_read") for n in range(1, 7)]
-    lines = describe_all([*workers, ChildProcess(9, name="git", state="S", wait="do_wait", age_s=2)])
+    workers = [
+        ChildProcess(n, name="pt_data_worker", state="S", wait="pipe_read") for n in range(1, 7)
+    ]
+    lines = describe_all(
+        [*workers, ChildProcess(9, name="git", state="S", wait="do_wait", age_s=2)]
+    )
     assert lines == (
         "6 DataLoader workers (pids 1, 2, 3, 4, ...), of which each waits for a pipe (pipe_read)",
         "child process 9 (git) waits for a child process (do_wait), 2 s old, 0.0 s of CPU",

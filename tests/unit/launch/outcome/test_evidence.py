@@ -35,7 +35,9 @@ def test_what_the_worker_records_is_read_back(tmp_path):
     assert failure.message.startswith("Expecting property name")
     assert failure.traceback.startswith("Traceback (most recent call last):")
     assert (failure.place.file, failure.place.code) == (__file__, 'json.loads("{")')
-    assert [frame.user for frame in failure.frames] == [True, False, False, False][: len(failure.frames)]
+    assert [frame.user for frame in failure.frames] == [True, False, False, False][
+        : len(failure.frames)
+    ]
     assert failure.time_ns > 1_700_000_000 * 10**9
 
 
@@ -107,7 +109,10 @@ def test_a_missing_file_is_no_evidence(tmp_path):
         ("\n\n \n", ()),
         ("one\n\n  two  \n", ("one", "  two")),
         ("one\ntwo", ("one", "two")),
-        ("".join(f"{number}\n" for number in range(100)), tuple(str(number) for number in range(88, 100))),
+        (
+            "".join(f"{number}\n" for number in range(100)),
+            tuple(str(number) for number in range(88, 100)),
+        ),
         ("x" * 500 + "\n", ("x" * 300,)),
         ("10 %\r20 %\r\n", ("10 %", "20 %")),
     ],
@@ -128,7 +133,10 @@ def test_only_the_end_of_a_large_log_is_read(tmp_path):
 
 def test_stack_frames_of_c_do_not_hide_what_was_said(tmp_path):
     path = tmp_path / "rank.out"
-    frames = "".join(f"frame #{number}: <unknown function> + 0x163b752 (0x7f in libtorch.so)\n" for number in range(20))
+    frames = "".join(
+        f"frame #{number}: <unknown function> + 0x163b752 (0x7f in libtorch.so)\n"
+        for number in range(20)
+    )
     path.write_text(f"  what():  Watchdog caught collective operation timeout\n{frames}\n")
     assert any("Watchdog" in line for line in evidence.read_tail(path))
 
@@ -230,7 +238,13 @@ def test_kills_for_lack_of_memory_are_the_cgroups_else_the_hosts(system, files, 
 
 @pytest.mark.parametrize(
     ("blocks", "free", "expected"),
-    [(16384, 16384, ""), (16384, 2000, ""), (16384, 328, "98% of 64 MB"), (16384, 0, "100% of 64 MB"), (0, 0, "")],
+    [
+        (16384, 16384, ""),
+        (16384, 2000, ""),
+        (16384, 328, "98% of 64 MB"),
+        (16384, 0, "100% of 64 MB"),
+        (0, 0, ""),
+    ],
 )
 def test_shared_memory_that_is_nearly_full(monkeypatch, blocks, free, expected):
     stats = SimpleNamespace(f_blocks=blocks, f_bavail=free, f_frsize=4096)
@@ -255,9 +269,15 @@ def checkpoint(folder, name, manifest=None):
 
 
 def test_the_last_checkpoint_is_the_one_with_the_largest_number(tmp_path):
-    for serial, step in ((99_999, 450), (100_000, 20), (2, 9000)):  # not the largest step, not the last by the alphabet
+    for serial, step in (
+        (99_999, 450),
+        (100_000, 20),
+        (2, 9000),
+    ):  # not the largest step, not the last by the alphabet
         commits.commit(tmp_path, step, serial=serial, seconds=2.5)
-    assert evidence.last_checkpoint(tmp_path) == Checkpoint(str(tmp_path / "100000-step-20"), 100_000, 20, 2.5)
+    assert evidence.last_checkpoint(tmp_path) == Checkpoint(
+        str(tmp_path / "100000-step-20"), 100_000, 20, 2.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -308,7 +328,9 @@ def touch(path, when_ns):
         ("00002-step-9", 9, 9, False),
     ],
 )
-def test_a_checkpoint_is_half_saved_if_it_was_written_to_since(tmp_path, name, folder_ns, file_ns, found):
+def test_a_checkpoint_is_half_saved_if_it_was_written_to_since(
+    tmp_path, name, folder_ns, file_ns, found
+):
     path = checkpoint(tmp_path, name)
     touch(path / "data.bin", file_ns)
     touch(path, folder_ns)

@@ -14,7 +14,8 @@ from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 
 S = 1_000_000_000
 PULSES = [
-    {"rank": rank, "host": "node-a", "steps": 11, "seconds": 5.0, "data_s": 0.5, "own_s": 2.0} for rank in range(2)
+    {"rank": rank, "host": "node-a", "steps": 11, "seconds": 5.0, "data_s": 0.5, "own_s": 2.0}
+    for rank in range(2)
 ]
 
 
@@ -46,7 +47,9 @@ LOOP = f"auto-resume: (trap exit INT; until {AGAIN.line}; do sleep 10; done)"
 
 
 def told_to_stop(rank=0):
-    return RankExit(rank, host="node-a", code=-15, stopped="SIGTERM to the launcher", time_ns=6 * S, steps=40)
+    return RankExit(
+        rank, host="node-a", code=-15, stopped="SIGTERM to the launcher", time_ns=6 * S, steps=40
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,8 +66,16 @@ def told_to_stop(rank=0):
         (Run(ends=[told_to_stop(0), told_to_stop(1)], stops=[stop()]), 143, "stopped-by-signal"),
         (Run(ends=[fine(0), fine(1)], stops=[stop()]), 143, "stopped-by-signal"),
         # a rank that had failed by itself explains the end better than the signal that followed
-        (Run(ends=[failed(0, at=4 * S), told_to_stop(1)], stops=[stop(at=5 * S)]), 1, "script-error-on-one-rank"),
-        (Run(ends=[failed(0, at=6 * S), told_to_stop(1)], stops=[stop(at=5 * S)]), 143, "stopped-by-signal"),
+        (
+            Run(ends=[failed(0, at=4 * S), told_to_stop(1)], stops=[stop(at=5 * S)]),
+            1,
+            "script-error-on-one-rank",
+        ),
+        (
+            Run(ends=[failed(0, at=6 * S), told_to_stop(1)], stops=[stop(at=5 * S)]),
+            143,
+            "stopped-by-signal",
+        ),
         # to be resumed
         (Run(ends=[to_resume(0), to_resume(1)]), 75, "run-unfinished"),
         (Run(ends=[to_resume(0), to_resume(1)], stops=[stop()]), 75, "run-unfinished"),
@@ -75,21 +86,57 @@ def told_to_stop(rank=0):
         (Run(ends=[told_to_stop(0)], stops=[stop(signal.SIGUSR1)]), 138, "stopped-by-signal"),
         # not by all ranks, so nothing vouches for what was saved
         (Run(ends=[to_resume(0), failed(1, at=4 * S)]), 1, "script-error-on-one-rank"),
-        (Run(ends=[to_resume(0), failed(1, at=4 * S)], stops=[stop(at=5 * S)]), 1, "script-error-on-one-rank"),
+        (
+            Run(ends=[to_resume(0), failed(1, at=4 * S)], stops=[stop(at=5 * S)]),
+            1,
+            "script-error-on-one-rank",
+        ),
         (Run(ends=[to_resume(0), told_to_stop(1)], stops=[stop()]), 143, "stopped-by-signal"),
         (Run(ends=[to_resume(0), RankExit(1, code=-9, stopped="x")]), 1, "rank-ended-early"),
         (Run(ends=[to_resume(0)], lost=["node 1"]), 1, "agent-died"),
         # killed while they saved, because the time was over
-        (Run(ends=[killed(0)], stops=[stop()], grace_s=30, saving="c/.tmp"), 143, "grace-too-short"),
-        (Run(ends=[to_resume(0), killed(1)], stops=[stop()], grace_s=30, saving="c/.tmp"), 143, "grace-too-short"),
-        (Run(ends=[killed(0)], stops=[stop(signal.SIGINT)], grace_s=30, saving="c/.tmp"), 130, "grace-too-short"),
+        (
+            Run(ends=[killed(0)], stops=[stop()], grace_s=30, saving="c/.tmp"),
+            143,
+            "grace-too-short",
+        ),
+        (
+            Run(ends=[to_resume(0), killed(1)], stops=[stop()], grace_s=30, saving="c/.tmp"),
+            143,
+            "grace-too-short",
+        ),
+        (
+            Run(ends=[killed(0)], stops=[stop(signal.SIGINT)], grace_s=30, saving="c/.tmp"),
+            130,
+            "grace-too-short",
+        ),
         (Run(ends=[killed(0)], stops=[stop()], grace_s=30), 143, "stopped-by-signal"),
-        (Run(ends=[killed(0, after_s=2)], stops=[stop()], grace_s=30, saving="c/.tmp"), 143, "stopped-by-signal"),
-        (Run(ends=[told_to_stop(0)], stops=[stop()], grace_s=30, saving="c/.tmp"), 143, "stopped-by-signal"),
+        (
+            Run(ends=[killed(0, after_s=2)], stops=[stop()], grace_s=30, saving="c/.tmp"),
+            143,
+            "stopped-by-signal",
+        ),
+        (
+            Run(ends=[told_to_stop(0)], stops=[stop()], grace_s=30, saving="c/.tmp"),
+            143,
+            "stopped-by-signal",
+        ),
         # Slurm sends to all processes at once, and a rank may be quicker than its launcher
-        (Run(ends=[RankExit(0, code=-15, time_ns=5 * S - 10**8)], stops=[stop(at=5 * S)]), 143, "stopped-by-signal"),
-        (Run(ends=[RankExit(0, code=-15, time_ns=2 * S)], stops=[stop(at=5 * S)]), 1, "rank-died-signal"),
-        (Run(ends=[RankExit(0, code=-9, time_ns=5 * S - 10**8)], stops=[stop(at=5 * S)]), 1, "rank-died-signal"),
+        (
+            Run(ends=[RankExit(0, code=-15, time_ns=5 * S - 10**8)], stops=[stop(at=5 * S)]),
+            143,
+            "stopped-by-signal",
+        ),
+        (
+            Run(ends=[RankExit(0, code=-15, time_ns=2 * S)], stops=[stop(at=5 * S)]),
+            1,
+            "rank-died-signal",
+        ),
+        (
+            Run(ends=[RankExit(0, code=-9, time_ns=5 * S - 10**8)], stops=[stop(at=5 * S)]),
+            1,
+            "rank-died-signal",
+        ),
         # the first signal of any node
         (
             Run(ends=[], stops=[stop(at=9 * S), stop(signal.SIGHUP, at=3 * S, host="node-b")]),
@@ -133,7 +180,11 @@ def test_a_stop_names_who_asked_for_it_and_how_far_the_run_was():
 
 @pytest.mark.parametrize(
     ("stops", "by"),
-    [([], "the script itself"), ([stop()], "SIGTERM from pid 7 (slurmstepd) on node-a"), ([LIMIT], "--max-time 2h")],
+    [
+        ([], "the script itself"),
+        ([stop()], "SIGTERM from pid 7 (slurmstepd) on node-a"),
+        ([LIMIT], "--max-time 2h"),
+    ],
 )
 def test_an_unfinished_run_says_by_what_where_and_how_it_goes_on(stops, by):
     report = tell(Run(ends=[to_resume(0)], stops=stops, folder="runs/x", again=AGAIN, last=LAST))
@@ -152,7 +203,15 @@ def test_an_unfinished_run_says_by_what_where_and_how_it_goes_on(stops, by):
 def test_a_grace_that_was_too_short_is_told_with_evidence_and_fix():
     ends = [killed(0), to_resume(1), killed(2)]
     report = tell(
-        Run(ends, "runs/x", stops=[stop()], grace_s=30, saving="runs/x/checkpoints/.tmp-4", again=AGAIN, last=LAST)
+        Run(
+            ends,
+            "runs/x",
+            stops=[stop()],
+            grace_s=30,
+            saving="runs/x/checkpoints/.tmp-4",
+            again=AGAIN,
+            last=LAST,
+        )
     )
     assert report.lines == [
         "a checkpoint was not whole when the ranks were killed, 30 s after SIGTERM from pid 7 (slurmstepd) on node-a, "
@@ -172,7 +231,10 @@ def test_a_grace_that_was_too_short_is_told_with_evidence_and_fix():
         (Run(ends=[failed(0)], again=AGAIN), []),
         (Run(ends=[failed(0)], again=AGAIN, last=LAST), [f"resume from step 40: {AGAIN.line}"]),
         (Run(ends=[told_to_stop(0)], stops=[stop()], again=AGAIN), []),
-        (Run(ends=[told_to_stop(0)], stops=[stop()], again=AGAIN, last=LAST), [f"resume from step 40: {AGAIN.line}"]),
+        (
+            Run(ends=[told_to_stop(0)], stops=[stop()], again=AGAIN, last=LAST),
+            [f"resume from step 40: {AGAIN.line}"],
+        ),
         (
             Run(ends=[fine(0)], lost=["node 1"], again=AGAIN, last=LAST),
             [
@@ -185,18 +247,26 @@ def test_a_grace_that_was_too_short_is_told_with_evidence_and_fix():
             [f"start again: {AGAIN.line}", LOOP],
         ),
         # a rank failed by itself, the node that went afterwards is not why
-        (Run(ends=[failed(0)], lost=["node 1"], again=AGAIN, last=LAST), [f"resume from step 40: {AGAIN.line}"]),
+        (
+            Run(ends=[failed(0)], lost=["node 1"], again=AGAIN, last=LAST),
+            [f"resume from step 40: {AGAIN.line}"],
+        ),
     ],
 )
 def test_a_run_that_ended_badly_says_how_it_goes_on(run, lines):
     told = tell(run).lines
-    assert [line for line in told if line.startswith(("resume", "start again", "auto-resume"))] == lines
+    assert [
+        line for line in told if line.startswith(("resume", "start again", "auto-resume"))
+    ] == lines
     assert told[-1].startswith("exit status")
 
 
 def test_what_broke_while_the_run_stopped_is_told():
     broke = failed(1, at=7 * S, stopped="SIGTERM to the launcher", stopped_ns=6 * S)
-    assert "while it stopped, rank 1 raised ValueError: no" in tell(Run(ends=[broke], stops=[stop()])).lines
+    assert (
+        "while it stopped, rank 1 raised ValueError: no"
+        in tell(Run(ends=[broke], stops=[stop()])).lines
+    )
 
 
 def test_a_failure_stands_out_and_ends_with_the_status():
@@ -222,7 +292,11 @@ class RendezvousTimeoutError(Exception):
 @pytest.mark.parametrize(
     ("error", "name", "says"),
     [
-        (EOFError("the process that starts ranks is gone"), "agent-died", "starts the ranks was killed"),
+        (
+            EOFError("the process that starts ranks is gone"),
+            "agent-died",
+            "starts the ranks was killed",
+        ),
         (RendezvousTimeoutError(), "rendezvous-timeout", "not enough nodes"),
         (RuntimeError("Broken pipe\nframe #0"), "launcher-fault", "RuntimeError: Broken pipe"),
         (KeyError("x"), "launcher-fault", "please report"),

@@ -30,11 +30,20 @@ def options(script="train.py", args=(), **typed):
     ("asked", "line"),
     [
         (options(), "paceline run --run-dir runs/x train.py"),
-        (options(nproc_per_node="2", max_time="1-12"), "--nproc-per-node 2 --max-time 1-12 --run-dir runs/x train.py"),
-        (options(run_dir="elsewhere", role="a b"), "paceline run --role 'a b' --run-dir runs/x train.py"),
+        (
+            options(nproc_per_node="2", max_time="1-12"),
+            "--nproc-per-node 2 --max-time 1-12 --run-dir runs/x train.py",
+        ),
+        (
+            options(run_dir="elsewhere", role="a b"),
+            "paceline run --role 'a b' --run-dir runs/x train.py",
+        ),
         (options("pkg.train", module=True), "paceline run --module --run-dir runs/x pkg.train"),
         (options(role="-x"), "paceline run --role=-x --run-dir runs/x train.py"),
-        (options(args=["--lr", "0.1", "two words", "$HOME", ""]), "train.py --lr 0.1 'two words' '$HOME' ''"),
+        (
+            options(args=["--lr", "0.1", "two words", "$HOME", ""]),
+            "train.py --lr 0.1 'two words' '$HOME' ''",
+        ),
     ],
 )
 def test_the_line_keeps_what_was_typed(asked, line):
@@ -44,12 +53,24 @@ def test_the_line_keeps_what_was_typed(asked, line):
 
 
 def test_the_line_means_the_same_when_it_is_parsed_again():
-    asked = options(args=["--run-dir", "mine"], nproc_per_node="2", standalone=True, tee="3", run_dir="old dir")
+    asked = options(
+        args=["--run-dir", "mine"], nproc_per_node="2", standalone=True, tee="3", run_dir="old dir"
+    )
     words = shlex.split(resume.retype(asked, run_dir="new dir"))
     place = words.index("train.py")
     assert words[place:] == ["train.py", "--run-dir", "mine"]
     assert words[:place] == [
-        *("paceline", "run", "--nproc-per-node", "2", "--standalone", "--tee", "3", "--run-dir", "new dir"),
+        *(
+            "paceline",
+            "run",
+            "--nproc-per-node",
+            "2",
+            "--standalone",
+            "--tee",
+            "3",
+            "--run-dir",
+            "new dir",
+        ),
     ]
 
 
@@ -67,15 +88,17 @@ def test_the_plan_knows_where_it_ran(environ, slurm, step):
 
 
 def test_a_function_is_called_again():
-    found = resume.plan(options("work"), run_dir="runs/x", function=True, numbered=False, environ={})
+    found = resume.plan(
+        options("work"), run_dir="runs/x", function=True, numbered=False, environ={}
+    )
     assert found.line == "paceline.launch(work, ..., run_dir='runs/x')"
-    assert after_stop(LAST, found)[1:] == [f"resume: {found.line}"], "no loop of the shell can call it"
+    assert after_stop(LAST, found)[1:] == [f"resume: {found.line}"], (
+        "no loop of the shell can call it"
+    )
     assert after_loss(LAST, found) == [f"resume from step 450: {found.line}"]
 
 
-JOB = (
-    "in the job script, after that line: status=$?; [ $status -ne 75 ] || scontrol requeue $SLURM_JOB_ID; exit $status"
-)
+JOB = "in the job script, after that line: status=$?; [ $status -ne 75 ] || scontrol requeue $SLURM_JOB_ID; exit $status"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +113,11 @@ JOB = (
                 f"auto-resume: (trap exit INT; until {LINE}; do [ $? -eq 75 ] || break; done)",
             ],
         ),
-        (None, ResumeCommand(LINE, slurm=True), ["last checkpoint: none in the run folder", f"resume: {LINE}"]),
+        (
+            None,
+            ResumeCommand(LINE, slurm=True),
+            ["last checkpoint: none in the run folder", f"resume: {LINE}"],
+        ),
         (LAST, ResumeCommand(LINE, slurm=True), [f"auto-resume: {JOB}"]),
         (LAST, ResumeCommand(LINE, nodes=2), [f"resume, on all 2 nodes: {LINE}"]),
         (
@@ -142,7 +169,11 @@ def test_after_a_node_was_lost(last, again, lines):
         (30, ResumeCommand(LINE), "--grace-s 60, and no shorter time at whoever sends the signal"),
         (5, ResumeCommand(LINE), "--grace-s 60, and no shorter time at whoever sends the signal"),
         (300, ResumeCommand(LINE, slurm=True), "--grace-s 600, and #SBATCH --signal=B:TERM@630"),
-        (30, ResumeCommand(LINE, slurm=True, step=True), "--grace-s 60, and #SBATCH --signal=TERM@90"),
+        (
+            30,
+            ResumeCommand(LINE, slurm=True, step=True),
+            "--grace-s 60, and #SBATCH --signal=TERM@90",
+        ),
     ],
 )
 def test_a_longer_grace_is_spelled_out(grace_s, again, fix):

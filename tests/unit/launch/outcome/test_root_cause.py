@@ -35,17 +35,24 @@ S = 1_000_000_000  # a second in nanoseconds
 
 GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
 CLOSED = (
-    GLOO + "pair.cc:553] Connection closed by peer [127.0.0.1]:27554. This is typically caused by a remote worker "
+    GLOO
+    + "pair.cc:553] Connection closed by peer [127.0.0.1]:27554. This is typically caused by a remote worker "
     "crashing. Check the logs of the remote worker before reporting an error. GLHF! 🏖️"
 )
 RESET = (
-    GLOO + "pair.cc:537] Read error [127.0.0.1]:37292: Connection reset by peer. This is typically caused by a remote "
+    GLOO
+    + "pair.cc:537] Read error [127.0.0.1]:37292: Connection reset by peer. This is typically caused by a remote "
     "worker hanging or bugs in the application. Check the logs of the remote worker before reporting an error."
 )
 NO_ROUTE = GLOO + "pair.cc:537] Read error [10.77.0.2]:29878: No route to host"
 REFUSED = GLOO + "pair.cc:224] connect [127.0.1.1]:4127: Connection refused"
-TIMED_OUT = GLOO + "unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete"
-MONITORED = "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 1000 ms\n Original exception: \n" + TIMED_OUT
+TIMED_OUT = (
+    GLOO + "unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete"
+)
+MONITORED = (
+    "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 1000 ms\n Original exception: \n"
+    + TIMED_OUT
+)
 MISMATCH = (
     "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
     "  what():  [enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:446] "
@@ -72,7 +79,9 @@ WATCHDOG = (
     "terminate called after throwing an instance of 'c10::DistBackendError'",
 )
 JOIN = "Timed out after 901 seconds waiting for clients. 1/2 clients joined."
-NO_STORE = "The client socket has timed out after 60000ms while trying to connect to (10.0.0.9, 29500)."
+NO_STORE = (
+    "The client socket has timed out after 60000ms while trying to connect to (10.0.0.9, 29500)."
+)
 PORT_TAKEN = (
     "The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, "
     "name: EADDRINUSE, message: address already in use"
@@ -97,19 +106,42 @@ HTTP = (
 
 IN_COLLECTIVE = (
     Frame("/home/me/train.py", 40, "step", "dist.all_reduce(total)", user=True),
-    Frame("/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", 83, "wrapper", "return func()"),
     Frame(
-        "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 3252, "all_reduce", "work.wait()"
+        "/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py",
+        83,
+        "wrapper",
+        "return func()",
+    ),
+    Frame(
+        "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py",
+        3252,
+        "all_reduce",
+        "work.wait()",
     ),
 )
 IN_BACKWARD = (
     Frame("/home/me/train.py", 41, "step", "loss.backward()", user=True),
-    Frame("/venv/lib/python3.11/site-packages/torch/autograd/graph.py", 979, "_engine_run_backward", "return ..."),
+    Frame(
+        "/venv/lib/python3.11/site-packages/torch/autograd/graph.py",
+        979,
+        "_engine_run_backward",
+        "return ...",
+    ),
 )
 
 
-REQUESTS = Frame("/venv/lib/python3.11/site-packages/requests/adapters.py", 700, "send", "raise ConnectionError(e)")
-DDP = Frame("/venv/lib/python3.11/site-packages/torch/nn/parallel/distributed.py", 1661, "forward", "self.module()")
+REQUESTS = Frame(
+    "/venv/lib/python3.11/site-packages/requests/adapters.py",
+    700,
+    "send",
+    "raise ConnectionError(e)",
+)
+DDP = Frame(
+    "/venv/lib/python3.11/site-packages/torch/nn/parallel/distributed.py",
+    1661,
+    "forward",
+    "self.module()",
+)
 
 
 def own(line=12, function="main", file="/home/me/train.py"):
@@ -119,7 +151,10 @@ def own(line=12, function="main", file="/home/me/train.py"):
 def printed(kind, message, frames):
     lines = ["Traceback (most recent call last):"]
     for frame in frames:
-        lines += [f'  File "{frame.file}", line {frame.line}, in {frame.function}', f"    {frame.code}"]
+        lines += [
+            f'  File "{frame.file}", line {frame.line}, in {frame.function}',
+            f"    {frame.code}",
+        ]
     return "\n".join([*lines, f"{kind}: {message}"])
 
 
@@ -130,7 +165,12 @@ def raised(kind="ValueError", message="no", *, at=5 * S, frames=None):
 
 def end(rank=0, code=1, **fields):
     """How a rank ended, a failure by default."""
-    usual = {"host": "node-a", "pid": 100 + rank, "log": f"logs/rank-{rank:03d}.out", "time_ns": 5 * S}
+    usual = {
+        "host": "node-a",
+        "pid": 100 + rank,
+        "log": f"logs/rank-{rank:03d}.out",
+        "time_ns": 5 * S,
+    }
     if fields.get("failure"):
         usual["time_ns"] = fields["failure"].time_ns + S // 10
     return RankExit(rank=rank, code=code, **{**usual, **fields})
@@ -169,14 +209,24 @@ def fine(rank):
         ("RuntimeError", DETAIL, IN_COLLECTIVE, SUSPECT),
         ("DistNetworkError", "Broken pipe", IN_COLLECTIVE, VICTIM),
         ("DistNetworkError", "failed to recv, got 0 bytes", own(), VICTIM),
-        ("DistNetworkError", "Connection was likely closed. Did the remote server shutdown or crash?", own(), VICTIM),
+        (
+            "DistNetworkError",
+            "Connection was likely closed. Did the remote server shutdown or crash?",
+            own(),
+            VICTIM,
+        ),
         ("DistStoreError", "wait timeout after 300000ms, keys: /a", IN_COLLECTIVE, SUSPECT),
         ("DistStoreError", "Socket Timeout", IN_COLLECTIVE, SUSPECT),
         ("DistBackendError", NCCL_REMOTE, IN_COLLECTIVE, VICTIM),
         ("DistBackendError", "NCCL communicator was aborted on rank 0.", IN_COLLECTIVE, VICTIM),
         ("DistBackendError", NCCL_CUDA, IN_COLLECTIVE, CAUSE),
         ("ValueError", WORKER, IN_BACKWARD, CAUSE),
-        ("ProtocolError", "('Connection aborted.', RemoteDisconnected('closed'))", (*own(), REQUESTS), CAUSE),
+        (
+            "ProtocolError",
+            "('Connection aborted.', RemoteDisconnected('closed'))",
+            (*own(), REQUESTS),
+            CAUSE,
+        ),
         ("DistNetworkError", PORT_TAKEN, IN_COLLECTIVE, CAUSE),
         ("DistNetworkError", NO_STORE, IN_COLLECTIVE, SUSPECT),
         ("DistStoreError", JOIN, IN_COLLECTIVE, SUSPECT),
@@ -222,11 +272,31 @@ def chained(first, how, last):
     ("first", "how", "last", "weight"),
     [
         (raised("RuntimeError", CLOSED), DIRECT, raised("TrainingError", "step 3 failed"), VICTIM),
-        (raised("RuntimeError", TIMED_OUT), DIRECT, raised("TrainingError", "step 3 failed"), SUSPECT),
-        (raised("DistBackendError", NCCL_REMOTE), DURING, raised("TrainingError", "step 3 failed"), VICTIM),
+        (
+            raised("RuntimeError", TIMED_OUT),
+            DIRECT,
+            raised("TrainingError", "step 3 failed"),
+            SUSPECT,
+        ),
+        (
+            raised("DistBackendError", NCCL_REMOTE),
+            DURING,
+            raised("TrainingError", "step 3 failed"),
+            VICTIM,
+        ),
         (raised("ValueError", "bad sample"), DURING, raised("RuntimeError", CLOSED), CAUSE),
-        (raised("ValueError", "bad sample"), DIRECT, raised("TrainingError", "step 3 failed"), CAUSE),
-        (raised("ConnectionRefusedError", "Connection refused"), DURING, raised("ValueError", "no data"), CAUSE),
+        (
+            raised("ValueError", "bad sample"),
+            DIRECT,
+            raised("TrainingError", "step 3 failed"),
+            CAUSE,
+        ),
+        (
+            raised("ConnectionRefusedError", "Connection refused"),
+            DURING,
+            raised("ValueError", "no data"),
+            CAUSE,
+        ),
         (raised("StopIteration", ""), DURING, raised("RuntimeError", CLOSED), VICTIM),
         (raised("KeyError", "'labels'"), DURING, raised("RuntimeError", CLOSED), CAUSE),
     ],
@@ -236,14 +306,17 @@ def test_chains_of_exceptions(first, how, last, weight):
 
 
 def test_the_first_of_a_chain_is_shown():
-    failure = chained(raised("ValueError", "bad sample"), DIRECT, raised("TrainingError", "step 3 failed"))
+    failure = chained(
+        raised("ValueError", "bad sample"), DIRECT, raised("TrainingError", "step 3 failed")
+    )
     finding = told(end(0, failure=failure))
     assert finding.what == "rank 0 raised TrainingError: step 3 failed"
     assert finding.evidence[-1] == "first: ValueError: bad sample"
 
 
 @pytest.mark.parametrize(
-    ("raised_at", "stopped_at", "weight"), [(4 * S, 5 * S, CAUSE), (6 * S, 5 * S, VICTIM), (6 * S, 0, CAUSE)]
+    ("raised_at", "stopped_at", "weight"),
+    [(4 * S, 5 * S, CAUSE), (6 * S, 5 * S, VICTIM), (6 * S, 0, CAUSE)],
 )
 def test_what_is_raised_after_the_order_to_stop_is_no_cause(raised_at, stopped_at, weight):
     assert weigh(end(stopped="x", stopped_ns=stopped_at, failure=raised(at=raised_at))) == weight
@@ -260,8 +333,14 @@ def test_what_is_raised_after_the_order_to_stop_is_no_cause(raised_at, stopped_a
         (end(code=-signal.SIGABRT), UNCLEAR),
         (end(code=-signal.SIGABRT, log_tail=("python: assertion failed", "Aborted")), UNCLEAR),
         (end(code=-signal.SIGABRT, log_tail=MISMATCH), SUSPECT),
-        (end(code=-signal.SIGABRT, log_tail=("terminate called ...", f"  what():  {CLOSED}")), VICTIM),
-        (end(code=-signal.SIGABRT, log_tail=("terminate called ...", f"  what():  {REFUSED}")), VICTIM),
+        (
+            end(code=-signal.SIGABRT, log_tail=("terminate called ...", f"  what():  {CLOSED}")),
+            VICTIM,
+        ),
+        (
+            end(code=-signal.SIGABRT, log_tail=("terminate called ...", f"  what():  {REFUSED}")),
+            VICTIM,
+        ),
         (end(code=-signal.SIGABRT, log_tail=tuple(NCCL_REMOTE.splitlines())), VICTIM),
         (end(code=-signal.SIGTERM, stopped="another rank failed"), VICTIM),
         (end(code=-signal.SIGKILL, stopped="another rank failed"), VICTIM),
@@ -272,10 +351,16 @@ def test_what_is_raised_after_the_order_to_stop_is_no_cause(raised_at, stopped_a
         (end(code=1, stopped="x", failure=raised("ValueError", "its own")), CAUSE),
         (end(code=-signal.SIGABRT, log_tail=WATCHDOG), SUSPECT),
         (
-            end(code=-signal.SIGABRT, log_tail=("wandb: Connection refused, retrying", "python: assertion failed")),
+            end(
+                code=-signal.SIGABRT,
+                log_tail=("wandb: Connection refused, retrying", "python: assertion failed"),
+            ),
             UNCLEAR,
         ),
-        (end(code=1, log_tail=("Traceback (most recent call last):", f"RuntimeError: {CLOSED}")), VICTIM),
+        (
+            end(code=1, log_tail=("Traceback (most recent call last):", f"RuntimeError: {CLOSED}")),
+            VICTIM,
+        ),
         (end(code=75), DESERTER),
         (end(code=75, stopped="SIGTERM to the launcher"), DESERTER),
         (end(code=-signal.SIGABRT, left=True, log_tail=(CLOSED,)), DESERTER),
@@ -296,16 +381,30 @@ def seen(verdict: Verdict):
     ("ends", "expected"),
     [
         # who failed first is not always who failed
-        ([victim(0, at=1 * S), end(1, failure=raised(at=2 * S))], ("script-error-on-one-rank", (1,), (0,))),
-        ([end(0, failure=raised(at=1 * S)), victim(1, at=2 * S)], ("script-error-on-one-rank", (0,), (1,))),
         (
-            [victim(0, at=1 * S), victim(1, at=1 * S), end(2, code=-9, time_ns=3 * S), victim(3, at=2 * S)],
+            [victim(0, at=1 * S), end(1, failure=raised(at=2 * S))],
+            ("script-error-on-one-rank", (1,), (0,)),
+        ),
+        (
+            [end(0, failure=raised(at=1 * S)), victim(1, at=2 * S)],
+            ("script-error-on-one-rank", (0,), (1,)),
+        ),
+        (
+            [
+                victim(0, at=1 * S),
+                victim(1, at=1 * S),
+                end(2, code=-9, time_ns=3 * S),
+                victim(3, at=2 * S),
+            ],
             ("rank-died-signal", (2,), (0, 1, 3)),
         ),
         ([victim(0, at=1 * S), end(1, code=3, time_ns=2 * S)], ("rank-ended-early", (1,), (0,))),
         # likelier causes first, whatever the time
         (
-            [end(0, failure=raised("RuntimeError", TIMED_OUT, at=1 * S)), end(1, failure=raised(at=2 * S))],
+            [
+                end(0, failure=raised("RuntimeError", TIMED_OUT, at=1 * S)),
+                end(1, failure=raised(at=2 * S)),
+            ],
             ("script-error-on-one-rank", (1,), (0,)),
         ),
         (
@@ -317,24 +416,39 @@ def seen(verdict: Verdict):
             ("collective-mismatch", (0,), (1,)),
         ),
         (
-            [end(0, failure=raised("RuntimeError", TIMED_OUT, frames=IN_BACKWARD)), victim(1, at=1 * S)],
+            [
+                end(0, failure=raised("RuntimeError", TIMED_OUT, frames=IN_BACKWARD)),
+                victim(1, at=1 * S),
+            ],
             ("collective-timeout", (0,), (1,)),
         ),
         # several at once
-        ([end(rank, failure=raised(at=rank * S)) for rank in range(4)], ("user-exception", (0, 1, 2, 3), ())),
+        (
+            [end(rank, failure=raised(at=rank * S)) for rank in range(4)],
+            ("user-exception", (0, 1, 2, 3), ()),
+        ),
         (
             [victim(0, at=1 * S), *(end(rank, failure=raised(at=rank * S)) for rank in (1, 2))],
             ("user-exception", (1, 2), (0,)),
         ),
         (
-            [end(0, failure=raised(at=2 * S, frames=own(12))), end(1, failure=raised(at=1 * S, frames=own(99)))],
+            [
+                end(0, failure=raised(at=2 * S, frames=own(12))),
+                end(1, failure=raised(at=1 * S, frames=own(99))),
+            ],
             ("script-error-on-one-rank", (1,), ()),
         ),
         (
-            [end(0, failure=raised("KeyError", "'a'", at=2 * S)), end(1, failure=raised("ValueError", "b", at=1 * S))],
+            [
+                end(0, failure=raised("KeyError", "'a'", at=2 * S)),
+                end(1, failure=raised("ValueError", "b", at=1 * S)),
+            ],
             ("script-error-on-one-rank", (1,), ()),
         ),
-        ([end(0, code=3), end(1, code=3), end(2, code=4, time_ns=6 * S)], ("rank-ended-early", (0, 1), ())),
+        (
+            [end(0, code=3), end(1, code=3), end(2, code=4, time_ns=6 * S)],
+            ("rank-ended-early", (0, 1), ()),
+        ),
         ([end(rank, failure=raised(at=S)) for rank in (1, 0)], ("user-exception", (0, 1), ())),
         # the others went on, or were ended
         ([fine(0), end(1, failure=raised()), stopped(2)], ("script-error-on-one-rank", (1,), (2,))),
@@ -342,21 +456,40 @@ def seen(verdict: Verdict):
         ([stopped(0), end(1, code=-signal.SIGTERM, time_ns=S)], ("rank-died-signal", (1,), (0,))),
         ([end(0, failure=raised())], ("user-exception", (0,), ())),
         # to be resumed, but not all of them
-        ([end(0, code=75, time_ns=1 * S), end(1, failure=raised(at=2 * S))], ("script-error-on-one-rank", (1,), ())),
         (
-            [end(0, code=75, time_ns=1 * S), end(1, code=-signal.SIGABRT, time_ns=2 * S), stopped(2)],
+            [end(0, code=75, time_ns=1 * S), end(1, failure=raised(at=2 * S))],
+            ("script-error-on-one-rank", (1,), ()),
+        ),
+        (
+            [
+                end(0, code=75, time_ns=1 * S),
+                end(1, code=-signal.SIGABRT, time_ns=2 * S),
+                stopped(2),
+            ],
             ("rank-died-signal", (1,), (2,)),
         ),
-        ([end(0, code=75, time_ns=2 * S), victim(1, at=1 * S), stopped(2)], ("rank-ended-early", (0,), (1, 2))),
-        ([end(0, code=75), end(1, failure=raised("RuntimeError", TIMED_OUT))], ("rank-ended-early", (0,), (1,))),
+        (
+            [end(0, code=75, time_ns=2 * S), victim(1, at=1 * S), stopped(2)],
+            ("rank-ended-early", (0,), (1, 2)),
+        ),
+        (
+            [end(0, code=75), end(1, failure=raised("RuntimeError", TIMED_OUT))],
+            ("rank-ended-early", (0,), (1,)),
+        ),
         ([end(0, code=75), stopped(1), end(2, code=75)], ("rank-ended-early", (0, 2), (1,))),
         # names of exceptions
         (
             [fine(0), end(1, failure=raised("ModuleNotFoundError", "No module named 'x'"))],
             ("module-not-found", (1,), ()),
         ),
-        ([end(0, failure=raised("ImportError", "cannot import name"))], ("module-not-found", (0,), ())),
-        ([end(0, failure=raised("OutOfMemoryError", "CUDA out of memory."))], ("cuda-oom", (0,), ())),
+        (
+            [end(0, failure=raised("ImportError", "cannot import name"))],
+            ("module-not-found", (0,), ()),
+        ),
+        (
+            [end(0, failure=raised("OutOfMemoryError", "CUDA out of memory."))],
+            ("cuda-oom", (0,), ()),
+        ),
         ([end(0, failure=raised("RuntimeError", "CUDA out of memory."))], ("cuda-oom", (0,), ())),
         ([end(0, failure=raised("RuntimeError", DETAIL))], ("collective-mismatch", (0,), ())),
         (
@@ -384,13 +517,20 @@ def seen(verdict: Verdict):
         (
             [
                 end(0, code=-signal.SIGABRT, time_ns=1 * S),
-                end(1, stopped="another rank failed", failure=raised("SIGTERMException", "", at=2 * S)),
+                end(
+                    1,
+                    stopped="another rank failed",
+                    failure=raised("SIGTERMException", "", at=2 * S),
+                ),
             ],
             ("rank-died-signal", (0,), (1,)),
         ),
         (
             [
-                end(0, failure=raised("DistNetworkError", PORT_TAKEN, at=1 * S, frames=IN_COLLECTIVE)),
+                end(
+                    0,
+                    failure=raised("DistNetworkError", PORT_TAKEN, at=1 * S, frames=IN_COLLECTIVE),
+                ),
                 stopped(1),
             ],
             ("port-in-use", (0,), (1,)),
@@ -450,7 +590,10 @@ def test_who_had_stopped_to_be_resumed_was_not_stopped_by_a_crash():
         (end(code=75, left=True), True),
         (end(code=-signal.SIGABRT, left=True), True),
         (end(code=-signal.SIGSEGV, left=True), True),
-        (end(code=-signal.SIGKILL, left=True, stopped="x"), True),  # in its teardown when the time was over
+        (
+            end(code=-signal.SIGKILL, left=True, stopped="x"),
+            True,
+        ),  # in its teardown when the time was over
         (end(code=-signal.SIGTERM, left=True, stopped="x"), True),
         (end(code=-signal.SIGKILL, left=True), False),
         (end(code=-signal.SIGKILL, stopped="x"), False),
@@ -467,22 +610,41 @@ def test_who_stopped_to_be_resumed(ended, unfinished):
 
 
 def in_stop(rank, kind, message, at=7 * S):
-    return end(rank, stopped="SIGTERM to the launcher", stopped_ns=6 * S, failure=raised(kind, message, at=at))
+    return end(
+        rank,
+        stopped="SIGTERM to the launcher",
+        stopped_ns=6 * S,
+        failure=raised(kind, message, at=at),
+    )
 
 
 @pytest.mark.parametrize(
     ("ends", "lines"),
     [
-        ([in_stop(0, "KeyboardInterrupt", ""), in_stop(1, "SystemExit", "143"), stopped(2), end(3, code=75)], []),
+        (
+            [
+                in_stop(0, "KeyboardInterrupt", ""),
+                in_stop(1, "SystemExit", "143"),
+                stopped(2),
+                end(3, code=75),
+            ],
+            [],
+        ),
         ([in_stop(0, "RuntimeError", CLOSED), in_stop(1, "RuntimeError", TIMED_OUT)], []),
         ([end(0, failure=raised())], []),
         (
-            [in_stop(0, "RuntimeError", CLOSED), in_stop(1, "OSError", "No space left on device\nmore")],
+            [
+                in_stop(0, "RuntimeError", CLOSED),
+                in_stop(1, "OSError", "No space left on device\nmore"),
+            ],
             ["while it stopped, rank 1 raised OSError: No space left on device"],
         ),
         (
             [in_stop(2, "ValueError", "", at=9 * S), in_stop(1, "KeyError", "'a'", at=8 * S)],
-            ["while it stopped, rank 1 raised KeyError: 'a'", "while it stopped, rank 2 raised ValueError"],
+            [
+                "while it stopped, rank 1 raised KeyError: 'a'",
+                "while it stopped, rank 2 raised ValueError",
+            ],
         ),
     ],
 )
@@ -505,12 +667,20 @@ def test_how_long_a_rank_had_before_it_was_killed(ended, seconds):
 
 @pytest.mark.parametrize(
     ("owner", "fix"),
-    [("Net", "session.recompute(model)"), ("DistributedDataParallel", "model.module.gradient_checkpointing_enable()")],
+    [
+        ("Net", "session.recompute(model)"),
+        ("DistributedDataParallel", "model.module.gradient_checkpointing_enable()"),
+    ],
 )
 def test_a_method_of_hugging_face_on_a_module_that_lacks_it(owner, fix):
-    failure = raised("AttributeError", f"'{owner}' object has no attribute 'gradient_checkpointing_enable'")
+    failure = raised(
+        "AttributeError", f"'{owner}' object has no attribute 'gradient_checkpointing_enable'"
+    )
     finding = judge([end(0, failure=failure), end(1, failure=failure)]).finding
-    assert (finding.name, finding.evidence[0][:22]) == ("method-does-not-exist", "/home/me/train.py:12 i")
+    assert (finding.name, finding.evidence[0][:22]) == (
+        "method-does-not-exist",
+        "/home/me/train.py:12 i",
+    )
     assert finding.fix.startswith(fix)
 
 
@@ -556,7 +726,9 @@ def test_a_crash_in_the_interpreters_teardown_is_no_failure():
     for signum in (signal.SIGABRT, signal.SIGSEGV):
         assert end(0, code=-signum, finished=True).succeeded
         assert not end(0, code=-signum).succeeded
-        verdict = judge([end(0, code=-signum, finished=True, time_ns=S), end(1, failure=raised(at=2 * S))])
+        verdict = judge(
+            [end(0, code=-signum, finished=True, time_ns=S), end(1, failure=raised(at=2 * S))]
+        )
         assert seen(verdict) == ("script-error-on-one-rank", (1,), ())
 
 
@@ -669,11 +841,15 @@ def test_the_exception_inside_a_loaders_worker_is_told():
     finding = told(fine(0), end(1, failure=raised("ValueError", WORKER, frames=IN_COLLECTIVE)))
     assert finding.name == "script-error-on-one-rank"
     assert finding.what == "rank 1: a DataLoader worker raised ValueError: bad sample 3"
-    assert finding.evidence == ('/home/me/data.py:19 in __getitem__: raise ValueError(f"bad sample {i}")',)
+    assert finding.evidence == (
+        '/home/me/data.py:19 in __getitem__: raise ValueError(f"bad sample {i}")',
+    )
 
 
 def test_a_loaders_worker_may_raise_a_class_of_the_users_own():
-    text = WORKER.replace("Caught ValueError", "Caught BadSample").replace("ValueError: bad", "mydata.BadSample: bad")
+    text = WORKER.replace("Caught ValueError", "Caught BadSample").replace(
+        "ValueError: bad", "mydata.BadSample: bad"
+    )
     finding = told(end(0, failure=raised("BadSample", text)))
     assert finding.what == "rank 0: a DataLoader worker raised BadSample: bad sample 3"
 
@@ -701,19 +877,34 @@ def test_a_loaders_worker_may_raise_a_class_of_the_users_own():
         ),
         (end(1, code=-signal.SIGBUS), "rank-died-signal", "SIGBUS", "/dev/shm is not full now"),
         (
-            end(1, code=-signal.SIGSEGV, stack=("native.py:3 in call", "train.py:9 in main"), log_tail=("noise",)),
+            end(
+                1,
+                code=-signal.SIGSEGV,
+                stack=("native.py:3 in call", "train.py:9 in main"),
+                log_tail=("noise",),
+            ),
             "rank-segfault",
             "rank 1 crashed in native code (SIGSEGV)",
             "native.py:3 in call",
         ),
-        (end(1, code=-signal.SIGSEGV, log_tail=("the last line",)), "rank-segfault", "SIGSEGV", "the last line"),
+        (
+            end(1, code=-signal.SIGSEGV, log_tail=("the last line",)),
+            "rank-segfault",
+            "SIGSEGV",
+            "the last line",
+        ),
         (
             end(1, code=-signal.SIGTERM, log_tail=("epoch 3",)),
             "rank-died-signal",
             "rank 1 was ended by SIGTERM, which this launcher did not send",
             "epoch 3",
         ),
-        (end(1, code=-signal.SIGFPE, log_tail=("div",)), "rank-died-signal", "rank 1 was ended by SIGFPE", "div"),
+        (
+            end(1, code=-signal.SIGFPE, log_tail=("div",)),
+            "rank-died-signal",
+            "rank 1 was ended by SIGFPE",
+            "div",
+        ),
         (
             end(1, code=-signal.SIGABRT, log_tail=("free(): invalid pointer",)),
             "rank-died-signal",
@@ -726,7 +917,12 @@ def test_a_loaders_worker_may_raise_a_class_of_the_users_own():
             "rank 1 aborted in a collective whose sizes differ between ranks",
             "8 vs 4",
         ),
-        (end(1, code=-(signal.SIGRTMIN + 3)), "rank-died-signal", f"signal {signal.SIGRTMIN + 3}", ""),
+        (
+            end(1, code=-(signal.SIGRTMIN + 3)),
+            "rank-died-signal",
+            f"signal {signal.SIGRTMIN + 3}",
+            "",
+        ),
     ],
 )
 def test_signals_are_told_with_their_evidence(ended, name, what, evidence):
@@ -746,7 +942,11 @@ def test_only_victims_is_said_without_naming_a_culprit():
     assert not verdict.causes
 
 
-NOTICED = Finding("rank-stuck-in-code", "rank 0: urlopen, data.py:40, for 1800 s; rank 1 waits", evidence=("rank 0",))
+NOTICED = Finding(
+    "rank-stuck-in-code",
+    "rank 0: urlopen, data.py:40, for 1800 s; rank 1 waits",
+    evidence=("rank 0",),
+)
 
 
 def test_torchs_end_of_a_wait_is_blamed_on_what_a_notice_had_named():
@@ -757,7 +957,9 @@ def test_torchs_end_of_a_wait_is_blamed_on_what_a_notice_had_named():
     assert "init_process_group(timeout=...)" in verdict.finding.fix
 
 
-@pytest.mark.parametrize("failure", [raised("ValueError", "bad label"), raised("RuntimeError", CLOSED)])
+@pytest.mark.parametrize(
+    "failure", [raised("ValueError", "bad label"), raised("RuntimeError", CLOSED)]
+)
 def test_what_else_ended_a_run_is_not_blamed_on_a_notice(failure):
     ends = [stopped(0), end(1, failure=failure)]
     assert judge(ends, noticed=NOTICED) == judge(ends)
@@ -817,14 +1019,22 @@ def test_a_block_as_it_is_printed():
     ("reason", "words"),
     [
         (silence.CLOSED, ["has gone: it was killed, or it crashed", "closed its connection"]),
-        (silence.REFUSED, ["has gone: it was killed, or it crashed", "nothing listens on the port"]),
+        (
+            silence.REFUSED,
+            ["has gone: it was killed, or it crashed", "nothing listens on the port"],
+        ),
         (silence.DOWN, ["node 1 (host-b) is down", "Slurm says that the node is DOWN"]),
-        (silence.SILENT, ["has gone silent", "for 91 s", "the link between the two is what is gone"]),
+        (
+            silence.SILENT,
+            ["has gone silent", "for 91 s", "the link between the two is what is gone"],
+        ),
     ],
 )
 def test_a_lost_node_is_named_with_how_that_is_known(reason, words):
     name = silence.named(1, "host-b")
-    found = judge([victim(0)], lost=[name], losses={name: silence.Loss("host-b", reason, 91.2)}).finding
+    found = judge(
+        [victim(0)], lost=[name], losses={name: silence.Loss("host-b", reason, 91.2)}
+    ).finding
     assert found.name == "agent-died"
     assert all(word in found.render() for word in words)
 
@@ -833,11 +1043,16 @@ def test_a_block_about_a_lost_node():
     lines = block(judge([victim(0), victim(1)], lost=["node 1"]), exit_status=1, run_dir="r")
     assert lines[0].startswith("the launcher on node 1 has gone silent")
     assert lines[0].endswith("[RUN013 agent-died]")
-    assert lines[-2:] == ["ranks 0-1: stopped because the node was lost", "exit status 1 · run folder r"]
+    assert lines[-2:] == [
+        "ranks 0-1: stopped because the node was lost",
+        "exit status 1 · run folder r",
+    ]
 
 
 def test_a_block_about_a_cause_says_who_was_lost_since():
-    lines = block(judge([end(0, failure=raised()), victim(1)], lost=["node 1"]), exit_status=1, run_dir="r")
+    lines = block(
+        judge([end(0, failure=raised()), victim(1)], lost=["node 1"]), exit_status=1, run_dir="r"
+    )
     assert lines[0].startswith("cause: rank 0 raised")
     assert lines[-3:] == [
         "rank 1: stopped because rank 0 failed",
@@ -868,10 +1083,14 @@ def test_numbers_are_folded(numbers, text):
     assert fold(numbers) == text
 
 
-@pytest.mark.parametrize("said", ["(pid 4411) is killed by signal: Killed. ", "(pid(s) 4411) exited unexpectedly"])
+@pytest.mark.parametrize(
+    "said", ["(pid 4411) is killed by signal: Killed. ", "(pid(s) 4411) exited unexpectedly"]
+)
 def test_a_lost_loader_worker_is_not_illustrated_by_the_line_that_was_running(said):
     frames = (Frame("train.py", 40, "main", "optimizer.step()", user=True),)
-    end = RankExit(rank=1, code=1, failure=raised("RuntimeError", f"DataLoader worker {said}", frames=frames))
+    end = RankExit(
+        rank=1, code=1, failure=raised("RuntimeError", f"DataLoader worker {said}", frames=frames)
+    )
     finding = judge([RankExit(rank=0), end]).finding
     assert "optimizer.step()" not in "\n".join(finding.evidence)
     assert "the rank noticed at train.py:40, whose line did not cause it" in finding.evidence[0]
@@ -879,7 +1098,10 @@ def test_a_lost_loader_worker_is_not_illustrated_by_the_line_that_was_running(sa
 
 
 def test_exceptions_in_threads_are_in_the_block_and_accuse_nobody():
-    ends = [RankExit(rank=0, threads=("thread loader raised OSError: gone (train.py:7)",)), RankExit(rank=1, code=3)]
+    ends = [
+        RankExit(rank=0, threads=("thread loader raised OSError: gone (train.py:7)",)),
+        RankExit(rank=1, code=3),
+    ]
     verdict = replace(judge(ends), threads=in_threads(ends))
     assert verdict.causes == (1,)
     lines = block(verdict, exit_status=1, run_dir="runs/x")
@@ -895,9 +1117,18 @@ def test_exceptions_in_threads_are_in_the_block_and_accuse_nobody():
         (f"[Errno 98] {PORT_TAKEN}", "port-in-use"),
         ("[Errno 98] Address already in use", "port-in-use"),
         ("tensorboard: [Errno 98] Address already in use", "user-exception"),
-        ("unable to open shared memory object </torch_412_28> in read-write mode", "dataloader-shm-too-small"),
-        ("unable to write to file </torch_1869_15>: No space left on device (28)", "dataloader-shm-too-small"),
-        ("unable to open shared memory object </torch_412_28>: Too many open files (24)", "too-many-open-files"),
+        (
+            "unable to open shared memory object </torch_412_28> in read-write mode",
+            "dataloader-shm-too-small",
+        ),
+        (
+            "unable to write to file </torch_1869_15>: No space left on device (28)",
+            "dataloader-shm-too-small",
+        ),
+        (
+            "unable to open shared memory object </torch_412_28>: Too many open files (24)",
+            "too-many-open-files",
+        ),
         ("received 0 items of ancdata", "too-many-open-files"),
         ("pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected", "user-exception"),
         ("DDP expects same model across all ranks, but Rank 1 has 5 params", "ddp-model-mismatch"),

@@ -31,7 +31,9 @@ def asked(placed=PLACED, **typed):
 
 
 def facts(granted_gpus=0, num_gpus=0):
-    return host.HostFacts("node1", "linux", 8, "CPU affinity", num_gpus, "no NVIDIA driver answers", (), granted_gpus)
+    return host.HostFacts(
+        "node1", "linux", 8, "CPU affinity", num_gpus, "no NVIDIA driver answers", (), granted_gpus
+    )
 
 
 def command(folder, name, text):
@@ -65,7 +67,9 @@ def test_a_name_that_does_not_is_asked_of_slurm(scontrol, monkeypatch):
     assert nodeaddr.of_node("node7") == "10.1.1.7"
 
 
-@pytest.mark.parametrize(("text", "status"), [("Node node7 not found", 1), ("NodeAddr=10.0.0.1", 1), ("", 0)])
+@pytest.mark.parametrize(
+    ("text", "status"), [("Node node7 not found", 1), ("NodeAddr=10.0.0.1", 1), ("", 0)]
+)
 def test_where_slurm_does_not_know_either_the_name_stays(scontrol, monkeypatch, text, status):
     monkeypatch.setattr("socket.getaddrinfo", _unknown)
     monkeypatch.setattr("time.sleep", lambda _: None)
@@ -76,7 +80,9 @@ def test_where_slurm_does_not_know_either_the_name_stays(scontrol, monkeypatch, 
 def test_slurm_is_asked_in_the_form_that_we_read(scontrol, monkeypatch, tmp_path):
     monkeypatch.setattr("socket.getaddrinfo", _unknown)
     scontrol("")
-    command(tmp_path, "scontrol", '#!/bin/sh\n[ "$SLURM_JSON$LC_ALL" = C ] && echo NodeAddr=10.1.1.7\n')
+    command(
+        tmp_path, "scontrol", '#!/bin/sh\n[ "$SLURM_JSON$LC_ALL" = C ] && echo NodeAddr=10.1.1.7\n'
+    )
     monkeypatch.setenv("SLURM_JSON", "pretty")
     assert nodeaddr.of_node("node7") == "10.1.1.7"
 
@@ -125,7 +131,10 @@ def test_the_endpoint_can_be_listened_on():
 def test_the_plan_says_what_was_taken():
     options = asked(nproc_per_node="2")
     line = planning.describe(
-        planning.make(options, facts(), environ={}, source=""), options, address="10.0.0.1:15001", run_dir="runs/x"
+        planning.make(options, facts(), environ={}, source=""),
+        options,
+        address="10.0.0.1:15001",
+        run_dir="runs/x",
     )
     assert line.startswith("2 nodes x 2 ranks · Slurm step 12.0: node[1-2], head node1 · ")
     assert "head 10.0.0.1:15001" in line
@@ -133,7 +142,10 @@ def test_the_plan_says_what_was_taken():
 
 def test_a_rank_for_each_gpu_that_slurm_gave_where_no_driver_answers():
     found = planning.choose_nproc("", facts(granted_gpus=4))
-    assert (found.value, found.reason) == (4, "one per GPU that Slurm gave this node; no NVIDIA driver answers")
+    assert (found.value, found.reason) == (
+        4,
+        "one per GPU that Slurm gave this node; no NVIDIA driver answers",
+    )
 
 
 def test_what_the_driver_shows_comes_first():
@@ -161,7 +173,13 @@ def test_granted_cpus_are_the_most(monkeypatch):
 
 @pytest.mark.parametrize(
     ("launcher", "granted", "expected"),
-    [("slurm", "8", 32), ("slurm", "", 64), ("slurm", "96", 256), ("paceline", "8", 64), ("none", "8", 64)],
+    [
+        ("slurm", "8", 32),
+        ("slurm", "", 64),
+        ("slurm", "96", 256),
+        ("paceline", "8", 64),
+        ("none", "8", 64),
+    ],
 )
 def test_cpus_of_the_ranks_of_a_node(monkeypatch, launcher, granted, expected):
     monkeypatch.setattr(cpus, "usable_cpus", lambda: (64, "CPU affinity"))
@@ -174,7 +192,14 @@ def test_cpus_of_the_ranks_of_a_node(monkeypatch, launcher, granted, expected):
 def test_more_tasks_than_gpus(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    world = World(rank=3, world_size=4, local_rank=3, local_world_size=4, launcher="slurm", reason="Slurm step 1.0")
+    world = World(
+        rank=3,
+        world_size=4,
+        local_rank=3,
+        local_world_size=4,
+        launcher="slurm",
+        reason="Slurm step 1.0",
+    )
     with pytest.raises(SetupError) as caught:
         runtime.take_device(world)
     finding = caught.value.finding
@@ -207,7 +232,10 @@ def test_a_submitted_run_goes_on_by_its_script():
 
 
 def test_the_same_folder_without_slurm_goes_on_by_hand():
-    assert again({}, "runs/x/job.sh", SlurmDefaults()).line == "paceline run --max-restarts 1 --run-dir runs/x train.py"
+    assert (
+        again({}, "runs/x/job.sh", SlurmDefaults()).line
+        == "paceline run --max-restarts 1 --run-dir runs/x train.py"
+    )
 
 
 def test_in_a_step_one_line_is_for_all_nodes():
@@ -222,7 +250,8 @@ def test_in_a_step_one_line_is_for_all_nodes():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "grace_s", "warned"), [(0.0, 30, False), (18.0, 30, False), (19.0, 30, True), (100.0, 120, True)]
+    ("seconds", "grace_s", "warned"),
+    [(0.0, 30, False), (18.0, 30, False), (19.0, 30, True), (100.0, 120, True)],
 )
 def test_a_save_that_does_not_fit_is_warned_of(seconds, grace_s, warned):
     last = Checkpoint("runs/x/checkpoints/00001-step-10", 1, 10, seconds)
@@ -240,8 +269,14 @@ def test_without_a_checkpoint_nobody_knows():
 @pytest.mark.parametrize(
     ("again", "fix"),
     [
-        (ResumeCommand("sbatch job.sh", slurm=True, step=True, submitted=True), "paceline submit --grace-s 210 ..."),
-        (ResumeCommand("srun x", slurm=True, step=True), "--grace-s 210, and #SBATCH --signal=TERM@240"),
+        (
+            ResumeCommand("sbatch job.sh", slurm=True, step=True, submitted=True),
+            "paceline submit --grace-s 210 ...",
+        ),
+        (
+            ResumeCommand("srun x", slurm=True, step=True),
+            "--grace-s 210, and #SBATCH --signal=TERM@240",
+        ),
     ],
 )
 def test_the_longer_time_follows_from_what_was_measured(again, fix):
@@ -254,7 +289,9 @@ def test_the_watch_tells_once(monkeypatch, tmp_path):
     monkeypatch.setattr(grace_check.time, "monotonic", lambda: clock[0])
     last = Checkpoint("c", 1, 10, 1.0)
     monkeypatch.setattr(grace_check.evidence, "last_checkpoint", lambda folder: last)
-    watch = grace_check.SaveWatch(tmp_path, grace_s=30, again=ResumeCommand("x"), notice=told.append)
+    watch = grace_check.SaveWatch(
+        tmp_path, grace_s=30, again=ResumeCommand("x"), notice=told.append
+    )
     watch.tick()
     assert told == []
     last = replace(last, seconds=60.0)

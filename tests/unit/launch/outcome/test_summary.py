@@ -8,7 +8,14 @@ from paceline.launch.outcome.summary import render, summarise
 
 
 def pulse(rank, *, steps=101, seconds=10.0, data_s=1.0, own_s=5.0, host="node-a"):
-    return {"rank": rank, "host": host, "steps": steps, "seconds": seconds, "data_s": data_s, "own_s": own_s}
+    return {
+        "rank": rank,
+        "host": host,
+        "steps": steps,
+        "seconds": seconds,
+        "data_s": data_s,
+        "own_s": own_s,
+    }
 
 
 def test_figures_of_equal_ranks():
@@ -52,7 +59,12 @@ def test_without_two_steps_there_are_no_rates(pulses):
 
 def test_ranks_that_do_not_train_are_left_out_of_the_rates():
     found = summarise([pulse(0), pulse(1, steps=0, seconds=0.0, data_s=0.0, own_s=0.0)], seconds=11)
-    assert (found["ranks"], found["steps"], found["steps_per_s"], found["slowest_rank"]) == (2, 101, 10.0, 0)
+    assert (found["ranks"], found["steps"], found["steps_per_s"], found["slowest_rank"]) == (
+        2,
+        101,
+        10.0,
+        0,
+    )
 
 
 def test_ranks_without_time_of_their_own_are_equally_slow():

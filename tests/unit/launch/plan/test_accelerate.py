@@ -122,15 +122,27 @@ CASES = [
         "",
         "--multi_gpu --num_processes 8 --num_machines 2 --machine_rank 1 --main_process_ip h --main_process_port 1234",
     ),
-    ("", "--use_deepspeed --num_processes 2 --zero_stage 3 --offload_optimizer_device cpu --gradient_clipping 1"),
-    ("", "--use_fsdp --num_processes 2 --fsdp_auto_wrap_policy SIZE_BASED_WRAP --fsdp_sharding_strategy HYBRID_SHARD"),
-    ("", "--use_fsdp --fsdp_version 2 --use_parallelism_config --parallelism_config_tp_size 2 --num_processes 2"),
+    (
+        "",
+        "--use_deepspeed --num_processes 2 --zero_stage 3 --offload_optimizer_device cpu --gradient_clipping 1",
+    ),
+    (
+        "",
+        "--use_fsdp --num_processes 2 --fsdp_auto_wrap_policy SIZE_BASED_WRAP --fsdp_sharding_strategy HYBRID_SHARD",
+    ),
+    (
+        "",
+        "--use_fsdp --fsdp_version 2 --use_parallelism_config --parallelism_config_tp_size 2 --num_processes 2",
+    ),
     ("", "--use_megatron_lm --num_processes 2 --megatron_lm_tp_degree 2"),
     (
         "",
         "--multi_gpu --num_processes 2 --mixed_precision fp8 --fp8_backend te --fp8_override_linear_precision yes,no,1",
     ),
-    ("", "--multi_gpu --num_processes 2 --mixed_precision fp8 --fp8_backend ao --fp8_pad_inner_dim false"),
+    (
+        "",
+        "--multi_gpu --num_processes 2 --mixed_precision fp8 --fp8_backend ao --fp8_pad_inner_dim false",
+    ),
 ]
 LEFT_TO_PACELINE = {"OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH"}
 
@@ -191,7 +203,9 @@ def ours(line, config, tmp_path):
 
 @pytest.mark.parametrize(("config", "line"), CASES)
 @pytest.mark.filterwarnings("ignore")
-def test_ranks_are_told_what_the_installed_accelerate_tells_them(config, line, installed, tmp_path, monkeypatch):
+def test_ranks_are_told_what_the_installed_accelerate_tells_them(
+    config, line, installed, tmp_path, monkeypatch
+):
     expected, args = really(installed, line, config, tmp_path, monkeypatch)
     found = ours(line, config, tmp_path)
     assert found.environment == expected
@@ -199,7 +213,10 @@ def test_ranks_are_told_what_the_installed_accelerate_tells_them(config, line, i
         assert found.options["nproc_per_node"] == args.nproc_per_node
     if getattr(args, "nnodes", None):
         meeting = f"{found.options['master_addr']}:{found.options['master_port']}"
-        assert (found.options["nnodes"], found.options["node_rank"]) == (args.nnodes, str(args.node_rank))
+        assert (found.options["nnodes"], found.options["node_rank"]) == (
+            args.nnodes,
+            str(args.node_rank),
+        )
         assert meeting == (args.rdzv_endpoint if hasattr(args, "rdzv_endpoint") else meeting)
 
 
@@ -257,11 +274,17 @@ def test_a_key_that_is_not_known_is_said():
 # ------------------------------------------------------------------------------------------- taken or not
 
 
-FOR_GPUS = Settings({"ACCELERATE_MIXED_PRECISION": "bf16", "CUDA_VISIBLE_DEVICES": "1"}, {}, ("mixed precision bf16",))
+FOR_GPUS = Settings(
+    {"ACCELERATE_MIXED_PRECISION": "bf16", "CUDA_VISIBLE_DEVICES": "1"},
+    {},
+    ("mixed precision bf16",),
+)
 
 
 def by_default(settings, environ=None, *, num_gpus=2, has_deepspeed=False):
-    return choice.by_default(settings, "c.yaml", environ or {}, num_gpus=num_gpus, has_deepspeed=has_deepspeed)
+    return choice.by_default(
+        settings, "c.yaml", environ or {}, num_gpus=num_gpus, has_deepspeed=has_deepspeed
+    )
 
 
 def test_the_default_configuration_says_how_to_train_and_not_where():
@@ -285,7 +308,11 @@ def test_a_configuration_that_asks_for_nothing_is_not_mentioned():
     [
         ({"distributed_type": "DEEPSPEED"}, {}, "not installed"),
         ({"distributed_type": "MEGATRON_LM"}, {}, "one number of ranks"),
-        ({"distributed_type": "NO", "mixed_precision": "bf16"}, {"ACCELERATE_USE_FSDP": "true"}, "is set"),
+        (
+            {"distributed_type": "NO", "mixed_precision": "bf16"},
+            {"ACCELERATE_USE_FSDP": "true"},
+            "is set",
+        ),
     ],
 )
 def test_what_is_not_handed_on_is_a_warning(config, environ, reason):
@@ -324,7 +351,12 @@ def test_a_configuration_that_is_named_wins_over_the_environment_and_says_so():
     ],
 )
 def test_who_types_a_layout_decides_all_of_it(decided, expected):
-    config = {"distributed_type": "MULTI_GPU", "num_processes": 4, "num_machines": 2, "main_process_ip": "h"}
+    config = {
+        "distributed_type": "MULTI_GPU",
+        "num_processes": 4,
+        "num_machines": 2,
+        "main_process_ip": "h",
+    }
     assert set(choice.layout(settle({}, config), decided=decided)) == expected
 
 
@@ -391,7 +423,8 @@ def test_where_the_default_configuration_is(environ, expected):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("c.yaml", "a: [1"), ("c.json", "{"), ("c.yaml", "- 1"), ("c.yaml", "\t"), ("c.yaml", None)]
+    ("name", "text"),
+    [("c.yaml", "a: [1"), ("c.json", "{"), ("c.yaml", "- 1"), ("c.yaml", "\t"), ("c.yaml", None)],
 )
 def test_a_file_that_is_no_configuration_is_refused(name, text, tmp_path):
     pytest.importorskip("yaml")

@@ -20,10 +20,16 @@ from paceline.launch.plan.options import OPTIONS
         ("-t3 -r=3 t.py -t=1", "-t3 -r3 t.py -t=1"),
         ("--role --nnode t.py", "--role --nnode t.py"),
         ("--rdzv x t.py", "--rdzv x t.py"),  # ambiguous
-        ("--nproc 2 --nnode 2 t.py", "--nproc-per-node 2 --nnodes 2 t.py"),  # newer argparse takes it
+        (
+            "--nproc 2 --nnode 2 t.py",
+            "--nproc-per-node 2 --nnodes 2 t.py",
+        ),  # newer argparse takes it
         ("--nnodse=2 --nnode=2 t.py", "--nnodse=2 --nnode=2 t.py"),  # unknown
         ("--run-p t.py", "--run-path t.py"),
-        ("--max=3 --max-t 2 t.py", "--max-restarts=3 --max-t 2 t.py"),  # --max-time is not torchrun's
+        (
+            "--max=3 --max-t 2 t.py",
+            "--max-restarts=3 --max-t 2 t.py",
+        ),  # --max-time is not torchrun's
         ("--json --hang-timeout 5m --nnode 1 t.py", "--json --hang-timeout 5m --nnodes 1 t.py"),
         ("-m mod -m", "-m mod -m"),
         ("-", "-"),
@@ -63,11 +69,16 @@ def unambiguous():
         for form in sorted({option.long, f"--{option.name}"}):
             for end in range(3, len(form)):
                 begun = [form[:end]] if option.flag else [form[:end] + "=1"]
-                if not (option.ours or option.newer) and len(parser._get_option_tuples(begun[0])) == 1:
+                if (
+                    not (option.ours or option.newer)
+                    and len(parser._get_option_tuples(begun[0])) == 1
+                ):
                     yield begun[0], option
 
 
-@pytest.mark.parametrize(("word", "option"), list(unambiguous()), ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(
+    ("word", "option"), list(unambiguous()), ids=lambda value: getattr(value, "name", value)
+)
 def test_every_abbreviation_that_argparse_takes_is_taken(word, option):
     found = in_full([word, "t.py"])[0].partition("=")[0]
     assert found in (option.long, f"--{option.name}")

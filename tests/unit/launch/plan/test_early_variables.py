@@ -13,12 +13,16 @@ from paceline.launch.plan.early_variables import Lateness, LateVariables, is_ear
 SETS = "import {module}\ndef act():\n    heard('OMP_NUM_THREADS', '2', '1')\n"
 
 
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_LOGS", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_ALLOC_CONF"])
+@pytest.mark.parametrize(
+    "name", ["OMP_NUM_THREADS", "TORCH_LOGS", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_ALLOC_CONF"]
+)
 def test_families_that_are_read_at_import(name):
     assert is_early(name)
 
 
-@pytest.mark.parametrize("name", ["TORCH_HOME", "TORCH_NCCL_BLOCKING_WAIT", "NCCL_DEBUG", "TORCHVISION", "SEED", "OMP"])
+@pytest.mark.parametrize(
+    "name", ["TORCH_HOME", "TORCH_NCCL_BLOCKING_WAIT", "NCCL_DEBUG", "TORCHVISION", "SEED", "OMP"]
+)
 def test_others_are_read_when_they_are_needed(name):
     assert not is_early(name)
 
@@ -52,7 +56,9 @@ def test_a_module_of_the_users_is_reported_once(users):
     helper = users(SETS.format(module="os"))
     helper.act()
     helper.act()
-    assert users.reports == [{"name": "OMP_NUM_THREADS", "value": "1", "place": "/home/me/helper.py:3"}]
+    assert users.reports == [
+        {"name": "OMP_NUM_THREADS", "value": "1", "place": "/home/me/helper.py:3"}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +71,14 @@ def test_a_module_of_the_users_is_reported_once(users):
         "def act():\n    heard('OMP_NUM_THREADS', '1', '1')\n",
         "def act():\n    heard('SEED', None, '1')\n",
     ],
-    ids=["torch", "a package of it", "a class of it", "under another name", "the same value", "another variable"],
+    ids=[
+        "torch",
+        "a package of it",
+        "a class of it",
+        "under another name",
+        "the same value",
+        "another variable",
+    ],
 )
 def test_what_is_in_vain_under_torchrun_too_is_not_reported(users, text):
     users(text).act()

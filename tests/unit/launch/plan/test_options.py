@@ -13,7 +13,11 @@ from paceline.launch.plan.parsing import parse, unknown_option
 
 # torchrun's --print-completion starts nothing; completion is the business of the command line that is completed.
 NOT_OF_RUNS = ("help", "print_completion")
-TORCHRUN = [action for action in get_args_parser()._actions if action.option_strings and action.dest not in NOT_OF_RUNS]
+TORCHRUN = [
+    action
+    for action in get_args_parser()._actions
+    if action.option_strings and action.dest not in NOT_OF_RUNS
+]
 # Options of torchrun that not every version has which paceline supports; they work with each.
 NOT_IN_EVERY_TORCH = {
     "duplicate_stderr_filters",
@@ -55,7 +59,9 @@ def test_every_option_of_torchrun_is_accepted_in_all_its_spellings(action):
 
 def test_no_option_claims_to_be_torchruns_that_is_not():
     theirs = {action.dest for action in TORCHRUN}
-    assert {option.name for option in OPTIONS if not option.ours} | NOT_IN_EVERY_TORCH == theirs | NOT_IN_EVERY_TORCH
+    assert {
+        option.name for option in OPTIONS if not option.ours
+    } | NOT_IN_EVERY_TORCH == theirs | NOT_IN_EVERY_TORCH
 
 
 def test_no_spelling_means_two_options():
@@ -64,7 +70,9 @@ def test_no_spelling_means_two_options():
 
 
 @pytest.mark.parametrize(
-    "action", [action for action in TORCHRUN if action.dest not in DEPARTURES], ids=lambda action: action.dest
+    "action",
+    [action for action in TORCHRUN if action.dest not in DEPARTURES],
+    ids=lambda action: action.dest,
 )
 def test_defaults_are_torchruns(action):
     ours = parsed()
@@ -72,7 +80,9 @@ def test_defaults_are_torchruns(action):
     if action.dest == "nnodes":
         assert f"{ours.min_nodes}:{ours.max_nodes}" == expected
     elif action.dest == "master_port":
-        assert ours.master_port is None  # a free one on one node, else 29500 as in older versions of torchrun
+        assert (
+            ours.master_port is None
+        )  # a free one on one node, else 29500 as in older versions of torchrun
     elif action.dest == "signals_to_handle":
         assert ",".join(ours.signals_to_handle) == expected
     else:
@@ -81,7 +91,9 @@ def test_defaults_are_torchruns(action):
         assert found == () or type(found) is type(expected)
 
 
-@pytest.mark.parametrize("option", [option for option in OPTIONS if option.default], ids=lambda option: option.name)
+@pytest.mark.parametrize(
+    "option", [option for option in OPTIONS if option.default], ids=lambda option: option.name
+)
 def test_the_default_in_the_help_is_the_default(option):
     assert parsed(**{option.name: option.default}) == parsed()
 
@@ -149,7 +161,9 @@ def test_values(name, text, field, value):
     assert getattr(parsed(**{name: text}), field) == value
 
 
-@pytest.mark.parametrize("option", [option for option in OPTIONS if option.flag], ids=lambda option: option.name)
+@pytest.mark.parametrize(
+    "option", [option for option in OPTIONS if option.flag], ids=lambda option: option.name
+)
 def test_flags_are_off_unless_given(option):
     assert getattr(parsed(), option.name) is False
     assert getattr(parsed(**{option.name: True}), option.name) is True
@@ -160,7 +174,8 @@ def test_the_scripts_arguments_are_not_looked_at():
 
 
 @pytest.mark.parametrize(
-    ("text", "least", "most", "one_node"), [("1", 1, 1, True), ("1:1", 1, 1, True), ("2:4", 2, 4, False)]
+    ("text", "least", "most", "one_node"),
+    [("1", 1, 1, True), ("1:1", 1, 1, True), ("2:4", 2, 4, False)],
 )
 def test_numbers_of_nodes(text, least, most, one_node):
     found = parsed(nnodes=text, rdzv_backend="c10d", rdzv_endpoint="head:1")
@@ -173,7 +188,12 @@ def test_numbers_of_nodes(text, least, most, one_node):
 def test_torchruns_variables_are_defaults_and_the_command_line_wins():
     inherited = {"nproc_per_node": "4", "max_restarts": "2", "module": "1", "standalone": "0"}
     found = parsed(inherited, nproc_per_node="8")
-    assert (found.nproc_per_node, found.max_restarts, found.module, found.standalone) == ("8", 2, True, False)
+    assert (found.nproc_per_node, found.max_restarts, found.module, found.standalone) == (
+        "8",
+        2,
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize("name", ["nonsense", "run_dir", "json", "no_probe", "script"])
@@ -187,7 +207,12 @@ def test_a_wrong_value_in_a_variable_is_refused_too():
 
 def test_a_variable_that_has_no_effect_is_passed_over():
     """Clusters export them for everybody; only what was typed can be a mistake of this command."""
-    assert parsed({"node_rank": "1"}, rdzv_backend="c10d", rdzv_endpoint="head:1", nnodes="2").node_rank == 1
+    assert (
+        parsed(
+            {"node_rank": "1"}, rdzv_backend="c10d", rdzv_endpoint="head:1", nnodes="2"
+        ).node_rank
+        == 1
+    )
 
 
 # ------------------------------------------------------------------------------------------------ misuse
@@ -207,7 +232,11 @@ def test_a_variable_that_has_no_effect_is_passed_over():
         ({"nnodes": "2:x"}, "option-invalid", "MIN:MAX"),
         ({"nnodes": "-1"}, "option-invalid", "--nnodes"),
         ({"node_rank": "-1"}, "option-invalid", "from 0"),
-        ({"node_rank": "2", "nnodes": "2", "master_addr": "h"}, "option-invalid", "below --nnodes 2"),
+        (
+            {"node_rank": "2", "nnodes": "2", "master_addr": "h"},
+            "option-invalid",
+            "below --nnodes 2",
+        ),
         ({"master_port": "65536"}, "option-invalid", "65535"),
         ({"master_port": "-1"}, "option-invalid", "65535"),
         ({"master_port": "http"}, "option-invalid", "number"),
@@ -243,13 +272,25 @@ def test_a_variable_that_has_no_effect_is_passed_over():
         ({"max_time": "1h30"}, "option-invalid", "--max-time"),
         ({"max_time": "1:2:3:4"}, "option-invalid", "--max-time"),
         ({"max_time": "nan"}, "option-invalid", "--max-time"),
-        ({"grace_s": "5", "shutdown_timeout": "6"}, "option-contradicted", "both set the same timeout"),
+        (
+            {"grace_s": "5", "shutdown_timeout": "6"},
+            "option-contradicted",
+            "both set the same timeout",
+        ),
         ({"no_python": True, "module": True}, "option-contradicted", "needs Python"),
         ({"standalone": True, "nnodes": "2"}, "option-contradicted", "one node"),
         ({"rdzv_backend": "c10d", "nnodes": "2"}, "c10d-without-rdzv-endpoint", "--rdzv-endpoint"),
-        ({"rdzv_backend": "etcd", "nnodes": "1:2"}, "c10d-without-rdzv-endpoint", "--rdzv-endpoint"),
+        (
+            {"rdzv_backend": "etcd", "nnodes": "1:2"},
+            "c10d-without-rdzv-endpoint",
+            "--rdzv-endpoint",
+        ),
     ],
-    ids=lambda value: " ".join(f"{name}={text}" for name, text in value.items()) if isinstance(value, dict) else None,
+    ids=lambda value: (
+        " ".join(f"{name}={text}" for name, text in value.items())
+        if isinstance(value, dict)
+        else None
+    ),
 )
 def test_misuse_is_one_finding_with_a_fix(typed, name, says):
     finding = refused(**typed)
@@ -305,17 +346,32 @@ C10D = {"rdzv_backend": "c10d", "rdzv_endpoint": "h:1", "nnodes": "2"}
 @pytest.mark.parametrize(
     ("typed", "says", "fix", "holds"),
     [
-        ({**C10D, "node_rank": "1"}, "--node-rank has no effect: --rdzv-backend c10d", "remove --node-rank", {}),
+        (
+            {**C10D, "node_rank": "1"},
+            "--node-rank has no effect: --rdzv-backend c10d",
+            "remove --node-rank",
+            {},
+        ),
         ({**C10D, "master_port": "2"}, "--master-port has no effect", "remove --master-port", {}),
         ({**C10D, "master_addr": "g"}, "--master-addr has no effect", "remove --master-addr", {}),
-        ({**C10D, "rdzv_conf": "timeout=5"}, "c10d has no setting timeout", "join_timeout=5", {"rdzv_conf": ()}),
+        (
+            {**C10D, "rdzv_conf": "timeout=5"},
+            "c10d has no setting timeout",
+            "join_timeout=5",
+            {"rdzv_conf": ()},
+        ),
         (
             {**C10D, "rdzv_conf": "'join_timeout=5,last_call_timeout=1"},
             "no setting 'join_timeout",
             "--rdzv-conf join_timeout=5",
             {"rdzv_conf": (("last_call_timeout", "1"),)},
         ),
-        ({**C10D, "rdzv_conf": "lastcall_timeout=1"}, "no setting lastcall_timeout", "last_call_timeout=1", {}),
+        (
+            {**C10D, "rdzv_conf": "lastcall_timeout=1"},
+            "no setting lastcall_timeout",
+            "last_call_timeout=1",
+            {},
+        ),
         (
             {"nnodes": "2", "master_port": "29501", "rdzv_endpoint": "head:29500"},
             "--master-port has no effect: --rdzv-endpoint head:29500",
@@ -323,16 +379,61 @@ C10D = {"rdzv_backend": "c10d", "rdzv_endpoint": "h:1", "nnodes": "2"}
             {"master_port": None},
         ),
         ({"nnodes": "1:2"}, "means 2 nodes", "--nnodes 2, or", {"nnodes": (2, 2)}),
-        ({"node_rank": "1"}, "there is one node", "--nnodes 2, or remove --node-rank", {"node_rank": 0}),
-        ({"node_rank": "1", "nnodes": "2"}, "looks for the head on its own host", "--master-addr", {"node_rank": 1}),
-        ({"standalone": True, "nnodes": "1:2"}, "--nnodes has no effect", "remove --nnodes", {"nnodes": (1, 1)}),
-        ({"standalone": True, "master_port": "1"}, "--standalone chooses it", "remove", {"master_port": None}),
-        ({"standalone": True, "rdzv_id": "7"}, "--rdzv-id has no effect", "remove --rdzv-id", {"rdzv_id": "none"}),
-        ({"standalone": True, "rdzv_endpoint": "h:1"}, "--rdzv-endpoint has", "remove", {"rdzv_endpoint": ""}),
-        ({"run_path": True, "module": True}, "--module has no effect", "remove --module", {"module": False}),
-        ({"run_path": True, "no_python": True}, "--no-python has no", "remove --no-python", {"no_python": False}),
+        (
+            {"node_rank": "1"},
+            "there is one node",
+            "--nnodes 2, or remove --node-rank",
+            {"node_rank": 0},
+        ),
+        (
+            {"node_rank": "1", "nnodes": "2"},
+            "looks for the head on its own host",
+            "--master-addr",
+            {"node_rank": 1},
+        ),
+        (
+            {"standalone": True, "nnodes": "1:2"},
+            "--nnodes has no effect",
+            "remove --nnodes",
+            {"nnodes": (1, 1)},
+        ),
+        (
+            {"standalone": True, "master_port": "1"},
+            "--standalone chooses it",
+            "remove",
+            {"master_port": None},
+        ),
+        (
+            {"standalone": True, "rdzv_id": "7"},
+            "--rdzv-id has no effect",
+            "remove --rdzv-id",
+            {"rdzv_id": "none"},
+        ),
+        (
+            {"standalone": True, "rdzv_endpoint": "h:1"},
+            "--rdzv-endpoint has",
+            "remove",
+            {"rdzv_endpoint": ""},
+        ),
+        (
+            {"run_path": True, "module": True},
+            "--module has no effect",
+            "remove --module",
+            {"module": False},
+        ),
+        (
+            {"run_path": True, "no_python": True},
+            "--no-python has no",
+            "remove --no-python",
+            {"no_python": False},
+        ),
         ({"duplicate_stdout_filters": "loss"}, "teed", "--tee 3", {"duplicate_stdout_filters": ()}),
-        ({"duplicate_stderr_filters": "loss", "tee": "0"}, "teed", "--tee 3", {"duplicate_stderr_filters": ()}),
+        (
+            {"duplicate_stderr_filters": "loss", "tee": "0"},
+            "teed",
+            "--tee 3",
+            {"duplicate_stderr_filters": ()},
+        ),
         (
             {"rdzv_backend": "c10d", "nnodes": "1:2"},
             "each node would wait for itself",
@@ -340,7 +441,11 @@ C10D = {"rdzv_backend": "c10d", "rdzv_endpoint": "h:1", "nnodes": "2"}
             {"rdzv_endpoint": "localhost:29400"},
         ),
     ],
-    ids=lambda value: " ".join(f"{name}={text}" for name, text in value.items()) if isinstance(value, dict) else "",
+    ids=lambda value: (
+        " ".join(f"{name}={text}" for name, text in value.items())
+        if isinstance(value, dict)
+        else ""
+    ),
 )
 def test_what_torchrun_passes_over_is_a_warning(typed, says, fix, holds):
     found = parsed(**typed)
@@ -359,9 +464,9 @@ def test_inherited_options_go_through_the_checks_of_typed_ones(head):
 
 
 def test_an_inherited_endpoint_does_not_reach_a_standalone_run():
-    assert parsed({"rdzv_endpoint": "head:1", "rdzv_backend": "c10d", "node_rank": "1"}, standalone=True) == parsed(
-        standalone=True
-    )
+    assert parsed(
+        {"rdzv_endpoint": "head:1", "rdzv_backend": "c10d", "node_rank": "1"}, standalone=True
+    ) == parsed(standalone=True)
 
 
 def test_settings_of_a_plug_in_are_left_to_it():
@@ -374,7 +479,13 @@ def test_settings_of_a_plug_in_are_left_to_it():
     [
         {"rdzv_backend": "c10d"},
         {"rdzv_backend": "c10d", "rdzv_endpoint": "h:1", "nnodes": "1:4"},
-        {"rdzv_backend": "c10d", "rdzv_endpoint": "h:7", "master_addr": "h", "master_port": "7", "node_rank": "0"},
+        {
+            "rdzv_backend": "c10d",
+            "rdzv_endpoint": "h:7",
+            "master_addr": "h",
+            "master_port": "7",
+            "node_rank": "0",
+        },
         {"standalone": True, "rdzv_backend": "c10d"},
         {"standalone": True, "master_addr": "127.0.0.1", "node_rank": "0"},
         {"grace_s": "5", "shutdown_timeout": "5"},
@@ -429,7 +540,19 @@ def test_endpoints(text, expected):
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":29500", "head:", "head:65536", "head:port", "a b:1", "::1", "[::1", "head:1:2", "http://head:1"]
+    "text",
+    [
+        "",
+        ":29500",
+        "head:",
+        "head:65536",
+        "head:port",
+        "a b:1",
+        "::1",
+        "[::1",
+        "head:1:2",
+        "http://head:1",
+    ],
 )
 def test_endpoints_that_are_none(text):
     with pytest.raises(UsageError) as caught:
@@ -480,7 +603,9 @@ def test_empty_filters_are_left_out():
 
 
 def test_what_was_typed_is_kept_and_what_was_inherited_is_not():
-    found = parse("a.py", (), typed={"module": True, "nproc_per_node": "2"}, inherited={"max_restarts": "3"})
+    found = parse(
+        "a.py", (), typed={"module": True, "nproc_per_node": "2"}, inherited={"max_restarts": "3"}
+    )
     assert found.typed == (("module", ""), ("nproc_per_node", "2"))
 
 

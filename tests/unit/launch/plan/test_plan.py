@@ -73,7 +73,9 @@ def test_devices_that_are_not_there_are_a_finding(text):
 )
 def test_threads_are_an_equal_share_of_the_usable_cpus(cpus, nproc, threads):
     chosen = planned(machine(cpus=cpus), nproc_per_node=str(nproc)).threads
-    assert chosen == Choice(threads, f"{cpus} usable CPU{'s' * (cpus > 1)} / {nproc} rank{'s' * (nproc > 1)}")
+    assert chosen == Choice(
+        threads, f"{cpus} usable CPU{'s' * (cpus > 1)} / {nproc} rank{'s' * (nproc > 1)}"
+    )
 
 
 def test_the_users_own_number_of_threads_is_left_alone():
@@ -104,10 +106,24 @@ def test_an_empty_variable_counts_as_unset():
         ({"rdzv_endpoint": "localhost:0"}, "static", "localhost", 0),
         ({"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "head:7"}, "c10d", "head", 7),
         ({"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "head"}, "c10d", "head", 29400),
-        ({"nnodes": "1:4", "rdzv_backend": "c10d", "rdzv_endpoint": "[fd00::1]:7"}, "c10d", "fd00::1", 7),
-        ({"nnodes": "2", "rdzv_backend": "etcd-v2", "rdzv_endpoint": "a:1,b:2"}, "etcd-v2", "a:1,b:2", 0),
+        (
+            {"nnodes": "1:4", "rdzv_backend": "c10d", "rdzv_endpoint": "[fd00::1]:7"},
+            "c10d",
+            "fd00::1",
+            7,
+        ),
+        (
+            {"nnodes": "2", "rdzv_backend": "etcd-v2", "rdzv_endpoint": "a:1,b:2"},
+            "etcd-v2",
+            "a:1,b:2",
+            0,
+        ),
     ],
-    ids=lambda value: " ".join(f"{name}={text}" for name, text in value.items()) if isinstance(value, dict) else None,
+    ids=lambda value: (
+        " ".join(f"{name}={text}" for name, text in value.items())
+        if isinstance(value, dict)
+        else None
+    ),
 )
 def test_where_nodes_meet(typed, rendezvous, host, port):
     found_rendezvous, found_host, found_port = planning.choose_endpoint(asked(**typed))
@@ -233,7 +249,9 @@ def test_what_training_scripts_need_is_imported_once(source, warm):
 # -------------------------------------------------------------------------------------------------- times
 
 
-@pytest.mark.parametrize(("nodes", "keep_alive", "last_call"), [(1, 2, 5), (2, 2, 5), (256, 3, 30), (1000, 5, 30)])
+@pytest.mark.parametrize(
+    ("nodes", "keep_alive", "last_call"), [(1, 2, 5), (2, 2, 5), (256, 3, 30), (1000, 5, 30)]
+)
 def test_signs_of_life_get_rarer_with_the_number_of_nodes(nodes, keep_alive, last_call):
     assert planning.choose_keep_alive(nodes) == keep_alive
     assert planning.choose_last_call(nodes) == last_call
@@ -301,11 +319,17 @@ def test_a_virtual_local_rank_without_gpus_is_a_warning():
 
 
 @pytest.mark.parametrize(
-    ("gpus", "visible", "fix"), [(2, None, "--nproc-per-node 2"), (0, "0", "remove --virtual-local-rank")]
+    ("gpus", "visible", "fix"),
+    [(2, None, "--nproc-per-node 2"), (0, "0", "remove --virtual-local-rank")],
 )
 def test_a_virtual_local_rank_needs_a_gpu_for_each_rank(gpus, visible, fix):
     with pytest.raises(UsageError) as caught:
-        planned(machine(gpus=gpus), {"CUDA_VISIBLE_DEVICES": visible}, virtual_local_rank=True, nproc_per_node="4")
+        planned(
+            machine(gpus=gpus),
+            {"CUDA_VISIBLE_DEVICES": visible},
+            virtual_local_rank=True,
+            nproc_per_node="4",
+        )
     assert (caught.value.finding.name, caught.value.finding.fix) == ("option-contradicted", fix)
     assert planned(machine(gpus=4), virtual_local_rank=True).nproc.value == 4
 
@@ -329,7 +353,12 @@ def test_a_plan_is_plain_data():
     [
         ({}, None, False, ("hang: notice after 120 s", "ended only if it is proven")),
         ({"on_hang": "report"}, None, False, ("hang: notice after 120 s", "never ended")),
-        ({"on_hang": "report", "hang_timeout": "30"}, 30, False, ("hang: report after 30 s", "--hang-timeout")),
+        (
+            {"on_hang": "report", "hang_timeout": "30"},
+            30,
+            False,
+            ("hang: report after 30 s", "--hang-timeout"),
+        ),
         (
             {"hang_timeout": "900"},
             900,
@@ -363,7 +392,12 @@ def test_how_long_a_run_may_stand_still(typed, asked_for, gpus, expected):
             "1 node x 1 rank (no GPU here) · gloo · runs/x",
         ),
         (
-            {"nnodes": "1:4", "rdzv_backend": "c10d", "rdzv_endpoint": "h:4711", "start_method": "spawn"},
+            {
+                "nnodes": "1:4",
+                "rdzv_backend": "c10d",
+                "rdzv_endpoint": "h:4711",
+                "start_method": "spawn",
+            },
             machine(gpus=8),
             {"OMP_NUM_THREADS": "2"},
             "1-4 nodes x 8 ranks (one per GPU) · nccl · head 127.0.0.1:4711 · spawn (--start-method) · runs/x",
@@ -385,7 +419,10 @@ def test_how_long_a_run_may_stand_still(typed, asked_for, gpus, expected):
 )
 def test_the_plan_is_one_line(typed, facts, environ, expected):
     plan = planned(facts, environ, **typed)
-    assert planning.describe(plan, asked(**typed), address="127.0.0.1:4711", run_dir="runs/x") == expected
+    assert (
+        planning.describe(plan, asked(**typed), address="127.0.0.1:4711", run_dir="runs/x")
+        == expected
+    )
 
 
 # ------------------------------------------------------------------------------------- a rank's variables
@@ -440,7 +477,8 @@ def test_who_hosts_the_store_is_said_as_torch_reads_it():
 
 
 @pytest.mark.parametrize(
-    ("visible", "device"), [(None, "1"), ("", "1"), ("4,6", "6"), ("GPU-aa, GPU-bb", "GPU-bb"), ("3,2,1,0", "2")]
+    ("visible", "device"),
+    [(None, "1"), ("", "1"), ("4,6", "6"), ("GPU-aa, GPU-bb", "GPU-bb"), ("3,2,1,0", "2")],
 )
 def test_a_virtual_local_rank_sees_its_own_gpu_as_device_0(visible, device):
     found = variables(visible, virtual_local_rank=True)

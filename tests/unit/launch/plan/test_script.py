@@ -107,7 +107,9 @@ def test_a_script_that_may_not_be_read_is_a_finding(folder, monkeypatch):
     def refuse(self):
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)  # the tests may run as root, who may read everything
+    monkeypatch.setattr(
+        Path, "read_bytes", refuse
+    )  # the tests may run as root, who may read everything
     refused("train.py")
 
 
@@ -135,7 +137,10 @@ def test_what_is_not_python_is_not_started_as_python(folder, name, content):
 def test_a_notebook_is_not_a_script(folder):
     (folder / "train.ipynb").write_text("{}")
     finding = refused("train.ipynb")
-    assert (finding.name, finding.fix) == ("script-not-python", "jupyter nbconvert --to script train.ipynb")
+    assert (finding.name, finding.fix) == (
+        "script-not-python",
+        "jupyter nbconvert --to script train.ipynb",
+    )
 
 
 @pytest.mark.parametrize("name", ["train.txt", "train.py.bak", "train.sh", "train-v1.2"])
@@ -162,7 +167,11 @@ class EditableFinder(importlib.abc.MetaPathFinder):
         self._name, self._file = name, file
 
     def find_spec(self, fullname, path, target=None):
-        return importlib.util.spec_from_file_location(fullname, self._file) if fullname == self._name else None
+        return (
+            importlib.util.spec_from_file_location(fullname, self._file)
+            if fullname == self._name
+            else None
+        )
 
 
 def test_a_package_in_editable_mode_is_found_and_not_imported(folder, monkeypatch):
@@ -177,7 +186,11 @@ def test_a_package_in_editable_mode_is_found_and_not_imported(folder, monkeypatc
 
 @pytest.mark.parametrize(
     ("text", "line", "shown"),
-    [("x = (\n", 1, "x = ("), ("x = 1\nif x\n    pass\n", 2, "if x"), ("def f():\nreturn 1\n", 2, "return 1")],
+    [
+        ("x = (\n", 1, "x = ("),
+        ("x = 1\nif x\n    pass\n", 2, "if x"),
+        ("def f():\nreturn 1\n", 2, "return 1"),
+    ],
 )
 def test_a_syntax_error_is_told_before_anything_starts(folder, text, line, shown):
     (folder / "train.py").write_text(text)
@@ -185,7 +198,11 @@ def test_a_syntax_error_is_told_before_anything_starts(folder, text, line, shown
         read("train.py")
     finding = caught.value.finding
     assert caught.value.exit_status == EXIT_FAILED
-    assert (finding.name, finding.where, finding.evidence) == ("user-exception", f"train.py:{line}", (shown,))
+    assert (finding.name, finding.where, finding.evidence) == (
+        "user-exception",
+        f"train.py:{line}",
+        (shown,),
+    )
     assert "nothing was started" in finding.fix
 
 

@@ -42,7 +42,9 @@ def step(nodelist="node[1-2]", tasks="1(x2)", node=0, task=None, number="0", gpu
     return {**BATCH, **values, **more}
 
 
-SALLOC = {name: BATCH[name] for name in BATCH if name.startswith("SLURM_JOB")} | {"SLURM_NNODES": "2"}
+SALLOC = {name: BATCH[name] for name in BATCH if name.startswith("SLURM_JOB")} | {
+    "SLURM_NNODES": "2"
+}
 ONE_NODE = {**BATCH, "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node1", "SLURM_NTASKS": "4"}
 
 
@@ -71,7 +73,10 @@ def refused(environ, program=("train.py",), **given):
         (step("node1", "1"), "Slurm step 12.0, one of the job's 2 nodes"),
         (step("node1", "1", SLURM_JOB_NUM_NODES="1"), "Slurm step 12.0"),
         # a terminal: srun --pty bash, on one node of a job of one
-        (step("node1", "1", SLURM_PTY_PORT="4000", SLURM_JOB_NUM_NODES="1"), "nothing taken from it"),
+        (
+            step("node1", "1", SLURM_PTY_PORT="4000", SLURM_JOB_NUM_NODES="1"),
+            "nothing taken from it",
+        ),
         # the interactive step of salloc, with LaunchParameters=use_interactive_step
         (step("node1", "1", number="4294967290", SLURM_JOB_NUM_NODES="1"), "nothing taken from it"),
         (step("node1", "1", number="batch", SLURM_JOB_NUM_NODES="1"), "nothing taken from it"),
@@ -97,7 +102,10 @@ def test_one_task_per_node(node):
 
 
 def test_all_nodes_take_the_same_head_and_port():
-    seen = {tuple(place(step("rack[1,3]node[2-5]", "1(x8)", node)).values.items())[2:] for node in range(8)}
+    seen = {
+        tuple(place(step("rack[1,3]node[2-5]", "1(x8)", node)).values.items())[2:]
+        for node in range(8)
+    }
     assert len(seen) == 1
     assert dict(*seen)["master_addr"] == "rack1node2.cluster"
 
@@ -122,7 +130,12 @@ def test_options_are_whole_with_what_is_taken():
         ({"master_addr": "10.0.0.1", "master_port": "4000"}, {"nnodes": "2", "node_rank": "1"}),
         (
             {"master_port": "4000"},
-            {"nnodes": "2", "node_rank": "1", "master_addr": "node1.cluster", "master_port": "4000"},
+            {
+                "nnodes": "2",
+                "node_rank": "1",
+                "master_addr": "node1.cluster",
+                "master_port": "4000",
+            },
         ),
         ({"rdzv_backend": "c10d", "rdzv_endpoint": "head:4000"}, {"nnodes": "2"}),
         (
@@ -139,7 +152,10 @@ def test_what_the_user_says_wins(given, values):
 
 def test_an_address_of_ipv6_in_an_endpoint():
     placed = slurm_step.place(
-        step(), given={"rdzv_backend": "c10d", "master_port": "4"}, program=["t.py"], address_of=lambda _: "fd00::1"
+        step(),
+        given={"rdzv_backend": "c10d", "master_port": "4"},
+        program=["t.py"],
+        address_of=lambda _: "fd00::1",
     )
     assert placed.values["rdzv_endpoint"] == "[fd00::1]:4"
 
@@ -157,7 +173,9 @@ def test_an_address_of_ipv6_in_an_endpoint():
     ],
 )
 def test_the_head_of_a_job_script_is_reached_as_slurm_reaches_it(given, expected):
-    assert slurm_step.reachable(step(), given, address_of=lambda name: f"{name}.cluster") == expected
+    assert (
+        slurm_step.reachable(step(), given, address_of=lambda name: f"{name}.cluster") == expected
+    )
     assert slurm_step.reachable({}, given, address_of=lambda name: f"{name}.cluster") == given
 
 
@@ -179,14 +197,22 @@ def test_only_the_first_task_says_it():
 
 
 def test_a_task_for_each_gpu_as_a_node_of_its_own():
-    placed = place(step(tasks="2(x2)", node=1, task=3), nnodes="4", node_rank="3", rdzv_endpoint="head:4000")
+    placed = place(
+        step(tasks="2(x2)", node=1, task=3), nnodes="4", node_rank="3", rdzv_endpoint="head:4000"
+    )
     assert not placed.values.get("master_addr")
 
 
-@pytest.mark.parametrize("environ", [BATCH, SALLOC, step(SLURM_PTY_PORT="4000"), step("node1", "1", number="batch")])
-@pytest.mark.parametrize("given", [{}, {"nnodes": "2", "node_rank": "0"}, {"nnodes": "2", "rdzv_endpoint": "h:1"}])
+@pytest.mark.parametrize(
+    "environ", [BATCH, SALLOC, step(SLURM_PTY_PORT="4000"), step("node1", "1", number="batch")]
+)
+@pytest.mark.parametrize(
+    "given", [{}, {"nnodes": "2", "node_rank": "0"}, {"nnodes": "2", "rdzv_endpoint": "h:1"}]
+)
 def test_a_job_of_two_nodes_without_srun(environ, given):
-    finding = refused(environ, ("train file.py", "--lr", "0.1"), **given, nproc_per_node="2").finding
+    finding = refused(
+        environ, ("train file.py", "--lr", "0.1"), **given, nproc_per_node="2"
+    ).finding
     assert finding.name == "missing-srun"
     overlap = "--overlap " if "SLURM_PTY_PORT" in environ else ""
     assert finding.fix == (

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.launch.plan.slurm_times import Limits, parse_config, parse_job, parse_partition, parse_tracking, shortest
+from paceline.launch.plan.slurm_times import (
+    Limits,
+    parse_config,
+    parse_job,
+    parse_partition,
+    parse_tracking,
+    shortest,
+)
 
 
 @pytest.mark.parametrize(
@@ -15,7 +22,10 @@ from paceline.launch.plan.slurm_times import Limits, parse_config, parse_job, pa
         (Limits(kill_wait_s=300), (120, "")),
         (Limits(kill_wait_s=60, grace_s=20), (20, "GraceTime of the partition")),
         (Limits(kill_wait_s=60, ends_s=1010), (10, "the time limit of the job")),
-        (Limits(kill_wait_s=60, ends_s=999), (60, "Slurm's KillWait")),  # it is over, and KillWait counts from here
+        (
+            Limits(kill_wait_s=60, ends_s=999),
+            (60, "Slurm's KillWait"),
+        ),  # it is over, and KillWait counts from here
     ],
 )
 def test_the_shortest_time_is_named(limits, expected):
@@ -23,7 +33,12 @@ def test_the_shortest_time_is_named(limits, expected):
 
 
 def test_what_slurm_prints_is_read():
-    assert parse_config("JobAcctGatherType = x\nKillOnBadExit           = 0\nKillWait                = 30 sec\n") == 30
+    assert (
+        parse_config(
+            "JobAcctGatherType = x\nKillOnBadExit           = 0\nKillWait                = 30 sec\n"
+        )
+        == 30
+    )
     assert parse_config("") is None
     assert parse_tracking("ProctrackType           = proctrack/linuxproc\n")
     assert not parse_tracking("ProctrackType           = proctrack/cgroup\n")

@@ -21,14 +21,26 @@ from paceline.launch.rendezvous.presence import Arrived
 from paceline.launch.rendezvous.roll_call import Roll
 from paceline.machine.interfaces import Interface
 
-SAME = {"python": "3.11.7", "torch": "2.13.0", "NCCL": "2.27", "CUDA": "13.0", "script": "aa", "commit": "c1"}
+SAME = {
+    "python": "3.11.7",
+    "torch": "2.13.0",
+    "NCCL": "2.27",
+    "CUDA": "13.0",
+    "script": "aa",
+    "commit": "c1",
+}
 LO = Interface("lo", ("127.0.0.1",), loopback=True)
 
 
 def node(rank, **likeness_):
     eth = Interface("eth0", (f"10.0.0.{rank + 1}",), mbit=10_000)
     return Facts(
-        rank, f"host-{rank}", f"machine-{rank}", {**SAME, **likeness_}, address=eth.addresses[0], interfaces=(eth, LO)
+        rank,
+        f"host-{rank}",
+        f"machine-{rank}",
+        {**SAME, **likeness_},
+        address=eth.addresses[0],
+        interfaces=(eth, LO),
     )
 
 
@@ -38,13 +50,25 @@ def node(rank, **likeness_):
 @pytest.mark.parametrize(
     ("differs", "gpus", "severity", "name", "line"),
     [
-        ({"torch": "2.12.1"}, 0, "error", "environment-differs", "torch 2.13.0 on node 0 (host-0), 2.12.1 on node 1"),
+        (
+            {"torch": "2.12.1"},
+            0,
+            "error",
+            "environment-differs",
+            "torch 2.13.0 on node 0 (host-0), 2.12.1 on node 1",
+        ),
         ({"python": "3.12.1"}, 0, "error", "environment-differs", "python 3.11.7 on node 0"),
         ({"python": "3.11.8"}, 0, "warning", "environment-differs", "python 3.11.7 on node 0"),
         ({"NCCL": "2.28"}, 8, "error", "environment-differs", "NCCL 2.27 on node 0"),
         ({"CUDA": "12.8"}, 0, "warning", "environment-differs", "CUDA 13.0 on node 0"),
         ({"GPUs": "8 x H100"}, 8, None, "", ""),  # not known of the other
-        ({"script": "bb"}, 0, "error", "code-differs", "sha256 aa on node 0 (host-0), bb on node 1 (host-1)"),
+        (
+            {"script": "bb"},
+            0,
+            "error",
+            "code-differs",
+            "sha256 aa on node 0 (host-0), bb on node 1 (host-1)",
+        ),
         ({"commit": "c2"}, 0, "warning", "code-differs", "commit c1 on node 0"),
         ({"NCCL": "2.28"}, 0, None, "", ""),  # nobody uses it
         ({}, 0, None, "", ""),
@@ -53,7 +77,9 @@ def node(rank, **likeness_):
 def test_what_differs_is_told_and_nothing_else(differs, gpus, severity, name, line):
     nodes = [replace(each, gpus=gpus) for each in (node(0), node(1, **differs))]
     found = consistency.judge(nodes, script="train.py")
-    assert [(each.severity, each.name) for each in found] == ([(severity, name)] if severity else [])
+    assert [(each.severity, each.name) for each in found] == (
+        [(severity, name)] if severity else []
+    )
     assert all(line in each.evidence[0] and "host-1" in each.where for each in found)
 
 
@@ -65,19 +91,24 @@ def test_a_thousand_nodes_are_folded():
 
 
 def test_however_much_differs_the_report_is_short():
-    nodes = [node(rank, **{f"thing {place}": f"v{rank}" for place in range(30)}) for rank in range(50)]
+    nodes = [
+        node(rank, **{f"thing {place}": f"v{rank}" for place in range(30)}) for rank in range(50)
+    ]
     (finding,) = consistency.judge(nodes, script="train.py")
     assert len(finding.render().splitlines()) <= 15
     assert "and 46 further values" in finding.evidence[0]
 
 
 @pytest.mark.parametrize(
-    ("ahead_s", "words"), [(0.9, None), (90.0, "90.0 s ahead of"), (-3600.0, "60 min behind"), (1e5, "27.8 h ahead of")]
+    ("ahead_s", "words"),
+    [(0.9, None), (90.0, "90.0 s ahead of"), (-3600.0, "60 min behind"), (1e5, "27.8 h ahead of")],
 )
 def test_clocks(ahead_s, words):
     finding = consistency.judge_clocks([node(0), node(1)], {1: ahead_s})
     assert (finding is None) == (words is None)
-    assert finding is None or (finding.severity == "warning" and f"node 1 (host-1) is {words}" in finding.what)
+    assert finding is None or (
+        finding.severity == "warning" and f"node 1 (host-1) is {words}" in finding.what
+    )
 
 
 def test_a_folder_that_is_not_seen():
@@ -165,18 +196,25 @@ def test_an_interface_that_a_node_does_not_have(settings, gpus, severity):
     assert [(each.name, each.severity) for each in found] == (
         [("interface-missing-on-node", severity)] if severity else []
     )
-    assert all("node 1 (host-1) has eth0 (10.0.0.2), lo (127.0.0.1)" in each.evidence[0] for each in found)
+    assert all(
+        "node 1 (host-1) has eth0 (10.0.0.2), lo (127.0.0.1)" in each.evidence[0] for each in found
+    )
 
 
 def test_an_interface_that_leads_nowhere():
     nodes = [with_two(0), with_two(1, **{env.GLOO_INTERFACE: "ib0"})]
     (finding,) = interfaces.judge(nodes, reached(*nodes, dead=("ib0",)))
     assert (finding.name, finding.severity) == ("interface-not-routed", "error")
-    assert "GLOO_SOCKET_IFNAME=ib0: the other nodes do not reach node 1 (host-1) over it" in finding.what
+    assert (
+        "GLOO_SOCKET_IFNAME=ib0: the other nodes do not reach node 1 (host-1) over it"
+        in finding.what
+    )
     assert "eth0" in finding.fix
 
 
-@pytest.mark.parametrize(("loopback", "name"), [(False, "interface-not-routed"), (True, "gloo-loopback")])
+@pytest.mark.parametrize(
+    ("loopback", "name"), [(False, "interface-not-routed"), (True, "gloo-loopback")]
+)
 def test_where_no_interface_works_there_is_a_warning(loopback, name):
     """Addresses may be translated: the store was reached all the same."""
     nodes = [replace(node(rank), named_loopback=loopback) for rank in range(2)]
@@ -185,7 +223,10 @@ def test_where_no_interface_works_there_is_a_warning(loopback, name):
 
 
 def test_on_one_machine_nothing_has_to_be_reached():
-    nodes = [replace(node(rank), named_loopback=True, settings={env.GLOO_INTERFACE: "lo"}) for rank in range(2)]
+    nodes = [
+        replace(node(rank), named_loopback=True, settings={env.GLOO_INTERFACE: "lo"})
+        for rank in range(2)
+    ]
     assert interfaces.judge(nodes, {}) == []
     assert interfaces.choose(nodes[0], {}).name == ""
 
@@ -199,14 +240,20 @@ def test_on_one_machine_nothing_has_to_be_reached():
         (2e9, {0: 10_000, 1: 10_000}, False),
         (4e8, {0: 10_000, 1: 10_000}, True),
         (4e8, {0: 1_000, 1: 10_000}, False),
-        (1e9, {0: 400_000, 1: 400_000}, False),  # one connection of gloo is no measure of such a link
+        (
+            1e9,
+            {0: 400_000, 1: 400_000},
+            False,
+        ),  # one connection of gloo is no measure of such a link
         (4e8, {0: 0, 1: 10_000}, False),  # a rate is not known
     ],
 )
 def test_a_link_is_slow_by_what_its_interfaces_could_carry(bits_s, rates, slow):
     finding = bandwidth.judge(Speed(bits_s, 1e-3), [node(0), node(1)], rates)
     assert (finding is not None) == slow
-    assert finding is None or "400 Mbit/s, and their interfaces are rated at 10 Gbit/s" in finding.what
+    assert (
+        finding is None or "400 Mbit/s, and their interfaces are rated at 10 Gbit/s" in finding.what
+    )
 
 
 def test_a_link_of_unknown_rate_is_slow_when_it_is_slow_for_any_training():
@@ -215,7 +262,8 @@ def test_a_link_of_unknown_rate_is_slow_when_it_is_slow_for_any_training():
 
 
 @pytest.mark.parametrize(
-    ("bits_s", "words"), [(9.14e9, "9.1 Gbit/s"), (2e8, "200 Mbit/s"), (1.84e7, "18 Mbit/s"), (1.5e6, "1.5 Mbit/s")]
+    ("bits_s", "words"),
+    [(9.14e9, "9.1 Gbit/s"), (2e8, "200 Mbit/s"), (1.84e7, "18 Mbit/s"), (1.5e6, "1.5 Mbit/s")],
 )
 def test_speeds_in_words(bits_s, words):
     assert Speed(bits_s, 0.0002).words == f"link {words}, 0.2 ms"
@@ -223,7 +271,11 @@ def test_speeds_in_words(bits_s, words):
 
 def test_many_nodes_measure_among_neighbours():
     assert [bandwidth.group_of(rank, 16) for rank in (0, 15)] == [(0, 0, 16), (0, 15, 16)]
-    assert [bandwidth.group_of(rank, 19) for rank in (0, 9, 18)] == [(0, 0, 8), (1, 1, 8), (2, 2, 3)]
+    assert [bandwidth.group_of(rank, 19) for rank in (0, 9, 18)] == [
+        (0, 0, 8),
+        (1, 1, 8),
+        (2, 2, 3),
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------- hands
@@ -232,11 +284,15 @@ def test_many_nodes_measure_among_neighbours():
 def test_a_server_says_who_and_when_it_is():
     echo = reachability.Echo("token", node=3)
     try:
-        answers = reachability.try_all({3: (echo.port, ["127.0.0.1", OWN])}, token="token", own=[OWN])
+        answers = reachability.try_all(
+            {3: (echo.port, ["127.0.0.1", OWN])}, token="token", own=[OWN]
+        )
         assert answers[3]["127.0.0.1"].ok
         assert abs(answers[3]["127.0.0.1"].ahead_s) < 1
         assert not answers[3][OWN].ok
-        assert not reachability.ask("127.0.0.1", echo.port, "token", 4).ok  # another node has that address
+        assert not reachability.ask(
+            "127.0.0.1", echo.port, "token", 4
+        ).ok  # another node has that address
         assert not reachability.ask("127.0.0.1", echo.port, "other", 3).ok
     finally:
         echo.close()
@@ -246,7 +302,9 @@ def test_a_server_says_who_and_when_it_is():
 def test_a_port_that_is_refused_or_open_or_speaks_another_language(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert connection_probe.knock("127.0.0.1", port) == connection_probe.ConnectionProbe("open", "127.0.0.1")
+        assert connection_probe.knock("127.0.0.1", port) == connection_probe.ConnectionProbe(
+            "open", "127.0.0.1"
+        )
         monkeypatch.setattr(connection_probe, "_SPEAK_S", 0.3)
         assert connection_probe.enter("127.0.0.1", port) is None
     assert connection_probe.knock("127.0.0.1", port).kind == "refused"
@@ -268,7 +326,9 @@ def test_the_commit_is_read_from_gits_files(tmp_path):
 
 @pytest.fixture
 def store():
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+    return TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)
+    )
 
 
 def on_nodes(store, work, num_nodes=2):
@@ -282,7 +342,8 @@ def on_nodes(store, work, num_nodes=2):
             found[rank] = error.finding
 
     threads = [
-        threading.Thread(target=be, args=(rank, store if rank == 0 else store.clone())) for rank in range(num_nodes)
+        threading.Thread(target=be, args=(rank, store if rank == 0 else store.clone()))
+        for rank in range(num_nodes)
     ]
     for thread in threads:
         thread.start()
@@ -294,11 +355,18 @@ def on_nodes(store, work, num_nodes=2):
 def test_nodes_compare_themselves_and_all_hear_the_same(store, tmp_path):
     def hold(rank, client):
         roll = comparison.RollCall(
-            PrefixStore("a", client), node=rank, num_nodes=2, token="t", script="train.py", folder=tmp_path
+            PrefixStore("a", client),
+            node=rank,
+            num_nodes=2,
+            token="t",
+            script="train.py",
+            folder=tmp_path,
         )
         assert roll.is_held(True)
         # on one machine, so that nothing is tried or measured
-        return roll.hold(lambda port: replace(node(rank, CUDA=f"13.{rank}"), machine="one", port=port))
+        return roll.hold(
+            lambda port: replace(node(rank, CUDA=f"13.{rank}"), machine="one", port=port)
+        )
 
     found = on_nodes(store, hold)
     assert [each.name for each in found[0].warnings] == ["environment-differs"]
@@ -309,9 +377,13 @@ def test_nodes_compare_themselves_and_all_hear_the_same(store, tmp_path):
 
 def test_nodes_that_cannot_work_together_all_end_with_one_finding(store, tmp_path):
     def hold(rank, client):
-        roll = comparison.RollCall(client, node=rank, num_nodes=3, token="t", script="train.py", folder=tmp_path)
+        roll = comparison.RollCall(
+            client, node=rank, num_nodes=3, token="t", script="train.py", folder=tmp_path
+        )
         roll.is_held(True)
-        return roll.hold(lambda port: replace(node(rank, torch=f"2.1{rank}"), machine="one", port=port))
+        return roll.hold(
+            lambda port: replace(node(rank, torch=f"2.1{rank}"), machine="one", port=port)
+        )
 
     found = on_nodes(store, hold, 3)
     assert found[0] == found[1] == found[2]
@@ -320,7 +392,9 @@ def test_nodes_that_cannot_work_together_all_end_with_one_finding(store, tmp_pat
 
 def test_a_head_that_goes_on_after_a_restart_compares_nobody(store, tmp_path):
     def ask(rank, client):
-        roll = comparison.RollCall(client, node=rank, num_nodes=2, token="t", script="train.py", folder=tmp_path)
+        roll = comparison.RollCall(
+            client, node=rank, num_nodes=2, token="t", script="train.py", folder=tmp_path
+        )
         return roll.is_held(first=rank == 1)
 
     assert on_nodes(store, ask) == {0: False, 1: False}
@@ -328,9 +402,13 @@ def test_a_head_that_goes_on_after_a_restart_compares_nobody(store, tmp_path):
 
 def answer(rank, client, folder, *, limit_s=20.0, nodes=2, as_rank=None):
     head = Arrived(0, 0, "host-0", 100, (2, 2))
-    mine = replace(head, rank=rank if as_rank is None else as_rank, host=f"host-{rank}", pid=100 + rank)
+    mine = replace(
+        head, rank=rank if as_rank is None else as_rank, host=f"host-{rank}", pid=100 + rank
+    )
     mine = replace(mine, nodes=(nodes, nodes))
-    note = Note("train.py", "none", mine.rank, mine.host, mine.pid, "head", "", 0, listens=rank == 0)
+    note = Note(
+        "train.py", "none", mine.rank, mine.host, mine.pid, "head", "", 0, listens=rank == 0
+    )
     Roll(
         client,
         mine,
@@ -345,7 +423,10 @@ def answer(rank, client, folder, *, limit_s=20.0, nodes=2, as_rank=None):
 
 
 def test_nodes_meet_in_the_store(store, tmp_path):
-    assert on_nodes(store, lambda rank, client: answer(rank, client, tmp_path)) == {0: "in", 1: "in"}
+    assert on_nodes(store, lambda rank, client: answer(rank, client, tmp_path)) == {
+        0: "in",
+        1: "in",
+    }
     late = on_nodes(store, lambda rank, client: answer(rank + 2, client, tmp_path, as_rank=1), 1)
     assert late[0].name == "duplicate-ranks"
 

@@ -22,7 +22,9 @@ class Slow(Dataset):
 
     def __getitem__(self, index):
         if index == 1:
-            while not self.slot[counters.AWAITED_NS] or self.slot[counters.AWAITED_PID] != os.getpid():
+            while (
+                not self.slot[counters.AWAITED_NS] or self.slot[counters.AWAITED_PID] != os.getpid()
+            ):
                 time.sleep(0.01)
             self.seen[0] = os.getpid()
         return torch.tensor(float(index))
@@ -44,7 +46,12 @@ def slot(board):
 
 def test_the_worker_that_is_waited_for_is_told_while_it_is(board, slot):
     seen = torch.zeros(1, dtype=torch.int64).share_memory_()
-    assert [float(x) for x in DataLoader(Slow(slot, seen), batch_size=None, num_workers=2)] == [0, 1, 2, 3]
+    assert [float(x) for x in DataLoader(Slow(slot, seen), batch_size=None, num_workers=2)] == [
+        0,
+        1,
+        2,
+        3,
+    ]
     assert seen[0] > 0
     assert board.read_awaited(0).pid == 0
 
@@ -56,7 +63,9 @@ def test_a_loader_without_workers_writes_nothing(slot):
 
 @pytest.mark.parametrize(("persistent", "forks"), [(False, 1), (True, 0)])
 def test_workers_that_are_forked_for_a_second_loop_are_counted(board, slot, persistent, forks):
-    loader = DataLoader(torch.arange(8.0), batch_size=4, num_workers=1, persistent_workers=persistent)
+    loader = DataLoader(
+        torch.arange(8.0), batch_size=4, num_workers=1, persistent_workers=persistent
+    )
     list(loader)
     assert board.read_awaited(0).forked_again == 0
     list(loader)

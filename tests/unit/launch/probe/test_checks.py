@@ -82,7 +82,9 @@ def test_a_rank_that_was_spoilt_by_another_waits_and_is_not_blamed(trained, monk
     monkeypatch.setattr(finite, "time", SimpleNamespace(sleep=waits.append))
     trained.backward(trained.loss())
     trained.net[2].weight.grad.fill_(NAN)  # as DDP's average with another rank's does
-    with pytest.raises(RunError, match="the gradients that rank 2 is about to apply are not finite in step 12"):
+    with pytest.raises(
+        RunError, match="the gradients that rank 2 is about to apply are not finite in step 12"
+    ):
         trained.optimizer.step()
     assert waits == [finite._WAIT_S]
 
@@ -113,7 +115,9 @@ def test_gradients_that_a_closure_makes_are_looked_at_after_it(trained, by_name)
         return loss
 
     def step():
-        return trained.optimizer.step(closure=closure) if by_name else trained.optimizer.step(closure)
+        return (
+            trained.optimizer.step(closure=closure) if by_name else trained.optimizer.step(closure)
+        )
 
     assert step().isfinite()
     with pytest.raises(RunError, match="rank 2's loss is not finite"):
@@ -127,7 +131,9 @@ def test_a_rank_is_not_blamed_for_what_it_had_in_the_step_before(trained, monkey
     trained.optimizer.step()
     trained.backward(trained.loss())
     trained.net[2].weight.grad.fill_(NAN)  # another rank's, this time
-    with pytest.raises(RunError, match="the gradients that rank 2 is about to apply are not finite"):
+    with pytest.raises(
+        RunError, match="the gradients that rank 2 is about to apply are not finite"
+    ):
         trained.optimizer.step()
 
 
@@ -177,7 +183,12 @@ def test_names_are_those_in_the_model_without_wrappers():
 
 
 def test_checksums_tell_the_last_bit():
-    tensors = [torch.randn(3, 5), torch.randn(4).half(), torch.randn(2, dtype=torch.complex64), torch.ones(3).double()]
+    tensors = [
+        torch.randn(3, 5),
+        torch.randn(4).half(),
+        torch.randn(2, dtype=torch.complex64),
+        torch.ones(3).double(),
+    ]
     tensors += [torch.empty(0), torch.arange(6).reshape(2, 3).t(), torch.tensor(1.0)]
     before = checksums(tensors)
     assert before == checksums([each.clone() for each in tensors])
@@ -202,7 +213,10 @@ def test_checks_are_left_at_multiples_of_n(slot, tmp_path):
         slot[counters.STEPS] = step
         check.before_step()
         check.before_step()  # of a second optimizer
-    board = {slot[place] for place in range(counters.CHECKS, counters.CHECKS + 2 * counters.CHECK_LEVELS, 2)}
+    board = {
+        slot[place]
+        for place in range(counters.CHECKS, counters.CHECKS + 2 * counters.CHECK_LEVELS, 2)
+    }
     assert board == {0, 20, 30}
     content = json.loads((tmp_path / "parameters.json").read_text())
     assert content["names"] == ["weight [1, 2]", "bias [1]"]

@@ -28,7 +28,9 @@ def reduction(count, *, name="gloo:all_reduce", created_ns=None):
     ],
 )
 def test_gradients_are_averaged_where_reductions_carry_as_many_elements(sizes, averaged):
-    assert are_averaged([reduction(size, created_ns=5) for size in sizes], 36, since_ns=5) is averaged
+    assert (
+        are_averaged([reduction(size, created_ns=5) for size in sizes], 36, since_ns=5) is averaged
+    )
 
 
 def test_only_reductions_since_the_last_backward_count():

@@ -41,7 +41,10 @@ def test_the_first_parameter_with_a_nan(dtype, place):
 
 @pytest.mark.parametrize("value", [1.0, float("inf"), -float("inf"), 3e38])
 def test_what_is_large_or_infinite_is_a_number(value):
-    assert first_nan([torch.full((4,), value), torch.tensor([value, -value])], deadline_s=LATER) is None
+    assert (
+        first_nan([torch.full((4,), value), torch.tensor([value, -value])], deadline_s=LATER)
+        is None
+    )
 
 
 def test_what_has_no_floating_values_is_left_out():

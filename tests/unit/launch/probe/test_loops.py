@@ -153,7 +153,9 @@ def run(step, loader, *, batches=1000):
         step(batch)
 
 
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "persistent_workers": True}], ids=["none", "one"])
+@pytest.mark.parametrize(
+    "workers", [{}, {"num_workers": 1, "persistent_workers": True}], ids=["none", "one"]
+)
 def test_an_order_that_comes_back_is_seen(slot, step, workers):
     loader = DataLoader(DATA, batch_size=10, sampler=shared(), **workers)
     run(step, loader)
@@ -215,12 +217,19 @@ def test_loops_without_a_step_are_not_looked_at(slot):
     loader = DataLoader(DATA, batch_size=10, sampler=shared())
     for _ in range(3):
         list(loader)
-    assert (slot[counters.SAME_ORDER], slot[counters.LOOPS], slot[counters.BATCHES_BEFORE]) == (0, 0, 15)
+    assert (slot[counters.SAME_ORDER], slot[counters.LOOPS], slot[counters.BATCHES_BEFORE]) == (
+        0,
+        0,
+        15,
+    )
 
 
 def test_an_evaluation_that_comes_before_the_last_step_is_no_training(slot, step):
     """As with loaders that fetch ahead: the training loop has been asked for its end before its last step."""
-    train, held_out = iter(DataLoader(DATA, batch_size=50, sampler=shared())), DataLoader(DATA, batch_size=10)
+    train, held_out = (
+        iter(DataLoader(DATA, batch_size=50, sampler=shared())),
+        DataLoader(DATA, batch_size=10),
+    )
     batch = next(train)
     list(held_out)
     assert next(train, None) is None
@@ -237,7 +246,10 @@ def test_ends_of_training_loops_are_counted(slot, step):
     run(step, DataLoader(DATA, batch_size=20))
     list(held_out)
     run(step, loader, batches=3)  # which fetches one more
-    read = [slot[place] for place in (counters.LOOPS, counters.LOOP_BATCHES, counters.FIRST_LOOP_BATCHES)]
+    read = [
+        slot[place]
+        for place in (counters.LOOPS, counters.LOOP_BATCHES, counters.FIRST_LOOP_BATCHES)
+    ]
     assert read == [2, 5, 10]
     assert slot[counters.BATCHES] - slot[counters.BATCHES_BEFORE] == 4
 
@@ -270,7 +282,10 @@ def test_a_loop_of_one_batch_ends(slot, step, ahead):
         batch = next(iterator)
         assert (next(iterator, None) if ahead else None) is None
         step(batch)
-        assert [slot[place] for place in (counters.LOOPS, counters.LOOP_BATCHES)] == [loops_before + 1, 1]
+        assert [slot[place] for place in (counters.LOOPS, counters.LOOP_BATCHES)] == [
+            loops_before + 1,
+            1,
+        ]
         assert slot[counters.BATCHES] == slot[counters.BATCHES_BEFORE]
 
 
@@ -290,19 +305,27 @@ class Guessing:
 @pytest.mark.parametrize("length", [-1, 0, 1, 5, 8, 9])
 def test_a_length_that_is_only_a_guess_is_taken_back(slot, step, length):
     run(step, DataLoader(DATA, batch_sampler=Guessing(length)))
-    assert [slot[place] for place in (counters.LOOPS, counters.LOOP_BATCHES, counters.FIRST_LOOP_BATCHES)] == [1, 8, 8]
+    assert [
+        slot[place]
+        for place in (counters.LOOPS, counters.LOOP_BATCHES, counters.FIRST_LOOP_BATCHES)
+    ] == [1, 8, 8]
     assert slot[counters.BATCHES] == slot[counters.BATCHES_BEFORE]
 
 
 def test_loaders_side_by_side_are_not_counted_for_sure(slot, step):
-    for batch, _ in zip(DataLoader(DATA, batch_size=20), DataLoader(DATA, batch_size=10), strict=False):
+    for batch, _ in zip(
+        DataLoader(DATA, batch_size=20), DataLoader(DATA, batch_size=10), strict=False
+    ):
         step(batch)
     assert slot[counters.LOOPS] == 0
     loader, other = DataLoader(DATA, batch_size=10), iter(DataLoader(DATA, batch_size=10))
     for batch in loader:
         step(batch)
         next(other)
-    assert [slot[place] for place in (counters.LOOPS, counters.LOOP_BATCHES, counters.FIRST_LOOP_BATCHES)] == [
+    assert [
+        slot[place]
+        for place in (counters.LOOPS, counters.LOOP_BATCHES, counters.FIRST_LOOP_BATCHES)
+    ] == [
         1,
         -1,
         -1,
@@ -387,7 +410,9 @@ def test_batches_of_a_loader_that_was_left_before_the_training_are_not_counted(s
     for _ in range(2):
         next(held_out)
     del held_out
-    for batch in DataLoader(TensorDataset(torch.arange(60.0).reshape(60, 1)[: 10 * length]), batch_size=10):
+    for batch in DataLoader(
+        TensorDataset(torch.arange(60.0).reshape(60, 1)[: 10 * length]), batch_size=10
+    ):
         step(batch)
     assert slot[counters.LOOP_BATCHES] == length
     assert slot[counters.FIRST_LOOP_BATCHES] == length

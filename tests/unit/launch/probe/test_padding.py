@@ -41,7 +41,11 @@ def test_how_a_sampler_pads():
 
 
 def entry(name, *size, created_ns=10):
-    return {"profiling_name": f"gloo:{name}", "input_sizes": [list(size)], "time_created_ns": created_ns}
+    return {
+        "profiling_name": f"gloo:{name}",
+        "input_sizes": [list(size)],
+        "time_created_ns": created_ns,
+    }
 
 
 @pytest.mark.parametrize(
@@ -50,7 +54,10 @@ def entry(name, *size, created_ns=10):
         ([entry("all_reduce", 2)], True),
         ([entry("all_gather", 2)], True),  # as torchmetrics does
         ([entry("all_gather", 1), entry("all_gather", 40)], True),
-        ([entry("all_gather", 51)], False),  # results of single samples: the repeated ones may be dropped
+        (
+            [entry("all_gather", 51)],
+            False,
+        ),  # results of single samples: the repeated ones may be dropped
         ([entry("all_reduce", 2), entry("all_gather", 51, 10)], False),
         ([entry("send", 51)], False),
         ([entry("barrier")], False),

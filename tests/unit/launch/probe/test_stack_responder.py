@@ -33,9 +33,13 @@ def entry(number, *, group="0", retired=True, name="all_reduce", sizes=((4,),)):
 @pytest.fixture
 def recorder(monkeypatch):
     def fill(*entries):
-        text = json.dumps({"entries": entries, "nccl_comm_state": {}}, separators=(",", ":")).encode()
+        text = json.dumps(
+            {"entries": entries, "nccl_comm_state": {}}, separators=(",", ":")
+        ).encode()
         monkeypatch.setitem(
-            sys.modules, "torch._C._distributed_c10d", SimpleNamespace(_dump_fr_trace_json=lambda *_: text)
+            sys.modules,
+            "torch._C._distributed_c10d",
+            SimpleNamespace(_dump_fr_trace_json=lambda *_: text),
         )
 
     return fill
@@ -88,7 +92,12 @@ def ask(ear, *, user, name=""):
         f"asker.sendto(b'where', {ear.getsockname()!r})\n"
         "print(len(asker.recv(1 << 18)) > 0)\n"
     )
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout == "True\n"
+    return (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        ).stdout
+        == "True\n"
+    )
 
 
 @contextlib.contextmanager
@@ -128,7 +137,9 @@ def test_another_user_is_not_answered(ear):
 def test_an_answer_in_the_name_of_a_rank_is_not_believed(monkeypatch):
     """Anybody may take the name at which a rank is expected to listen."""
     pid = os.getppid()
-    monkeypatch.setattr(stack_responder, "address", lambda pid: f"\0paceline-test-{os.getpid()}-{pid}")
+    monkeypatch.setattr(
+        stack_responder, "address", lambda pid: f"\0paceline-test-{os.getpid()}-{pid}"
+    )
     with answering(stack_responder.address(pid)):
         assert stacks._ask_witnesses({0: pid}, wait_s=0.5) == {}
     with answering(stack_responder.address(os.getpid())):

@@ -23,7 +23,9 @@ NAMES = [*(liveness.name_of(member.host, member.pid) for member in MEMBERS), "ho
 
 @pytest.fixture
 def store():
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+    return TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10)
+    )
 
 
 @pytest.fixture
@@ -63,7 +65,13 @@ def test_a_node_that_died_after_the_roll_call_is_lost_and_nobody_waits_for_it(ga
     until(lambda: mine._heartbeats.heard[0].launcher)
     store.set(liveness.closed_key(NAMES[1]), str(time.time()))
     handler = HeldRendezvous(
-        store, rank=0, num_nodes=2, run_id="x", address="127.0.0.1", join_s=600, inform=lambda notice: None
+        store,
+        rank=0,
+        num_nodes=2,
+        run_id="x",
+        address="127.0.0.1",
+        join_s=600,
+        inform=lambda notice: None,
     )
     handler.lost = lambda: mine.lost
     begun = time.monotonic()
@@ -109,6 +117,9 @@ def test_a_notice_is_printed_when_it_is_time_to_and_when_the_picture_changes(mon
         waiting.show(Notice("waiting for node 1", advice="fix: start it"))
         time.sleep(0.25)
     waiting.show(Notice("waiting for node 2"))
-    assert [notice.what for notice in told] == ["waiting for node 1, for 0 s", "waiting for node 2, for 1 s"]
+    assert [notice.what for notice in told] == [
+        "waiting for node 1, for 0 s",
+        "waiting for node 2, for 1 s",
+    ]
     assert told[0].advice == "fix: start it; the wait ends after 15 min (--roll-call-timeout)"
     assert told[1].advice == "the wait ends after 15 min (--roll-call-timeout)"

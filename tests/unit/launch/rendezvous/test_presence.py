@@ -48,7 +48,10 @@ def test_with_c10d_the_first_to_come_begin(nodes, count):
 def test_two_numbers_of_nodes_are_told_with_both_hosts():
     finding = judge([HEAD, node(2, 1, (3, 3))], head=HEAD, sure=frozenset()).finding
     assert finding.name == "world-size-mismatch"
-    assert "head on host-a expects --nnodes 2, node 1 on host-b was started with --nnodes 3" in finding.what
+    assert (
+        "head on host-a expects --nnodes 2, node 1 on host-b was started with --nnodes 3"
+        in finding.what
+    )
     assert "--nnodes 2" in finding.fix
     ranged = judge([HEAD_C10D, node(2, -1, (1, 4))], head=HEAD_C10D, sure=frozenset()).finding
     assert "a node on host-b was started with --nnodes 1:4" in ranged.what
@@ -72,12 +75,30 @@ def test_a_node_that_was_interrupted_and_started_again_is_not_a_duplicate():
 @pytest.mark.parametrize(
     ("me", "verdict", "head", "name", "words"),
     [
-        (node(3, 1), Verdict(tuple(TWO)), HEAD, "duplicate-ranks", "rank 1: host-b (launcher pid 102) and host-c"),
-        (node(3, 0), Verdict(tuple(TWO)), HEAD, "duplicate-ranks", "rank 0: host-a (launcher pid 101) and host-c"),
+        (
+            node(3, 1),
+            Verdict(tuple(TWO)),
+            HEAD,
+            "duplicate-ranks",
+            "rank 1: host-b (launcher pid 102) and host-c",
+        ),
+        (
+            node(3, 0),
+            Verdict(tuple(TWO)),
+            HEAD,
+            "duplicate-ranks",
+            "rank 0: host-a (launcher pid 101) and host-c",
+        ),
         (node(3, 2, (3, 3)), Verdict(tuple(TWO)), HEAD, "extra-node", "node 2 on host-c"),
         (node(3, 1, (3, 3)), Verdict(tuple(TWO)), HEAD, "world-size-mismatch", "--nnodes 3"),
         (node(3, -1), Verdict(tuple(TWO)), HEAD_C10D, None, ""),
-        (node(3, -1, (3, 3)), Verdict(tuple(TWO)), HEAD_C10D, "world-size-mismatch", "a node on host-c"),
+        (
+            node(3, -1, (3, 3)),
+            Verdict(tuple(TWO)),
+            HEAD_C10D,
+            "world-size-mismatch",
+            "a node on host-c",
+        ),
         (
             node(3, 2),
             Verdict(finding=presence.same_rank_twice(*TWO)),
@@ -96,7 +117,11 @@ def test_a_newcomer_is_told_why_it_cannot_come_in(me, verdict, head, name, words
 def test_missing_ranks_are_named_with_their_hosts_where_a_scheduler_tells():
     head = replace(HEAD, nodes=(4, 4))
     finding = presence.missing(
-        [head, node(2, 2, (4, 4))], head=head, waited_s=30.2, hosts=["n1", "n2", "n3", "n4"], evidence=["heard so"]
+        [head, node(2, 2, (4, 4))],
+        head=head,
+        waited_s=30.2,
+        hosts=["n1", "n2", "n3", "n4"],
+        evidence=["heard so"],
     )
     assert finding.what == "node 1, 3 of 4 did not come within 30 s"
     assert finding.where == "node 1 is n2, node 3 is n4"

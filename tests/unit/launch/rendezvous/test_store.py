@@ -28,7 +28,10 @@ def settings(options, **values):
     [
         (STATIC, deadlines.STATIC_START),
         (C10D, deadlines.C10D_START),
-        (settings(STATIC, placed=SlurmDefaults(said="Slurm step 7.0: n[1-2], head n1")), deadlines.SLURM_START),
+        (
+            settings(STATIC, placed=SlurmDefaults(said="Slurm step 7.0: n[1-2], head n1")),
+            deadlines.SLURM_START,
+        ),
         (settings(STATIC, roll_call_timeout=33.0), 33),
         (settings(STATIC, rdzv_conf=(("join_timeout", "44"),)), 44),
     ],
@@ -40,7 +43,9 @@ def test_nodes_are_awaited_as_long_as_torchrun_does_or_as_long_as_the_user_says(
 @pytest.fixture
 def reaching(monkeypatch):
     """A node that knocks at a head whose answers are given in turn, the last for ever."""
-    monkeypatch.setenv(env.TEST_TIME_FACTOR, "0.005")  # 4.5 s instead of 15 min, refused for 0.3 s instead of 60
+    monkeypatch.setenv(
+        env.TEST_TIME_FACTOR, "0.005"
+    )  # 4.5 s instead of 15 min, refused for 0.3 s instead of 60
 
     def build(answers, options=STATIC, inform=lambda notice: None):
         left = list(answers)
@@ -51,10 +56,14 @@ def reaching(monkeypatch):
 
         monkeypatch.setattr(stores, "knock", knock)
         monkeypatch.setattr(
-            stores, "look_up", lambda name: "not known" if knock(name, 0).kind == "unresolved" else ("10.0.0.1",)
+            stores,
+            "look_up",
+            lambda name: "not known" if knock(name, 0).kind == "unresolved" else ("10.0.0.1",),
         )
         monkeypatch.setattr(stores, "enter", lambda address, port: "the store")
-        return stores._Reaching(options, "head", 29500, notes=Notes(Path("/proc/nowhere"), NOTE), inform=inform)
+        return stores._Reaching(
+            options, "head", 29500, notes=Notes(Path("/proc/nowhere"), NOTE), inform=inform
+        )
 
     return build
 
@@ -69,11 +78,15 @@ def test_a_refused_port_ends_the_wait_long_before_its_limit(reaching):
 
 def test_a_head_that_comes_after_it_was_silent_unknown_and_refused_is_reached(reaching):
     told = []
-    assert reaching(["unresolved", "silent", "refused", "dropped", "open"], inform=told.append).reach() == (
+    assert reaching(
+        ["unresolved", "silent", "refused", "dropped", "open"], inform=told.append
+    ).reach() == (
         "the store",
         "10.0.0.1",
     )
-    assert len({notice.what.rpartition(",")[0] for notice in told}) == len(told) == 3  # one for each picture
+    assert (
+        len({notice.what.rpartition(",")[0] for notice in told}) == len(told) == 3
+    )  # one for each picture
 
 
 def test_a_refused_port_is_awaited_as_long_as_the_user_says(reaching):

@@ -17,7 +17,9 @@ from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived, missing
 
 AT = "10.77.0.1"
-MINE = Note("train.py", "none", 1, "host-b", 102, name="head", address=AT, port=29500, listens=False)
+MINE = Note(
+    "train.py", "none", 1, "host-b", 102, name="head", address=AT, port=29500, listens=False
+)
 HEAD = replace(MINE, rank=0, host="host-a", pid=101, listens=True, addresses=(AT, "192.168.0.1"))
 
 
@@ -56,7 +58,9 @@ def test_what_came_of_a_knock(number, icmp, kind):
 def test_each_way_of_not_reaching_the_head_has_its_name_and_one_line(kind, name, words):
     finding = unreachable.judge(ConnectionProbe(kind, AT), MINE, [], waited_s=30)
     assert finding.name == name
-    assert finding.what.startswith(f"the head at head:29500 ({AT}) was not reached from host-b within 30 s: ")
+    assert finding.what.startswith(
+        f"the head at head:29500 ({AT}) was not reached from host-b within 30 s: "
+    )
     assert words in finding.what
     assert finding.fix
 
@@ -70,9 +74,13 @@ def test_a_name_that_does_not_resolve():
 
 
 def test_another_port_is_told_with_both():
-    finding = unreachable.judge(ConnectionProbe("refused", AT), replace(MINE, port=29501), [HEAD], waited_s=30)
+    finding = unreachable.judge(
+        ConnectionProbe("refused", AT), replace(MINE, port=29501), [HEAD], waited_s=30
+    )
     assert finding.name == "port-refused"
-    assert finding.evidence == ("node 0 on host-a is up and listens on port 29500, this node knocks at port 29501",)
+    assert finding.evidence == (
+        "node 0 on host-a is up and listens on port 29500, this node knocks at port 29501",
+    )
 
 
 def test_a_name_with_two_meanings_is_told_with_both():
@@ -85,7 +93,8 @@ def test_a_name_with_two_meanings_is_told_with_both():
 def test_another_address_of_the_head_is_not_another_meaning():
     mine = replace(MINE, address="192.168.0.1")
     assert (
-        unreachable.judge(ConnectionProbe("dropped", "192.168.0.1"), mine, [HEAD], waited_s=30).name == "port-filtered"
+        unreachable.judge(ConnectionProbe("dropped", "192.168.0.1"), mine, [HEAD], waited_s=30).name
+        == "port-filtered"
     )
 
 
@@ -95,7 +104,10 @@ def test_a_name_that_means_the_node_itself():
     )
     assert finding.name == "master-addr-wrong"
     local = replace(MINE, name="localhost", address="127.0.0.1")
-    assert unreachable.judge(ConnectionProbe("refused", "127.0.0.1"), local, [], waited_s=30).name == "port-refused"
+    assert (
+        unreachable.judge(ConnectionProbe("refused", "127.0.0.1"), local, [], waited_s=30).name
+        == "port-refused"
+    )
 
 
 ABSENT = missing([Arrived(1, 0, "host-a", 101, (2, 2))], head=Arrived(1, 0, "host-a", 101, (2, 2)),
@@ -105,10 +117,22 @@ ABSENT = missing([Arrived(1, 0, "host-a", 101, (2, 2))], head=Arrived(1, 0, "hos
 @pytest.mark.parametrize(
     ("note", "words"),
     [
-        (replace(MINE, port=29501), f"node 1 on host-b is up and knocks at {AT}:29501, the head listens on 29500"),
-        (replace(MINE, address="10.99.0.9"), f"knocks at 10.99.0.9:29500: head means 10.99.0.9 there and {AT} here"),
-        (replace(MINE, trouble="rejected by a firewall"), f"knocks at {AT}:29500: rejected by a firewall"),
-        (replace(MINE, name=AT, address="", trouble="the name does not resolve"), "the name does not resolve"),
+        (
+            replace(MINE, port=29501),
+            f"node 1 on host-b is up and knocks at {AT}:29501, the head listens on 29500",
+        ),
+        (
+            replace(MINE, address="10.99.0.9"),
+            f"knocks at 10.99.0.9:29500: head means 10.99.0.9 there and {AT} here",
+        ),
+        (
+            replace(MINE, trouble="rejected by a firewall"),
+            f"knocks at {AT}:29500: rejected by a firewall",
+        ),
+        (
+            replace(MINE, name=AT, address="", trouble="the name does not resolve"),
+            "the name does not resolve",
+        ),
     ],
 )
 def test_the_head_repeats_what_the_missing_node_has_noted(note, words):
@@ -122,11 +146,17 @@ def test_the_head_repeats_what_the_missing_node_has_noted(note, words):
     [
         ("dropped by a firewall: the port is silent", 1, "open port 29500"),
         ("the host does not answer", 1, "find out why host-b does not reach"),
-        ("dropped by a firewall: the port is silent", 2, "start paceline run there too"),  # another is not up
+        (
+            "dropped by a firewall: the port is silent",
+            2,
+            "start paceline run there too",
+        ),  # another is not up
     ],
 )
 def test_nobody_is_told_to_start_a_launcher_that_is_up(trouble, num_missing, words):
-    finding = unreachable.explain_missing(ABSENT, HEAD, [replace(MINE, trouble=trouble)], num_missing=num_missing)
+    finding = unreachable.explain_missing(
+        ABSENT, HEAD, [replace(MINE, trouble=trouble)], num_missing=num_missing
+    )
     assert "node 1 on host-b is up" in finding.evidence[-1]
     assert words in finding.fix
     assert ("start paceline run there too" in finding.fix) == (num_missing == 2)
@@ -167,7 +197,9 @@ def test_notes_of_the_killed_are_passed_over_and_old_ones_removed(tmp_path):
     left.leave(ended=True)  # it had given up by itself: that may be why it is missing
     assert [note.rank for note in head.read()] == [1]
     left.remove()
-    (path,) = (path for path in tmp_path.glob("*.json") if json.loads(path.read_text())["rank"] == 1)
+    (path,) = (
+        path for path in tmp_path.glob("*.json") if json.loads(path.read_text())["rank"] == 1
+    )
     os.utime(path, (0, 0))
     assert head.read() == []
     assert not path.exists()

@@ -66,7 +66,11 @@ def in_words(plan):
         ({"local_ranks_filter": "0", "tee": "3"}, 0, 0, "prefixed", "prefixed"),
         ({"local_ranks_filter": "1", "redirects": "1"}, 1, 1, "hidden", "plain"),
     ],
-    ids=lambda value: " ".join(f"{name}={text}" for name, text in value.items()) if isinstance(value, dict) else None,
+    ids=lambda value: (
+        " ".join(f"{name}={text}" for name, text in value.items())
+        if isinstance(value, dict)
+        else None
+    ),
 )
 def test_what_the_console_shows(typed, rank, local_rank, out, err):
     assert tuple(map(in_words, planned(rank, local_rank, **typed))) == (out, err)
@@ -74,11 +78,20 @@ def test_what_the_console_shows(typed, rank, local_rank, out, err):
 
 def test_every_stream_has_its_files_also_when_it_is_hidden():
     out, err = planned(3, 3)
-    assert (out.path, out.filtered, err.path, err.filtered) == ("rank.out", "filtered.out", "rank.err", "filtered.err")
+    assert (out.path, out.filtered, err.path, err.filtered) == (
+        "rank.out",
+        "filtered.out",
+        "rank.err",
+        "filtered.err",
+    )
 
 
 def test_filters_belong_to_their_stream_and_to_teed_ones_only():
-    typed = {"tee": "1:3", "duplicate_stdout_filters": "loss", "duplicate_stderr_filters": "warn,oom"}
+    typed = {
+        "tee": "1:3",
+        "duplicate_stdout_filters": "loss",
+        "duplicate_stderr_filters": "warn,oom",
+    }
     out, err = planned(1, 1, **typed)
     assert (out.filters, err.filters) == (("loss",), ("warn", "oom"))
     assert [plan.filters for plan in planned(0, 0, **typed)] == [(), ()]
@@ -130,7 +143,9 @@ class Stage:
         self.console = Console(out=sink, err=sink)
 
     def open(self, *, name="rank.out", shown=True, prefix="", filters=()):
-        plan = StreamPlan(str(self.folder / "logs" / name), shown, prefix, filters, str(self.folder / "filtered"))
+        plan = StreamPlan(
+            str(self.folder / "logs" / name), shown, prefix, filters, str(self.folder / "filtered")
+        )
         return self.console.open((plan, plan))
 
     def close(self, *handles):
@@ -212,7 +227,9 @@ def test_a_prefix_stands_before_every_line_and_in_the_file_before_none(stage):
     os.write(out, b"one\ntwo")
     os.write(out, b" and more\n\nlast")
     stage.close(out, err)
-    assert stage.shown() == b"[default0]:one\n[default0]:two and more\n[default0]:\n[default0]:last\n"
+    assert (
+        stage.shown() == b"[default0]:one\n[default0]:two and more\n[default0]:\n[default0]:last\n"
+    )
     assert stage.kept() == b"one\ntwo and more\n\nlast"
 
 
@@ -321,7 +338,10 @@ def test_two_consoles_have_two_streams(tmp_path, pipe):
         os.close(err)
         console.drain()
         assert (take_all(pipe[0]), take_all(other_source)) == (b"to stdout", b"to stderr")
-        assert ((tmp_path / "out").read_bytes(), (tmp_path / "err").read_bytes()) == (b"to stdout", b"to stderr")
+        assert ((tmp_path / "out").read_bytes(), (tmp_path / "err").read_bytes()) == (
+            b"to stdout",
+            b"to stderr",
+        )
     finally:
         os.close(other_source)
         os.close(other_sink)
@@ -354,10 +374,14 @@ class FullDisk:
         return written
 
 
-def test_a_full_disk_drops_output_and_the_log_says_so_when_there_is_space_again(tmp_path, monkeypatch):
+def test_a_full_disk_drops_output_and_the_log_says_so_when_there_is_space_again(
+    tmp_path, monkeypatch
+):
     disk, losses = FullDisk(room=4), []
     monkeypatch.setattr(log_file, "os", disk)
-    file = log_file.LogFile(str(tmp_path / "rank.out"), lambda path, reason: losses.append((path, reason)))
+    file = log_file.LogFile(
+        str(tmp_path / "rank.out"), lambda path, reason: losses.append((path, reason))
+    )
     file.open()
     file.write(b"one\ntwo\n")
     file.write(b"three\n")
@@ -432,7 +456,9 @@ def test_on_a_terminal_a_rank_has_a_terminal_of_the_same_size(tmp_path, terminal
     os.close(err)
     console.drain()
     assert (tmp_path / "rank.out").read_bytes() == b"50 %\r100 %\n"
-    assert take_all(master) == b"50 %\r100 %\r\n"  # the one carriage return that the real terminal adds
+    assert (
+        take_all(master) == b"50 %\r100 %\r\n"
+    )  # the one carriage return that the real terminal adds
 
 
 def test_a_message_is_a_line_of_its_own_beside_a_progress_bar(tmp_path):

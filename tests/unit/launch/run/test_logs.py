@@ -21,11 +21,15 @@ def folder(tmp_path):
 
 
 def make(folder, *, first_attempt=0, **typed):
-    return logs.make_logs(parse("train.py", (), typed=typed, inherited={}), folder, first_attempt=first_attempt)
+    return logs.make_logs(
+        parse("train.py", (), typed=typed, inherited={}), folder, first_attempt=first_attempt
+    )
 
 
 def environments(attempt="0"):
-    return {local: {"RANK": str(4 + local), "TORCHELASTIC_RESTART_COUNT": attempt} for local in range(2)}
+    return {
+        local: {"RANK": str(4 + local), "TORCHELASTIC_RESTART_COUNT": attempt} for local in range(2)
+    }
 
 
 def test_the_run_folder_has_one_file_a_rank_for_both_streams(folder):
@@ -76,9 +80,13 @@ def test_a_plug_in_is_made_with_torchruns_arguments(folder, monkeypatch):
         return "made"
 
     monkeypatch.setattr(
-        logs, "entry_points", lambda *, group, name: [SimpleNamespace(load=lambda: plug_in)] if name == "mine" else []
+        logs,
+        "entry_points",
+        lambda *, group, name: [SimpleNamespace(load=lambda: plug_in)] if name == "mine" else [],
     )
-    assert make(folder, logs_specs="mine", tee="1:3", local_ranks_filter="1", log_dir="/x") == "made"
+    assert (
+        make(folder, logs_specs="mine", tee="1:3", local_ranks_filter="1", log_dir="/x") == "made"
+    )
     assert (got["log_dir"], got["local_ranks_filter"], sorted(got["tee"])) == ("/x", {1}, [1])
 
 

@@ -18,7 +18,10 @@ def told(*, step=1, metric=None, mode="max", files=None, run=""):
 
 def committed(*metrics, mode="max"):
     """Checkpoints 1, 2, 3, ... with these metrics."""
-    return [Committed(Path(f"/c/{n}"), n, told(metric=each, mode=mode)) for n, each in enumerate(metrics, start=1)]
+    return [
+        Committed(Path(f"/c/{n}"), n, told(metric=each, mode=mode))
+        for n, each in enumerate(metrics, start=1)
+    ]
 
 
 def serials(checkpoints):
@@ -35,7 +38,15 @@ def test_a_committed_name_tells_serial_and_step():
 
 
 @pytest.mark.parametrize(
-    "name", [".00003-step-12.ab12-7-host", "00003-step-12.ab", "3-step-12", "00003-step-", "x00003-step-1", "plan.json"]
+    "name",
+    [
+        ".00003-step-12.ab12-7-host",
+        "00003-step-12.ab",
+        "3-step-12",
+        "00003-step-",
+        "x00003-step-1",
+        "plan.json",
+    ],
 )
 def test_other_names_are_not_committed(name):
     assert manifest.parse_committed(name) is None
@@ -68,7 +79,8 @@ def test_trash_is_always_stale_and_what_is_not_ours_never():
 
 
 @pytest.mark.parametrize(
-    ("name", "rank"), [("rank/3/rng", 3), ("rank/12/a/b", 12), ("rank/x/rng", None), ("model/rank/3/a", None)]
+    ("name", "rank"),
+    [("rank/3/rng", 3), ("rank/12/a/b", 12), ("rank/x/rng", None), ("model/rank/3/a", None)],
 )
 def test_what_belongs_to_a_rank(name, rank):
     assert shares.rank_of(name) == rank
@@ -108,7 +120,8 @@ def test_what_is_no_object_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    ("metric", "kept"), [(None, None), (1, 1.0), (0, 0.0), (float("nan"), None), (float("inf"), None), (-2.5, -2.5)]
+    ("metric", "kept"),
+    [(None, None), (1, 1.0), (0, 0.0), (float("nan"), None), (float("inf"), None), (-2.5, -2.5)],
 )
 def test_a_metric_is_kept_if_it_is_finite(metric, kept):
     assert manifest.clean_metric(metric) == kept
@@ -146,7 +159,13 @@ def test_the_best(metrics, mode, count, best):
         ((0.9, 0.1, 0.2, 0.3), 2, 1, "max", [2]),
         ((0.9, 0.1, 0.2, 0.3), 2, 1, "min", [1]),
         ((0.9, 0.1, 0.2, 0.3), 1, 0, "max", [1, 2, 3]),
-        ((0.9, 0.1, 0.2, 0.3), 1, 2, "max", [2, 3]),  # the latest is one of the best: no other takes its place
+        (
+            (0.9, 0.1, 0.2, 0.3),
+            1,
+            2,
+            "max",
+            [2, 3],
+        ),  # the latest is one of the best: no other takes its place
         ((0.9, None, None, None), 1, 1, "max", [2, 3]),
         ((), 1, 1, "max", []),
     ],
@@ -162,7 +181,9 @@ def test_the_best_is_one_of_those_judged_as_the_latest_that_has_a_metric():
     other = Committed(Path("/c/3"), 3, told(metric=0.5, mode="min"))
     blank = Committed(Path("/c/4"), 4, told(mode="max"))
     assert manifest.find_best([first, second]) is second
-    assert manifest.find_best([blank, other, second, first]) is other, "an accuracy of 0.1 is no loss of 0.1"
+    assert manifest.find_best([blank, other, second, first]) is other, (
+        "an accuracy of 0.1 is no loss of 0.1"
+    )
     assert manifest.find_best([blank]) is None
     assert manifest.find_best([]) is None
 
@@ -180,8 +201,12 @@ def test_what_another_training_left_is_neither_deleted_nor_best():
 
 
 def saved(objects=(), files=None, **shapes):
-    tensors = {name.replace("__", "/"): TensorInfo(shape, "float32") for name, shape in shapes.items()}
-    return Saved(Path("/c/00001-step-1"), 1, 0, None, "max", 1, 5, tensors, frozenset(objects), files or {})
+    tensors = {
+        name.replace("__", "/"): TensorInfo(shape, "float32") for name, shape in shapes.items()
+    }
+    return Saved(
+        Path("/c/00001-step-1"), 1, 0, None, "max", 1, 5, tensors, frozenset(objects), files or {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,24 +214,40 @@ def saved(objects=(), files=None, **shapes):
     [
         ({"model/a": (2, 3), "model/b": ()}, []),
         ({"model/a": (2, 3), "model/b": (), "optimizer/x": (4,)}, []),
-        ({"model/a": (3, 2), "model/b": ()}, ["model/a is [3, 2] here and [2, 3] in the checkpoint"]),
+        (
+            {"model/a": (3, 2), "model/b": ()},
+            ["model/a is [3, 2] here and [2, 3] in the checkpoint"],
+        ),
         ({"model/a": (6,), "model/b": ()}, ["model/a is [6] here and [2, 3] in the checkpoint"]),
         ({"model/a": (2, 3)}, ["model/b [] is in the checkpoint only"]),
         (
             {"model/c": (1,), "model/b": ()},
             ["model/c [1] is not in the checkpoint", "model/a [2, 3] is in the checkpoint only"],
         ),
-        ({"model/a": (2, 3), "model/b": (), "optimizer/y": (1,)}, ["optimizer/y [1] is not in the checkpoint"]),
-        ({"model/a": (2, 3), "model/b": (), "model/extra": (1,)}, ["model/extra [1] is not in the checkpoint"]),
+        (
+            {"model/a": (2, 3), "model/b": (), "optimizer/y": (1,)},
+            ["optimizer/y [1] is not in the checkpoint"],
+        ),
+        (
+            {"model/a": (2, 3), "model/b": (), "model/extra": (1,)},
+            ["model/extra [1] is not in the checkpoint"],
+        ),
     ],
 )
 def test_a_checkpoint_is_compared_with_what_it_is_loaded_into(here, lines):
     checkpoint = saved(model__a=(2, 3), model__b=(), optimizer__x=(4,), objects=["model/extra"])
-    assert manifest.compare(checkpoint, {name: TensorInfo(shape, "float64") for name, shape in here.items()}) == lines
+    assert (
+        manifest.compare(
+            checkpoint, {name: TensorInfo(shape, "float64") for name, shape in here.items()}
+        )
+        == lines
+    )
 
 
 def test_a_rank_loads_what_is_for_all_and_what_is_its_own():
-    checkpoint = saved(model__a=(), rank__0__rng=(), rank__1__rng=(), objects=["session", "rank/1/x", "rank/10/x"])
+    checkpoint = saved(
+        model__a=(), rank__0__rng=(), rank__1__rng=(), objects=["session", "rank/1/x", "rank/10/x"]
+    )
     assert shares.names_for(checkpoint, 1) == ["model/a", "rank/1/rng", "rank/1/x", "session"]
     assert shares.names_for(checkpoint, 7) == ["model/a", "session"]
 
@@ -233,9 +274,15 @@ def test_ranks_check_every_file_once():
 
 def test_sizes_are_compared():
     files = {"a": FileInfo(1, 0), "b": FileInfo(2, 0), "c": FileInfo(3, 0)}
-    assert manifest.check_sizes(files, {"a": 1, "b": 5, "c": None}) == ["b has 5 bytes instead of 2", "c is missing"]
+    assert manifest.check_sizes(files, {"a": 1, "b": 5, "c": None}) == [
+        "b has 5 bytes instead of 2",
+        "c is missing",
+    ]
 
 
 def test_differences_between_ranks_are_told():
     assert shares.differences([("a", "b"), ("a", "b")]) == []
-    assert shares.differences([("a", "b"), ("a",), ("a", "b", "c")]) == ["b: on ranks 0, 2 only", "c: on rank 2 only"]
+    assert shares.differences([("a", "b"), ("a",), ("a", "b", "c")]) == [
+        "b: on ranks 0, 2 only",
+        "c: on rank 2 only",
+    ]

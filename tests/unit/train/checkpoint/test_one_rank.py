@@ -27,7 +27,9 @@ def here(tmp_path):
     made = Checkpoints(tmp_path / "run" / "checkpoints", world=World(), device=CPU)
     yield made
     made.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("paceline-check")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("paceline-check")
+    ]
 
 
 @pytest.fixture
@@ -36,7 +38,11 @@ def place(tmp_path):
 
 
 def state(step):
-    return {"model/w": torch.full((5, 3), float(step)), "model/b": torch.zeros(0), "session": {"step": step}}
+    return {
+        "model/w": torch.full((5, 3), float(step)),
+        "model/b": torch.zeros(0),
+        "session": {"step": step},
+    }
 
 
 def save(here, step, **options):
@@ -44,7 +50,11 @@ def save(here, step, **options):
 
 
 def load(here, which="latest"):
-    into = {name: torch.full_like(value, -1) for name, value in state(0).items() if name.startswith("model/")}
+    into = {
+        name: torch.full_like(value, -1)
+        for name, value in state(0).items()
+        if name.startswith("model/")
+    }
     others = here.load(here.find(which), into)
     assert set(into["model/w"].flatten().tolist()) == {others["session"]["step"]}
     return others["session"]["step"]
@@ -91,7 +101,9 @@ def test_bests_of_both_directions_are_kept_and_not_compared(here, place):
     assert load(here, "best") == 3
 
 
-def test_trainings_that_begin_with_one_checkpoint_of_another_folder_are_apart(here, place, tmp_path):
+def test_trainings_that_begin_with_one_checkpoint_of_another_folder_are_apart(
+    here, place, tmp_path
+):
     save(here, 5)
     began = here.find("latest")
     into = {name: value for name, value in state(0).items() if name.startswith("model/")}
@@ -109,9 +121,22 @@ def test_trainings_that_begin_with_one_checkpoint_of_another_folder_are_apart(he
 
 
 def test_a_checkpoint_tells_what_it_is(here):
-    here.save({**state(3), "rank/0/rng": torch.tensor([1])}, step=3, epoch=2, metric=0.5, mode="min", wait=True)
+    here.save(
+        {**state(3), "rank/0/rng": torch.tensor([1])},
+        step=3,
+        epoch=2,
+        metric=0.5,
+        mode="min",
+        wait=True,
+    )
     saved = here.find("latest")
-    assert (saved.step, saved.epoch, saved.metric, saved.mode, saved.world_size) == (3, 2, 0.5, "min", 1)
+    assert (saved.step, saved.epoch, saved.metric, saved.mode, saved.world_size) == (
+        3,
+        2,
+        0.5,
+        "min",
+        1,
+    )
     assert saved.tensors == {
         "model/w": TensorInfo((5, 3), "float32"),
         "model/b": TensorInfo((0,), "float32"),
@@ -137,7 +162,9 @@ def test_values_and_types_come_back(here):
             assert found[name].dtype == value.dtype
             assert torch.equal(found[name], value)
     saved = here.find("latest")
-    assert sum(file.num_bytes for file in saved.files.values()) < 30_000, "parts are saved and not what they are of"
+    assert sum(file.num_bytes for file in saved.files.values()) < 30_000, (
+        "parts are saved and not what they are of"
+    )
 
 
 def test_a_loaded_tensor_keeps_its_own_type_and_place(here):
@@ -168,7 +195,9 @@ def test_buffers_are_used_again(here):
     assert {name: tensor.data_ptr() for name, tensor in here._staging._buffers.items()} == before
     here.save({"model/w": torch.ones(2)}, step=3, epoch=0)
     here.wait()
-    assert {name: tuple(tensor.shape) for name, tensor in here._staging._buffers.items()} == {"model/w": (2,)}
+    assert {name: tuple(tensor.shape) for name, tensor in here._staging._buffers.items()} == {
+        "model/w": (2,)
+    }
     here.close()
     assert here._staging._buffers == {}
 
@@ -183,7 +212,9 @@ def test_one_save_is_in_flight_at_most(here, place, monkeypatch):
         write_one(*args, **options)
 
     monkeypatch.setattr(write, "write", slow)
-    save_it = threading.Thread(target=lambda: [here.save(state(step), step=step, epoch=0) for step in (1, 2)])
+    save_it = threading.Thread(
+        target=lambda: [here.save(state(step), step=step, epoch=0) for step in (1, 2)]
+    )
     save_it.start()
     save_it.join(0.3)
     assert save_it.is_alive(), "the second waits for the first"
@@ -194,9 +225,13 @@ def test_one_save_is_in_flight_at_most(here, place, monkeypatch):
     assert entered == [0, 1]
 
 
-def test_a_save_of_another_session_is_waited_for_before_the_latest_is_sought(here, place, monkeypatch):
+def test_a_save_of_another_session_is_waited_for_before_the_latest_is_sought(
+    here, place, monkeypatch
+):
     write_one = write.write
-    monkeypatch.setattr(write, "write", lambda *args, **options: time.sleep(0.3) or write_one(*args, **options))
+    monkeypatch.setattr(
+        write, "write", lambda *args, **options: time.sleep(0.3) or write_one(*args, **options)
+    )
     here.save(state(1), step=1, epoch=0)
     assert load(Checkpoints(place, world=World(), device=CPU)) == 1
 
@@ -247,7 +282,9 @@ def test_what_goes_wrong_in_the_background_is_said_once_by_what_is_called_next(
 
 def test_the_disk_has_to_be_full_for_that_finding(here, place, monkeypatch):
     save(here, 1)
-    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error"))
+    )
     with pytest.raises(SetupError) as error:
         save(here, 2)
     assert finding(error).name == "folder-not-writable"
@@ -259,7 +296,9 @@ def test_a_kill_between_the_steps_of_a_commit_leaves_nothing_visible(here, place
     save(here, 1)
     for function in ("write_whole", "sync_folder"):
         monkeypatch.setattr(folder, "remove", lambda path: None)  # a killed process cleans nothing
-        monkeypatch.setattr(folder, function, lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        monkeypatch.setattr(
+            folder, function, lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             save(here, 2)
         monkeypatch.undo()
@@ -281,7 +320,9 @@ def test_everything_is_on_the_disk_before_the_rename(here, monkeypatch):
     monkeypatch.setattr(os, "fsync", synced)
     path_type = type(here._folder)
     monkeypatch.setattr(
-        path_type, "rename", lambda self, to: log.append(f"-> {os.path.basename(to)}") or rename(self, to)
+        path_type,
+        "rename",
+        lambda self, to: log.append(f"-> {os.path.basename(to)}") or rename(self, to),
     )
     save(here, 1)
     kinds = [word if not word.startswith(".00001") else "the folder" for word in log]
@@ -462,7 +503,9 @@ def test_a_folder_that_is_gone_is_not_shared(here):
     save(here, 1)
     saved = replace(here.find("latest"), path=here._folder / "gone")
     with pytest.raises(SetupError, match="run-folder-not-shared"):
-        here.load(saved, {name: value for name, value in state(0).items() if name.startswith("model/")})
+        here.load(
+            saved, {name: value for name, value in state(0).items() if name.startswith("model/")}
+        )
 
 
 def test_checksums_are_of_what_was_written(here, place):

@@ -73,7 +73,9 @@ class Metric(nn.Module):
 def cloned():
     """A module whose hook puts copies into its state_dict."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    model.register_state_dict_post_hook(lambda _, state, *__: state.update({k: v.clone() for k, v in state.items()}))
+    model.register_state_dict_post_hook(
+        lambda _, state, *__: state.update({k: v.clone() for k, v in state.items()})
+    )
     return model
 
 
@@ -100,7 +102,10 @@ def tied():
 
 def plain(model):
     state = model.state_dict()
-    return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+    return {
+        name: value.tolist() if isinstance(value, torch.Tensor) else value
+        for name, value in state.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -161,7 +166,10 @@ def test_another_model_is_named_before_anything_is_overwritten(here):
     lines = finding(here, nn.ModuleDict({"count": nn.Sequential()}), nn.Linear(1, 1)).evidence
     assert "model/count._extra_state [1] is in the checkpoint only" in lines
     lines = finding(here, nn.ModuleDict({"count": Counting(0)})).evidence
-    assert lines == ("model.1/bias [1] is in the checkpoint only", "model.1/weight [1, 1] is in the checkpoint only")
+    assert lines == (
+        "model.1/bias [1] is in the checkpoint only",
+        "model.1/weight [1, 1] is in the checkpoint only",
+    )
     assert plain(fresh) == before
 
 
@@ -169,13 +177,18 @@ def test_what_a_model_does_not_take_back_is_named(here):
     model = nn.Linear(1, 1)
     model.register_state_dict_post_hook(lambda _, state, *__: state.update(version=3))
     save(here, model)
-    assert "does not take back 1 of the entries of its state_dict, version first" in finding(here, model).what
+    assert (
+        "does not take back 1 of the entries of its state_dict, version first"
+        in finding(here, model).what
+    )
 
 
 def test_versions_of_modules_reach_them(here):
     model = nn.ModuleList([Counting(1)])
     seen = []
-    model.register_load_state_dict_pre_hook(lambda _, __, ___, metadata, *____: seen.append(metadata.get("version")))
+    model.register_load_state_dict_pre_hook(
+        lambda _, __, ___, metadata, *____: seen.append(metadata.get("version"))
+    )
     save(here, model)
     load(here, model)
     assert seen == [1]
@@ -188,7 +201,12 @@ def test_nested_state_comes_back_as_it_was(here):
     inner = OrderedDict(b=torch.ones(2), a=1)
     inner._metadata = {"": {"version": 2}}
     counts = defaultdict(list, {"x": [torch.zeros(1)]})
-    own = {"inner": inner, "counts": counts, "kinds": Counter(a=2), "both": {1: torch.tensor(1), "1": torch.tensor(2)}}
+    own = {
+        "inner": inner,
+        "counts": counts,
+        "kinds": Counter(a=2),
+        "both": {1: torch.tensor(1), "1": torch.tensor(2)},
+    }
     save(here, own=own)
     found = load(here)
     assert str(found) == str(own)

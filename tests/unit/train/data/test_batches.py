@@ -76,7 +76,11 @@ def stacked_beside(samples):
 
 
 PICTURE, GREY = torch.ones(3, 5, 4), torch.ones(1, 28, 28)
-TARGET = {"boxes": torch.ones(1, 4), "labels": torch.ones(1), "image_id": torch.tensor([1])}  # of one object
+TARGET = {
+    "boxes": torch.ones(1, 4),
+    "labels": torch.ones(1),
+    "image_id": torch.tensor([1]),
+}  # of one object
 EMPTY = "Tensor(0, 3, 5, 4)"
 
 
@@ -134,7 +138,11 @@ def test_without_rows_keeps_fields(sample, num_rows):
             return {key: emptied(part) for key, part in batch.items()}
         if isinstance(batch, Pair):
             return Pair(*map(emptied, batch))
-        return batch[:0] if all(isinstance(part, str) for part in batch) else type(batch)(map(emptied, batch))
+        return (
+            batch[:0]
+            if all(isinstance(part, str) for part in batch)
+            else type(batch)(map(emptied, batch))
+        )
 
     batch = default_collate([sample] * num_rows)
     expected = shapes(emptied(batch))
@@ -147,7 +155,12 @@ def test_without_rows_opens_dataclasses_and_arrays():
     batch = Batch(torch.ones(2, 3), ["a", "b"], {"y": np.ones((2, 5)), "all": np.array(7.0)})
     found = without_rows(batch)
     assert isinstance(found, Batch)
-    assert (found.x.shape, found.names, found.more["y"].shape, found.more["all"]) == ((0, 3), [], (0, 5), 7.0)
+    assert (found.x.shape, found.names, found.more["y"].shape, found.more["all"]) == (
+        (0, 3),
+        [],
+        (0, 5),
+        7.0,
+    )
     assert found.size == 7
     assert batch.x.shape == (2, 3)
     assert without_rows(Normed(torch.ones(2))).x.shape == (0,)
@@ -157,7 +170,10 @@ def test_without_rows_opens_dataclasses_and_arrays():
 
 def test_a_rank_without_samples_gets_none_of_an_unstacked_batch():
     data = [(PICTURE, TARGET)] * 3
-    ranks = [list(make(data, batch_size=2, rank=rank, world_size=2, collate_fn=zipped)) for rank in range(2)]
+    ranks = [
+        list(make(data, batch_size=2, rank=rank, world_size=2, collate_fn=zipped))
+        for rank in range(2)
+    ]
     assert [[len(pictures) for pictures, _ in batches] for batches in ranks] == [[1, 1], [1, 0]]
     assert ranks[1][1] == ((), ())
 
@@ -218,10 +234,25 @@ def streams(monkeypatch):
 
 
 def test_a_copy_waits_for_the_kernels_of_earlier_batches(streams):
-    for batch in moved_ahead(iter([OfItself(number, streams) for number in range(3)]), torch.device("cpu")):
+    for batch in moved_ahead(
+        iter([OfItself(number, streams) for number in range(3)]), torch.device("cpu")
+    ):
         streams.append(f"step {batch.number}")
     copy, use = "copying waits for main", "main waits for copying"
-    assert streams == [copy, "copy 0", use, copy, "copy 1", "step 0", use, copy, "copy 2", "step 1", use, "step 2"]
+    assert streams == [
+        copy,
+        "copy 0",
+        use,
+        copy,
+        "copy 1",
+        "step 0",
+        use,
+        copy,
+        "copy 2",
+        "step 1",
+        use,
+        "step 2",
+    ]
 
 
 def test_only_memory_of_the_gpu_is_recorded(streams):
@@ -242,9 +273,17 @@ def served(loader):
 
 
 def test_a_sampler_over_something_else_than_the_dataset_is_kept():
-    assert sorted(served(make(DataLoader(NUMBERS, 3, sampler=RandomSampler(range(4)))))) == [0, 1, 2, 3]
+    assert sorted(served(make(DataLoader(NUMBERS, 3, sampler=RandomSampler(range(4)))))) == [
+        0,
+        1,
+        2,
+        3,
+    ]
     assert served(make(DataLoader(NUMBERS, 3, sampler=SequentialSampler(range(4))))) == [0, 1, 2, 3]
-    assert len(served(make(DataLoader(NUMBERS, 3, sampler=RandomSampler(NUMBERS, num_samples=4))))) == 4
+    assert (
+        len(served(make(DataLoader(NUMBERS, 3, sampler=RandomSampler(NUMBERS, num_samples=4)))))
+        == 4
+    )
     for whole in (RandomSampler(range(10)), RandomSampler(NUMBERS)):
         assert make(DataLoader(NUMBERS, 3, sampler=whole)).shuffles
     assert served(make(DataLoader(NUMBERS, 3, sampler=SequentialSampler(range(10))))) == NUMBERS
@@ -256,7 +295,10 @@ class Unsized(torch.utils.data.Dataset):
 
 
 def test_a_dataset_without_length_is_refused_whatever_its_sampler():
-    assert refused(DataLoader(Unsized(), 3, sampler=SequentialSampler(range(4)))).name == "data-not-shardable"
+    assert (
+        refused(DataLoader(Unsized(), 3, sampler=SequentialSampler(range(4)))).name
+        == "data-not-shardable"
+    )
 
 
 def test_batches_of_the_users_own_have_no_size_and_no_last():
@@ -329,7 +371,9 @@ def test_a_derived_class_may_take_batches():
     dataset = NoisyAtOnce(TENSORS, range(10))
     assert takes_batches(dataset)
     assert (
-        drawn(make(dataset, batch_size=4)) == drawn(make(dataset, batch_size=4)) != drawn(make(dataset, batch_size=5))
+        drawn(make(dataset, batch_size=4))
+        == drawn(make(dataset, batch_size=4))
+        != drawn(make(dataset, batch_size=5))
     )
     assert takes_batches(Noisy(dataset, [1])), "what is inside it does"
     assert not takes_batches(NoisyItems(dataset, [1])), "its own method would be passed by"

@@ -85,7 +85,13 @@ def test_early_batches_are_compared_and_one_in_many_later():
 
 
 def situation(**known):
-    usual = {"with_grad": True, "is_first": False, "has_trained": False, "may_train": False, "in_training_mode": True}
+    usual = {
+        "with_grad": True,
+        "is_first": False,
+        "has_trained": False,
+        "may_train": False,
+        "in_training_mode": True,
+    }
     return Situation(**{**usual, **known})
 
 
@@ -114,7 +120,8 @@ def test_what_a_rank_without_a_row_gets(known, expected):
 
 
 @pytest.mark.parametrize(
-    ("length", "batch_size", "world_size", "expected"), [(11, 5, 2, 6), (43, 5, 4, 11), (8, 1, 2, 4), (3, 2, 2, None)]
+    ("length", "batch_size", "world_size", "expected"),
+    [(11, 5, 2, 6), (43, 5, 4, 11), (8, 1, 2, 4), (3, 2, 2, None)],
 )
 def test_the_batch_size_with_two_rows_for_each_rank(length, batch_size, world_size, expected):
     size = batch_size_for(length, batch_size, world_size)

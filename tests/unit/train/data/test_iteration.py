@@ -11,7 +11,9 @@ ALONE = World(rank=0, world_size=1, local_rank=0, local_world_size=1)
 
 
 def make(tally, length=9):
-    return Loader(list(range(length)), Surroundings(ALONE, torch.device("cpu"), tally), batch_size=3)
+    return Loader(
+        list(range(length)), Surroundings(ALONE, torch.device("cpu"), tally), batch_size=3
+    )
 
 
 CASES = [

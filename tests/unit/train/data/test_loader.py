@@ -20,7 +20,18 @@ LENGTHS = range(1, 18)
 GRID = list(itertools.product(range(1, 5), range(1, 6)))  # world size, batch size
 
 
-def make(dataset, *, rank=0, world_size=1, tally=None, device=CPU, seed=0, accumulate=1, cpus=1, **options):
+def make(
+    dataset,
+    *,
+    rank=0,
+    world_size=1,
+    tally=None,
+    device=CPU,
+    seed=0,
+    accumulate=1,
+    cpus=1,
+    **options,
+):
     world = World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
     around = Surroundings(
         world,
@@ -39,7 +50,9 @@ def rows(of_rank, of_batch):
 
 
 def make_all(dataset, world_size, **options):
-    return [make(dataset, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+    return [
+        make(dataset, rank=rank, world_size=world_size, **options) for rank in range(world_size)
+    ]
 
 
 def batches_of_all(loaders):
@@ -134,7 +147,9 @@ def test_an_empty_dataset_has_no_batch():
 
 
 def test_a_rank_without_a_sample_gets_a_batch_of_its_structure():
-    samples = [{"x": torch.ones(3) * i, "pair": (i, torch.ones(2, 2)), "name": str(i)} for i in range(5)]
+    samples = [
+        {"x": torch.ones(3) * i, "pair": (i, torch.ones(2, 2)), "name": str(i)} for i in range(5)
+    ]
     *_, batch = make(samples, rank=2, world_size=3, batch_size=4)
     assert batch["x"].shape == (0, 3)
     assert [part.shape for part in batch["pair"]] == [(0,), (0, 2, 2)]

@@ -31,7 +31,18 @@ from paceline.world import World
 CPU = torch.device("cpu")
 
 
-def make(dataset, *, rank=0, world_size=1, seed=0, accumulate=1, cpus=1, per_rank=False, tally=None, **options):
+def make(
+    dataset,
+    *,
+    rank=0,
+    world_size=1,
+    seed=0,
+    accumulate=1,
+    cpus=1,
+    per_rank=False,
+    tally=None,
+    **options,
+):
     world = World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
     around = Surroundings(
         world,
@@ -84,7 +95,11 @@ def test_a_sample_draws_the_same_anywhere():
     expected = drawn(make(Random(), batch_size=3, shuffle=True))
     assert expected[0] != expected[1], "each epoch draws anew"
     assert len({tuple(values) for values in expected[0].values()}) == 10
-    for options in ({"batch_size": 7}, {"batch_size": 3, "num_workers": 2}, {"batch_size": 4, "shuffle": True}):
+    for options in (
+        {"batch_size": 7},
+        {"batch_size": 3, "num_workers": 2},
+        {"batch_size": 4, "shuffle": True},
+    ):
         assert drawn(make(Random(), **options)) == expected
     ranks = [drawn(make(Random(), batch_size=5, rank=rank, world_size=3)) for rank in range(3)]
     assert [{**a, **b, **c} for a, b, c in zip(*ranks, strict=True)] == expected
@@ -137,13 +152,17 @@ class Sometimes(Random):
         return index, self.draw() if index == 7 else 0.0
 
 
-@pytest.mark.parametrize("draw", [random.random, lambda: float(np.random.randn()), lambda: torch.rand(()).item()])
+@pytest.mark.parametrize(
+    "draw", [random.random, lambda: float(np.random.randn()), lambda: torch.rand(()).item()]
+)
 def test_drawing_is_noticed_when_it_happens(draw):
     dataset = Sometimes(draw)
     first, second = drawn(make(dataset, batch_size=3))
     assert first[7] != second[7] != [0.0]
     assert drawn(make(Sometimes(draw), batch_size=5, shuffle=True)) == [first, second]
-    assert dataset.asked == [*range(9), 6, 7, 8, 9, *range(10)], "loaded twice where it was noticed, once elsewhere"
+    assert dataset.asked == [*range(9), 6, 7, 8, 9, *range(10)], (
+        "loaded twice where it was noticed, once elsewhere"
+    )
 
 
 class AtOnce(Random):
@@ -204,7 +223,9 @@ DATA = TensorDataset(torch.arange(11))
         DataLoader(DATA, batch_size=4, sampler=[3, 1, 4, 1, 5]),
         DataLoader(DATA, batch_sampler=BatchSampler(range(7), 3, drop_last=False)),
         DataLoader(DATA, batch_sampler=[[1], [2, 3, 4]]),
-        DataLoader(DATA, batch_size=4, collate_fn=lambda rows: [torch.stack([row[0] * 2 for row in rows])]),
+        DataLoader(
+            DATA, batch_size=4, collate_fn=lambda rows: [torch.stack([row[0] * 2 for row in rows])]
+        ),
     ],
 )
 def test_an_adopted_loader_yields_what_it_did(loader):
@@ -242,7 +263,10 @@ def test_an_adopted_loader_keeps_its_workers():
     deadline = time.monotonic() + 10
     while dataset.num_fetched.sum() < 7 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert (num_workers, int(dataset.num_fetched.sum())) == (2, 7)  # three ahead by each, and the one that is here
+    assert (num_workers, int(dataset.num_fetched.sum())) == (
+        2,
+        7,
+    )  # three ahead by each, and the one that is here
     loader.release()
 
 
@@ -264,7 +288,12 @@ class Odd(DataLoader):
             "data-not-shardable",
             "DistributedSampler",
         ),
-        (DATA, {"batch_size": 4, "shuffle": True, "sampler": [1]}, "option-contradicted", "sampler"),
+        (
+            DATA,
+            {"batch_size": 4, "shuffle": True, "sampler": [1]},
+            "option-contradicted",
+            "sampler",
+        ),
         (DATA, {"batch_size": 4, "batch_sampler": [[1]]}, "option-contradicted", "batch_sampler"),
         (DATA, {"batch_size": 4, "last": "dorp"}, "option-invalid", "last"),
         (DATA, {"batch_size": 4, "sharded": True}, "option-contradicted", "streams"),
@@ -350,14 +379,22 @@ def collate_drawing(rows):
 
 
 def read(stream, world_size=1, **options):
-    loaders = [make(stream, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
-    return [list(itertools.chain(*(part.tolist() for part in parts))) for parts in zip(*loaders, strict=True)]
+    loaders = [
+        make(stream, rank=rank, world_size=world_size, **options) for rank in range(world_size)
+    ]
+    return [
+        list(itertools.chain(*(part.tolist() for part in parts)))
+        for parts in zip(*loaders, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize(("length", "batch_size"), [(0, 3), (1, 3), (7, 3), (9, 3), (5, 8)])
 def test_a_whole_stream_is_shared_out(length, batch_size, world_size):
-    expected = [list(range(start, min(start + batch_size, length))) for start in range(0, length, batch_size)]
+    expected = [
+        list(range(start, min(start + batch_size, length)))
+        for start in range(0, length, batch_size)
+    ]
     assert read(Numbers(length), world_size, batch_size=batch_size) == expected
     dropped = [batch for batch in expected if len(batch) == batch_size]
     assert read(Numbers(length), world_size, batch_size=batch_size, last="drop") == dropped
@@ -390,7 +427,10 @@ def test_what_collation_draws_does_not_move_the_stream():
     before = torch.get_rng_state()
     for options in ({}, {"num_workers": 2}):
         for world_size in (1, 3):
-            assert read(Buffered(20), world_size, batch_size=5, collate_fn=collate_drawing, **options) == expected
+            assert (
+                read(Buffered(20), world_size, batch_size=5, collate_fn=collate_drawing, **options)
+                == expected
+            )
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -487,7 +527,11 @@ def test_another_dataset_in_the_middle_of_an_epoch():
 @pytest.mark.parametrize(
     ("facts", "workers", "text"),
     [
-        ({"cpus": 8, "ranks": 2}, 3, "3 workers a rank (8 usable CPUs / 2 ranks, one for training)"),
+        (
+            {"cpus": 8, "ranks": 2},
+            3,
+            "3 workers a rank (8 usable CPUs / 2 ranks, one for training)",
+        ),
         ({"cpus": 2, "ranks": 2}, 0, "no workers a rank"),
         ({"cpus": 128, "ranks": 1}, 8, "8 workers"),
         ({"cpus": 1, "ranks": 4}, 0, "no workers"),
@@ -507,7 +551,9 @@ def test_chosen_settings(facts, workers, text):
 
 def test_chosen_workers_outlive_an_epoch():
     loader = make(Fetched(), batch_size=2, cpus=3)
-    first, second = ({tuple(row) for batch in loader for row in torch.stack(batch, 1).tolist()} for _ in range(2))
+    first, second = (
+        {tuple(row) for batch in loader for row in torch.stack(batch, 1).tolist()} for _ in range(2)
+    )
     assert [num_workers for num_workers, _ in first] == [2, 2]
     assert first == second
     loader.release()
@@ -572,5 +618,9 @@ def fill_large(dataset):
 def test_workers_that_stay_see_what_the_script_changes_between_epochs(change, value):
     dataset = OfProcess()
     loader = make(DataLoader(dataset, 4, num_workers=1))
-    assert [seen for _, seen in epochs_of(loader, dataset, nothing, change, nothing)] == [1, value, value]
+    assert [seen for _, seen in epochs_of(loader, dataset, nothing, change, nothing)] == [
+        1,
+        value,
+        value,
+    ]
     loader.release()

@@ -29,7 +29,9 @@ def test_order_depends_on_seed_and_epoch_only():
         for seed in range(4)
         for epoch in range(4)
     }
-    assert len(set(orders.values())) == 16, "seed + epoch, for one, would repeat orders along diagonals"
+    assert len(set(orders.values())) == 16, (
+        "seed + epoch, for one, would repeat orders along diagonals"
+    )
     for (seed, epoch), order in orders.items():
         assert tuple(epoch_order(50, seed=seed, epoch=epoch).tolist()) == order
 
@@ -105,7 +107,9 @@ def test_long_orders_are_computed():
     assert isinstance(shuffled(COUNTED_FROM - 1, seed=0, epoch=0), StoredOrder)
 
 
-@pytest.mark.parametrize("order", [StoredOrder(range(100_000)), CountedOrder(100_000, seed=1, epoch=1)])
+@pytest.mark.parametrize(
+    "order", [StoredOrder(range(100_000)), CountedOrder(100_000, seed=1, epoch=1)]
+)
 def test_blocks_are_what_the_order_has_there(order):
     (expected,) = order.take([range(100_000)])
     spans = [range(start, min(start + 7, 100_000)) for start in range(0, 100_000, 7)]
@@ -115,7 +119,9 @@ def test_blocks_are_what_the_order_has_there(order):
 
 
 def test_a_span_may_be_longer_than_a_block():
-    assert list(blocks(StoredOrder(range(3 * BLOCK)), iter([range(2 * BLOCK)]))) == [list(range(2 * BLOCK))]
+    assert list(blocks(StoredOrder(range(3 * BLOCK)), iter([range(2 * BLOCK)]))) == [
+        list(range(2 * BLOCK))
+    ]
 
 
 def test_seeds_fit_where_they_go():

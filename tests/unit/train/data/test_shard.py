@@ -11,12 +11,21 @@ GRID = list(itertools.product(range(1, 5), range(1, 6)))  # world size, batch si
 
 
 def shards(length, world_size, batch_size, **options):
-    return [Shard(EvenBatches(length, batch_size), rank, world_size, **options) for rank in range(world_size)]
+    return [
+        Shard(EvenBatches(length, batch_size), rank, world_size, **options)
+        for rank in range(world_size)
+    ]
 
 
 @pytest.mark.parametrize(
     ("num_rows", "world_size", "sizes"),
-    [(8, 4, [2, 2, 2, 2]), (7, 4, [2, 2, 2, 1]), (5, 4, [2, 1, 1, 1]), (3, 4, [1, 1, 1, 0]), (0, 2, [0, 0])],
+    [
+        (8, 4, [2, 2, 2, 2]),
+        (7, 4, [2, 2, 2, 1]),
+        (5, 4, [2, 1, 1, 1]),
+        (3, 4, [1, 1, 1, 0]),
+        (0, 2, [0, 0]),
+    ],
 )
 def test_shares(num_rows, world_size, sizes):
     shares = [share(num_rows, rank=rank, world_size=world_size) for rank in range(world_size)]
@@ -47,7 +56,9 @@ def test_batches_are_those_of_one_rank():
             assert together == list(alone.positions(batch))
 
 
-@pytest.mark.parametrize(("length", "num_batches"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
+@pytest.mark.parametrize(
+    ("length", "num_batches"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)]
+)
 def test_number_of_batches(length, num_batches):
     assert shards(length, 2, 4)[0].num_batches == num_batches
 
@@ -83,7 +94,10 @@ def test_groups_of_batches():
 @pytest.mark.parametrize(("world_size", "batch_size"), GRID)
 def test_groups_hold_every_sample_once(world_size, batch_size, accumulate):
     for length in LENGTHS:
-        ranks = [list(each.rows()) for each in shards(length, world_size, batch_size, accumulate=accumulate)]
+        ranks = [
+            list(each.rows())
+            for each in shards(length, world_size, batch_size, accumulate=accumulate)
+        ]
         ends = [rows.of_group for rows in ranks[0] if rows.ends_group]
         assert sum(ends) == length == sum(rows.of_rank for of_rank in ranks for rows in of_rank)
         assert len(ends) == -(-len(ranks[0]) // accumulate)
@@ -92,7 +106,11 @@ def test_groups_hold_every_sample_once(world_size, batch_size, accumulate):
 
 def test_given_batches():
     batches = GivenBatches([0, 3, 3, 8])
-    assert [batches.span(number) for number in range(len(batches))] == [range(3), range(3, 3), range(3, 8)]
+    assert [batches.span(number) for number in range(len(batches))] == [
+        range(3),
+        range(3, 3),
+        range(3, 8),
+    ]
 
 
 def test_rows_of_all_ranks_in_order():
@@ -106,7 +124,9 @@ def test_what_is_read_is_the_share_or_the_first_of_the_batch(world_size, batch_s
     for length in LENGTHS:
         for shard in shards(length, world_size, batch_size):
             numbers = range(shard.num_batches)
-            assert list(shard.read()) == [shard.positions(each) or shard.batches.span(each)[:1] for each in numbers]
+            assert list(shard.read()) == [
+                shard.positions(each) or shard.batches.span(each)[:1] for each in numbers
+            ]
 
 
 def test_what_is_read_of_given_batches():

@@ -20,15 +20,22 @@ def gradients(losses, parts, world_size):
 
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize(("length", "batch_size", "world_size"), [(11, 4, 3), (9, 2, 4), (7, 3, 1), (12, 4, 2)])
+@pytest.mark.parametrize(
+    ("length", "batch_size", "world_size"), [(11, 4, 3), (9, 2, 4), (7, 3, 1), (12, 4, 2)]
+)
 def test_a_group_is_the_mean_over_its_samples(length, batch_size, world_size, accumulate, weighted):
     """The derivative of a sample's loss is its position, and its weight position + 1 if weighted."""
-    shards = [Shard(EvenBatches(length, batch_size), rank, world_size, accumulate) for rank in range(world_size)]
+    shards = [
+        Shard(EvenBatches(length, batch_size), rank, world_size, accumulate)
+        for rank in range(world_size)
+    ]
     weight = (lambda position: position + 1) if weighted else (lambda _: 1)
     number = shards[0].num_batches
     for first in range(0, number, accumulate):
         batches = range(first, min(first + accumulate, number))
-        own = [sum(weight(p) for batch in batches for p in shard.positions(batch)) for shard in shards]
+        own = [
+            sum(weight(p) for batch in batches for p in shard.positions(batch)) for shard in shards
+        ]
         total = 0.0
         for shard in shards:
             group = Group(world_size, accumulate, lambda _, own=own: sum(own))
@@ -80,7 +87,10 @@ def test_weights_of_zero_everywhere():
 def test_all_ranks_divide_by_the_same_inside_a_group():
     """Their gradients may be averaged there, so that nobody could take a share of one rank's own out again."""
     groups = [Group(2, 2, lambda _: 4.0) for _ in range(2)]
-    parts = [group.add(Rows(1, 2, 4, False), weight) for group, weight in zip(groups, (1.0, 3.0), strict=True)]
+    parts = [
+        group.add(Rows(1, 2, 4, False), weight)
+        for group, weight in zip(groups, (1.0, 3.0), strict=True)
+    ]
     assert [part.factor for part in parts] == [2 * 1 / 4, 2 * 3 / 4]
 
 

@@ -159,7 +159,11 @@ def test_two_sessions_share_a_folder_on_purpose(trained):
 
 
 def test_a_folder_that_takes_no_lease_costs_one_warning(monkeypatch, capsys):
-    monkeypatch.setattr(lease, "_write", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        lease,
+        "_write",
+        lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+    )
     session, model = begin("run")
     train(session, model, 2)
     assert capsys.readouterr().err.count("cannot be written: No space left on device") == 1

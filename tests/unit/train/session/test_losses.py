@@ -33,7 +33,9 @@ OTHERS = [
     lambda out: (functional.mse_loss(out, Y, reduction="none") / out.numel()).sum(),
     lambda out: functional.mse_loss(out, Y) + 1e-3 * LAYER.weight.square().sum(),
     lambda out: functional.mse_loss(out, Y) + LAYER.weight.square().sum(),
-    lambda out: functional.mse_loss(out, Y) + functional.mse_loss(LAYER.weight, 0 * X, reduction="sum"),
+    lambda out: (
+        functional.mse_loss(out, Y) + functional.mse_loss(LAYER.weight, 0 * X, reduction="sum")
+    ),
     lambda out: functional.mse_loss(out, Y) + (LAYER.weight - 0 * X).square().sum(),
     lambda out: functional.mse_loss(out, Y) + (out.mean(0, keepdim=True) - 1).square().sum(),
     lambda out: torch.zeros(()),
@@ -58,19 +60,29 @@ def test_the_graph_is_still_there():
 
 CLASS_WEIGHTS = torch.linspace(0.5, 2, NUM_ROWS)
 TOKENS = torch.arange(2 * NUM_ROWS) % NUM_ROWS  # two a row
-PADDED = TOKENS.masked_fill(TOKENS == 3, 0).index_fill(0, torch.tensor([1]), 3)  # one row has a label less
+PADDED = TOKENS.masked_fill(TOKENS == 3, 0).index_fill(
+    0, torch.tensor([1]), 3
+)  # one row has a label less
 NOT_OVER_ROWS = [
     lambda out: functional.cross_entropy(out, LABELS, weight=CLASS_WEIGHTS),
-    lambda out: functional.mse_loss(out, Y) + functional.cross_entropy(out, LABELS, weight=CLASS_WEIGHTS),
+    lambda out: (
+        functional.mse_loss(out, Y) + functional.cross_entropy(out, LABELS, weight=CLASS_WEIGHTS)
+    ),
     lambda out: functional.cross_entropy(out.repeat(2, 1), PADDED, ignore_index=3),
     lambda out: functional.cross_entropy(out, LABELS, ignore_index=0),
 ]
 OVER_ROWS = [
     lambda out: functional.cross_entropy(out, LABELS),
     lambda out: functional.cross_entropy(out, LABELS, weight=torch.full((NUM_ROWS,), 2.0)),
-    lambda out: functional.cross_entropy(out, LABELS, weight=CLASS_WEIGHTS, reduction="none").mean(),
-    lambda out: functional.cross_entropy(out.repeat(2, 1), torch.tensor([0, 3] * NUM_ROWS), ignore_index=3),
-    lambda out: functional.cross_entropy(out.repeat(2, 1), TOKENS.clamp(max=2).add(1), ignore_index=0),
+    lambda out: functional.cross_entropy(
+        out, LABELS, weight=CLASS_WEIGHTS, reduction="none"
+    ).mean(),
+    lambda out: functional.cross_entropy(
+        out.repeat(2, 1), torch.tensor([0, 3] * NUM_ROWS), ignore_index=3
+    ),
+    lambda out: functional.cross_entropy(
+        out.repeat(2, 1), TOKENS.clamp(max=2).add(1), ignore_index=0
+    ),
     lambda out: functional.cross_entropy(out.repeat(2, 1)[:7], TOKENS[:7], ignore_index=3),
     lambda out: functional.mse_loss(out, Y),
 ]

@@ -18,7 +18,12 @@ def training(num_batches=3, **options):
     session = Session(loggers=(), **options)
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
     model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    return session, model, optimizer, session.loader(TensorDataset(torch.randn(4 * num_batches, 4)), 4)
+    return (
+        session,
+        model,
+        optimizer,
+        session.loader(TensorDataset(torch.randn(4 * num_batches, 4)), 4),
+    )
 
 
 def step(optimizer):
@@ -87,7 +92,9 @@ def test_gradients_by_autograd_grad_are_the_scripts_own():
     _, model, optimizer, loader = training()
     for (x,) in loader:
         parameters = list(model.parameters())
-        for each, value in zip(parameters, torch.autograd.grad(model(x).mean(), parameters), strict=True):
+        for each, value in zip(
+            parameters, torch.autograd.grad(model(x).mean(), parameters), strict=True
+        ):
             each.grad = value
         step(optimizer)
 

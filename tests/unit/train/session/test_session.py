@@ -45,7 +45,12 @@ def test_is_public():
 
 
 def test_a_world_of_one(session):
-    assert (session.rank, session.world_size, session.local_rank, session.is_main) == (0, 1, 0, True)
+    assert (session.rank, session.world_size, session.local_rank, session.is_main) == (
+        0,
+        1,
+        0,
+        True,
+    )
     assert session.device == torch.device("cpu")
     assert not torch.distributed.is_initialized()
 

@@ -40,7 +40,11 @@ def test_what_all_ranks_share_is_not_spoken_of():
 def test_a_count_and_a_mean_are_told_apart():
     said = list(
         remarks(
-            {"right": ends((4, 3), (1, 2), is_whole=True), "f1": ends((0.5, 3), (0.25, 2)), "auc": ends((1, 1), (0, 1))}
+            {
+                "right": ends((4, 3), (1, 2), is_whole=True),
+                "f1": ends((0.5, 3), (0.25, 2)),
+                "auc": ends((1, 1), (0, 1)),
+            }
         )
     )
     assert [type(each).__name__ for each in said] == ["Finding", "Notice"]

@@ -34,7 +34,13 @@ def test_means_are_over_rows():
         def training_step(self, batch, batch_idx):
             self.log("mean", batch[0].mean(), on_epoch=True, on_step=False)
             self.log("sum", float(len(batch[0])), on_epoch=True, on_step=False, reduce_fx="sum")
-            self.log("said", batch_idx or float("nan"), on_epoch=True, on_step=False, batch_size=batch_idx)
+            self.log(
+                "said",
+                batch_idx or float("nan"),
+                on_epoch=True,
+                on_step=False,
+                batch_size=batch_idx,
+            )
             self.log("never", float("nan"), on_epoch=True, on_step=False, batch_size=0)
             return super().training_step(batch, batch_idx)
 
@@ -92,9 +98,13 @@ def test_rows_of_the_csv():
 
 def test_other_loggers():
     calls = []
-    logger = SimpleNamespace(log=lambda values, step: calls.append((dict(values), step)), close=lambda: None)
+    logger = SimpleNamespace(
+        log=lambda values, step: calls.append((dict(values), step)), close=lambda: None
+    )
     trainer(max_epochs=1, logger=logger, enable_checkpointing=False).fit(Task(), loader(8))
-    assert [(sorted(values), step) for values, step in calls] == [(["epoch", "train_loss_epoch"], 2)]
+    assert [(sorted(values), step) for values, step in calls] == [
+        (["epoch", "train_loss_epoch"], 2)
+    ]
     trainer(logger=False, enable_checkpointing=False).fit(Task(), loader(8))
     assert not list(Path().rglob("metrics.csv"))
 
@@ -171,7 +181,10 @@ def test_the_bar_is_shown_on_a_terminal():
 
     class Slow(Task):
         def training_step(self, batch, batch_idx):
-            if batch_idx in (1, 3):  # in the main thread, so that no test has to wait for the bar's own
+            if batch_idx in (
+                1,
+                3,
+            ):  # in the main thread, so that no test has to wait for the bar's own
                 console = Console(file=io.StringIO(), width=200)
                 console.print(Display(self.trainer._progress, console, enabled=True).drawn())
                 seen.append(console.file.getvalue())
@@ -202,7 +215,14 @@ def test_elsewhere_there_is_a_line_for_each_epoch():
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(3, "3"), (0.123456, "0.1235"), (1e9, "1e+09"), (float("nan"), "nan"), (float("-inf"), "-inf"), (-2.0, "-2")],
+    [
+        (3, "3"),
+        (0.123456, "0.1235"),
+        (1e9, "1e+09"),
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+        (-2.0, "-2"),
+    ],
 )
 def test_numbers_as_text(number, text):
     assert as_text(torch.tensor(number, dtype=torch.float64)) == text
@@ -280,7 +300,9 @@ def test_batch_sizes_can_be_those_of_each_rank(monkeypatch):
     found = []
     original = paceline.Session.loader
     monkeypatch.setattr(
-        paceline.Session, "loader", lambda self, data, **how: found.append(how) or original(self, data, **how)
+        paceline.Session,
+        "loader",
+        lambda self, data, **how: found.append(how) or original(self, data, **how),
     )
     trainer(max_epochs=1, per_rank_batch_size=True).fit(Task(), loader(8))
     assert found == [{"per_rank": True}]
@@ -333,7 +355,9 @@ def test_hyperparameters_by_name():
             super().__init__()
             how(self)
 
-    assert Chosen(1, 2, 3, lambda self: Module.save_hyperparameters(self, {"x": 1}, ignore="y")).hparams == {"x": 1}
+    assert Chosen(
+        1, 2, 3, lambda self: Module.save_hyperparameters(self, {"x": 1}, ignore="y")
+    ).hparams == {"x": 1}
 
     class Named(Module):
         def __init__(self, a, b, c):
@@ -361,7 +385,9 @@ def test_hyperparameters_of_a_namespace(kind):
     made = Parsed(kind(lr=0.1, width=3, seed=0))
     assert made.hparams == {"lr": 0.1, "width": 3}
     assert made.hparams.lr == 0.1
-    with pytest.raises(UsageError, match="of type object is no name of an argument, mapping or namespace"):
+    with pytest.raises(
+        UsageError, match="of type object is no name of an argument, mapping or namespace"
+    ):
         Parsed(object())
 
 

@@ -41,13 +41,21 @@ from unit.train.trainer.training import (  # noqa: F401  the fixtures are used b
         ({"mode": "minimum"}, "option-invalid", 'Trainer(mode="min")'),
         ({"patience": 3}, "option-contradicted", 'Trainer(monitor="val_loss", patience=3)'),
         ({"gradient_clip_val": 0.0}, "option-invalid", "Trainer(gradient_clip_val=1.0)"),
-        ({"gradient_clip_algorithm": "nrom"}, "option-invalid", 'Trainer(gradient_clip_algorithm="norm")'),
+        (
+            {"gradient_clip_algorithm": "nrom"},
+            "option-invalid",
+            'Trainer(gradient_clip_algorithm="norm")',
+        ),
         ({"limit_train_batches": 1.5}, "option-invalid", "Trainer(limit_train_batches=1.0)"),
         ({"val_check_interval": 0}, "option-invalid", "Trainer(limit_val_batches=0)"),
         ({"default_root_dir": "x"}, "option-contradicted", "Trainer(run_dir=...)"),
         ({"accumulate_grad_batches": 0}, "option-invalid", "Trainer(accumulate_grad_batches=1)"),
         ({"logger": 3}, "option-invalid", "Trainer(logger="),
-        ({"callbacks": [object()]}, "option-invalid", "def on_train_epoch_end(self, trainer, task): ..."),
+        (
+            {"callbacks": [object()]},
+            "option-invalid",
+            "def on_train_epoch_end(self, trainer, task): ...",
+        ),
         (
             {"callbacks": [SimpleNamespace(on_train_epoch_ends=print)]},
             "option-invalid",
@@ -134,7 +142,11 @@ class Named:
 
     class IntervalBeside(Task):
         def configure_optimizers(self):
-            return {"optimizer": super().configure_optimizers(), "lr_scheduler": None, "interval": "step"}
+            return {
+                "optimizer": super().configure_optimizers(),
+                "lr_scheduler": None,
+                "interval": "step",
+            }
 
     class Swapped(Task):
         def configure_optimizers(self):
@@ -142,7 +154,9 @@ class Named:
             return [optimizer], [optimizer]
 
     class Compiled(Task):
-        _compiled_call_impl = staticmethod(print)  # as after task.compile(), whose import takes seconds
+        _compiled_call_impl = staticmethod(
+            print
+        )  # as after task.compile(), whose import takes seconds
 
     class Outside(Task):
         def on_train_start(self):
@@ -170,14 +184,19 @@ class Named:
         ("MovesData", "MovesData.on_after_batch_transfer would never be called by this Trainer"),
         ("AfterValidation", "nothing is under way that it could belong to"),
         ("SchedulerBeside", "configure_optimizers returned has an unknown key 'scheduler'"),
-        ("IntervalBeside", "configure_optimizers returned has a key 'interval', which belongs to the scheduler"),
+        (
+            "IntervalBeside",
+            "configure_optimizers returned has a key 'interval', which belongs to the scheduler",
+        ),
         ("Swapped", "lr_scheduler is of type SGD"),
         ("Compiled", "the task itself is compiled"),
     ],
 )
 def test_a_task_that_does_not_fit_is_refused(task, what):
     with pytest.raises(UsageError, match=what) as caught:
-        trainer(max_epochs=1, enable_checkpointing=False).fit(getattr(Named, task)(), loader(), loader(4))
+        trainer(max_epochs=1, enable_checkpointing=False).fit(
+            getattr(Named, task)(), loader(), loader(4)
+        )
     assert finding(caught).fix
 
 
@@ -222,7 +241,9 @@ class Moves(DataModule):
         return loader()
 
 
-@pytest.mark.parametrize("name", ["on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device"])
+@pytest.mark.parametrize(
+    "name", ["on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device"]
+)
 def test_a_data_object_that_moves_batches(name):
     data = type("Moves", (Moves,), {name: lambda self, batch, *rest: batch})()
     with pytest.raises(UsageError, match=f"Moves.{name} would never be called by this Trainer"):
@@ -230,9 +251,15 @@ def test_a_data_object_that_moves_batches(name):
 
 
 def test_a_data_object_of_lightnings_is_taken_for_what_it_has_itself():
-    base = type("DataHooks", (), {"__module__": "lightning.pytorch", "on_after_batch_transfer": lambda *given: None})
+    base = type(
+        "DataHooks",
+        (),
+        {"__module__": "lightning.pytorch", "on_after_batch_transfer": lambda *given: None},
+    )
     task = Task()
-    trainer(max_epochs=1).fit(task, type("Mine", (base,), {"train_dataloader": lambda self: loader()})())
+    trainer(max_epochs=1).fit(
+        task, type("Mine", (base,), {"train_dataloader": lambda self: loader()})()
+    )
     assert len(task.seen) == 5
 
 
@@ -259,7 +286,10 @@ def test_the_least_fraction_is_one_that_works():
     for length in range(1, 3000):
         with pytest.raises(UsageError) as caught:
             num_batches("x", 1e-9, length)
-        assert num_batches("x", float(finding(caught).fix[len("Trainer(x=") : -1]), length) in (1, None)
+        assert num_batches("x", float(finding(caught).fix[len("Trainer(x=") : -1]), length) in (
+            1,
+            None,
+        )
 
 
 @pytest.mark.parametrize("given", [loader(0), loader(3, drop_last=True)])
@@ -281,8 +311,12 @@ def test_a_validation_without_a_task():
 
 
 def test_lightnings_own_are_refused_with_what_to_write():
-    lightning = type("LightningModule", (nn.Module,), {"__module__": "lightning.pytorch.core.module"})
-    stopping = type("EarlyStopping", (), {"__module__": "lightning.pytorch.callbacks.early_stopping"})
+    lightning = type(
+        "LightningModule", (nn.Module,), {"__module__": "lightning.pytorch.core.module"}
+    )
+    stopping = type(
+        "EarlyStopping", (), {"__module__": "lightning.pytorch.callbacks.early_stopping"}
+    )
     with pytest.raises(UsageError) as caught:
         trainer().fit(type("Mine", (lightning,), {})(), loader())
     assert finding(caught).fix == "class Mine(paceline.Module)"
@@ -302,7 +336,9 @@ def script(monkeypatch, tmp_path):
     path.write_text("")
     monkeypatch.setattr(start.os, "execv", lambda program, command: calls.append(command))
     monkeypatch.setattr(start.sys, "argv", ["train.py", "--lr", "1"])
-    monkeypatch.setitem(start.sys.modules, "__main__", SimpleNamespace(__file__=str(path), __spec__=None))
+    monkeypatch.setitem(
+        start.sys.modules, "__main__", SimpleNamespace(__file__=str(path), __spec__=None)
+    )
     return calls
 
 
@@ -312,7 +348,10 @@ def test_several_devices_start_the_script_anew(script, tmp_path, capsys):
     ((_, *command),) = script
     run = ["-m", "paceline", "run", "--nproc-per-node", "2", "--standalone"]
     assert command == [*run, str(tmp_path / "train.py"), "--lr", "1"]
-    assert "Trainer(devices=2) starts its ranks with: paceline run --nproc-per-node 2" in capsys.readouterr().err
+    assert (
+        "Trainer(devices=2) starts its ranks with: paceline run --nproc-per-node 2"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_module_is_started_anew_as_a_module(script, monkeypatch):
@@ -332,7 +371,9 @@ def test_a_rank_starts_no_ranks(script, monkeypatch):
     """Whatever else the environment says: it would never end."""
     monkeypatch.setenv("PACELINE_RUN_TOKEN", "x")
     monkeypatch.setenv("PACELINE_LAUNCHER", "none")
-    with pytest.raises(UsageError, match="devices=2 and num_nodes=1 make 2 ranks, and this run was started with 1"):
+    with pytest.raises(
+        UsageError, match="devices=2 and num_nodes=1 make 2 ranks, and this run was started with 1"
+    ):
         trainer(devices=2)
     assert script == []
 

@@ -98,7 +98,8 @@ def test_a_second_fit_does_not_go_on_by_itself(launched):
 
 
 @pytest.mark.parametrize(
-    ("options", "batches"), [({"resume": False}, 5), ({"resume": True}, 0), ({"resume": True, "max_epochs": 2}, 5)]
+    ("options", "batches"),
+    [({"resume": False}, 5), ({"resume": True}, 0), ({"resume": True, "max_epochs": 2}, 5)],
 )
 def test_a_second_fit_does_as_it_is_told(launched, options, batches):
     task, made = Task(), trainer(**{"max_epochs": 1, "run_dir": None, **options})
@@ -292,7 +293,9 @@ def test_a_stream_that_is_read_up():
 
     task = Task()
     with pytest.raises(UsageError, match="the loader for train has no batch"):
-        trainer(max_epochs=None, max_steps=3, enable_checkpointing=False).fit(task, DataLoader(Once(), batch_size=4))
+        trainer(max_epochs=None, max_steps=3, enable_checkpointing=False).fit(
+            task, DataLoader(Once(), batch_size=4)
+        )
     assert len(task.seen) == 2
 
 

@@ -43,12 +43,16 @@ def test_is_the_loop_that_one_would_write():
             optimizer.step()
             optimizer.zero_grad()
     assert weights(task) == weights(by_hand)
-    assert task.seen == [(epoch, batch, 5 * epoch + batch) for epoch in range(3) for batch in range(5)]
+    assert task.seen == [
+        (epoch, batch, 5 * epoch + batch) for epoch in range(3) for batch in range(5)
+    ]
 
 
 def test_accumulation_and_clipping():
     task, by_hand = Task(), Task()
-    made = trainer(max_epochs=1, accumulate_grad_batches=2, gradient_clip_val=0.1, enable_checkpointing=False)
+    made = trainer(
+        max_epochs=1, accumulate_grad_batches=2, gradient_clip_val=0.1, enable_checkpointing=False
+    )
     made.fit(task, loader())
     assert made.global_step == 3  # 2 + 2 + 1 batches
     optimizer = by_hand.configure_optimizers()
@@ -68,14 +72,18 @@ def test_clipping_by_value():
     assert (task.net.weight - before).abs().max() <= 1e-3 + 1e-12
 
 
-@pytest.mark.parametrize(("options", "steps"), [({"max_steps": 7}, 7), ({"max_steps": 7, "max_epochs": None}, 7)])
+@pytest.mark.parametrize(
+    ("options", "steps"), [({"max_steps": 7}, 7), ({"max_steps": 7, "max_epochs": None}, 7)]
+)
 def test_max_steps(options, steps):
     made, task = trainer(**options), Task()
     made.fit(task, loader())
     assert (made.global_step, len(task.seen)) == (steps, steps)
 
 
-@pytest.mark.parametrize(("limit", "batches"), [(2, 2), (0.4, 2), (1.0, 5), (1, 1), (0, 0), (99, 5)])
+@pytest.mark.parametrize(
+    ("limit", "batches"), [(2, 2), (0.4, 2), (1.0, 5), (1, 1), (0, 0), (99, 5)]
+)
 def test_limit_train_batches(limit, batches):
     task = Task()
     trainer(limit_train_batches=limit, enable_checkpointing=False).fit(task, loader())
@@ -128,7 +136,9 @@ def test_the_users_object_is_left_as_it_was():
 def test_a_module_fitted_can_be_copied_and_pickled():
     task = Task()
     trainer().fit(task, loader())
-    assert weights(copy.deepcopy(task)) == weights(pickle.loads(pickle.dumps(task))) == weights(task)
+    assert (
+        weights(copy.deepcopy(task)) == weights(pickle.loads(pickle.dumps(task))) == weights(task)
+    )
     assert copy.deepcopy(task)._trainer is None
 
 
@@ -143,7 +153,9 @@ def test_mixed_precision_reaches_training_and_validation():
         def validation_step(self, batch, batch_idx):
             kinds.append(self.net(batch[0].float()).dtype)
 
-    trainer(precision="bf16", max_steps=1, enable_checkpointing=False).fit(Mixed().float(), loader(), loader(4))
+    trainer(precision="bf16", max_steps=1, enable_checkpointing=False).fit(
+        Mixed().float(), loader(), loader(4)
+    )
     assert kinds == [(torch.bfloat16, torch.float32), torch.bfloat16]
 
 
@@ -207,11 +219,24 @@ def test_hooks_in_their_order():
         def on_fit_end(self, trainer, task):
             calls.append("on_fit_end")
 
-    made = trainer(max_epochs=1, accumulate_grad_batches=2, callbacks=Recorder(), enable_checkpointing=False)
+    made = trainer(
+        max_epochs=1, accumulate_grad_batches=2, callbacks=Recorder(), enable_checkpointing=False
+    )
     made.fit(Hooked(), loader(8), loader(4))
     assert calls == [
-        *("on_fit_start", "on_train_start", "on_train_batch_start 0", "on_after_backward", "on_train_batch_end 0"),
-        *("on_train_batch_start 1", "on_after_backward", "on_before_optimizer_step", "on_train_batch_end 1"),
+        *(
+            "on_fit_start",
+            "on_train_start",
+            "on_train_batch_start 0",
+            "on_after_backward",
+            "on_train_batch_end 0",
+        ),
+        *(
+            "on_train_batch_start 1",
+            "on_after_backward",
+            "on_before_optimizer_step",
+            "on_train_batch_end 1",
+        ),
         *("task: on_validation_start", "on_validation_start", "on_validation_end"),
         *("task: on_train_epoch_end", "on_train_epoch_end", "on_fit_end"),
     ]
@@ -237,7 +262,10 @@ def test_validate_and_test_return_exact_means():
     expected = mse(task.net(x), y).item()
     assert made.validate(task, loader(7)) == [{"val_loss": pytest.approx(expected, abs=1e-14)}]
     (values,) = made.test(dataloaders=loader(7))
-    assert values == {"test_loss": pytest.approx(expected, abs=1e-14), "rows": pytest.approx((4 * 4 + 3 * 3) / 7)}
+    assert values == {
+        "test_loss": pytest.approx(expected, abs=1e-14),
+        "rows": pytest.approx((4 * 4 + 3 * 3) / 7),
+    }
 
 
 def test_validate_needs_no_fit():
@@ -280,11 +308,17 @@ def test_a_checkpoint_from_the_middle_of_an_epoch_is_tested_on_all_samples():
     assert values["test_loss"] == pytest.approx(mse(task.net(x), y).item(), abs=1e-14)
 
 
-@pytest.mark.parametrize(("interval", "validations"), [(None, 1), (1.0, 1), (2, 3), (0.5, 3), (5, 1)])
+@pytest.mark.parametrize(
+    ("interval", "validations"), [(None, 1), (1.0, 1), (2, 3), (0.5, 3), (5, 1)]
+)
 def test_val_check_interval(interval, validations):
     starts = []
-    callback = SimpleNamespace(on_validation_start=lambda trainer, task: starts.append(trainer.global_step))
-    made = trainer(max_epochs=1, val_check_interval=interval, callbacks=[callback], enable_checkpointing=False)
+    callback = SimpleNamespace(
+        on_validation_start=lambda trainer, task: starts.append(trainer.global_step)
+    )
+    made = trainer(
+        max_epochs=1, val_check_interval=interval, callbacks=[callback], enable_checkpointing=False
+    )
     made.fit(Task(), loader(), loader(4))
     assert len(starts) == validations
     assert starts[-1] == 5
@@ -292,16 +326,24 @@ def test_val_check_interval(interval, validations):
 
 def test_check_val_every_n_epoch_and_sanity_checks():
     starts = []
-    callback = SimpleNamespace(on_validation_start=lambda trainer, task: starts.append(trainer.global_step))
-    made = trainer(max_epochs=4, check_val_every_n_epoch=2, num_sanity_val_steps=1, callbacks=[callback])
+    callback = SimpleNamespace(
+        on_validation_start=lambda trainer, task: starts.append(trainer.global_step)
+    )
+    made = trainer(
+        max_epochs=4, check_val_every_n_epoch=2, num_sanity_val_steps=1, callbacks=[callback]
+    )
     made.fit(Task(), loader(), loader(8))
     assert starts == [0, 10, 20]
 
 
 def test_validations_in_between_are_of_epochs_that_have_one():
     starts = []
-    callback = SimpleNamespace(on_validation_start=lambda trainer, task: starts.append(trainer.global_step))
-    made = trainer(max_epochs=4, check_val_every_n_epoch=2, val_check_interval=3, callbacks=[callback])
+    callback = SimpleNamespace(
+        on_validation_start=lambda trainer, task: starts.append(trainer.global_step)
+    )
+    made = trainer(
+        max_epochs=4, check_val_every_n_epoch=2, val_check_interval=3, callbacks=[callback]
+    )
     made.fit(Task(), loader(), loader(8))
     assert starts == [8, 10, 18, 20]
 
@@ -345,9 +387,15 @@ def half(optimizer):
         (lambda task, optimizer: optimizer, [1, 1, 1, 1]),
         (lambda task, optimizer: [optimizer], [1, 1, 1, 1]),
         (lambda task, optimizer: ([optimizer], [half(optimizer)]), [1, 0.5, 0.25, 0.125]),
-        (lambda task, optimizer: {"optimizer": optimizer, "lr_scheduler": half(optimizer)}, [1, 0.5, 0.25, 0.125]),
         (
-            lambda task, optimizer: ([optimizer], [{"scheduler": half(optimizer), "interval": "step"}]),
+            lambda task, optimizer: {"optimizer": optimizer, "lr_scheduler": half(optimizer)},
+            [1, 0.5, 0.25, 0.125],
+        ),
+        (
+            lambda task, optimizer: (
+                [optimizer],
+                [{"scheduler": half(optimizer), "interval": "step"}],
+            ),
             [1, 0.25, 0.0625, 0.015625],
         ),
         (
@@ -361,7 +409,9 @@ def half(optimizer):
             lambda task, optimizer: {
                 "optimizer": optimizer,
                 "lr_scheduler": {
-                    "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.5),
+                    "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(
+                        optimizer, patience=1, factor=0.5
+                    ),
                     "monitor": "val_loss",
                 },
             },
@@ -370,13 +420,24 @@ def half(optimizer):
         (
             lambda task, optimizer: {
                 "optimizer": optimizer,
-                "lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.5),
+                "lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(
+                    optimizer, patience=1, factor=0.5
+                ),
                 "monitor": "val_loss",
             },
             [1, 1, 1, 0.5],
         ),
     ],
-    ids=["optimizer", "list", "pair", "dict", "by step", "frequency", "plateau", "plateau beside its metric"],
+    ids=[
+        "optimizer",
+        "list",
+        "pair",
+        "dict",
+        "by step",
+        "frequency",
+        "plateau",
+        "plateau beside its metric",
+    ],
 )
 def test_configure_optimizers(configure, expected):
     assert rates(configure) == expected
@@ -385,7 +446,10 @@ def test_configure_optimizers(configure, expected):
 def test_several_optimizers_all_step():
     class Two(Task):
         def configure_optimizers(self):
-            return [torch.optim.SGD([self.net.weight], lr=0.1), torch.optim.SGD([self.net.bias], lr=0.1)]
+            return [
+                torch.optim.SGD([self.net.weight], lr=0.1),
+                torch.optim.SGD([self.net.bias], lr=0.1),
+            ]
 
     task = Two()
     before = weights(task)
@@ -403,20 +467,26 @@ def test_estimated_stepping_batches():
             return super().configure_optimizers()
 
     for options in ({}, {"accumulate_grad_batches": 2}, {"max_steps": 3}, {"max_epochs": -1}):
-        trainer(enable_checkpointing=False, **{"max_steps": 4 if "max_epochs" in options else -1, **options}).fit(
-            Asks(), loader()
-        )
+        trainer(
+            enable_checkpointing=False,
+            **{"max_steps": 4 if "max_epochs" in options else -1, **options},
+        ).fit(Asks(), loader())
     assert found == [10, 6, 3, 4]
 
 
 def test_a_plateau_without_its_metric():
     def configure(task, optimizer):
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_los"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "monitor": "val_los"},
+        }
 
     with pytest.raises(UsageError) as caught:
         rates(configure)
-    assert finding(caught).what.startswith("the metric 'val_los' was never logged; logged were train_loss")
+    assert finding(caught).what.startswith(
+        "the metric 'val_los' was never logged; logged were train_loss"
+    )
     assert finding(caught).fix == 'monitor="val_loss"'
 
 
@@ -447,14 +517,20 @@ def scripted(losses):
 )
 def test_early_stopping(losses, options, epochs):
     task = scripted(losses)
-    trainer(max_epochs=6, monitor="val_loss", **{"patience": 2, **options}).fit(task, loader(4), loader(4))
+    trainer(max_epochs=6, monitor="val_loss", **{"patience": 2, **options}).fit(
+        task, loader(4), loader(4)
+    )
     assert len(task.seen) == epochs
 
 
 def test_a_run_that_ran_out_of_patience_does_not_go_on():
-    trainer(max_epochs=6, monitor="val_loss", patience=1).fit(scripted([1, 2, 3, 4, 5, 6]), loader(4), loader(4))
+    trainer(max_epochs=6, monitor="val_loss", patience=1).fit(
+        scripted([1, 2, 3, 4, 5, 6]), loader(4), loader(4)
+    )
     task = scripted([0] * 6)
-    trainer(max_epochs=6, monitor="val_loss", patience=1, resume=True).fit(task, loader(4), loader(4))
+    trainer(max_epochs=6, monitor="val_loss", patience=1, resume=True).fit(
+        task, loader(4), loader(4)
+    )
     assert task.seen == []
 
 

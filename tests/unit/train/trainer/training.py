@@ -76,7 +76,9 @@ class Task(Module):
 
 
 def trainer(**options):
-    return Trainer(**{"max_epochs": 2, "seed": 1, "run_dir": "run", "enable_progress_bar": False, **options})
+    return Trainer(
+        **{"max_epochs": 2, "seed": 1, "run_dir": "run", "enable_progress_bar": False, **options}
+    )
 
 
 def rows(path="run/metrics.csv"):

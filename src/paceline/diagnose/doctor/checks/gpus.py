@@ -39,7 +39,10 @@ _SLOWDOWNS = {
     "hardware": "as the hardware protects itself (heat or power)",
 }
 _RECOVERED = "to 0x0 "  # of Xid 154: no action is required any more
-_REPLACE = "take the node out of use, then nvidia-smi --gpu-reset or a reboot; if it comes back, have it replaced"
+_REPLACE = (
+    "take the node out of use, then nvidia-smi --gpu-reset or a reboot; if it comes back, have it"
+    " replaced"
+)
 _RESET = "reset the GPU when it is free (nvidia-smi --gpu-reset, or a reboot), and watch it"
 _MPS = "nvidia-cuda-mps-server"  # lets several processes share a GPU in exclusive mode
 _MUCH, _MUCH_BYTES = 0.1, 2 << 30  # of a GPU's memory: more than the driver and a desktop use
@@ -92,7 +95,11 @@ def _hardware(facts: Facts) -> Iterator[Finding]:
         f"{where}: {signs[0].what}{and_others}",
         where=where,
         evidence=tuple(f"{sign.place}: {sign.line}" for sign in signs[:8]),
-        why="a run on a faulty GPU crashes, hangs or computes wrong numbers" if severe else "it may get worse",
+        why=(
+            "a run on a faulty GPU crashes, hangs or computes wrong numbers"
+            if severe
+            else "it may get worse"
+        ),
         fix=_REPLACE if severe else _RESET,
         severity="error" if severe else "warning",
     )
@@ -130,7 +137,10 @@ def _hung(facts: Facts) -> Finding:
         "gpu-hardware-error",
         f"the NVIDIA driver does not answer ({facts.driver.problem})",
         where=facts.host.name,
-        evidence=(f"NVML: {facts.driver.problem}", f"NVIDIA GPUs on the PCI bus: {facts.driver.gpus_on_bus}"),
+        evidence=(
+            f"NVML: {facts.driver.problem}",
+            f"NVIDIA GPUs on the PCI bus: {facts.driver.gpus_on_bus}",
+        ),
         why="likely a GPU hangs or is lost: every program that uses one waits for good",
         fix="sudo dmesg -T | grep -i -e nvrm -e xid; then reboot the node",
     )
@@ -150,7 +160,9 @@ def _faults(gpu: Gpu, facts: Facts) -> Iterator[tuple[str, bool]]:
         yield f"{gpu.ecc_uncorrected} uncorrected memory errors since the driver was loaded", True
     if gpu.repair_pending:
         yield "bad memory waits for a reset to be taken out of use", False
-    alike = [other for other in facts.gpus if other.name == gpu.name and not other.mig]  # slices have no NVLink
+    alike = [
+        other for other in facts.gpus if other.name == gpu.name and not other.mig
+    ]  # slices have no NVLink
     active, most = _active_links(gpu), max(map(_active_links, alike), default=0)
     switched = any(link.remote == "switch" for other in alike for link in other.nvlinks)
     if switched and gpu in alike and gpu.nvlinks and active < most:
@@ -164,21 +176,37 @@ def _active_links(gpu: Gpu) -> int:
 def _busy(facts: Facts) -> Iterator[Finding]:
     left = {process.pid for process in facts.leftovers}
     wsl = facts.host.wsl
-    held = [(gpu, line, fatal) for gpu in visible_gpus(facts) for line, fatal in _holders(gpu, left, wsl=wsl)]
+    held = [
+        (gpu, line, fatal)
+        for gpu in visible_gpus(facts)
+        for line, fatal in _holders(gpu, left, wsl=wsl)
+    ]
     if not held:
         return
     gpus = list({gpu.index: gpu for gpu, _, _ in held}.values())
     fatal = any(is_fatal for _, _, is_fatal in held)
-    pids = sorted({p.pid for gpu in gpus for p in gpu.processes if p.alive and not p.graphics} - left)
+    pids = sorted(
+        {p.pid for gpu in gpus for p in gpu.processes if p.alive and not p.graphics} - left
+    )
     yield Finding(
         "gpu-busy",
         f"{gpus_in_words(gpus)}: in use" if len(held) > 1 else f"GPU {gpus[0].index}: {held[0][1]}",
         where=gpus_in_words(gpus),
         evidence=tuple(f"GPU {gpu.index}: {line}" for gpu, line, _ in held[:8]),
-        why="no other process can use it" if fatal else "less memory is free there, and the ranks on it are slower",
-        fix=f"wait, or choose free GPUs with CUDA_VISIBLE_DEVICES; who it is: ps -fp {','.join(map(str, pids[:8]))}"
-        if pids
-        else "nvidia-smi on the host, outside containers, tells who holds it; choose free GPUs meanwhile",
+        why=(
+            "no other process can use it"
+            if fatal
+            else "less memory is free there, and the ranks on it are slower"
+        ),
+        fix=(
+            "wait, or choose free GPUs with CUDA_VISIBLE_DEVICES; who it is: ps -fp"
+            f" {','.join(map(str, pids[:8]))}"
+            if pids
+            else (
+                "nvidia-smi on the host, outside containers, tells who holds it; choose free GPUs"
+                " meanwhile"
+            )
+        ),
         severity="error" if fatal else "warning",
     )
 
@@ -213,17 +241,24 @@ def _slices(facts: Facts) -> Iterator[Finding]:
         slices = [
             part
             for part in gpu.mig_slices
-            if listed is None or any(part.uuid.startswith(e) or e == str(gpu.index) for e in listed if e)
+            if listed is None
+            or any(part.uuid.startswith(e) or e == str(gpu.index) for e in listed if e)
         ]
         if len(slices) > 1:
             yield Finding(
                 "mig-slices-of-one-gpu",
-                f"GPU {gpu.index} is divided into slices (MIG), {len(slices)} of which ranks could get",
+                f"GPU {gpu.index} is divided into slices (MIG), {len(slices)} of which ranks"
+                " could get",
                 where=f"GPU {gpu.index}",
                 evidence=tuple(f"{part.uuid} {size(part.memory_bytes)}" for part in slices[:7]),
-                why="NCCL takes ranks on slices of one GPU for ranks on one GPU, and slices have no peer-to-peer",
-                fix=f"one rank per GPU: sudo nvidia-smi -i {gpu.index} -mig 0, or one rank: CUDA_VISIBLE_DEVICES="
-                f"{slices[0].uuid}",
+                why=(
+                    "NCCL takes ranks on slices of one GPU for ranks on one GPU, and slices have no"
+                    " peer-to-peer"
+                ),
+                fix=(
+                    f"one rank per GPU: sudo nvidia-smi -i {gpu.index} -mig 0, or one rank:"
+                    f" CUDA_VISIBLE_DEVICES={slices[0].uuid}"
+                ),
                 severity="warning",
             )
 
@@ -241,7 +276,10 @@ def _slow(facts: Facts) -> Iterator[Finding]:
                 for gpu in slow[:8]
             ),
             why="the slowest GPU sets the pace of all ranks",
-            fix="nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; look at fans, air flow and power cables",
+            fix=(
+                "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; look at fans, air flow and power"
+                " cables"
+            ),
             severity="warning",
         )
 
@@ -253,18 +291,24 @@ def _asleep(facts: Facts) -> Iterator[Finding]:
             "persistence-off",
             f"{gpus_in_words(asleep)}: persistence mode is off",
             where=gpus_in_words(asleep),
-            why="the driver starts a GPU anew for its first user, which costs seconds at every start of a run",
+            why=(
+                "the driver starts a GPU anew for its first user, which costs seconds at every"
+                " start of a run"
+            ),
             fix="sudo systemctl enable --now nvidia-persistenced, or sudo nvidia-smi -pm 1",
             severity="hint",
         )
 
 
 def _without_bf16(facts: Facts) -> Iterator[Finding]:
-    old = [gpu for gpu in visible_gpus(facts) if gpu.capability and version(gpu.capability) < (8, 0)]
+    old = [
+        gpu for gpu in visible_gpus(facts) if gpu.capability and version(gpu.capability) < (8, 0)
+    ]
     if old:
         yield Finding(
             "bf16-emulated",
-            f"{gpus_in_words(old)}: {old[0].name} computes bf16 by emulation (compute capability {old[0].capability})",
+            f"{gpus_in_words(old)}: {old[0].name} computes bf16 by emulation (compute capability"
+            f" {old[0].capability})",
             where=gpus_in_words(old),
             why="bf16 is slower there than 32 bits, and torch does not say so",
             fix="use 16 bits with a loss scale instead: Session(precision='16-mixed')",

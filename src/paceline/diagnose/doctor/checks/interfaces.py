@@ -31,7 +31,10 @@ def _missing(facts: Facts) -> Iterator[Finding]:
     names = [each.name for each in facts.interfaces]
     if not names:
         return
-    nccl, gloo = facts.settings.get(env.NCCL_INTERFACE, ""), facts.settings.get(env.GLOO_INTERFACE, "")
+    nccl, gloo = (
+        facts.settings.get(env.NCCL_INTERFACE, ""),
+        facts.settings.get(env.GLOO_INTERFACE, ""),
+    )
     usable = [each.name for each in facts.interfaces if not each.loopback and not each.virtual]
     for name, value, fits in (
         (env.NCCL_INTERFACE, nccl, bool(taken_interfaces(nccl, names))),
@@ -64,7 +67,11 @@ def _ambiguous(facts: Facts) -> Iterator[Finding]:
     wanted = facts.settings.get(env.NCCL_INTERFACE, "")
     taken = _taken(facts)
     if wanted:
-        taken = [interface for interface in facts.interfaces if taken_interfaces(wanted, [interface.name])]
+        taken = [
+            interface
+            for interface in facts.interfaces
+            if taken_interfaces(wanted, [interface.name])
+        ]
     doubtful = [each for each in taken if each.virtual]
     real = [each for each in facts.interfaces if not each.virtual and not each.loopback]
     # Of the interfaces that the user has named, doubt only those that lead nowhere at all.
@@ -75,21 +82,34 @@ def _ambiguous(facts: Facts) -> Iterator[Finding]:
         "interface-ambiguous",
         (f"{env.NCCL_INTERFACE}={wanted}: " if wanted else "")
         + f"NCCL would use {few([each.name for each in taken])}"
-        + (f", of which {few([each.name for each in doubtful])}" if len(doubtful) < len(taken) else ", which")
+        + (
+            f", of which {few([each.name for each in doubtful])}"
+            if len(doubtful) < len(taken)
+            else ", which"
+        )
         + " likely leads to no other node",
         where=place(env.NCCL_INTERFACE, facts) if wanted else facts.host.name,
         evidence=tuple(
-            f"{each.name} {each.addresses[0] if each.addresses else ''} ({'virtual' if each.virtual else 'hardware'})"
+            f"{each.name} {each.addresses[0] if each.addresses else ''}"
+            f" ({'virtual' if each.virtual else 'hardware'})"
             for each in taken[:8]
         ),
         why="on several nodes NCCL may wait for connections over it that never come",
-        fix=f"on several nodes: export NCCL_SOCKET_IFNAME={best.name} (paceline run finds out by itself)",
+        fix=(
+            f"on several nodes: export NCCL_SOCKET_IFNAME={best.name} (paceline run finds out by"
+            " itself)"
+        ),
         severity="hint",
     )
 
 
 def _threads(facts: Facts) -> Iterator[Finding]:
-    if active(facts) or facts.settings.get(_THREADS) or facts.settings.get(_SOCKETS) or facts.settings.get("NCCL_NET"):
+    if (
+        active(facts)
+        or facts.settings.get(_THREADS)
+        or facts.settings.get(_SOCKETS)
+        or facts.settings.get("NCCL_NET")
+    ):
         return
     wanted = facts.settings.get(env.NCCL_INTERFACE, "")
     used = [each for each in _taken(facts) if taken_interfaces(wanted, [each.name])]
@@ -100,10 +120,14 @@ def _threads(facts: Facts) -> Iterator[Finding]:
     cpus = facts.limits.cpus
     yield Finding(
         "socket-threads-low",
-        f"{best.name} carries {best.mbit / 1000:g} Gbit/s, and NCCL uses one thread and one socket per connection",
+        f"{best.name} carries {best.mbit / 1000:g} Gbit/s, and NCCL uses one thread and one socket"
+        " per connection",
         where=best.name,
         evidence=("no RDMA port is up", f"{_THREADS} and {_SOCKETS} are not set"),
-        why="on several nodes one thread does not fill such a link; the price is up to 4 busy threads per connection"
+        why=(
+            "on several nodes one thread does not fill such a link; the price is up to 4 busy"
+            " threads per connection"
+        )
         + (f" of {cpus} CPUs here" if cpus else ""),
         fix=f"on several nodes, and measured with and without: export {_THREADS}=4 {_SOCKETS}=4",
         severity="hint",

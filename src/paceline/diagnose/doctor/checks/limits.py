@@ -34,9 +34,15 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
     small = total < _GIB
     container = facts.host.container
     if not small:
-        fix = "ls -l /dev/shm: what runs that are gone have left there (nccl-*, torch_*) can be deleted"
+        fix = (
+            "ls -l /dev/shm: what runs that are gone have left there (nccl-*, torch_*) can be"
+            " deleted"
+        )
     elif container == "kubernetes":
-        fix = "mount an emptyDir with medium: Memory at /dev/shm in the pod; it counts as memory of the pod"
+        fix = (
+            "mount an emptyDir with medium: Memory at /dev/shm in the pod; it counts as memory of"
+            " the pod"
+        )
     elif container == "apptainer":
         fix = "apptainer exec without --contain and --containall: /dev/shm is then the machine's"
     elif container:
@@ -45,12 +51,16 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
         fix = "sudo mount -o remount,size=8G /dev/shm"
     yield Finding(
         "nccl-shm-too-small" if several else "dataloader-shm-too-small",
-        f"shared memory (/dev/shm) has {size(total)}" + ("" if small else f", of which {size(free)} are free"),
+        f"shared memory (/dev/shm) has {size(total)}"
+        + ("" if small else f", of which {size(free)} are free"),
         where=f"container ({container})" if container else "/dev/shm",
         evidence=(f"/dev/shm: {size(total)}, {size(free)} free",),
-        why="NCCL's buffers between ranks and batches of DataLoader workers lie there: a run ends with a bus error"
-        if several
-        else "DataLoader workers hand over their batches there: they end with a bus error",
+        why=(
+            "NCCL's buffers between ranks and batches of DataLoader workers lie there: a run ends"
+            " with a bus error"
+            if several
+            else "DataLoader workers hand over their batches there: they end with a bus error"
+        ),
         fix=fix,
         severity="warning",
     )
@@ -58,17 +68,30 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
 
 def _open_files(facts: Facts) -> Iterator[Finding]:
     soft, hard = facts.limits.open_files, facts.limits.open_files_hard
-    if soft is None or soft == UNLIMITED or soft >= _SMALL_FILES or (soft >= _FEW_FILES and not facts.gpus):
+    if (
+        soft is None
+        or soft == UNLIMITED
+        or soft >= _SMALL_FILES
+        or (soft >= _FEW_FILES and not facts.gpus)
+    ):
         return
     reachable = 65_536 if hard in (None, UNLIMITED) else min(65_536, hard or 0)
     yield Finding(
         "too-many-open-files",
         f"a process may open {soft} files here",
         where="ulimit -n",
-        why="connections of many ranks and tensors of DataLoader workers take a file each: Too many open files",
-        fix=f"ulimit -n {reachable} in the job script"
-        if reachable > soft
-        else f"nofile in /etc/security/limits.conf ({run_container(facts)} --ulimit nofile=65536:65536 ...)",
+        why=(
+            "connections of many ranks and tensors of DataLoader workers take a file each: Too many"
+            " open files"
+        ),
+        fix=(
+            f"ulimit -n {reachable} in the job script"
+            if reachable > soft
+            else (
+                f"nofile in /etc/security/limits.conf ({run_container(facts)} --ulimit"
+                " nofile=65536:65536 ...)"
+            )
+        ),
         severity="warning" if soft < _FEW_FILES else "hint",
     )
 
@@ -80,7 +103,10 @@ def _stack(facts: Facts) -> Iterator[Finding]:
             "stack-unlimited",
             f"the stack has no limit, and NCCL {facts.software.nccl} is older than 2.28",
             where="ulimit -s",
-            why="threads then get a stack of 2 MB from the C library, and NCCL may crash at its start",
+            why=(
+                "threads then get a stack of 2 MB from the C library, and NCCL may crash at its"
+                " start"
+            ),
             fix="ulimit -s 8192 in the job script",
             severity="warning",
         )
@@ -98,7 +124,10 @@ def _cpus(facts: Facts) -> Iterator[Finding]:
         f"{limits.cpus} of {limits.total_cpus} CPUs may be used, for "
         + ("a rank and its data" if ranks == 1 else f"{ranks} GPUs"),
         where=limits.cpus_reason or "CPU affinity",
-        evidence=(f"CPUs: {limits.affinity or '?'} ({limits.cpus_reason or 'reason unknown'})", f"GPUs: {gpus}"),
+        evidence=(
+            f"CPUs: {limits.affinity or '?'} ({limits.cpus_reason or 'reason unknown'})",
+            f"GPUs: {gpus}",
+        ),
         why="ranks and their DataLoader workers share them: the GPUs wait for data",
         fix=_more_cpus(facts, 8 * ranks),
         severity="warning",
@@ -126,9 +155,15 @@ def _loaders(facts: Facts) -> Iterator[Finding]:
             f"{worst.workers} DataLoader workers of pid {worst.pid} share {worst.cpus} "
             + ("CPU" if worst.cpus == 1 else "CPUs"),
             where=f"pid {worst.pid}",
-            evidence=tuple(f"pid {g.pid} ({g.command}): {g.workers} workers, {g.cpus} CPUs" for g in crowded[:8]),
+            evidence=tuple(
+                f"pid {g.pid} ({g.command}): {g.workers} workers, {g.cpus} CPUs"
+                for g in crowded[:8]
+            ),
             why="workers that wait for a CPU make loading slower, not faster",
-            fix=f"num_workers={max(1, worst.cpus - 1)}, or more CPUs: srun --cpus-per-task={worst.workers + 1} ...",
+            fix=(
+                f"num_workers={max(1, worst.cpus - 1)}, or more CPUs: srun"
+                f" --cpus-per-task={worst.workers + 1} ..."
+            ),
             severity="warning",
         )
 
@@ -143,11 +178,18 @@ def _disk(disk: Disk) -> Iterator[Finding]:
     room = f"{size(disk.free_bytes)} of {size(disk.total_bytes)} are free"
     yield Finding(
         "disk-full",
-        f"{disk.path}: " + (room if full else f"{disk.free_files} more files can be made, though {room}"),
+        f"{disk.path}: "
+        + (room if full else f"{disk.free_files} more files can be made, though {room}"),
         where=disk.path,
         why="checkpoints, logs and temporary files are written there",
-        fix=f"df -h {disk.path}; du -xsh {disk.path}/* tells what takes the room"
-        if full
-        else f"df -i {disk.path}; many small files use up its inodes",
-        severity="error" if (full and disk.free_bytes < _GIB // 10) or disk.free_files == 0 else "warning",
+        fix=(
+            f"df -h {disk.path}; du -xsh {disk.path}/* tells what takes the room"
+            if full
+            else f"df -i {disk.path}; many small files use up its inodes"
+        ),
+        severity=(
+            "error"
+            if (full and disk.free_bytes < _GIB // 10) or disk.free_files == 0
+            else "warning"
+        ),
     )

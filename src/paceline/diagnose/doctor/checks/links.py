@@ -12,7 +12,8 @@ from paceline.text.wording import few
 
 _BROKEN = ("hang", "wrong-data")
 _BETWEEN_GPUS = (
-    "traffic between GPUs and to the network takes the way over the CPU: slower, and on some machines it hangs"
+    "traffic between GPUs and to the network takes the way over the CPU: slower, and on some"
+    " machines it hangs"
 )
 _TO_NETWORK = "GPUs and network cards exchange data over the CPU, which is slower (GPUDirect RDMA)"
 
@@ -37,8 +38,14 @@ def _fabric(facts: Facts) -> Iterator[Finding]:
             f"{gpus_in_words(out)}: not part of the NVLink fabric ({out[0].fabric})",
             where=gpus_in_words(out),
             evidence=tuple(f"GPU {gpu.index}: fabric {gpu.fabric}" for gpu in out[:8]),
-            why="CUDA does not start (error 802, system not yet initialized), or NCCL hangs at the first communication",
-            fix="sudo systemctl restart nvidia-fabricmanager; its version must be that of the driver"
+            why=(
+                "CUDA does not start (error 802, system not yet initialized), or NCCL hangs at the"
+                " first communication"
+            ),
+            fix=(
+                "sudo systemctl restart nvidia-fabricmanager; its version must be that of the"
+                " driver"
+            )
             + (f", {facts.driver.version}" if facts.driver.version else ""),
         )
 
@@ -56,12 +63,20 @@ def _broken(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
         + (f" and {len(broken) - 1} more pairs" if len(broken) > 1 else ""),
         where=few([pair.words for pair in broken]),
         evidence=tuple(f"{pair.words} ({pair.link}): {_told(pair)}" for pair in broken[:8]),
-        why="NCCL copies in this way, though NCCL_P2P_DISABLE=1 keeps it from it; torch's own copies do in any case"
-        if off
-        else "NCCL hangs at the first communication, or training silently goes wrong",
-        fix="NVLink is at fault: nvidia-smi nvlink -s; have the machine looked at"
-        if any(pair.nvlinks for pair in broken)
-        else "export NCCL_P2P_DISABLE=1 (slower: over host memory) until ACS and IOMMU are off or the driver is newer",
+        why=(
+            "NCCL copies in this way, though NCCL_P2P_DISABLE=1 keeps it from it; torch's own"
+            " copies do in any case"
+            if off
+            else "NCCL hangs at the first communication, or training silently goes wrong"
+        ),
+        fix=(
+            "NVLink is at fault: nvidia-smi nvlink -s; have the machine looked at"
+            if any(pair.nvlinks for pair in broken)
+            else (
+                "export NCCL_P2P_DISABLE=1 (slower: over host memory) until ACS and IOMMU are off"
+                " or the driver is newer"
+            )
+        ),
         severity="warning" if off else "error",
     )
 
@@ -74,10 +89,13 @@ def _switched_off(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
     linked = [pair for pair in pairs if pair.nvlinks and pair.trial not in _BROKEN]
     if not linked or p2p_level(facts.settings) != "LOC":
         return
-    name = next(each for each in ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL") if _sets_loc(each, facts.settings))
+    name = next(
+        each for each in ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL") if _sets_loc(each, facts.settings)
+    )
     yield Finding(
         "p2p-disabled-with-nvlink",
-        f"{name}={facts.settings[name]} keeps NCCL off the NVLinks between {gpus_in_words(_gpus_of(facts, linked))}",
+        f"{name}={facts.settings[name]} keeps NCCL off the NVLinks between"
+        f" {gpus_in_words(_gpus_of(facts, linked))}",
         where=place(name, facts),
         evidence=(f"{linked[0].link} between {linked[0].words}" + _and_more(linked),),
         why="gradients go through host memory, several times slower than over NVLink",
@@ -111,17 +129,22 @@ def _across_sockets(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]
     rates = [pair.gigabytes_per_s for pair in far if pair.gigabytes_per_s]
     yield Finding(
         "p2p-across-sockets",
-        f"{far[0].words}{_and_more(far)} sit on different sockets or NUMA nodes, and peer-to-peer between them "
-        + ("works" if tried else "has not been tried"),
+        f"{far[0].words}{_and_more(far)} sit on different sockets or NUMA nodes, and peer-to-peer"
+        " between them " + ("works" if tried else "has not been tried"),
         where=few([pair.words for pair in far]),
         evidence=(
             f"{far[0].link} between {far[0].words}" + _and_more(far),
             *([f"tried and verified: {min(rates):g} GB/s"] if rates else []),
             _nccls_choice(facts, level, uses),
         ),
-        why="over host memory it can be faster than from socket to socket"
-        if tried
-        else "on some machines such copies hang at NCCL's first communication, or are slower than over host memory",
+        why=(
+            "over host memory it can be faster than from socket to socket"
+            if tried
+            else (
+                "on some machines such copies hang at NCCL's first communication, or are slower"
+                " than over host memory"
+            )
+        ),
         fix=_test_first(facts, pairs, uses=uses, tried=tried),
         severity="warning" if uses and not tried else "hint",
     )
@@ -131,7 +154,10 @@ def _test_first(facts: Facts, pairs: Sequence[GpuPair], *, uses: bool, tried: bo
     count = len(visible_gpus(facts))
     test = f"all_reduce_perf -b 8 -e 256M -f 2 -g {count} (nccl-tests)"
     if not uses:
-        return f"nothing needs to be done; whether NCCL_P2P_LEVEL=SYS is faster: {test}, with and without it"
+        return (
+            f"nothing needs to be done; whether NCCL_P2P_LEVEL=SYS is faster: {test}, with and"
+            " without it"
+        )
     if p2p_level(facts.settings) == "SYS":
         setting, change = "without NCCL_P2P_LEVEL", "unset NCCL_P2P_LEVEL"
     elif any(pair.nvlinks for pair in pairs):
@@ -158,7 +184,10 @@ def _nccls_choice(facts: Facts, level: str, uses: bool) -> str:
     if uses and facts.settings.get("NCCL_P2P_LEVEL"):
         return f"NCCL does not know NCCL_P2P_LEVEL={facts.settings['NCCL_P2P_LEVEL']}, and uses it"
     if uses:
-        return "NCCL_P2P_DISABLE and NCCL_P2P_LEVEL are not set: between two GPUs on AMD CPUs NCCL uses it"
+        return (
+            "NCCL_P2P_DISABLE and NCCL_P2P_LEVEL are not set: between two GPUs on AMD CPUs NCCL"
+            " uses it"
+        )
     return "NCCL by itself goes over host memory there; torch's own copies from GPU to GPU do not"
 
 
@@ -179,7 +208,9 @@ def _redirecting_bridges(
 ) -> Iterator[Finding]:
     """Yield the finding about bridges with active access control, if GPU traffic passes them."""
     gpus = {pair.first for pair in over_pci} | {pair.second for pair in over_pci}
-    redirecting = [bridge for bridge in bridges if {"request", "completion"} & set(bridge.redirects)]
+    redirecting = [
+        bridge for bridge in bridges if {"request", "completion"} & set(bridge.redirects)
+    ]
     between_gpus = [bridge for bridge in redirecting if gpus & set(bridge.gpus)]
     to_network = not over_pci and any(port.state == "ACTIVE" for port in facts.rdma)
     shown = redirecting if to_network else between_gpus
@@ -209,15 +240,20 @@ def _access_control_is_on(
     if tried:
         evidence.append("copies between all pairs of GPUs were tried and are right")
     evidence.append(
-        "price of switching it off: devices are no longer isolated from each other (virtual machines need that)"
+        "price of switching it off: devices are no longer isolated from each other (virtual"
+        " machines need that)"
     )
     return Finding(
         "acs-enabled",
-        f"access control (ACS) is on in {len(ids)} PCI bridge{'s' if len(ids) > 1 else ''} above the GPUs",
+        f"access control (ACS) is on in {len(ids)} PCI bridge{'s' if len(ids) > 1 else ''} above"
+        " the GPUs",
         where=f"PCI bridge {few(ids)}",
         evidence=tuple(evidence),
         why=why,
-        fix=f"until the next boot: for b in {' '.join(ids[:16])}; do sudo setpci -s $b ECAP_ACS+0x6.w=0000; done",
+        fix=(
+            f"until the next boot: for b in {' '.join(ids[:16])}; do sudo setpci -s $b"
+            " ECAP_ACS+0x6.w=0000; done"
+        ),
         severity="warning" if harmful else "hint",
     )
 
@@ -227,9 +263,18 @@ def _likely_access_control(facts: Facts, pairs: Sequence[GpuPair]) -> Finding:
         "acs-enabled",
         "the IOMMU translates the GPUs' addresses, so access control (ACS) is likely on above them",
         where=facts.host.name,
-        evidence=("IOMMU groups of the GPUs are of a DMA type", "the bridges can be read by root only"),
-        why=f"peer-to-peer copies ({pairs[0].link}) take the way over the CPU: slower, and on some machines they hang",
-        fix="look first: sudo paceline doctor; then boot with iommu=pt, or switch the IOMMU off in the BIOS",
+        evidence=(
+            "IOMMU groups of the GPUs are of a DMA type",
+            "the bridges can be read by root only",
+        ),
+        why=(
+            f"peer-to-peer copies ({pairs[0].link}) take the way over the CPU: slower, and on some"
+            " machines they hang"
+        ),
+        fix=(
+            "look first: sudo paceline doctor; then boot with iommu=pt, or switch the IOMMU off in"
+            " the BIOS"
+        ),
         severity="hint",
     )
 
@@ -250,14 +295,24 @@ def _far_cpus(facts: Facts) -> Iterator[Finding]:
     home = [name for name, cpus in nodes.items() if cpus & mine]
     yield Finding(
         "numa-affinity",
-        f"this process may use CPUs of NUMA node {', '.join(home)} only, and {gpus_in_words(far)} "
-        f"{'is' if len(far) == 1 else 'are'} attached to node {few(sorted({str(gpu.numa_node) for gpu in far}))}",
+        f"this process may use CPUs of NUMA node {', '.join(home)} only, and {gpus_in_words(far)}"
+        f" {'is' if len(far) == 1 else 'are'} attached to node"
+        f" {few(sorted({str(gpu.numa_node) for gpu in far}))}",
         where=gpus_in_words(far),
-        evidence=(f"CPUs: {facts.limits.affinity}", f"CPUs near GPU {far[0].index}: {far[0].cpus or 'unknown'}"),
+        evidence=(
+            f"CPUs: {facts.limits.affinity}",
+            f"CPUs near GPU {far[0].index}: {far[0].cpus or 'unknown'}",
+        ),
         why="what goes from host memory to those GPUs passes between the sockets",
-        fix="srun --cpu-bind=none ... or --gpu-bind=closest; without Slurm: paceline run --numa-binding node ..."
-        if facts.host.slurm_step
-        else "paceline run --numa-binding node ...; or leave out what binds this process (taskset, numactl, cpuset)",
+        fix=(
+            "srun --cpu-bind=none ... or --gpu-bind=closest; without Slurm: paceline run"
+            " --numa-binding node ..."
+            if facts.host.slurm_step
+            else (
+                "paceline run --numa-binding node ...; or leave out what binds this process"
+                " (taskset, numactl, cpuset)"
+            )
+        ),
         severity="hint",
     )
 

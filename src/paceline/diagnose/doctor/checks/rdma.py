@@ -49,7 +49,9 @@ def judge_rdma(facts: Facts) -> Iterator[Finding]:
     obstacles = list(_obstacles(facts, ports)) if ports else []
     if obstacles:
         yield _unused(facts, ports, obstacles)
-    elif is_on(facts.settings.get("NCCL_IB_DISABLE")) and not any(port.kind == "EFA" for port in ports):
+    elif is_on(facts.settings.get("NCCL_IB_DISABLE")) and not any(
+        port.kind == "EFA" for port in ports
+    ):
         yield _disabled(facts)
     if ports and not obstacles:
         yield from _locked_memory(facts, ports)
@@ -64,7 +66,9 @@ def _obstacles(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Obstacle]:
         yield Obstacle("NCCL_NET=Socket", place("NCCL_NET", facts), "unset NCCL_NET")
     if verbs and not efa and is_on(settings.get("NCCL_IB_DISABLE")):
         value = settings["NCCL_IB_DISABLE"]
-        yield Obstacle(f"NCCL_IB_DISABLE={value}", place("NCCL_IB_DISABLE", facts), "unset NCCL_IB_DISABLE")
+        yield Obstacle(
+            f"NCCL_IB_DISABLE={value}", place("NCCL_IB_DISABLE", facts), "unset NCCL_IB_DISABLE"
+        )
     wanted = settings.get("NCCL_IB_HCA", "")
     if verbs and not efa and not _taken(wanted, verbs):
         what = f"NCCL_IB_HCA={wanted} matches none of {few([port.device for port in verbs])}"
@@ -75,7 +79,11 @@ def _obstacles(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Obstacle]:
     if efa:
         yield from _efa(facts)
     elif libraries.verbs is False and not libraries.plugins:
-        yield Obstacle("libibverbs is not installed", "library path", "apt-get install libibverbs1 ibverbs-providers")
+        yield Obstacle(
+            "libibverbs is not installed",
+            "library path",
+            "apt-get install libibverbs1 ibverbs-providers",
+        )
 
 
 def _taken(setting: str, ports: Sequence[RdmaPort]) -> list[RdmaPort]:
@@ -87,37 +95,63 @@ def _taken(setting: str, ports: Sequence[RdmaPort]) -> list[RdmaPort]:
 def _efa(facts: Facts) -> Iterator[Obstacle]:
     settings, libraries = facts.settings, facts.rdma_libraries
     if settings.get("NCCL_NET_PLUGIN", "").lower() == "none":
-        yield Obstacle("NCCL_NET_PLUGIN=none", place("NCCL_NET_PLUGIN", facts), "unset NCCL_NET_PLUGIN")
-    elif not libraries.plugins and not settings.get("NCCL_NET_PLUGIN", "").startswith("/"):
-        folder = libraries.plugins_elsewhere[0].rpartition("/")[0] if libraries.plugins_elsewhere else ""
         yield Obstacle(
-            f"the plugin is in {folder}, where the loader does not look"
-            if folder
-            else "the plugin aws-ofi-nccl (libnccl-net.so) is not installed",
+            "NCCL_NET_PLUGIN=none", place("NCCL_NET_PLUGIN", facts), "unset NCCL_NET_PLUGIN"
+        )
+    elif not libraries.plugins and not settings.get("NCCL_NET_PLUGIN", "").startswith("/"):
+        folder = (
+            libraries.plugins_elsewhere[0].rpartition("/")[0] if libraries.plugins_elsewhere else ""
+        )
+        yield Obstacle(
+            (
+                f"the plugin is in {folder}, where the loader does not look"
+                if folder
+                else "the plugin aws-ofi-nccl (libnccl-net.so) is not installed"
+            ),
             "LD_LIBRARY_PATH" if folder else "the library path",
-            f"export LD_LIBRARY_PATH={folder}:$LD_LIBRARY_PATH"
-            if folder
-            else "install it (AWS's EFA installer brings it); healthy: NET/OFI Selected provider is efa",
+            (
+                f"export LD_LIBRARY_PATH={folder}:$LD_LIBRARY_PATH"
+                if folder
+                else (
+                    "install it (AWS's EFA installer brings it); healthy: NET/OFI Selected provider"
+                    " is efa"
+                )
+            ),
         )
     provider = settings.get("FI_PROVIDER", "")
     named = "efa" in provider.removeprefix("^").split(",")
     if provider and named == provider.startswith("^"):
-        yield Obstacle(f"FI_PROVIDER={provider} leaves EFA out", place("FI_PROVIDER", facts), "unset FI_PROVIDER")
+        yield Obstacle(
+            f"FI_PROVIDER={provider} leaves EFA out",
+            place("FI_PROVIDER", facts),
+            "unset FI_PROVIDER",
+        )
 
 
 def _no_devices(facts: Facts, efa: bool) -> Obstacle:
     container = facts.host.container
-    missing = "/dev/infiniband is missing" if facts.rdma_libraries.devices is None else "/dev/infiniband cannot be used"
+    missing = (
+        "/dev/infiniband is missing"
+        if facts.rdma_libraries.devices is None
+        else "/dev/infiniband cannot be used"
+    )
     if container == "apptainer":  # it shows the host's devices unless configured otherwise
         fix = "apptainer exec --bind /dev/infiniband ..., without --containall"
     elif container == "kubernetes":
-        resource = "vpc.amazonaws.com/efa: 1" if efa else "the RDMA device plugin's resource (rdma/...)"
+        resource = (
+            "vpc.amazonaws.com/efa: 1" if efa else "the RDMA device plugin's resource (rdma/...)"
+        )
         fix = f"ask for the devices in the pod: resources: limits: {resource}"
     elif container:
-        fix = f"{run_container(facts)} --device=/dev/infiniband --ulimit memlock=-1 --network=host ..."
+        fix = (
+            f"{run_container(facts)} --device=/dev/infiniband --ulimit memlock=-1"
+            " --network=host ..."
+        )
     else:
         fix = "sudo modprobe ib_uverbs; ls -l /dev/infiniband tells who may use them"
-    return Obstacle(f"{missing} here", f"container ({container})" if container else facts.host.name, fix)
+    return Obstacle(
+        f"{missing} here", f"container ({container})" if container else facts.host.name, fix
+    )
 
 
 def _unused(facts: Facts, ports: Sequence[RdmaPort], obstacles: Sequence[Obstacle]) -> Finding:
@@ -132,9 +166,12 @@ def _unused(facts: Facts, ports: Sequence[RdmaPort], obstacles: Sequence[Obstacl
             f"up: {few([port.words for port in ports])}",
             *(f"also: {each.what}" for each in obstacles[1:]),
         ),
-        why="if the network is made for RoCE, gradients between nodes take several times longer than they could"
-        if only_roce
-        else "gradients between nodes take several times longer, without an error",
+        why=(
+            "if the network is made for RoCE, gradients between nodes take several times longer"
+            " than they could"
+            if only_roce
+            else "gradients between nodes take several times longer, without an error"
+        ),
         fix=first.fix,
         severity="hint" if only_roce else "warning",
     )
@@ -162,7 +199,8 @@ def _locked_memory(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Finding]
     only_roce = all(port.kind == "RoCE" for port in ports)
     yield Finding(
         "memlock-too-low",
-        f"this process may lock {size(limit)} of memory, and {ports[0].kind} needs to lock NCCL's buffers",
+        f"this process may lock {size(limit)} of memory, and {ports[0].kind} needs to lock NCCL's"
+        " buffers",
         where="ulimit -l",
         evidence=(f"up: {few([port.words for port in ports])}", f"memlock: {size(limit)}"),
         why="NCCL then fails with: Call to ibv_reg_mr failed with error Cannot allocate memory",
@@ -178,7 +216,10 @@ def _more_locked_memory(facts: Facts) -> str:
         return "in the pod: securityContext: capabilities: add: [IPC_LOCK]"
     if container and container != "apptainer":
         return f"{run_container(facts)} --ulimit memlock=-1 ..."
-    return "memlock unlimited in /etc/security/limits.conf; under Slurm also LimitMEMLOCK=infinity in slurmd's unit"
+    return (
+        "memlock unlimited in /etc/security/limits.conf; under Slurm also LimitMEMLOCK=infinity in"
+        " slurmd's unit"
+    )
 
 
 def _gids(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Finding]:
@@ -196,7 +237,8 @@ def _gids(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Finding]:
         good = _good_gid(roce[0])
         yield Finding(
             "gid-index-wrong",
-            f"NCCL {facts.software.nccl} uses GID 0 of a RoCE port, which is not the one for routed networks",
+            f"NCCL {facts.software.nccl} uses GID 0 of a RoCE port, which is not the one for routed"
+            " networks",
             where=few([port.device for port in roce]),
             why="connections between nodes then time out, or only work inside one switch",
             fix=f"export NCCL_IB_GID_INDEX={3 if good is None else good}  # show_gids lists them",
@@ -205,7 +247,10 @@ def _gids(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Finding]:
 
 
 def _wrong_gid(facts: Facts, ports: Sequence[RdmaPort], index: int) -> Iterator[Finding]:
-    kinds = {port.device: next((gid.kind or "?" for gid in port.gids if gid.index == index), "") for port in ports}
+    kinds = {
+        port.device: next((gid.kind or "?" for gid in port.gids if gid.index == index), "")
+        for port in ports
+    }
     wrong = {device: kind for device, kind in kinds.items() if not kind or "v1" in kind}
     if not wrong:
         return
@@ -227,4 +272,6 @@ def _wrong_gid(facts: Facts, ports: Sequence[RdmaPort], index: int) -> Iterator[
 def _good_gid(port: RdmaPort) -> int | None:
     """Return the index of a port's RoCE v2 address that maps an IPv4 address; None without one."""
     mapped = "0000:0000:0000:0000:0000:ffff:"
-    return next((gid.index for gid in port.gids if "v2" in gid.kind and gid.value.startswith(mapped)), None)
+    return next(
+        (gid.index for gid in port.gids if "v2" in gid.kind and gid.value.startswith(mapped)), None
+    )

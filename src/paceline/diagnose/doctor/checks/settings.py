@@ -31,7 +31,11 @@ def judge_settings(facts: Facts) -> Iterator[Finding]:
 def _forced(facts: Facts, found: Sequence[Finding]) -> Iterator[Finding]:
     """Yield the settings that limit NCCL's choice, unless another finding already covers them."""
     network = facts.settings.get("NCCL_NET", "").lower()
-    if not facts.gpus or facts.settings.get("NCCL_TUNER_PLUGIN") or network not in ("", "ib", "socket"):
+    if (
+        not facts.gpus
+        or facts.settings.get("NCCL_TUNER_PLUGIN")
+        or network not in ("", "ib", "socket")
+    ):
         return  # plug-ins require such settings
     told = " ".join(finding.what for finding in found)
     forced = [(name, price) for name, price in _prices(facts) if f"{name}=" not in told]
@@ -40,8 +44,9 @@ def _forced(facts: Facts, found: Sequence[Finding]) -> Iterator[Finding]:
     names = [name for name, _ in forced]
     yield Finding(
         "tuning-forced",
-        f"{' and '.join(f'{name}={facts.settings[name]}' for name in names)} "
-        f"{'take' if len(names) > 1 else 'takes'} a choice from NCCL that it makes for every size of message",
+        f"{' and '.join(f'{name}={facts.settings[name]}' for name in names)}"
+        f" {'take' if len(names) > 1 else 'takes'} a choice from NCCL that it makes for every size"
+        " of message",
         where=", ".join(place(name, facts) for name in names),
         evidence=tuple(f"{name}={facts.settings[name]}: {price}" for name, price in forced),
         why="what was right for one machine and version slows another down",
@@ -54,14 +59,22 @@ def _prices(facts: Facts) -> Iterator[tuple[str, str]]:
     """Yield each setting that limits NCCL, and its cost."""
     settings = facts.settings
     if settings.get("NCCL_ALGO"):
-        switched = any(link.remote == "switch" for gpu in visible_gpus(facts) for link in gpu.nvlinks)
+        switched = any(
+            link.remote == "switch" for gpu in visible_gpus(facts) for link in gpu.nvlinks
+        )
         more = "; on NVLink switches NVLS may be faster" if switched else ""
-        yield "NCCL_ALGO", f"rings are slow for small messages on many nodes, trees for large ones on few{more}"
+        yield (
+            "NCCL_ALGO",
+            f"rings are slow for small messages on many nodes, trees for large ones on few{more}",
+        )
     if settings.get("NCCL_PROTO"):
         yield "NCCL_PROTO", "Simple is slow for small messages, LL for large ones"
     text = settings.get("NCCL_BUFFSIZE", "")
     if text.isdecimal() and int(text) < _BUFFER:
-        yield "NCCL_BUFFSIZE", f"NCCL's own is {size(_BUFFER)}; smaller buffers wait more often for each other"
+        yield (
+            "NCCL_BUFFSIZE",
+            f"NCCL's own is {size(_BUFFER)}; smaller buffers wait more often for each other",
+        )
     elif text.isdecimal() and int(text) > _BUFFER:
         yield (
             "NCCL_BUFFSIZE",

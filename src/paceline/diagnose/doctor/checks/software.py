@@ -24,7 +24,11 @@ def judge_software(facts: Facts) -> Iterator[Finding]:
 
 
 def _driver(facts: Facts) -> Iterator[Finding]:
-    driver, wanted, served = facts.driver, version(facts.software.torch_cuda), version(facts.driver.cuda)
+    driver, wanted, served = (
+        facts.driver,
+        version(facts.software.torch_cuda),
+        version(facts.driver.cuda),
+    )
     if "mismatch" in driver.problem.lower():
         yield Finding(
             "driver-mismatch",
@@ -37,8 +41,8 @@ def _driver(facts: Facts) -> Iterator[Finding]:
     elif facts.gpus and wanted and served and served[0] < wanted[0]:
         yield Finding(
             "driver-mismatch",
-            f"torch is built for CUDA {facts.software.torch_cuda}, and the driver {driver.version} serves CUDA "
-            f"{driver.cuda} at most",
+            f"torch is built for CUDA {facts.software.torch_cuda}, and the driver {driver.version}"
+            f" serves CUDA {driver.cuda} at most",
             where=facts.host.name,
             why="torch finds no GPU: torch.cuda.is_available() is False",
             fix=f"a newer driver, or a torch for CUDA {served[0]}: pytorch.org/get-started",
@@ -57,9 +61,14 @@ def _python(facts: Facts) -> Iterator[Finding]:
         "python-fork-bug",
         f"Python {facts.software.python} can deadlock in the child of a fork ({python_fork.ISSUE})",
         where=facts.host.name,
-        why="a DataLoader that forks its workers for every epoch hangs at random: about one fork in 1000 where a rank "
-        "has other threads",
-        fix=f"Python {python_fork.newer(installed)}; until then DataLoader(..., persistent_workers=True)",
+        why=(
+            "a DataLoader that forks its workers for every epoch hangs at random: about one fork in"
+            " 1000 where a rank has other threads"
+        ),
+        fix=(
+            f"Python {python_fork.newer(installed)}; until then DataLoader(...,"
+            " persistent_workers=True)"
+        ),
         severity="hint",
     )
 
@@ -76,8 +85,8 @@ def _architecture(facts: Facts) -> Iterator[Finding]:
     for gpu in (old or new)[:1]:
         yield Finding(
             "library-version-mismatch",
-            f"torch is built for CUDA {facts.software.torch_cuda}, which makes no code for {gpu.name} "
-            f"(compute capability {gpu.capability})",
+            f"torch is built for CUDA {facts.software.torch_cuda}, which makes no code for"
+            f" {gpu.name} (compute capability {gpu.capability})",
             where=gpus_in_words(old or new),
             why="the first kernel fails: no kernel image is available for execution on the device",
             fix=f"a torch for CUDA {'12.6' if old else '12.8 or newer'}: pytorch.org/get-started",
@@ -89,7 +98,8 @@ def _build(facts: Facts) -> Iterator[Finding]:
     if facts.gpus and facts.software.torch and not facts.software.torch_cuda:
         yield Finding(
             "nccl-not-built-in",
-            f"torch {facts.software.torch} is built without CUDA and NCCL, and there are {len(facts.gpus)} GPUs here",
+            f"torch {facts.software.torch} is built without CUDA and NCCL, and there are"
+            f" {len(facts.gpus)} GPUs here",
             where="torch",
             why="ranks run on CPUs, and backend nccl is refused",
             fix="install a torch with CUDA: pytorch.org/get-started",
@@ -114,13 +124,16 @@ def _leftovers(facts: Facts) -> Iterator[Finding]:
     count = len(left)
     yield Finding(
         "orphan-processes",
-        f"{count} process{'es' if count > 1 else ''} of an earlier run {'are' if count > 1 else 'is'} still there "
-        f"without a launcher, holding {' and '.join(holds)}",
+        f"{count} process{'es' if count > 1 else ''} of an earlier run"
+        f" {'are' if count > 1 else 'is'} still there without a launcher, holding"
+        f" {' and '.join(holds)}",
         where=f"pid {', '.join(str(each.pid) for each in left[:8])}",
         evidence=tuple(_words(each) for each in left[:8]),
         why="they keep memory and ports from the next run",
-        fix=f"look at them first: ps -fp {','.join(str(each.pid) for each in left)}; then kill "
-        f"{' '.join(str(each.pid) for each in left)}",
+        fix=(
+            f"look at them first: ps -fp {','.join(str(each.pid) for each in left)}; then kill "
+            f"{' '.join(str(each.pid) for each in left)}"
+        ),
         severity="warning",
     )
 
@@ -132,7 +145,10 @@ def _words(process: Leftover) -> str:
         f"{size(process.memory_bytes)}" if process.memory_bytes else "",
         f"started {_ago(process.age_s)} ago" if process.age_s else "",
     ]
-    return f"pid {process.pid} ({process.command or '?'}): {', '.join(filter(None, parts)) or 'no more is known'}"
+    return (
+        f"pid {process.pid} ({process.command or '?'}):"
+        f" {', '.join(filter(None, parts)) or 'no more is known'}"
+    )
 
 
 def _ago(age_s: int) -> str:

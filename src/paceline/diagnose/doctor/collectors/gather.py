@@ -7,7 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from paceline import env
-from paceline.diagnose.doctor.collectors import gpus, host, kernel_log, limits, network, pci, peers, processes, software
+from paceline.diagnose.doctor.collectors import (
+    gpus,
+    host,
+    kernel_log,
+    limits,
+    network,
+    pci,
+    peers,
+    processes,
+    software,
+)
 from paceline.diagnose.doctor.facts import Facts, Host, Leftover, Limits, LoaderGroup, Software
 from paceline.diagnose.doctor.facts_gpu import Driver, Gpu, GpuPair
 from paceline.diagnose.doctor.facts_network import RdmaLibraries
@@ -30,16 +40,24 @@ class _Parts:
 
     not_read: list[str] = field(default_factory=list)
 
-    def ask(self, name: str, part: Callable[[], _Found], otherwise: _Found, seconds: float = _PART_S) -> _Found:
+    def ask(
+        self, name: str, part: Callable[[], _Found], otherwise: _Found, seconds: float = _PART_S
+    ) -> _Found:
         found, why = within_why(seconds, part, otherwise)
         if why:
             self.not_read.append(f"{name}: {why}")
         return found
 
-    def for_root(self, name: str, part: Callable[[], _Found | None], gpus: tuple[Gpu, ...]) -> _Found | None:
+    def for_root(
+        self, name: str, part: Callable[[], _Found | None], gpus: tuple[Gpu, ...]
+    ) -> _Found | None:
         """Read a part that is None where only root may read it; without GPUs, do not report it."""
         found: _Found | None = self.ask(name, part, None)
-        if found is None and gpus and not any(each.startswith(f"{name}:") for each in self.not_read):
+        if (
+            found is None
+            and gpus
+            and not any(each.startswith(f"{name}:") for each in self.not_read)
+        ):
             self.not_read.append(f"{name}: this user may not read it")
         return found
 
@@ -47,7 +65,9 @@ class _Parts:
 def gather() -> Facts:
     """Collect the facts about this machine without changing anything."""
     parts = _Parts()
-    silent = gpus.Gpus(Driver(problem=f"no answer within {_DRIVER_S:g} s", gpus_on_bus=gpus.count_on_bus()))
+    silent = gpus.Gpus(
+        Driver(problem=f"no answer within {_DRIVER_S:g} s", gpus_on_bus=gpus.count_on_bus())
+    )
     told = parts.ask("GPUs", gpus.gather_gpus, silent, _DRIVER_S)
     settings, where = parts.ask("settings", software.gather_settings, _NO_SETTINGS)
     left, loaders = parts.ask("processes", processes.gather_processes, _NO_PROCESSES, _PROCESSES_S)
@@ -91,10 +111,14 @@ def _tried(told: gpus.Gpus, parts: _Parts) -> tuple[GpuPair, ...]:
         return told.pairs
     tried = peers.try_pairs([gpu.uuid for gpu in told.gpus])
     if not tried:
-        parts.not_read.append(f"peer-to-peer copies: torch made none between two GPUs within {peers.LIMIT_S:g} s")
+        parts.not_read.append(
+            f"peer-to-peer copies: torch made none between two GPUs within {peers.LIMIT_S:g} s"
+        )
     return tuple(
-        replace(pair, trial=result.outcome, gigabytes_per_s=result.gigabytes_per_s)
-        if (result := tried.get((pair.first, pair.second))) is not None
-        else pair
+        (
+            replace(pair, trial=result.outcome, gigabytes_per_s=result.gigabytes_per_s)
+            if (result := tried.get((pair.first, pair.second))) is not None
+            else pair
+        )
         for pair in told.pairs
     )

@@ -63,7 +63,8 @@ def gather_gpus(library: Any = None, pci: Path = _PCI) -> Gpus:
 def count_on_bus(pci: Path = _PCI) -> int:
     """Return the number of NVIDIA GPUs on the PCI bus, including those of other users."""
     return sum(
-        files.text(pci / name / "vendor") == "0x10de" and files.text(pci / name / "class").startswith("0x03")
+        files.text(pci / name / "vendor") == "0x10de"
+        and files.text(pci / name / "class").startswith("0x03")
         for name in files.names(pci)
     )
 
@@ -205,16 +206,24 @@ def _fabric(nvml: Nvml, handle: Any) -> str:
     return "failed" if state == "completed" and told.status else state
 
 
-def _read_pair(nvml: Nvml, gpus: Sequence[Gpu], handles: dict[int, Any], first: int, second: int) -> GpuPair:
+def _read_pair(
+    nvml: Nvml, gpus: Sequence[Gpu], handles: dict[int, Any], first: int, second: int
+) -> GpuPair:
     one, other = handles[first], handles[second]
     level = nvml.number("nvmlDeviceGetTopologyCommonAncestor", one, other)
-    read = nvml.number("nvmlDeviceGetP2PStatus", one, other, nvml.constant("NVML_P2P_CAPS_INDEX_READ", 0))
-    over = nvml.number("nvmlDeviceGetP2PStatus", one, other, nvml.constant("NVML_P2P_CAPS_INDEX_NVLINK", 2))
+    read = nvml.number(
+        "nvmlDeviceGetP2PStatus", one, other, nvml.constant("NVML_P2P_CAPS_INDEX_READ", 0)
+    )
+    over = nvml.number(
+        "nvmlDeviceGetP2PStatus", one, other, nvml.constant("NVML_P2P_CAPS_INDEX_NVLINK", 2)
+    )
     return GpuPair(
         first,
         second,
         level=_LEVELS.get(-1 if level is None else level, ""),
-        nvlinks=count_nvlinks(gpus[first], gpus[second], driver_says=None if over is None else over == 0),
+        nvlinks=count_nvlinks(
+            gpus[first], gpus[second], driver_says=None if over is None else over == 0
+        ),
         p2p="" if read is None else _P2P.get(read, "unknown"),
     )
 

@@ -35,14 +35,21 @@ def gather_host(root: Path = _ROOT) -> Host:
 def _container(root: Path) -> str:
     if (root / ".singularity.d").is_dir():
         return "apptainer"
-    if (root / "run/secrets/kubernetes.io").is_dir() or env.snapshot().get("KUBERNETES_SERVICE_HOST"):
+    if (root / "run/secrets/kubernetes.io").is_dir() or env.snapshot().get(
+        "KUBERNETES_SERVICE_HOST"
+    ):
         return "kubernetes"
     if (root / "run/.containerenv").exists():
         return "podman"
     if (root / ".dockerenv").exists():
         return "docker"
     members = files.text(root / "proc/1/cgroup")
-    words = {"kubepods": "kubernetes", "docker": "docker", "libpod": "podman", "containerd": "container"}
+    words = {
+        "kubepods": "kubernetes",
+        "docker": "docker",
+        "libpod": "podman",
+        "containerd": "container",
+    }
     return next((kind for word, kind in words.items() if word in members), "")
 
 

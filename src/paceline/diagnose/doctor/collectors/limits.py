@@ -34,7 +34,9 @@ def gather_limits() -> Limits:
         shm_bytes=shm.total_bytes if shm else None,
         shm_free_bytes=shm.free_bytes if shm else None,
         memlock_bytes=ulimits.soft("memlock"),
-        lock_any=may_lock_any(files.text(Path("/proc/self/status")), files.text(Path("/proc/self/uid_map"))),
+        lock_any=may_lock_any(
+            files.text(Path("/proc/self/status")), files.text(Path("/proc/self/uid_map"))
+        ),
         open_files=ulimits.soft("nofile"),
         open_files_hard=ulimits.hard("nofile"),
         stack_bytes=ulimits.soft("stack"),
@@ -76,7 +78,11 @@ def memory_limit(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgrou
             for part in Path(path).parts[1:]:
                 place = place / part
                 places.append(place)
-    found = [files.number(place / name) for place in places for name in ("memory.max", "memory.limit_in_bytes")]
+    found = [
+        files.number(place / name)
+        for place in places
+        for name in ("memory.max", "memory.limit_in_bytes")
+    ]
     return min((each for each in found if each is not None and each < _NO_LIMIT), default=None)
 
 

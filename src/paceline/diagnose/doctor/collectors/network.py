@@ -54,7 +54,9 @@ def _port(folder: Path, device: str, port: str) -> RdmaPort:
 
 def _gids(place: Path) -> tuple[Gid, ...]:
     found = []
-    for name in sorted((n for n in files.names(place / "gids") if n.isdigit()), key=int)[:_MOST_GIDS]:
+    for name in sorted((n for n in files.names(place / "gids") if n.isdigit()), key=int)[
+        :_MOST_GIDS
+    ]:
         value = files.text(place / "gids" / name)
         if value.replace(":", "").strip("0"):  # the table is padded with zeros
             found.append(Gid(int(name), value, files.text(place / "gid_attrs" / "types" / name)))
@@ -66,13 +68,24 @@ def gather_libraries(verbs: Path = _VERBS, cache: Path = _CACHE) -> RdmaLibrarie
     listed = _read_cache(cache)
     path = [Path(part) for part in env.snapshot().get("LD_LIBRARY_PATH", "").split(":") if part]
     plugins = [name for name in listed if _PLUGIN.search(name)] + _plugins(path)
-    elsewhere = [name for name in _plugins([Path(folder) for folder in _KNOWN_FOLDERS]) if name not in plugins]
-    usual = [Path("/usr/lib"), Path("/usr/lib64"), Path("/lib64"), *Path("/usr/lib").glob("*-linux-gnu")]
+    elsewhere = [
+        name
+        for name in _plugins([Path(folder) for folder in _KNOWN_FOLDERS])
+        if name not in plugins
+    ]
+    usual = [
+        Path("/usr/lib"),
+        Path("/usr/lib64"),
+        Path("/lib64"),
+        *Path("/usr/lib").glob("*-linux-gnu"),
+    ]
     known = any("libibverbs.so" in name for name in listed)
     return RdmaLibraries(
-        devices=tuple(each for each in files.names(verbs) if os.access(verbs / each, os.R_OK | os.W_OK))
-        if verbs.is_dir()
-        else None,
+        devices=(
+            tuple(each for each in files.names(verbs) if os.access(verbs / each, os.R_OK | os.W_OK))
+            if verbs.is_dir()
+            else None
+        ),
         verbs=known or any((folder / "libibverbs.so.1").exists() for folder in [*path, *usual]),
         plugins=tuple(dict.fromkeys(plugins)),
         plugins_elsewhere=tuple(elsewhere),
@@ -85,8 +98,15 @@ def _read_cache(cache: Path) -> list[str]:
         content = cache.read_bytes()
     except OSError:
         return []
-    return [part.decode(errors="replace") for part in re.findall(rb"(/[^\0]+\.so[^\0]*)\0", content)]
+    return [
+        part.decode(errors="replace") for part in re.findall(rb"(/[^\0]+\.so[^\0]*)\0", content)
+    ]
 
 
 def _plugins(folders: list[Path]) -> list[str]:
-    return [str(folder / name) for folder in folders for name in files.names(folder) if _PLUGIN.fullmatch(name)]
+    return [
+        str(folder / name)
+        for folder in folders
+        for name in files.names(folder)
+        if _PLUGIN.fullmatch(name)
+    ]

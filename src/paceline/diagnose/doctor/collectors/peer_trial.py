@@ -26,7 +26,9 @@ def main() -> None:
     import torch
 
     signal.alarm(_LONGEST_S)
-    names = [_uuid(torch.cuda.get_device_properties(place)) for place in range(torch.cuda.device_count())]
+    names = [
+        _uuid(torch.cuda.get_device_properties(place)) for place in range(torch.cuda.device_count())
+    ]
     # The initialization at the first use of a GPU must not look like a hang.
     for place in range(len(names)):
         torch.zeros(1, device=f"cuda:{place}").cpu()

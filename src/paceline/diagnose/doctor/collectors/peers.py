@@ -36,7 +36,9 @@ class Trial:
     gigabytes_per_s: float | None = None
 
 
-def try_pairs(uuids: Sequence[str], *, limit_s: float = LIMIT_S, command: Sequence[str] = ()) -> dict[Any, Trial]:
+def try_pairs(
+    uuids: Sequence[str], *, limit_s: float = LIMIT_S, command: Sequence[str] = ()
+) -> dict[Any, Trial]:
     """Try a copy between every two GPUs; return the results by pair, without the untried pairs.
 
     Args:
@@ -96,7 +98,9 @@ def _end(child: subprocess.Popen[str]) -> None:
         child.wait(timeout=2)
 
 
-def read_trials(lines: Iterable[str], uuids: Sequence[str], *, silent_s: float) -> dict[tuple[int, int], Trial]:
+def read_trials(
+    lines: Iterable[str], uuids: Sequence[str], *, silent_s: float
+) -> dict[tuple[int, int], Trial]:
     """Parse the output of the trial into results by pair of GPU indices. Pure.
 
     Args:
@@ -117,7 +121,9 @@ def read_trials(lines: Iterable[str], uuids: Sequence[str], *, silent_s: float) 
         pair = (min(one, other), max(one, other))
         begun = pair if told.get("state") == "begin" else None
         if begun is None:
-            found[pair] = _worse(found.get(pair), Trial(str(told.get("state")), told.get("gigabytes_per_s")))
+            found[pair] = _worse(
+                found.get(pair), Trial(str(told.get("state")), told.get("gigabytes_per_s"))
+            )
     if begun is not None and silent_s >= _HANGS_S:
         found[begun] = Trial("hang")
     return found
@@ -127,6 +133,10 @@ def _worse(one: Trial | None, other: Trial) -> Trial:
     if one is None:
         return other
     order = ("hang", "wrong-data", "not-possible", "ok")
-    outcome = min(one.outcome, other.outcome, key=lambda each: order.index(each) if each in order else len(order))
+    outcome = min(
+        one.outcome,
+        other.outcome,
+        key=lambda each: order.index(each) if each in order else len(order),
+    )
     rates = [each.gigabytes_per_s for each in (one, other) if each.gigabytes_per_s is not None]
     return Trial(outcome, min(rates, default=None))

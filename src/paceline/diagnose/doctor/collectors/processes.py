@@ -16,7 +16,16 @@ from paceline.machine.processes import command_line
 # Any of these variables, in addition to a rank, marks a process of a run.
 _MARKS = (env.RUN_TOKEN, env.RUN_DIR, env.RUN_ID, env.WORLD_SIZE)
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
-_LAUNCHERS = ("torchrun", "torch.distributed", "paceline", "accelerate", "deepspeed", "mpirun", "slurmstepd", "python")
+_LAUNCHERS = (
+    "torchrun",
+    "torch.distributed",
+    "paceline",
+    "accelerate",
+    "deepspeed",
+    "mpirun",
+    "slurmstepd",
+    "python",
+)
 _PATIENCE_S = 3.0
 
 
@@ -101,7 +110,9 @@ def _leftover(process: Any) -> Leftover | None:
         with process.oneshot():
             environ = process.environ()
             warm = process.name() == "paceline-warm"
-            if not warm and not (environ.get(env.RANK) and any(environ.get(mark) for mark in _MARKS)):
+            if not warm and not (
+                environ.get(env.RANK) and any(environ.get(mark) for mark in _MARKS)
+            ):
                 return None
             return Leftover(
                 pid=process.pid,
@@ -119,8 +130,14 @@ def _leftover(process: Any) -> Leftover | None:
 def _ports(process: Any) -> tuple[int, ...]:
     import psutil
 
-    connections = process.net_connections("tcp") if hasattr(process, "net_connections") else process.connections("tcp")
-    return tuple(sorted({entry.laddr.port for entry in connections if entry.status == psutil.CONN_LISTEN}))
+    connections = (
+        process.net_connections("tcp")
+        if hasattr(process, "net_connections")
+        else process.connections("tcp")
+    )
+    return tuple(
+        sorted({entry.laddr.port for entry in connections if entry.status == psutil.CONN_LISTEN})
+    )
 
 
 def _groups(workers: dict[int, list[int]]) -> Iterable[LoaderGroup]:
@@ -128,7 +145,12 @@ def _groups(workers: dict[int, list[int]]) -> Iterable[LoaderGroup]:
 
     for parent, pids in workers.items():
         try:
-            yield LoaderGroup(parent, _command(psutil.Process(parent)), len(pids), len(os.sched_getaffinity(pids[0])))
+            yield LoaderGroup(
+                parent,
+                _command(psutil.Process(parent)),
+                len(pids),
+                len(os.sched_getaffinity(pids[0])),
+            )
         except (psutil.Error, OSError, AttributeError):
             continue
 

@@ -50,7 +50,9 @@ def _torch_cuda() -> str:
         return ""
     if found is None or not found.origin:
         return ""
-    match = re.search(r"^cuda\b[^=\n]*=\s*'([\d.]+)'", files.text(Path(found.origin).parent / "version.py"), re.M)
+    match = re.search(
+        r"^cuda\b[^=\n]*=\s*'([\d.]+)'", files.text(Path(found.origin).parent / "version.py"), re.M
+    )
     return match[1] if match else ""
 
 

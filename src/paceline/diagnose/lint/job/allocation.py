@@ -1,4 +1,6 @@
-"""Derive the allocation of a job from its directives: nodes, tasks, GPUs, CPUs. Unknown numbers are None."""
+"""Derive the allocation of a job from its directives: nodes, tasks, GPUs, CPUs. Unknown numbers are
+None.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ def _int(directives: Directives, name: str) -> int | None:
 
 
 def count_gpus(text: str) -> int | None:
-    """Return the number of GPUs in ``gpu:a100:4(S:0)``, ``gpu:2`` or ``a100:4,v100:2``; None if unknown.
+    """Return the number of GPUs in ``gpu:a100:4(S:0)``, ``gpu:2`` or ``a100:4,v100:2``; None if
+    unknown.
 
     Of a ``gres`` only its parts that name GPUs are counted.
     """
@@ -91,7 +94,9 @@ def gpus_of_gres(text: str) -> int | None:
     parts = [part for part in text.split(",") if re.match(r"(gres[/:])?gpu(?![a-z])", part.strip())]
     if not parts:
         return 0
-    return count_gpus(",".join(re.sub(r"^(.*?gpu(?::[^:=\d][\w.\-]*)?)$", r"\1:1", part) for part in parts))
+    return count_gpus(
+        ",".join(re.sub(r"^(.*?gpu(?::[^:=\d][\w.\-]*)?)$", r"\1:1", part) for part in parts)
+    )
 
 
 def describe(directives: Directives) -> Job:
@@ -120,7 +125,9 @@ def describe(directives: Directives) -> Job:
         gpus_per_task=per_task,
         shared_gpus="ntasks-per-gpu" in names or bool(gres and re.search(r"mps|shard", gres.value)),
         cpus_per_task=_int(directives, "cpus-per-task"),
-        requests_cpus=bool(names & {"cpus-per-task", "cpus-per-gpu", "mincpus", "extra-node-info", "tres-per-task"}),
+        requests_cpus=bool(
+            names & {"cpus-per-task", "cpus-per-gpu", "mincpus", "extra-node-info", "tres-per-task"}
+        ),
         exclusive=exclusive is not None and exclusive.value in ("", "user"),
         requests_memory=bool(names & {"mem", "mem-per-cpu", "mem-per-gpu"}),
         mixed=directives.components > 1,
@@ -146,7 +153,9 @@ def _implied_nodes(names: set[str], ntasks: int | None, per_node: int | None) ->
     return 1
 
 
-def _tasks_per_node(names: set[str], nodes: int | None, ntasks: int | None, per_node: int | None) -> int | None:
+def _tasks_per_node(
+    names: set[str], nodes: int | None, ntasks: int | None, per_node: int | None
+) -> int | None:
     if "ntasks" not in names:
         if "ntasks-per-node" in names:
             return per_node
@@ -207,7 +216,10 @@ def slurm_variables(job: Job) -> dict[str, str]:
         "SLURM_CPUS_PER_TASK": _int(job.directives, "cpus-per-task"),
         "SLURM_GPUS_ON_NODE": job.gpus_per_node,
     }
-    for name, option in (("SLURM_GPUS_PER_NODE", "gpus-per-node"), ("SLURM_GPUS_PER_TASK", "gpus-per-task")):
+    for name, option in (
+        ("SLURM_GPUS_PER_NODE", "gpus-per-node"),
+        ("SLURM_GPUS_PER_TASK", "gpus-per-task"),
+    ):
         directive = job.directives.last(option)
         values[name] = number(directive.value) if directive else None
     total = job.directives.last("gpus")

@@ -19,11 +19,14 @@ from paceline.errors import Finding
 
 _HOSTFILE = re.compile(r"(host|machine|node)s?_?(file|list_file)", re.I)
 _LIGHTNING = re.compile(r"lightning|litgpt|\bpl\b|\bTrainer\([^)\n]*\b(devices|num_nodes)=", re.I)
-_HIDES_SLURM = re.compile(r"(\bunset\b.*|-u\s*)\bSLURM_NTASKS\b|\bSLURM_JOB_NAME=[\"']?(bash|interactive)\b")
+_HIDES_SLURM = re.compile(
+    r"(\bunset\b.*|-u\s*)\bSLURM_NTASKS\b|\bSLURM_JOB_NAME=[\"']?(bash|interactive)\b"
+)
 # Programs that are not a training when a script runs them on its nodes.
 _SMALL = names(
-    "hostname echo nvidia-smi rocm-smi scontrol mkdir rm cp mv cat ls date sleep bash sh env printenv ip nslookup"
-    " getent free df lscpu numactl test true tar rsync squeue dcgmi module which chmod touch"
+    "hostname echo nvidia-smi rocm-smi scontrol mkdir rm cp mv cat ls date sleep bash sh env"
+    " printenv ip nslookup getent free df lscpu numactl test true tar rsync squeue dcgmi module"
+    " which chmod touch"
 )
 
 
@@ -40,7 +43,8 @@ class Case:
         launches: The training programs that it starts.
         dos_line: First line that ends with a carriage return, 0 if none does.
         site: The configuration of the cluster, as far as it is known.
-        programs: The expectations of the training scripts that could be read, by their paths in the launches.
+        programs: The expectations of the training scripts that could be read, by their paths in the
+            launches.
     """
 
     name: str
@@ -78,18 +82,29 @@ class Case:
         more: Iterable[int] = (),
         beside: tuple[Program, Place] | None = None,
     ) -> Finding:
-        """Return a finding at a line, with that line, others and a line of the program as evidence."""
+        """Return a finding at a line, with that line, others and a line of the program as
+        evidence.
+        """
         lines = sorted({*more, line})
         evidence = tuple(f"{at}: {self.text(at)}" for at in lines if self.text(at))
         if beside is not None:
             program, place = beside
             evidence += (f"{program.name}:{place.line}: {place.text}",)
-        return Finding(name, what, where=self.place(line), evidence=evidence, why=why, fix=fix, severity=severity)
+        return Finding(
+            name,
+            what,
+            where=self.place(line),
+            evidence=evidence,
+            why=why,
+            fix=fix,
+            severity=severity,
+        )
 
     def line_of(self, launch: Launch, *texts: str) -> int:
         """Return the line that contains one of these texts of a launch: an option, a program.
 
-        The lines of the command are searched first, then the whole script, for options that come from a variable.
+        The lines of the command are searched first, then the whole script, for options that come
+        from a variable.
         """
         call = launch.call
         spans = [range(call.line, call.end_line + 1), range(1, len(self.lines) + 1)]
@@ -102,7 +117,9 @@ class Case:
         return call.line
 
     def directive_line(self, *names: str) -> int:
-        """Return the line of the last of these directives, or of the last directive at all, or 1."""
+        """Return the line of the last of these directives, or of the last directive at all, or
+        1.
+        """
         directive = self.job.directives.last(*names)
         if directive:
             return directive.line
@@ -122,7 +139,9 @@ class Case:
         return self.programs.get(launch.program)
 
     def severity(self, launch: Launch) -> str:
-        """Return ``error``, or ``warning`` for a launch that the batch script starts only under a condition."""
+        """Return ``error``, or ``warning`` for a launch that the batch script starts only under a
+        condition.
+        """
         return "warning" if launch.call.maybe and launch.call.place == BATCH else "error"
 
     def show(self, text: str) -> str:
@@ -131,7 +150,9 @@ class Case:
 
     @cached_property
     def training(self) -> list[Launch]:
-        """The launches that are likely the training: those of launchers, else those in steps, else all."""
+        """The launches that are likely the training: those of launchers, else those in steps, else
+        all.
+        """
         here = [launch for launch in self.launches if not _submits(launch)]
         spawning = [launch for launch in here if launch.spawns]
         if spawning:
@@ -155,7 +176,9 @@ class Case:
 
     @cached_property
     def names_hosts(self) -> bool:
-        """Whether the script names a host file: a program that reads one starts itself on the nodes."""
+        """Whether the script names a host file: a program that reads one starts itself on the
+        nodes.
+        """
         return bool(_HOSTFILE.search(self.code))
 
     @cached_property
@@ -165,14 +188,20 @@ class Case:
 
     @cached_property
     def hides_slurm(self) -> bool:
-        """Whether Lightning's detection of Slurm is switched off, by which it takes tasks for ranks."""
+        """Whether Lightning's detection of Slurm is switched off, by which it takes tasks for
+        ranks.
+        """
         name = self.job.directives.last("job-name")
-        return bool(_HIDES_SLURM.search(self.code)) or (name is not None and name.value in ("bash", "interactive"))
+        return bool(_HIDES_SLURM.search(self.code)) or (
+            name is not None and name.value in ("bash", "interactive")
+        )
 
     @cached_property
     def shares_gpus(self) -> bool:
         """Whether processes may share a GPU on purpose."""
-        return self.job.shared_gpus or any("nvidia-cuda-mps" in call.name for call in self.trace.calls)
+        return self.job.shared_gpus or any(
+            "nvidia-cuda-mps" in call.name for call in self.trace.calls
+        )
 
     def exported(self, name: str) -> Setting | None:
         """Return the last setting of an exported variable."""
@@ -193,4 +222,8 @@ def _submits(launch: Launch) -> bool:
 def _small(call: Call) -> bool:
     if call.name in _SMALL:
         return True
-    return call.name.startswith(PYTHON) and len(call.args) > 1 and call.args[1].text in ("-c", "-V", "--version")
+    return (
+        call.name.startswith(PYTHON)
+        and len(call.args) > 1
+        and call.args[1].text in ("-c", "-V", "--version")
+    )

@@ -12,7 +12,17 @@ from paceline.errors import Finding
 _FOLDERS = (r"run[-_]dir",)
 _VARIABLE = "PACELINE_RUN_DIR"
 _SAME_FOR_ALL = frozenset(
-    ["HOME", "USER", "LOGNAME", "PWD", "SCRATCH", "WORK", "SLURM_SUBMIT_DIR", "SLURM_JOB_NAME", "SLURM_ARRAY_JOB_ID"]
+    [
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "PWD",
+        "SCRATCH",
+        "WORK",
+        "SLURM_SUBMIT_DIR",
+        "SLURM_JOB_NAME",
+        "SLURM_ARRAY_JOB_ID",
+    ]
 )
 
 
@@ -29,20 +39,30 @@ def fixed_run_folder(case: Case) -> Iterator[Finding]:
                 f"all elements of the array use the run folder {case.show(folder)}",
                 line=case.line_of(launch, folder, _VARIABLE),
                 more=[array.line],
-                why="each loads and overwrites the checkpoints of the others; paceline refuses the second element",
-                fix=f"{case.show(folder).rstrip('/')}-$SLURM_ARRAY_TASK_ID, or none: each then has its own",
+                why=(
+                    "each loads and overwrites the checkpoints of the others; paceline refuses the"
+                    " second element"
+                ),
+                fix=(
+                    f"{case.show(folder).rstrip('/')}-$SLURM_ARRAY_TASK_ID, or none: each then has"
+                    " its own"
+                ),
                 severity="warning",
             )
 
 
 def _at_once(value: str) -> bool:
-    """Return whether elements may run at the same time; with ``%1`` each continues the one before."""
+    """Return whether elements may run at the same time; with ``%1`` each continues the one
+    before.
+    """
     elements, _, most = value.partition("%")
     return any(letter in elements for letter in "-,") and most.strip() != "1"
 
 
 def _folder(case: Case, launch: Launch) -> str:
-    """Return the run folder from the launcher's option, the program's option or PACELINE_RUN_DIR."""
+    """Return the run folder from the launcher's option, the program's option or
+    PACELINE_RUN_DIR.
+    """
     if launch.kind == "paceline run" and launch.options.get("run_dir"):
         return launch.options["run_dir"]
     match = argument(launch, _FOLDERS)

@@ -1,4 +1,6 @@
-"""Check the environment of programs: Python environments, network settings, variables of NCCL and torch."""
+"""Check the environment of programs: Python environments, network settings, variables of NCCL and
+torch.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ _CONDA_READY = re.compile(
 )
 # Tools that install before they run: what does it beforehand, and what switches it off.
 _SYNCS = {
-    "uv": (re.compile(r"\buv\s+(sync|run|pip)\b"), re.compile(r"--(no-sync|isolated|no-project)\b")),
+    "uv": (
+        re.compile(r"\buv\s+(sync|run|pip)\b"),
+        re.compile(r"--(no-sync|isolated|no-project)\b"),
+    ),
     "pixi": (re.compile(r"\bpixi\s+(install|run)\b"), re.compile(r"--(no-install|as-is)\b")),
 }
 _INTERFACE = re.compile(r"=?[a-z]+[a-z0-9]*\d[a-z0-9.]*", re.ASCII)
@@ -39,21 +44,31 @@ def environment_on_one_node(case: Case) -> Iterator[Finding]:
         creates = "venv" in words[1:3] or "create" in words[1:2]
         makes = creates or call.name in ("virtualenv", "conda-unpack")
         unpacks = call.name == "tar" and any("env" in word for word in words[1:])
-        folder = next((word for word in words[1:] if _NODE_LOCAL.match(word.partition("=")[2] or word)), None)
+        folder = next(
+            (word for word in words[1:] if _NODE_LOCAL.match(word.partition("=")[2] or word)), None
+        )
         if call.step is None and folder and (makes or unpacks):
             yield case.finding(
                 "env-on-one-node-only",
                 f"the environment {folder} is made on the first of {case.job.nodes} nodes only",
                 line=call.line,
                 more=[case.training[0].call.line] if case.training else [],
-                why="the folder is local to each node: tasks elsewhere find no interpreter or no packages",
-                fix=f"srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 bash -c '{case.text(call.line)} ...'",
+                why=(
+                    "the folder is local to each node: tasks elsewhere find no interpreter or no"
+                    " packages"
+                ),
+                fix=(
+                    "srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 bash -c"
+                    f" '{case.text(call.line)} ...'"
+                ),
             )
             return
 
 
 def environment_synced(case: Case) -> Iterator[Finding]:
-    """Find ``uv run`` and ``pixi run`` in tasks of several nodes, which all update one environment."""
+    """Find ``uv run`` and ``pixi run`` in tasks of several nodes, which all update one
+    environment.
+    """
     for launch in case.launches:
         call = launch.call
         tool = next((name for name in call.wrappers if name in _SYNCS), "")
@@ -61,7 +76,9 @@ def environment_synced(case: Case) -> Iterator[Finding]:
         if not tool or call.step is None or nodes is None or nodes < 2 or "UV_NO_SYNC" in call.env:
             continue
         installs, switch_off = _SYNCS[tool]
-        earlier_lines = [line for line in case.lines[: call.line - 1] if not line.lstrip().startswith("#")]
+        earlier_lines = [
+            line for line in case.lines[: call.line - 1] if not line.lstrip().startswith("#")
+        ]
         command = " ".join(case.text(line) for line in range(call.line, call.end_line + 1))
         if (
             switch_off.search(command)
@@ -71,13 +88,19 @@ def environment_synced(case: Case) -> Iterator[Finding]:
             continue
         yield case.finding(
             "env-synced-by-every-task",
-            f"{tool} run brings the environment up to date in the tasks of {nodes} nodes at the same time",
+            f"{tool} run brings the environment up to date in the tasks of {nodes} nodes at the"
+            " same time",
             line=case.line_of(launch, f"{tool} run"),
             more=[case.directive_line("nodes")],
-            why="they install into one folder, and locks are not reliable on shared file systems: packages go missing",
-            fix="uv sync  (before srun), and srun ... uv run --no-sync ..."
-            if tool == "uv"
-            else "pixi install  (before srun), and srun ... pixi run --as-is ...",
+            why=(
+                "they install into one folder, and locks are not reliable on shared file systems:"
+                " packages go missing"
+            ),
+            fix=(
+                "uv sync  (before srun), and srun ... uv run --no-sync ..."
+                if tool == "uv"
+                else "pixi install  (before srun), and srun ... pixi run --as-is ..."
+            ),
             severity="warning",
         )
         return
@@ -89,15 +112,26 @@ def conda_activate(case: Case) -> Iterator[Finding]:
     if re.match(r"#!.*\s-\w*[li]", shebang) or "--login" in shebang:
         return
     for call in case.trace.calls:
-        if call.name not in ("conda", "mamba", "micromamba") or call.step is not None or len(call.args) < 2:
+        if (
+            call.name not in ("conda", "mamba", "micromamba")
+            or call.step is not None
+            or len(call.args) < 2
+        ):
             continue
-        earlier_lines = [line for line in case.lines[: call.line - 1] if not line.lstrip().startswith("#")]
-        if call.args[1].text == "activate" and not any(_CONDA_READY.search(line) for line in earlier_lines):
+        earlier_lines = [
+            line for line in case.lines[: call.line - 1] if not line.lstrip().startswith("#")
+        ]
+        if call.args[1].text == "activate" and not any(
+            _CONDA_READY.search(line) for line in earlier_lines
+        ):
             yield case.finding(
                 "conda-activate-without-hook",
                 f"{call.name} activate in a shell that {call.name} has not been set up in",
                 line=call.line,
-                why="a batch shell does not read .bashrc: the activation fails and another Python runs",
+                why=(
+                    "a batch shell does not read .bashrc: the activation fails and another Python"
+                    " runs"
+                ),
                 fix='eval "$(conda shell.bash hook)"  before it',
                 severity="hint",
             )
@@ -105,7 +139,9 @@ def conda_activate(case: Case) -> Iterator[Finding]:
 
 
 def network_settings(case: Case) -> Iterator[Finding]:
-    """Find settings for one kind of machine: a named interface, InfiniBand disabled, fixed GPU numbers."""
+    """Find settings for one kind of machine: a named interface, InfiniBand disabled, fixed GPU
+    numbers.
+    """
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         setting = case.exported(name)
         if (
@@ -119,7 +155,11 @@ def network_settings(case: Case) -> Iterator[Finding]:
                 f"{name} names one interface, {setting.value}",
                 line=setting.line,
                 why="a node where it has another name finds no interface",
-                fix=f"export {name}={re.split(r'[0-9]', setting.value.lstrip('='))[0] or '^lo,docker'}  (a prefix)",
+                fix=(
+                    "export"
+                    f" {name}={re.split(r'[0-9]', setting.value.lstrip('='))[0] or '^lo,docker'} "
+                    " (a prefix)"
+                ),
                 severity="hint",
             )
             break
@@ -129,18 +169,29 @@ def network_settings(case: Case) -> Iterator[Finding]:
             "infiniband-disabled",
             "NCCL_IB_DISABLE=1 switches InfiniBand and RoCE off",
             line=setting.line,
-            why="between nodes NCCL uses TCP then, which is several times slower where there is InfiniBand",
+            why=(
+                "between nodes NCCL uses TCP then, which is several times slower where there is"
+                " InfiniBand"
+            ),
             fix="remove the line, unless InfiniBand is known to fail here",
             severity="hint",
         )
     setting = case.exported("CUDA_VISIBLE_DEVICES")
     value = setting.value if setting else ""
-    if setting and isinstance(value, str) and re.fullmatch(r"\d+(,\d+)*", value) and case.job.directives.any:
+    if (
+        setting
+        and isinstance(value, str)
+        and re.fullmatch(r"\d+(,\d+)*", value)
+        and case.job.directives.any
+    ):
         yield case.finding(
             "cuda-visible-devices-hard-coded",
             f"CUDA_VISIBLE_DEVICES={value} is set by hand",
             line=setting.line,
-            why="Slurm sets it to the GPUs of the job; another list may name GPUs that the job does not have",
+            why=(
+                "Slurm sets it to the GPUs of the job; another list may name GPUs that the job does"
+                " not have"
+            ),
             fix="remove the line",
             severity="hint",
         )
@@ -160,9 +211,12 @@ def variables(case: Case) -> Iterator[Finding]:
     settings = {name: case.show(str(setting.value)) for name, setting in selection.items()}
     places = {name: case.place(setting.line) for name, setting in selection.items()}
     for finding in judge_settings(settings, where=places, num_nodes=case.job.nodes):
-        # doctor reports old names that still work and settings that only tune: the job does not depend on them
+        # doctor reports old names that still work and settings that only tune: the job does not
+        # depend on them
         names = set(re.findall(r"\w+", finding.what)) & settings.keys()
-        tunes = finding.name == "variable-unknown" and any(_ONLY_TUNES.search(name) for name in names)
+        tunes = finding.name == "variable-unknown" and any(
+            _ONLY_TUNES.search(name) for name in names
+        )
         if finding.severity != "hint" and not tunes:
             yield finding
 

@@ -14,7 +14,17 @@ from paceline.errors import Finding, closest
 
 # Options without which the job gets other resources.
 _MATTER = frozenset(
-    {"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "mem", "mem-per-cpu", "time", "exclusive", *GPU_OPTIONS}
+    {
+        "nodes",
+        "ntasks",
+        "ntasks-per-node",
+        "cpus-per-task",
+        "mem",
+        "mem-per-cpu",
+        "time",
+        "exclusive",
+        *GPU_OPTIONS,
+    }
 )
 
 
@@ -39,16 +49,24 @@ def directives_after_command(case: Case) -> Iterator[Finding]:
         return
     matter = [directive for directive in lost if directive.name in _MATTER]
     first = (matter or lost or late)[0]
-    names = ", ".join(dict.fromkeys(directive.typed for directive in (matter or lost or late)))
+    names = ", ".join(dict.fromkeys(directive.typed for directive in matter or lost or late))
     command = next(
-        (at for at, line in enumerate(case.lines, 1) if line.strip() and not line.lstrip().startswith("#")), 1
+        (
+            at
+            for at, line in enumerate(case.lines, 1)
+            if line.strip() and not line.lstrip().startswith("#")
+        ),
+        1,
     )
     yield case.finding(
         "directives-after-command",
         f"{names} stand{'s' if ',' not in names else ''} behind the first command (line {command})",
         line=first.line,
         more=[command],
-        why="sbatch stops reading at the first line that is not a comment, so the job runs without these options",
+        why=(
+            "sbatch stops reading at the first line that is not a comment, so the job runs without"
+            " these options"
+        ),
         fix="move all #SBATCH lines to the top of the script, directly below #!/bin/bash",
         severity="error" if matter else "warning",
     )
@@ -108,7 +126,8 @@ def _unknown(case: Case, directive: Directive) -> Iterator[Finding]:
         "unknown-sbatch-option",
         f"Slurm has no option {directive.typed}",
         line=directive.line,
-        why="sbatch refuses the script" + ("" if certain else ", unless a plugin of this cluster adds the option"),
+        why="sbatch refuses the script"
+        + ("" if certain else ", unless a plugin of this cluster adds the option"),
         fix=f"#SBATCH --{near}{value}" if near else "remove the line",
         severity="error" if certain else "warning",
     )
@@ -116,7 +135,11 @@ def _unknown(case: Case, directive: Directive) -> Iterator[Finding]:
 
 def _alike(typed: str, near: str) -> bool:
     squeezed = [re.sub(r"[-_]", "", text).rstrip("s") for text in (typed, near)]
-    return squeezed[0] == squeezed[1] or sorted(squeezed[0]) == sorted(squeezed[1]) or _one_off(*squeezed)
+    return (
+        squeezed[0] == squeezed[1]
+        or sorted(squeezed[0]) == sorted(squeezed[1])
+        or _one_off(*squeezed)
+    )
 
 
 def _one_off(left: str, right: str) -> bool:
@@ -126,7 +149,10 @@ def _one_off(left: str, right: str) -> bool:
     for at, char in enumerate(left, 1):
         before, rows[0] = rows[0], at
         for to, other in enumerate(right, 1):
-            before, rows[to] = rows[to], min(rows[to] + 1, rows[to - 1] + 1, before + (char != other))
+            before, rows[to] = (
+                rows[to],
+                min(rows[to] + 1, rows[to - 1] + 1, before + (char != other)),
+            )
     return rows[-1] <= 2
 
 
@@ -138,8 +164,8 @@ def duplicate_option(case: Case) -> Iterator[Finding]:
         if earlier is not None and directive.exists and not directive.name.startswith("mail-"):
             yield case.finding(
                 "duplicate-option",
-                f"{directive.typed} is given again: {earlier.value or 'before'} on line {earlier.line},"
-                f" {directive.value or 'again'} here",
+                f"{directive.typed} is given again: {earlier.value or 'before'} on line"
+                f" {earlier.line}, {directive.value or 'again'} here",
                 line=directive.line,
                 more=[earlier.line],
                 why="the last one counts",
@@ -189,7 +215,9 @@ def nodelist_larger_than_nodes(case: Case) -> Iterator[Finding]:
 
 
 def count_hosts(text: str) -> int | None:
-    """Return the number of hosts in a list such as ``a[1-3,7],b``, None for a file or a malformed list."""
+    """Return the number of hosts in a list such as ``a[1-3,7],b``, None for a file or a malformed
+    list.
+    """
     if "/" in text or not text:
         return None
     total = 0
@@ -211,7 +239,9 @@ def _range(text: str) -> int | None:
 
 
 def missing_requests(case: Case) -> Iterator[Finding]:
-    """Find missing requests: time, and memory, GPUs or partition where the cluster's configuration needs them."""
+    """Find missing requests: time, and memory, GPUs or partition where the cluster's configuration
+    needs them.
+    """
     job = case.job
     if not job.directives.any or not case.training or job.mixed:
         return
@@ -221,17 +251,26 @@ def missing_requests(case: Case) -> Iterator[Finding]:
                            why="the partition's default may be short, and a job without a limit starts later",
                            fix="#SBATCH --time=1-00:00:00")  # fmt: skip
     partition = job.directives.last("partition")
-    if job.exclusive or (partition.value if partition else case.site.partition) in case.site.whole_nodes:
+    if (
+        job.exclusive
+        or (partition.value if partition else case.site.partition) in case.site.whole_nodes
+    ):
         return
     if not job.requests_memory and case.site.limits_memory:
         yield case.finding("mem-missing", "no memory is asked for", line=line, severity="hint",
                            why="the default is often a few GB for each CPU, and too little ends the job",
                            fix="#SBATCH --mem=0  (all of a node that is not shared), or --mem=64G")  # fmt: skip
-    if not job.requests_gpus and case.site.binds_gpus and any(launch.spawns for launch in case.training):
+    if (
+        not job.requests_gpus
+        and case.site.binds_gpus
+        and any(launch.spawns for launch in case.training)
+    ):
         yield case.finding("gpus-not-requested", "no GPUs are asked for", line=line, severity="hint",
                            why="without --gres or --gpus-per-node the processes see no GPU on most clusters",
                            fix="#SBATCH --gpus-per-node=4")  # fmt: skip
-        if not job.directives.last("partition", "account", "qos", "reservation", "constraint", "clusters"):
+        if not job.directives.last(
+            "partition", "account", "qos", "reservation", "constraint", "clusters"
+        ):
             yield case.finding("partition-missing", "no partition is asked for", line=line, severity="hint",
                                why="the default partition is often one without GPUs",
                                fix="#SBATCH --partition=NAME  (sinfo -s lists them)")  # fmt: skip
@@ -245,7 +284,9 @@ def low_memory(case: Case) -> Iterator[Finding]:
     match = re.fullmatch(r"(\d+)([KMGT]?)B?", memory.value.strip(), re.IGNORECASE)
     if not match or match[1] == "0":
         return
-    megabytes = int(match[1]) * {"K": 1 / 1024, "M": 1, "": 1, "G": 1024, "T": 1024**2}[match[2].upper()]
+    megabytes = (
+        int(match[1]) * {"K": 1 / 1024, "M": 1, "": 1, "G": 1024, "T": 1024**2}[match[2].upper()]
+    )
     if megabytes < 2048:
         unit = " (megabytes, where no unit is given)" if not match[2] else ""
         yield case.finding("low-memory", f"--mem={memory.value} is little for a training{unit}", line=memory.line,

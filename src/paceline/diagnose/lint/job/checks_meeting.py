@@ -1,4 +1,6 @@
-"""Check the rendezvous of several nodes: number of nodes, node rank, master address, endpoint, port."""
+"""Check the rendezvous of several nodes: number of nodes, node rank, master address, endpoint,
+port.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ _ALL_HOSTS = re.compile(r"scontrol\s+show\s+host(?:name)?s?\b[^|]*")
 _OPTION = {
     "node_rank": {"accelerate launch": "--machine_rank", "fabric run": "--node-rank"},
     "addr": {"accelerate launch": "--main_process_ip", "fabric run": "--main-address"},
-    "nnodes": {"accelerate launch": "--num_machines", "fabric run": "--num-nodes", "deepspeed": "--num_nodes"},
+    "nnodes": {
+        "accelerate launch": "--num_machines",
+        "fabric run": "--num-nodes",
+        "deepspeed": "--num_nodes",
+    },
 }
 _USUAL = {"node_rank": "--node_rank", "addr": "--master_addr", "nnodes": "--nnodes"}
 
@@ -54,8 +60,12 @@ def _supplied(launch: Launch) -> bool:
 
 
 def _takes_from_step(case: Case, launch: Launch) -> bool:
-    """Return whether the launcher reads nodes, node rank and node 0 from the step, as paceline run does."""
-    uses_slurm = launch.kind == "paceline run" and not {"no_slurm", "standalone"} & set(launch.options)
+    """Return whether the launcher reads nodes, node rank and node 0 from the step, as paceline run
+    does.
+    """
+    uses_slurm = launch.kind == "paceline run" and not {"no_slurm", "standalone"} & set(
+        launch.options
+    )
     return uses_slurm and launch.call.step is not None and case.shape(launch).tasks_per_node == 1
 
 
@@ -72,14 +82,18 @@ def node_count(case: Case) -> Iterator[Finding]:
         step_nodes, node_range = together(case, launch), nnodes(launch)
         if step_nodes is None:
             yield from _alone(case, launch, node_range)
-        elif "standalone" in launch.options or ("nnodes" not in launch.says and not _supplied(launch)):
+        elif "standalone" in launch.options or (
+            "nnodes" not in launch.says and not _supplied(launch)
+        ):
             yield from _no_node_count(case, launch, step_nodes)
         elif node_range is not None and _contradicts(case, launch, node_range, step_nodes):
             yield _mismatch(case, launch, node_range, step_nodes)
 
 
 def _contradicts(case: Case, launch: Launch, node_range: tuple[int, int], step_nodes: int) -> bool:
-    """Return whether the launcher's nodes are neither those of the step or job, nor the tasks of the step."""
+    """Return whether the launcher's nodes are neither those of the step or job, nor the tasks of
+    the step.
+    """
     least, most = node_range
     tasks = step_nodes * (case.shape(launch).tasks_per_node or 1)
     return not least <= step_nodes <= most and least not in (case.job.nodes, tasks)
@@ -89,7 +103,9 @@ def _no_node_count(case: Case, launch: Launch, step_nodes: int) -> Iterator[Find
     words = [arg.text for arg in launch.call.args]
     if _takes_from_step(case, launch):
         return
-    if any(_RANK.search(s.text) and s.place == NODE for word in words for s in case.symbols.of(word)):
+    if any(
+        _RANK.search(s.text) and s.place == NODE for word in words for s in case.symbols.of(word)
+    ):
         return  # each node does different work on purpose
     name = option(launch, "nnodes")
     option_text = "--standalone" if "standalone" in launch.options else f"no {name}"
@@ -113,9 +129,17 @@ def _alone(case: Case, launch: Launch, node_range: tuple[int, int] | None) -> It
     if launch.call.background or (job.several_nodes and _several(case, launch)):
         return
     rank = launch.says.get("node_rank", "0")
-    # Slurm's variables are those of this one node; another unknown rank may differ between several jobs
-    is_certain = constant(rank) or all(_RANK.search(symbol.text) for symbol in case.symbols.of(rank))
-    if launch.vague or launch.call.looped or not is_certain or (step is not None and step.kind != "srun"):
+    # Slurm's variables are those of this one node; another unknown rank may differ between several
+    # jobs
+    is_certain = constant(rank) or all(
+        _RANK.search(symbol.text) for symbol in case.symbols.of(rank)
+    )
+    if (
+        launch.vague
+        or launch.call.looped
+        or not is_certain
+        or (step is not None and step.kind != "srun")
+    ):
         return
     if any(call.name in ("ssh", "pdsh") for call in case.trace.calls):
         return
@@ -124,7 +148,9 @@ def _alone(case: Case, launch: Launch, node_range: tuple[int, int] | None) -> It
 
 def _mismatch(case: Case, launch: Launch, node_range: tuple[int, int], nodes: int) -> Finding:
     name = option(launch, "nnodes")
-    number = str(node_range[0]) if node_range[0] == node_range[1] else f"{node_range[0]}:{node_range[1]}"
+    number = (
+        str(node_range[0]) if node_range[0] == node_range[1] else f"{node_range[0]}:{node_range[1]}"
+    )
     allocation = "the job" if nodes == case.job.nodes else "this step"
     return case.finding(
         "torchrun-nnodes-mismatch",
@@ -141,19 +167,30 @@ def node_rank(case: Case) -> Iterator[Finding]:
     """Find missing node ranks, and node ranks that are the same on all nodes."""
     for launch in case.training:
         step_nodes = together(case, launch)
-        if step_nodes is None or not launch.spawns or launch.kind == "deepspeed" or _ignores_node_rank(launch):
+        if (
+            step_nodes is None
+            or not launch.spawns
+            or launch.kind == "deepspeed"
+            or _ignores_node_rank(launch)
+        ):
             continue
         value = launch.says.get("node_rank")
         if value is None:
             yield from _no_rank(case, launch, step_nodes)
         elif symbol := _same_on_all(case, launch, value):
             yield _on_batch_host(case, launch, symbol, step_nodes)
-        elif _one_number(case, launch, value) and not launch.call.looped and not _several(case, launch):
+        elif (
+            _one_number(case, launch, value)
+            and not launch.call.looped
+            and not _several(case, launch)
+        ):
             yield _all_the_same(case, launch, value, step_nodes)
 
 
 def _one_number(case: Case, launch: Launch, value: str) -> bool:
-    """Return whether a value is the same on all nodes: a number, or SLURM_LOCALID with one task per node."""
+    """Return whether a value is the same on all nodes: a number, or SLURM_LOCALID with one task per
+    node.
+    """
     symbol = case.symbols.only(value)
     if symbol is not None:
         return symbol.name == "SLURM_LOCALID" and case.shape(launch).tasks_per_node == 1
@@ -161,14 +198,18 @@ def _one_number(case: Case, launch: Launch, value: str) -> bool:
 
 
 def _several(case: Case, launch: Launch) -> bool:
-    """Return whether the script starts the same launcher several times, once per node or under conditions."""
+    """Return whether the script starts the same launcher several times, once per node or under
+    conditions.
+    """
     return sum(1 for other in case.training if other.kind == launch.kind) > 1
 
 
 def _no_rank(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding]:
     if _supplied(launch) or ("nnodes" not in launch.says and launch.kind != "composer"):
         return
-    if _takes_from_step(case, launch) or (launch.kind == "composer" and "NODE_RANK" in launch.call.env):
+    if _takes_from_step(case, launch) or (
+        launch.kind == "composer" and "NODE_RANK" in launch.call.env
+    ):
         return
     name = option(launch, "node_rank")
     endpoint = " (without --rdzv_backend=c10d the endpoint alone does not number the nodes)"
@@ -179,9 +220,14 @@ def _no_rank(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding]:
         more=[case.directive_line("nodes")],
         why="each node takes itself for node 0 and waits for the others"
         + (endpoint if "endpoint" in launch.says else ""),
-        fix="--rdzv_backend=c10d with --rdzv_endpoint=HOST:PORT needs no rank"
-        if launch.torchrun_like
-        else f"srun bash -c '... {name}=$SLURM_NODEID ...'  (single quotes: each node fills in its own)",
+        fix=(
+            "--rdzv_backend=c10d with --rdzv_endpoint=HOST:PORT needs no rank"
+            if launch.torchrun_like
+            else (
+                f"srun bash -c '... {name}=$SLURM_NODEID ...'  (single quotes: each node fills in"
+                " its own)"
+            )
+        ),
         severity=case.severity(launch),
     )
 
@@ -197,10 +243,14 @@ def _on_batch_host(case: Case, launch: Launch, symbol: Symbol, step_nodes: int) 
     name = option(launch, "node_rank")
     return case.finding(
         "node-rank-on-batch-host",
-        f"{name} {symbol.text} is filled in by the batch script, before srun: each of the {step_nodes} nodes gets 0",
+        f"{name} {symbol.text} is filled in by the batch script, before srun: each of the"
+        f" {step_nodes} nodes gets 0",
         line=case.line_of(launch, *_texts(launch, "node_rank"), symbol.text),
         why="each node takes itself for node 0; the job waits for ranks that never come",
-        fix=f"srun bash -c '{launch.kind} {name} $SLURM_NODEID ...'  (single quotes; export what is used inside)",
+        fix=(
+            f"srun bash -c '{launch.kind} {name} $SLURM_NODEID ...'  (single quotes; export what is"
+            " used inside)"
+        ),
         severity=case.severity(launch),
     )
 
@@ -212,7 +262,10 @@ def _all_the_same(case: Case, launch: Launch, value: str, step_nodes: int) -> Fi
         f"{name} is {case.show(value)}, the same on all {step_nodes} nodes",
         line=case.line_of(launch, *_texts(launch, "node_rank")),
         why="each node takes itself for the same one; the job waits for ranks that never come",
-        fix=f"srun bash -c '{launch.kind} {name} $SLURM_NODEID ...'  (single quotes; export what is used inside)",
+        fix=(
+            f"srun bash -c '{launch.kind} {name} $SLURM_NODEID ...'  (single quotes; export what is"
+            " used inside)"
+        ),
         severity=case.severity(launch),
     )
 
@@ -221,11 +274,18 @@ def endpoint_or_address(case: Case) -> Iterator[Finding]:
     """Find launchers on several nodes without an address or endpoint."""
     for launch in case.training:
         step_nodes = together(case, launch)
-        if step_nodes is None or not launch.spawns or launch.kind == "deepspeed" or _supplied(launch):
+        if (
+            step_nodes is None
+            or not launch.spawns
+            or launch.kind == "deepspeed"
+            or _supplied(launch)
+        ):
             continue
         if _takes_from_step(case, launch):
             continue
-        if ("nnodes" not in launch.says and launch.kind != "composer") or "standalone" in launch.options:
+        if (
+            "nnodes" not in launch.says and launch.kind != "composer"
+        ) or "standalone" in launch.options:
             continue  # another check reports it: each node runs alone
         backend = launch.says.get("backend", "static")
         if launch.torchrun_like and backend == "c10d" and "endpoint" not in launch.says:
@@ -259,7 +319,11 @@ def _no_address(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding
         line=case.line_of(launch, *_texts(launch, "nnodes"), launch.kind.split()[0]),
         more=[setting.line] if setting else [],
         why="without it every node looks for the master at 127.0.0.1",
-        fix=f"{name}=$MASTER_ADDR" if setting else f"{name}=$(hostname), filled in by the batch script",
+        fix=(
+            f"{name}=$MASTER_ADDR"
+            if setting
+            else f"{name}=$(hostname), filled in by the batch script"
+        ),
         severity=case.severity(launch),
     )
 
@@ -278,7 +342,10 @@ def master_address(case: Case) -> Iterator[Finding]:
                     f"the master address {case.show(host)} {why}",
                     line=case.line_of(launch, *texts, "MASTER_ADDR="),
                     why=f"the {step_nodes} nodes do not meet",
-                    fix="MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1), in the batch script",
+                    fix=(
+                        "MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1), in"
+                        " the batch script"
+                    ),
                     severity=case.severity(launch),
                 )
                 break
@@ -325,17 +392,24 @@ def ranks_from_batch_host(case: Case) -> Iterator[Finding]:
 
 
 def _rank_argument(case: Case, launch: Launch) -> Iterator[Finding]:
-    for names in ((r"(?:node|machine|global|world)[_-]rank", r"rank", r"node[_-]id"), (r"local[_-]rank",)):
+    for names in (
+        (r"(?:node|machine|global|world)[_-]rank", r"rank", r"node[_-]id"),
+        (r"local[_-]rank",),
+    ):
         match = argument(launch, names)
         symbol = _same_on_all(case, launch, match[0]) if match else None
         if match and symbol:
             name = match[1].text.partition("=")[0]
             yield case.finding(
                 "node-rank-on-batch-host",
-                f"{name} {symbol.text} is filled in by the batch script, before srun: every task gets 0",
+                f"{name} {symbol.text} is filled in by the batch script, before srun: every task"
+                " gets 0",
                 line=case.line_of(launch, name),
                 why="all tasks take themselves for rank 0; the job waits for ranks that never come",
-                fix=f"srun bash -c 'python {launch.script} {name} ${symbol.name or 'SLURM_PROCID'} ...'",
+                fix=(
+                    f"srun bash -c 'python {launch.script} {name} ${symbol.name or 'SLURM_PROCID'}"
+                    " ...'"
+                ),
                 severity=case.severity(launch),
             )
 
@@ -349,7 +423,8 @@ def _rank_variable(case: Case, launch: Launch, tasks: int) -> Iterator[Finding]:
         return
     yield case.finding(
         "node-rank-on-batch-host",
-        f"RANK={symbol.text} is filled in by the batch script, before srun: each of the {tasks} tasks gets 0",
+        f"RANK={symbol.text} is filled in by the batch script, before srun: each of the {tasks}"
+        " tasks gets 0",
         line=setting.line if setting else case.line_of(launch, "RANK="),
         more=[case.line_of(launch, launch.script)],
         why="all tasks take themselves for rank 0; the job waits for ranks that never come",

@@ -1,4 +1,6 @@
-"""Check a job against the training script that it starts: ranks, devices, CPUs, address, downloads."""
+"""Check a job against the training script that it starts: ranks, devices, CPUs, address,
+downloads.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def lightning_ranks(case: Case) -> Iterator[Finding]:
             yield from _under_slurm(case, launch, program, runner)
 
 
-def _under_launcher(case: Case, launch: Launch, program: Program, runner: Runner) -> Iterator[Finding]:
+def _under_launcher(
+    case: Case, launch: Launch, program: Program, runner: Runner
+) -> Iterator[Finding]:
     devices, nodes = resolve(case, launch, runner.devices), resolve(case, launch, runner.num_nodes)
     ranks = ranks_of(case, launch)
     if not launch.torchrun_like or ranks is None:
@@ -46,10 +50,12 @@ def _under_launcher(case: Case, launch: Launch, program: Program, runner: Runner
     devices_text = '"auto"' if ranks[0] == case.shape(launch).gpus else str(ranks[0])
     yield case.finding(
         "world-size-mismatch",
-        f"{launch.kind} starts {_times(*ranks)}, and the {runner.title} asks for {_times(devices, nodes)}",
+        f"{launch.kind} starts {_times(*ranks)}, and the {runner.title} asks for"
+        f" {_times(devices, nodes)}",
         line=case.line_of(launch, "--nproc", launch.kind.split()[0]),
         more=[case.line_of(launch, "--nnodes", "--nproc")],
-        why=_alone(runner, devices, nodes) or "Lightning refuses: the product does not match the world size",
+        why=_alone(runner, devices, nodes)
+        or "Lightning refuses: the product does not match the world size",
         fix=f"{runner.title}(devices={devices_text}, num_nodes={ranks[1]}, ...)",
         severity=case.severity(launch),
         beside=(program, runner.at),
@@ -63,7 +69,10 @@ def _times(ranks: int, nodes: int) -> str:
 
 def _alone(runner: Runner, devices: int, nodes: int) -> str:
     if runner.single and devices == nodes == 1:
-        return "with one device and one node it makes no process group: each process trains alone, on the same data"
+        return (
+            "with one device and one node it makes no process group: each process trains alone, on"
+            " the same data"
+        )
     return ""
 
 
@@ -80,13 +89,19 @@ def _under_slurm(case: Case, launch: Launch, program: Program, runner: Runner) -
         return  # one process on one GPU, as the script requests
     if devices and per_node and devices != per_node:
         yield _devices(case, launch, program, devices=devices, tasks=per_node, nodes=nodes or 1)
-    elif step is not None and (case.shape(launch).tasks or 1) > 1 and not _has_tasks_per_node(case, launch):
+    elif (
+        step is not None
+        and (case.shape(launch).tasks or 1) > 1
+        and not _has_tasks_per_node(case, launch)
+    ):
         yield _tasks_per_node_missing(case, launch, program, per_node or 1)
     if nodes and nodes_in_use and nodes != nodes_in_use and job.has_nodes:
         yield _nodes(case, launch, program, requested=nodes, nodes=nodes_in_use)
 
 
-def _devices(case: Case, launch: Launch, program: Program, *, devices: int, tasks: int, nodes: int) -> Finding:
+def _devices(
+    case: Case, launch: Launch, program: Program, *, devices: int, tasks: int, nodes: int
+) -> Finding:
     assert program.runner is not None
     runner = program.runner
     starts = "srun starts" if launch.call.step is not None else "the job has"
@@ -111,7 +126,8 @@ def _nodes(case: Case, launch: Launch, program: Program, *, requested: int, node
     runner = program.runner
     return case.finding(
         "slurm-ntasks-mismatch",
-        f"the {runner.title} has num_nodes={requested}, and the job has {nodes} node{'s' if nodes > 1 else ''}",
+        f"the {runner.title} has num_nodes={requested}, and the job has {nodes}"
+        f" node{'s' if nodes > 1 else ''}",
         line=case.directive_line("nodes"),
         more=[case.line_of(launch, launch.script)],
         why="Lightning compares it with Slurm's number and refuses to start",
@@ -133,7 +149,10 @@ def _tasks_per_node_missing(case: Case, launch: Launch, program: Program, tasks:
         "Lightning is started in several tasks, and --ntasks-per-node is not given",
         line=case.directive_line("ntasks", "nodes"),
         more=[case.line_of(launch, launch.script)],
-        why="Lightning takes the ranks of a node from that option only, and refuses --ntasks without it",
+        why=(
+            "Lightning takes the ranks of a node from that option only, and refuses --ntasks"
+            " without it"
+        ),
         fix=f"#SBATCH --ntasks-per-node={tasks}",
         severity=case.severity(launch),
         beside=(program, program.runner.at),
@@ -155,7 +174,10 @@ def ranks_without_launcher(case: Case) -> Iterator[Finding]:
             yield _without_launcher(case, launch, (program, program.needs_ranks), why)
         elif program.adopts_ranks is not None and tasks > 1:
             yield _without_launcher(
-                case, launch, (program, program.adopts_ranks), f"each of the {tasks} tasks trains alone"
+                case,
+                launch,
+                (program, program.adopts_ranks),
+                f"each of the {tasks} tasks trains alone",
             )
 
 
@@ -167,12 +189,15 @@ def _may_set_ranks(case: Case, launch: Launch) -> bool:
     return step is not None and (step.kind != "srun" or step.vague or "mpi" in step.options)
 
 
-def _without_launcher(case: Case, launch: Launch, beside: tuple[Program, Place], why: str) -> Finding:
+def _without_launcher(
+    case: Case, launch: Launch, beside: tuple[Program, Place], why: str
+) -> Finding:
     by = "srun" if launch.call.step is not None else "the job"
     srun = "srun --ntasks-per-node=1 " if launch.call.step is not None else ""
     return case.finding(
         "rank-env-missing",
-        f"{launch.script} takes its rank from RANK and WORLD_SIZE, and {by} starts it without a launcher",
+        f"{launch.script} takes its rank from RANK and WORLD_SIZE, and {by} starts it without a"
+        " launcher",
         line=case.line_of(launch, launch.script),
         why=why,
         fix=f"{srun}paceline run {launch.script} ...  (or {srun}torchrun ...)",
@@ -235,16 +260,23 @@ def loader_workers(case: Case) -> Iterator[Finding]:
 
 
 def _all_cpus(on_node: int, in_task: int) -> tuple[str, str]:
-    summary = f"each of {on_node} processes on a node starts a loader worker for every CPU of the node"
+    summary = (
+        f"each of {on_node} processes on a node starts a loader worker for every CPU of the node"
+    )
     share = f" // {in_task}" if in_task > 1 else ""
     return summary, f"num_workers=len(os.sched_getaffinity(0)){share} - 1"
 
 
 def _too_many_workers(processes: int, per_process: int, cpus: int) -> tuple[str, str]:
     starters = f"{processes} process{'es' if processes > 1 else ''}"
-    summary = f"{starters} with {per_process} loader workers each on {cpus} CPU{'s' if cpus > 1 else ''}"
+    summary = (
+        f"{starters} with {per_process} loader workers each on {cpus} CPU{'s' if cpus > 1 else ''}"
+    )
     fewer = max(1, cpus // processes - 1)
-    return summary, f"#SBATCH --cpus-per-task={(per_process + 1) * processes}, or num_workers={fewer}"
+    return (
+        summary,
+        f"#SBATCH --cpus-per-task={(per_process + 1) * processes}, or num_workers={fewer}",
+    )
 
 
 def rendezvous_replaced(case: Case) -> Iterator[Finding]:
@@ -259,7 +291,8 @@ def rendezvous_replaced(case: Case) -> Iterator[Finding]:
             address, place = program.address
             yield case.finding(
                 "master-addr-wrong",
-                f"the script replaces MASTER_ADDR by {address}, which means each of the {ranks[1]} nodes itself",
+                f"the script replaces MASTER_ADDR by {address}, which means each of the {ranks[1]}"
+                " nodes itself",
                 line=case.line_of(launch, launch.script),
                 more=[case.directive_line("nodes")],
                 why="the nodes do not meet",
@@ -269,14 +302,22 @@ def rendezvous_replaced(case: Case) -> Iterator[Finding]:
             )
 
 
-def _port_replaced(case: Case, launch: Launch, program: Program, port: str, place: Place) -> Iterator[Finding]:
-    if launch.kind not in ("torchrun", "torch.distributed.launch") or launch.says.get("port") == port:
+def _port_replaced(
+    case: Case, launch: Launch, program: Program, port: str, place: Place
+) -> Iterator[Finding]:
+    if (
+        launch.kind not in ("torchrun", "torch.distributed.launch")
+        or launch.says.get("port") == port
+    ):
         return
     yield case.finding(
         "master-unreachable",
         f"the script replaces torchrun's MASTER_PORT by {port}, where nothing listens",
         line=case.line_of(launch, launch.kind.split()[0]),
-        why="the ranks meet in the store of torchrun, whose port is in that variable: they wait in vain",
+        why=(
+            "the ranks meet in the store of torchrun, whose port is in that variable: they wait in"
+            " vain"
+        ),
         fix='remove the line, or os.environ.setdefault("MASTER_PORT", ...)',
         severity=case.severity(launch),
         beside=(program, place),
@@ -294,8 +335,8 @@ def device_by_rank(case: Case) -> Iterator[Finding]:
         if kind == "global" and ranks[0] * ranks[1] > gpus >= ranks[0]:
             yield case.finding(
                 "invalid-device-ordinal",
-                f"the script selects its GPU by the rank in the whole run, 0 to {ranks[0] * ranks[1] - 1},"
-                f" and sees {gpus} GPU{'s' if gpus > 1 else ''}",
+                "the script selects its GPU by the rank in the whole run, 0 to"
+                f" {ranks[0] * ranks[1] - 1}, and sees {gpus} GPU{'s' if gpus > 1 else ''}",
                 line=case.line_of(launch, launch.script),
                 more=[case.directive_line("nodes")],
                 why="on the second node, or with one GPU for each task, that GPU does not exist",
@@ -303,7 +344,12 @@ def device_by_rank(case: Case) -> Iterator[Finding]:
                 severity=case.severity(launch),
                 beside=(program, place),
             )
-        elif kind == "local" and not launch.spawns and spread.gpus_per_task and ranks[0] > spread.gpus_per_task:
+        elif (
+            kind == "local"
+            and not launch.spawns
+            and spread.gpus_per_task
+            and ranks[0] > spread.gpus_per_task
+        ):
             directive = case.job.directives.last("gpus-per-task")
             yield case.finding(
                 "gpus-per-task-with-local-rank",
@@ -329,7 +375,10 @@ def downloads_at_once(case: Case) -> Iterator[Finding]:
             f"{ranks[0] * ranks[1]} ranks download the data set into one folder at the same time",
             line=case.line_of(launch, launch.script),
             why="where the files are not there yet, the ranks write them over each other",
-            fix="download before the job, or let local rank 0 go first and the others wait at a barrier",
+            fix=(
+                "download before the job, or let local rank 0 go first and the others wait at a"
+                " barrier"
+            ),
             severity="hint",
             beside=(program, program.downloads),
         )

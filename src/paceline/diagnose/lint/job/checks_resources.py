@@ -29,7 +29,9 @@ def gpus_fewer_than_processes(case: Case) -> Iterator[Finding]:
                 yield _fewer(case, launch, tasks, gpus, f"srun starts {tasks} tasks on a node")
 
 
-def _too_many(case: Case, launch: Launch, processes: int | None, gpus: int | None) -> Iterator[Finding]:
+def _too_many(
+    case: Case, launch: Launch, processes: int | None, gpus: int | None
+) -> Iterator[Finding]:
     if "cpu" in launch.options or launch.options.get("accelerator") == "cpu" or case.shares_gpus:
         return
     if not processes:
@@ -40,15 +42,21 @@ def _too_many(case: Case, launch: Launch, processes: int | None, gpus: int | Non
         setting = case.exported("CUDA_VISIBLE_DEVICES")
         yield case.finding(
             "gpus-not-visible",
-            f"{launch.kind} starts {processes} processes on a node, CUDA_VISIBLE_DEVICES shows them {visible} GPUs",
+            f"{launch.kind} starts {processes} processes on a node, CUDA_VISIBLE_DEVICES shows them"
+            f" {visible} GPUs",
             line=case.line_of(launch, *_count_texts(launch)),
             more=[setting.line] if setting else [],
-            why="a process without a GPU of its own ends with an invalid device, or two of them share one",
+            why=(
+                "a process without a GPU of its own ends with an invalid device, or two of them"
+                " share one"
+            ),
             fix=_as_many(case, launch, visible),
             severity=case.severity(launch),
         )
     elif gpus and processes > gpus:
-        yield _fewer(case, launch, processes, gpus, f"{launch.kind} starts {processes} processes on a node")
+        yield _fewer(
+            case, launch, processes, gpus, f"{launch.kind} starts {processes} processes on a node"
+        )
 
 
 def _as_many(case: Case, launch: Launch, visible: int) -> str:
@@ -58,18 +66,31 @@ def _as_many(case: Case, launch: Launch, visible: int) -> str:
     option = next((name for name in launch.options if says.get(name) == "nproc"), "")
     if not option or launch.says.get("nnodes", "1") != "1":
         return (
-            f"start {visible} process{'es' if visible > 1 else ''} on a node, or name more GPUs in CUDA_VISIBLE_DEVICES"
+            f"start {visible} process{'es' if visible > 1 else ''} on a node, or name more GPUs in"
+            " CUDA_VISIBLE_DEVICES"
         )
     return f"{launch.kind} --{option}={visible}, or name more GPUs in CUDA_VISIBLE_DEVICES"
 
 
 def _count_texts(launch: Launch) -> tuple[str, ...]:
-    return ("--nproc", "--num_processes", "--num-processes", "--num_gpus", "--devices", "-n ", launch.kind.split()[0])
+    return (
+        "--nproc",
+        "--num_processes",
+        "--num-processes",
+        "--num_gpus",
+        "--devices",
+        "-n ",
+        launch.kind.split()[0],
+    )
 
 
 def _fewer(case: Case, launch: Launch, processes: int, gpus: int, start: str) -> Finding:
     texts = _count_texts(launch) if launch.spawns else (launch.script,)
-    line = case.line_of(launch, *texts) if launch.spawns else case.directive_line("ntasks-per-node", "ntasks")
+    line = (
+        case.line_of(launch, *texts)
+        if launch.spawns
+        else case.directive_line("ntasks-per-node", "ntasks")
+    )
     number_of = f"{gpus} GPU" + ("s" if gpus > 1 else "")
     what = f"{start}, which has {number_of}"
     if launch.spawns and case.shape(launch).gpus_per_task:
@@ -79,8 +100,13 @@ def _fewer(case: Case, launch: Launch, processes: int, gpus: int, start: str) ->
         what,
         line=line,
         more=[case.directive_line(*GPU_OPTIONS), case.line_of(launch, *texts)],
-        why="each process needs a GPU of its own: invalid device ordinal, or Duplicate GPU detected",
-        fix=f"ask for {processes} GPUs on a node (#SBATCH --gpus-per-node={processes}), or start {gpus}",
+        why=(
+            "each process needs a GPU of its own: invalid device ordinal, or Duplicate GPU detected"
+        ),
+        fix=(
+            f"ask for {processes} GPUs on a node (#SBATCH --gpus-per-node={processes}), or start"
+            f" {gpus}"
+        ),
         severity=case.severity(launch),
     )
 
@@ -107,7 +133,8 @@ def nproc_gpus_mismatch(case: Case) -> Iterator[Finding]:
             continue
         yield case.finding(
             "nproc-gpus-mismatch",
-            f"{launch.kind} starts {total} process{'es' if total > 1 else ''} on a node with {gpus} GPUs",
+            f"{launch.kind} starts {total} process{'es' if total > 1 else ''} on a node with {gpus}"
+            " GPUs",
             line=case.line_of(launch, *_count_texts(launch)),
             more=[case.directive_line(*GPU_OPTIONS)],
             why="the other GPUs are paid for and idle",
@@ -118,7 +145,10 @@ def nproc_gpus_mismatch(case: Case) -> Iterator[Finding]:
 
 def _other_programs(case: Case) -> bool:
     """Return whether a background program may use the other GPUs."""
-    return any(call.background and call.name.startswith(("python", "vllm", "trl")) for call in case.trace.calls)
+    return any(
+        call.background and call.name.startswith(("python", "vllm", "trl"))
+        for call in case.trace.calls
+    )
 
 
 def _all_gpus(case: Case, launch: Launch, gpus: int) -> str:
@@ -126,7 +156,9 @@ def _all_gpus(case: Case, launch: Launch, gpus: int) -> str:
         return f"--num_processes={gpus * (case.shape(launch).nodes or 1)}  (the total of all nodes)"
     if launch.torchrun_like:
         return f"--nproc-per-node={gpus}"
-    return {"deepspeed": "--num_gpus", "composer": "--nproc", "fabric run": "--devices"}[launch.kind] + f"={gpus}"
+    return {"deepspeed": "--num_gpus", "composer": "--nproc", "fabric run": "--devices"}[
+        launch.kind
+    ] + f"={gpus}"
 
 
 def gpus_per_task_with_local_rank(case: Case) -> Iterator[Finding]:
@@ -149,7 +181,10 @@ def gpus_per_task_with_local_rank(case: Case) -> Iterator[Finding]:
             line=directive.line if directive else launch.call.line,
             more=[case.line_of(launch, "SLURM_LOCALID", *(["devices"] if devices else []))],
             why="cuda:1 and above do not exist for the task: invalid device ordinal",
-            fix=f"#SBATCH --gpus-per-node={spread.tasks_per_node} in its place, or srun --gpu-bind=none",
+            fix=(
+                f"#SBATCH --gpus-per-node={spread.tasks_per_node} in its place, or srun"
+                " --gpu-bind=none"
+            ),
         )
 
 
@@ -206,7 +241,8 @@ def cpus_too_few(case: Case) -> Iterator[Finding]:
         if processes > cpus:
             yield case.finding(
                 "cpus-too-few",
-                f"{cpus} CPU{'s' if cpus > 1 else ''} for the {processes} processes that {launch.kind} starts",
+                f"{cpus} CPU{'s' if cpus > 1 else ''} for the {processes} processes that"
+                f" {launch.kind} starts",
                 line=case.directive_line("cpus-per-task"),
                 more=[case.line_of(launch, *_count_texts(launch))],
                 why="processes and their loader workers share CPUs and the GPUs wait",
@@ -218,7 +254,9 @@ def cpus_too_few(case: Case) -> Iterator[Finding]:
 
 
 def _workers(case: Case, launch: Launch, cpus: int, processes: int) -> Iterator[Finding]:
-    match = argument(launch, (r"(?:\w+\.)*(?:data_?loader_)?num[_-]workers", r"(?:\w+\.)*dataloader_num_workers"))
+    match = argument(
+        launch, (r"(?:\w+\.)*(?:data_?loader_)?num[_-]workers", r"(?:\w+\.)*dataloader_num_workers")
+    )
     workers = number(match[0]) if match and constant(match[0]) else None
     if match is None or not workers or workers * processes <= cpus:
         return
@@ -228,18 +266,25 @@ def _workers(case: Case, launch: Launch, cpus: int, processes: int) -> Iterator[
             f"1 CPU for a process and its {workers} loader workers",
             line=case.directive_line("cpus-per-task"),
             more=[case.line_of(launch, match[1].text.partition("=")[0])],
-            why="the process itself has no CPU of its own: it launches kernels late and the GPU waits",
+            why=(
+                "the process itself has no CPU of its own: it launches kernels late and the GPU"
+                " waits"
+            ),
             fix=f"#SBATCH --cpus-per-task={workers + 1}",
             severity="warning",
         )
     name = match[1].text.partition("=")[0]
     yield case.finding(
         "workers-exceed-cpus",
-        f"{processes} process{'es' if processes > 1 else ''} with {workers} loader workers each on {cpus} CPUs",
+        f"{processes} process{'es' if processes > 1 else ''} with {workers} loader workers each on"
+        f" {cpus} CPUs",
         line=case.line_of(launch, name),
         more=[case.directive_line("cpus-per-task")],
         why="workers that share a CPU are not faster, and the GPUs wait",
-        fix=f"#SBATCH --cpus-per-task={(workers + 1) * processes}, or {name} {max(1, cpus // processes - 1)}",
+        fix=(
+            f"#SBATCH --cpus-per-task={(workers + 1) * processes}, or {name}"
+            f" {max(1, cpus // processes - 1)}"
+        ),
         severity="warning",
     )
 

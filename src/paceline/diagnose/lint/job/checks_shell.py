@@ -1,4 +1,6 @@
-"""Check the shell code of a job script: line continuations, unset variables, signals, background jobs."""
+"""Check the shell code of a job script: line continuations, unset variables, signals, background
+jobs.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,13 @@ _WAIT_LINE = re.compile(r"(?:^|[;&]\s*)wait(\s+\"?\$\{?\w+\}?\"?)?\s*$")
 _NUMBERS = {"10": "USR1", "12": "USR2"}  # of Linux
 _DEADLY = ("USR1", "USR2")
 _INCLUDES = re.compile(r"\s*(source|\.|eval)\s")
-_AT_ONCE = frozenset({"echo", "date", "hostname", "mkdir", "cp", "mv", "rm", "ls", "cat", "touch", "module", "conda"})
+_AT_ONCE = frozenset(
+    {"echo", "date", "hostname", "mkdir", "cp", "mv", "rm", "ls", "cat", "touch", "module", "conda"}
+)
 _OPTION_ALONE = re.compile(r"--?[A-Za-z]")
-_SHELLS_OWN = frozenset({"HOSTNAME", "HOST", "HOME", "USER", "PWD", "RANDOM", "SECONDS", "UID", "SLURMD_NODENAME"})
+_SHELLS_OWN = frozenset(
+    {"HOSTNAME", "HOST", "HOME", "USER", "PWD", "RANDOM", "SECONDS", "UID", "SLURMD_NODENAME"}
+)
 # Options of the rendezvous, and their usual values.
 _ADDRESS = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
 _PORT = "$((20000 + SLURM_JOB_ID % 30000))"
@@ -47,20 +53,23 @@ _ONLY_WITH = {
 
 
 _SLURM = names(
-    "NNODES JOB_NUM_NODES NODEID PROCID LOCALID NTASKS NPROCS NTASKS_PER_NODE CPUS_PER_TASK CPUS_ON_NODE "
-    "GPUS_ON_NODE GPUS_PER_NODE GPUS_PER_TASK GPUS JOB_ID JOBID JOB_NAME JOB_NODELIST NODELIST STEP_NODELIST "
-    "STEP_NUM_NODES STEP_NUM_TASKS STEP_TASKS_PER_NODE TASKS_PER_NODE JOB_CPUS_PER_NODE JOB_GPUS STEP_GPUS "
-    "SUBMIT_DIR SUBMIT_HOST TMPDIR ARRAY_JOB_ID ARRAY_TASK_ID ARRAY_TASK_COUNT ARRAY_TASK_MIN ARRAY_TASK_MAX "
-    "ARRAY_TASK_STEP MEM_PER_NODE MEM_PER_CPU MEM_PER_GPU JOB_PARTITION JOB_ACCOUNT JOB_QOS JOB_END_TIME "
-    "JOB_START_TIME LAUNCH_NODE_IPADDR RESTART_COUNT CLUSTER_NAME TASK_PID GTIDS NODE_ALIASES TOPOLOGY_ADDR "
-    "CONF JOB_USER JOB_UID STEP_ID STEPID SRUN_COMM_HOST HET_SIZE CPUS_PER_GPU DISTRIBUTION EXPORT_ENV "
-    "CONSTRAINT JOB_RESERVATION JOB_DEPENDENCY NTASKS_PER_SOCKET NTASKS_PER_CORE NTASKS_PER_GPU "
-    "THREADS_PER_CORE JOB_CONSTRAINTS TRES_PER_TASK MPI_TYPE "
+    "NNODES JOB_NUM_NODES NODEID PROCID LOCALID NTASKS NPROCS NTASKS_PER_NODE CPUS_PER_TASK"
+    " CPUS_ON_NODE GPUS_ON_NODE GPUS_PER_NODE GPUS_PER_TASK GPUS JOB_ID JOBID JOB_NAME JOB_NODELIST"
+    " NODELIST STEP_NODELIST STEP_NUM_NODES STEP_NUM_TASKS STEP_TASKS_PER_NODE TASKS_PER_NODE"
+    " JOB_CPUS_PER_NODE JOB_GPUS STEP_GPUS SUBMIT_DIR SUBMIT_HOST TMPDIR ARRAY_JOB_ID ARRAY_TASK_ID"
+    " ARRAY_TASK_COUNT ARRAY_TASK_MIN ARRAY_TASK_MAX ARRAY_TASK_STEP MEM_PER_NODE MEM_PER_CPU"
+    " MEM_PER_GPU JOB_PARTITION JOB_ACCOUNT JOB_QOS JOB_END_TIME JOB_START_TIME LAUNCH_NODE_IPADDR"
+    " RESTART_COUNT CLUSTER_NAME TASK_PID GTIDS NODE_ALIASES TOPOLOGY_ADDR CONF JOB_USER JOB_UID"
+    " STEP_ID STEPID SRUN_COMM_HOST HET_SIZE CPUS_PER_GPU DISTRIBUTION EXPORT_ENV CONSTRAINT"
+    " JOB_RESERVATION JOB_DEPENDENCY NTASKS_PER_SOCKET NTASKS_PER_CORE NTASKS_PER_GPU"
+    " THREADS_PER_CORE JOB_CONSTRAINTS TRES_PER_TASK MPI_TYPE "
 )
 
 
 def broken_line_continuation(case: Case) -> Iterator[Finding]:
-    """Find backslashes that are not the last character of a line, and options that became a command."""
+    """Find backslashes that are not the last character of a line, and options that became a
+    command.
+    """
     reported: set[int] = set()
     for line in (*case.script.broken, *case.trace.broken):
         following = case.text(line + 1)
@@ -73,13 +82,24 @@ def broken_line_continuation(case: Case) -> Iterator[Finding]:
             "broken-line-continuation",
             f"{what} the backslash at the end of the line",
             line=line,
-            why="the command ends here and gets a blank as its last argument; the next line runs as its own command",
-            fix="move the comment above the command" if match[1] else "remove the blanks behind the backslash",
+            why=(
+                "the command ends here and gets a blank as its last argument; the next line runs as"
+                " its own command"
+            ),
+            fix=(
+                "move the comment above the command"
+                if match[1]
+                else "remove the blanks behind the backslash"
+            ),
             severity="error" if following and not following.startswith("#") else "warning",
         )
     calls = case.trace.calls
     for before, call in pairwise(calls):
-        if not _OPTION_ALONE.match(call.args[0].text) or call.line - 1 in reported or before.line >= call.line:
+        if (
+            not _OPTION_ALONE.match(call.args[0].text)
+            or call.line - 1 in reported
+            or before.line >= call.line
+        ):
             continue
         reported.add(call.line)
         yield case.finding(
@@ -87,7 +107,10 @@ def broken_line_continuation(case: Case) -> Iterator[Finding]:
             f"{case.show(call.args[0].text)} runs as a command of its own",
             line=call.line,
             more=range(max(before.line, call.line - 2), call.line),
-            why="the command before it ended early: a backslash is missing, or a comment or blank line stands between",
+            why=(
+                "the command before it ended early: a backslash is missing, or a comment or blank"
+                " line stands between"
+            ),
             fix="end the line before it with a backslash, and move comments out of the command",
         )
 
@@ -109,16 +132,24 @@ def unset_variable(case: Case) -> Iterator[Finding]:
 
 
 def cpus_per_task_unset(case: Case) -> Iterator[Finding]:
-    """Find uses of $SLURM_CPUS_PER_TASK without --cpus-per-task, without which Slurm does not set it."""
+    """Find uses of $SLURM_CPUS_PER_TASK without --cpus-per-task, without which Slurm does not set
+    it.
+    """
     name, asks = "SLURM_CPUS_PER_TASK", ("cpus-per-task", "tres-per-task")
     job = case.job
     if not job.directives.any or job.mixed or job.directives.last(*asks) or case.assigned(name):
         return
     steps = [call.step for call in case.trace.calls if call.step is not None]
-    if any(step.vague or set(asks) & set(step.options) for step in steps) or _has_default(case, name):
+    if any(step.vague or set(asks) & set(step.options) for step in steps) or _has_default(
+        case, name
+    ):
         return
     plain = re.compile(rf"(?<!\\)\$(?:{name}\b|\{{{name}\}})")
-    lines = [at for at, line in enumerate(case.lines, 1) if plain.search(line) and not line.lstrip().startswith("#")]
+    lines = [
+        at
+        for at, line in enumerate(case.lines, 1)
+        if plain.search(line) and not line.lstrip().startswith("#")
+    ]
     if lines:
         yield case.finding(
             "unset-variable",
@@ -176,7 +207,11 @@ def _requested_otherwise(case: Case, name: str) -> bool:
 
 def _very_near(name: str, near: str) -> bool:
     left, right = name.replace("_", ""), near.replace("_", "")
-    return left == right or left in (right + "S", right.removesuffix("S")) or sorted(left) == sorted(right)
+    return (
+        left == right
+        or left in (right + "S", right.removesuffix("S"))
+        or sorted(left) == sorted(right)
+    )
 
 
 def _misspelt(case: Case, symbol: Symbol, line: int, option: str) -> Iterator[Finding]:
@@ -187,9 +222,13 @@ def _misspelt(case: Case, symbol: Symbol, line: int, option: str) -> Iterator[Fi
     if near and len(near) >= 5 and _very_near(symbol.name, near):
         what, fix, severity = f"nothing sets ${symbol.name}; {near} is set", f"${near}", "error"
     elif option in _RENDEZVOUS and case.job.directives.any and not _has_default(case, symbol.name):
-        # environments rarely have lower-case names, and the first node is unknown before the job has nodes
+        # environments rarely have lower-case names, and the first node is unknown before the job
+        # has nodes
         sure = symbol.name.islower() or symbol.name == "MASTER_ADDR"
-        what, severity = f"nothing in the script sets ${symbol.name}", "error" if sure else "warning"
+        what, severity = (
+            f"nothing in the script sets ${symbol.name}",
+            "error" if sure else "warning",
+        )
         fix = f"{symbol.name}={_RENDEZVOUS[option]}"
     else:
         return
@@ -198,21 +237,34 @@ def _misspelt(case: Case, symbol: Symbol, line: int, option: str) -> Iterator[Fi
 
 
 def _has_default(case: Case, name: str) -> bool:
-    """Return whether the script tests a variable or has a default for it, so it may come from outside."""
+    """Return whether the script tests a variable or has a default for it, so it may come from
+    outside.
+    """
     pattern = re.compile(
-        rf"\$\{{{name}:?[-=?+]|-[zn] *\"?\$\{{?{name}\b|--export\S*{name}|\b(unset|read)\b.*\b{name}\b"
+        rf"\$\{{{name}:?[-=?+]|-[zn]"
+        rf" *\"?\$\{{?{name}\b|--export\S*{name}|\b(unset|read)\b.*\b{name}\b"
     )
     return bool(pattern.search("\n".join(case.lines)))
 
 
 def signals(case: Case) -> Iterator[Finding]:
-    """Find --signal options whose signal does not reach the program, or not the trap of the batch script."""
+    """Find --signal options whose signal does not reach the program, or not the trap of the batch
+    script.
+    """
     directive = case.job.directives.last("signal")
-    match = re.fullmatch(r"(?:(R?B?R?):)?(?:SIG)?(\w+)(?:@\d+)?", directive.value) if directive else None
+    match = (
+        re.fullmatch(r"(?:(R?B?R?):)?(?:SIG)?(\w+)(?:@\d+)?", directive.value)
+        if directive
+        else None
+    )
     if directive is None or match is None or not case.training:
         return
     name = _NUMBERS.get(match[2], match[2].upper())
-    traps = [trap for trap in case.trace.traps if name in {signal.removeprefix("SIG").upper() for signal in trap[0]}]
+    traps = [
+        trap
+        for trap in case.trace.traps
+        if name in {signal.removeprefix("SIG").upper() for signal in trap[0]}
+    ]
     if "B" in (match[1] or ""):
         yield from _to_batch(case, directive.line, name, traps)
     else:
@@ -223,7 +275,8 @@ def _to_steps(case: Case, directive: Directive, name: str, traps: list[Trap]) ->
     if traps:
         yield case.finding(
             "signal-not-to-batch",
-            f"--signal={directive.value} goes to the steps only; the trap for {name} in the batch script never runs",
+            f"--signal={directive.value} goes to the steps only; the trap for {name} in the batch"
+            " script never runs",
             line=directive.line,
             more=[traps[0][2]],
             why="without B: the batch shell is not signalled",
@@ -233,10 +286,14 @@ def _to_steps(case: Case, directive: Directive, name: str, traps: list[Trap]) ->
     elif not case.spreads and all(launch.call.step is None for launch in case.training):
         yield case.finding(
             "signal-not-to-batch",
-            f"--signal={directive.value} goes to steps, and the program runs in the batch shell, which is not a step",
+            f"--signal={directive.value} goes to steps, and the program runs in the batch shell,"
+            " which is not a step",
             line=directive.line,
             more=[case.training[0].call.line],
-            why="the signal reaches nobody, and the program is ended at the time limit without a warning",
+            why=(
+                "the signal reaches nobody, and the program is ended at the time limit without a"
+                " warning"
+            ),
             fix=f"srun {case.text(case.training[0].call.line)}".removesuffix("\\").strip(),
             severity="hint",
         )
@@ -244,17 +301,23 @@ def _to_steps(case: Case, directive: Directive, name: str, traps: list[Trap]) ->
         _, at_sign, seconds = directive.value.partition("@")
         yield case.finding(
             "signal-not-forwarded",
-            f"--signal={directive.value} goes to torchrun, which does not forward {name} and dies of it",
+            f"--signal={directive.value} goes to torchrun, which does not forward {name} and dies"
+            " of it",
             line=directive.line,
             more=[launch.call.line],
-            why="the launcher forwards TERM, INT, HUP and QUIT only; all processes end, and none of them can save",
+            why=(
+                "the launcher forwards TERM, INT, HUP and QUIT only; all processes end, and none of"
+                " them can save"
+            ),
             fix=f"#SBATCH --signal=TERM{at_sign}{seconds}, or {_handler_option(name)}",
             severity="warning",
         )
 
 
 def _launcher_without_handler(case: Case) -> Launch | None:
-    """Return a torchrun that a signal ends since it has no handler for it, None if that is not certain."""
+    """Return a torchrun that a signal ends since it has no handler for it, None if that is not
+    certain.
+    """
     for launch in case.training:
         if launch.kind not in ("torchrun", "torch.distributed.launch") or launch.call.step is None:
             continue
@@ -280,13 +343,17 @@ def _to_batch(case: Case, line: int, name: str, traps: list[Trap]) -> Iterator[F
             line=line,
             more=[launch.call.line],
             why="the program does not get the signal, which ends the batch shell or is lost",
-            fix=f"trap 'kill -{signal} $PID' {name}; srun ... & PID=$!; wait $PID; wait $PID  (the trap ends one wait)",
+            fix=(
+                f"trap 'kill -{signal} $PID' {name}; srun ... & PID=$!; wait $PID; wait $PID  (the"
+                " trap ends one wait)"
+            ),
             severity="warning",
         )
     elif not waiting and not any(launch.call.background for launch in case.training):
         yield case.finding(
             "signal-not-forwarded",
-            f"the trap for {name} runs only after the program has ended: it is started in the foreground",
+            f"the trap for {name} runs only after the program has ended: it is started in the"
+            " foreground",
             line=traps[0][2],
             more=[line, launch.call.line],
             why="bash runs a trap when the command that it waits for is over",
@@ -298,7 +365,9 @@ def _to_batch(case: Case, line: int, name: str, traps: list[Trap]) -> Iterator[F
 
 
 def _forwarded(case: Case, line: int, name: str, trap: Trap) -> Iterator[Finding]:
-    """Find traps that forward the signal to a launcher that dies of it, or that end the only wait."""
+    """Find traps that forward the signal to a launcher that dies of it, or that end the only
+    wait.
+    """
     kill = re.search(r"\bkill\s+(?:(?:-s\s+|-)(?:SIG)?(\w+)\s+)?[$\"%]", trap[1])
     signal = (kill[1] or "TERM").upper() if kill else ""
     if _NUMBERS.get(signal, signal) in _DEADLY and (launch := _launcher_without_handler(case)):
@@ -307,14 +376,18 @@ def _forwarded(case: Case, line: int, name: str, trap: Trap) -> Iterator[Finding
             f"the trap sends {signal} to torchrun, which does not forward it and dies of it",
             line=trap[2],
             more=[line, launch.call.line],
-            why="the launcher forwards TERM, INT, HUP and QUIT only; all processes end, and none of them can save",
+            why=(
+                "the launcher forwards TERM, INT, HUP and QUIT only; all processes end, and none of"
+                " them can save"
+            ),
             fix=f"kill -TERM in the trap, or {_handler_option(name)}",
             severity="warning",
         )
     elif kill and (at := _only_wait(case, trap)):
         yield case.finding(
             "signal-not-forwarded",
-            f"the trap for {name} ends the only wait: the script ends while the program still saves",
+            f"the trap for {name} ends the only wait: the script ends while the program still"
+            " saves",
             line=at,
             more=[line, trap[2]],
             why="when the batch script ends Slurm ends the job and kills what still runs",
@@ -326,12 +399,22 @@ def _forwarded(case: Case, line: int, name: str, trap: Trap) -> Iterator[Finding
 def _only_wait(case: Case, trap: Trap) -> int:
     """Return the line of the only wait, which the trap ends for good; 0 if that is not certain."""
     handler_goes_on = re.search(r"\b(wait|exit|sleep|scontrol|while|until)\b", trap[1])
-    if handler_goes_on or len(_WAITS.findall(case.code)) != 1 or re.search(r"\b(while|until|for)\b", case.code):
+    if (
+        handler_goes_on
+        or len(_WAITS.findall(case.code)) != 1
+        or re.search(r"\b(while|until|for)\b", case.code)
+    ):
         return 0
-    lines = [at for at, line in enumerate(case.lines, 1) if not line.lstrip().startswith("#") and _WAITS.search(line)]
+    lines = [
+        at
+        for at, line in enumerate(case.lines, 1)
+        if not line.lstrip().startswith("#") and _WAITS.search(line)
+    ]
     if len(lines) != 1 or not _WAIT_LINE.search(case.text(lines[0])):
         return 0
-    return 0 if any(call.line > lines[0] and _lasts(call) for call in case.trace.calls) else lines[0]
+    return (
+        0 if any(call.line > lines[0] and _lasts(call) for call in case.trace.calls) else lines[0]
+    )
 
 
 def background_steps(case: Case) -> Iterator[Finding]:
@@ -348,7 +431,8 @@ def background_steps(case: Case) -> Iterator[Finding]:
         elif call.step is not None or id(call) in launched:
             yield case.finding(
                 "background-steps-not-awaited",
-                f"{call.name} is started in the background, and the script ends without waiting for it",
+                f"{call.name} is started in the background, and the script ends without waiting"
+                " for it",
                 line=call.line,
                 more=[call.end_line],
                 why="when the batch script ends Slurm ends the job and kills what still runs",
@@ -361,21 +445,33 @@ def background_steps(case: Case) -> Iterator[Finding]:
 def _lasts(call: Call) -> bool:
     """Return whether a command may take long enough for a background program to finish."""
     if call.name == "sleep":
-        return call.looped or len(call.args) < 2 or not re.fullmatch(r"\d{1,2}s?", call.args[1].text)
+        return (
+            call.looped or len(call.args) < 2 or not re.fullmatch(r"\d{1,2}s?", call.args[1].text)
+        )
     return call.looped or call.name not in _AT_ONCE
 
 
 def not_filled_in(case: Case) -> Iterator[Finding]:
-    """Find quoted variables that no shell expands, so that the launcher gets the variable's name."""
+    """Find quoted variables that no shell expands, so that the launcher gets the variable's
+    name.
+    """
     for launch in case.launches:
         for option, value in launch.options.items():
-            variable = re.search(r"\$\{?[A-Za-z_]\w*\}?", value) if constant(value) and launch.spawns else None
+            variable = (
+                re.search(r"\$\{?[A-Za-z_]\w*\}?", value)
+                if constant(value) and launch.spawns
+                else None
+            )
             if variable and option in launch.says_by:
                 yield case.finding(
                     "option-invalid",
-                    f"--{option} gets the text {value}: the quotes keep the shell from filling it in",
+                    f"--{option} gets the text {value}: the quotes keep the shell from filling"
+                    " it in",
                     line=case.line_of(launch, variable[0]),
-                    why=f"no shell stands between srun and {launch.kind}, which takes the text as it is",
+                    why=(
+                        f"no shell stands between srun and {launch.kind}, which takes the text as"
+                        " it is"
+                    ),
                     fix=f"srun bash -c '{launch.kind} --{option} {variable[0]} ...'",
                     severity=case.severity(launch),
                 )

@@ -12,15 +12,29 @@ from paceline.diagnose.lint.job.launches import DEVICES, Launch, argument, nnode
 from paceline.errors import Finding, closest
 
 # Programs that start themselves on the nodes, and programs that are not a training.
-_SELF_SPREADING = re.compile(r"launch|submit|dispatch|schedul|orchestr|\bray\b|dask|spark|slurm|sweep|mpi|spawn", re.I)
+_SELF_SPREADING = re.compile(
+    r"launch|submit|dispatch|schedul|orchestr|\bray\b|dask|spark|slurm|sweep|mpi|spawn", re.I
+)
 _BEFOREHAND = re.compile(
     r"prepare|preproc|download|convert|token|setup|install|check|split|build|make_|create|generate|extract|collect|test"
     r"|eval|infer|predict|merge|export|plot|report|summar|analy|stat|parse|get_|cache|index|post",
     re.I,
 )
-# The switch of torch's ImageNet example and of its many descendants: one process for each GPU by mp.spawn.
+# The switch of torch's ImageNet example and of its many descendants: one process for each GPU by
+# mp.spawn.
 _SPAWNS = re.compile(r"--(multiprocessing|mp)[-_]distributed")
-_SPREADERS = ("ssh", "pdsh", "clush", "mpirun", "mpiexec", "ray", "parallel", "horovodrun", "dask", "spark-submit")
+_SPREADERS = (
+    "ssh",
+    "pdsh",
+    "clush",
+    "mpirun",
+    "mpiexec",
+    "ray",
+    "parallel",
+    "horovodrun",
+    "dask",
+    "spark-submit",
+)
 
 
 def missing_srun(case: Case) -> Iterator[Finding]:
@@ -28,7 +42,11 @@ def missing_srun(case: Case) -> Iterator[Finding]:
     job = case.job
     if job.mixed or case.spreads or any(call.name in _SPREADERS for call in case.trace.calls):
         return
-    bare = [launch for launch in case.training if launch.call.step is None and not _spreads_itself(case, launch)]
+    bare = [
+        launch
+        for launch in case.training
+        if launch.call.step is None and not _spreads_itself(case, launch)
+    ]
     for launch in bare:
         line = case.line_of(launch, launch.script or launch.kind)
         if job.several_nodes:
@@ -37,17 +55,24 @@ def missing_srun(case: Case) -> Iterator[Finding]:
                 f"{job.nodes} nodes are asked for, but {_called(launch)} starts without srun",
                 line=line,
                 more=[case.directive_line("nodes", "ntasks")],
-                why="a batch script runs on the first node only: the others idle, or the first waits for them",
+                why=(
+                    "a batch script runs on the first node only: the others idle, or the first"
+                    " waits for them"
+                ),
                 fix=f"srun {case.text(launch.call.line)}".removesuffix("\\").strip(),
                 severity=case.severity(launch),
             )
         elif _needs_srun_per_task(case, launch):
             yield case.finding(
                 "missing-srun",
-                f"{job.ntasks} tasks are asked for, but {_called(launch)} starts once, without srun",
+                f"{job.ntasks} tasks are asked for, but {_called(launch)} starts once, without"
+                " srun",
                 line=line,
                 more=[case.directive_line("ntasks-per-node", "ntasks")],
-                why="only srun starts a program once for each task; Lightning waits for tasks that never come",
+                why=(
+                    "only srun starts a program once for each task; Lightning waits for tasks that"
+                    " never come"
+                ),
                 fix=f"srun {case.text(launch.call.line)}".removesuffix("\\").strip(),
                 severity=case.severity(launch) if _requested_devices(launch) else "warning",
             )
@@ -81,10 +106,17 @@ def _spreads_itself(case: Case, launch: Launch) -> bool:
     if launch.kind == "accelerate launch":
         if launch.vague or {"deepspeed_hostfile", "mpirun_hostfile"} & set(launch.options):
             return True
-        # a config file may name a multi-node launcher; then the command does not number the machines
-        return "config_file" in launch.options and not {"nnodes", "node_rank", "addr"} & set(launch.says)
+        # a config file may name a multi-node launcher; then the command does not number the
+        # machines
+        return "config_file" in launch.options and not {"nnodes", "node_rank", "addr"} & set(
+            launch.says
+        )
     if not launch.spawns:
-        spreads = _SELF_SPREADING.search(launch.script) or _BEFOREHAND.search(launch.script) or case.names_hosts
+        spreads = (
+            _SELF_SPREADING.search(launch.script)
+            or _BEFOREHAND.search(launch.script)
+            or case.names_hosts
+        )
         return not launch.program or bool(spreads)
     return launch.vague and launch.call.maybe
 
@@ -101,7 +133,10 @@ def ntasks_per_node_with_torchrun(case: Case) -> Iterator[Finding]:
                 f"{tasks} tasks per node are asked for, {launch.kind} starts once",
                 line=case.directive_line("ntasks-per-node"),
                 more=[case.line_of(launch, launch.kind)],
-                why="the launcher makes the processes itself; it needs one task with the CPUs of all of them",
+                why=(
+                    "the launcher makes the processes itself; it needs one task with the CPUs of"
+                    " all of them"
+                ),
                 fix="#SBATCH --ntasks-per-node=1, and --cpus-per-task for all processes together",
                 severity="hint",
             )
@@ -109,7 +144,9 @@ def ntasks_per_node_with_torchrun(case: Case) -> Iterator[Finding]:
 
 
 def double_launch(case: Case) -> Iterator[Finding]:
-    """Find launchers that srun starts in several tasks of a node, each for all processes of the node."""
+    """Find launchers that srun starts in several tasks of a node, each for all processes of the
+    node.
+    """
     for launch in case.training:
         spread, processes = case.shape(launch), case.processes(launch)
         tasks = spread.tasks_per_node
@@ -160,13 +197,17 @@ def spawning_in_each_task(case: Case) -> Iterator[Finding]:
 
 
 def _starts(processes: int, tasks: int, gpus: int | None) -> str:
-    return f"starts {processes} processes: {tasks * processes} on a node" + (f" with {gpus} GPUs" if gpus else "")
+    return f"starts {processes} processes: {tasks * processes} on a node" + (
+        f" with {gpus} GPUs" if gpus else ""
+    )
 
 
 def _one_agent_per_task(
     launch: Launch, processes: int, gpus_per_task: int | None, tasks: int, nodes: int | None
 ) -> bool:
-    """Return whether each task is a separate node for the launcher: one agent per task, with bound GPUs."""
+    """Return whether each task is a separate node for the launcher: one agent per task, with bound
+    GPUs.
+    """
     if gpus_per_task is None or processes > gpus_per_task:
         return False
     node_range = nnodes(launch)
@@ -187,10 +228,14 @@ def ntasks_conflict(case: Case) -> Iterator[Finding]:
     by_tasks = any(launch.call.step is not None and not launch.spawns for launch in case.training)
     yield case.finding(
         "ntasks-conflict",
-        f"--ntasks={job.ntasks}, but {job.nodes} nodes with {tasks} tasks each are {job.nodes * tasks}",
+        f"--ntasks={job.ntasks}, but {job.nodes} nodes with {tasks} tasks each are"
+        f" {job.nodes * tasks}",
         line=case.directive_line("ntasks"),
         more=[case.directive_line("nodes"), case.directive_line("ntasks-per-node")],
-        why="--ntasks wins and --ntasks-per-node is then a maximum or ignored: tasks may be spread unevenly",
+        why=(
+            "--ntasks wins and --ntasks-per-node is then a maximum or ignored: tasks may be spread"
+            " unevenly"
+        ),
         fix="remove --ntasks",
         severity="error" if by_tasks or job.ntasks > job.nodes * tasks else "warning",
     )
@@ -217,7 +262,11 @@ def _against_devices(case: Case, launch: Launch) -> list[Finding]:
     if not match or not devices or spread.tasks_per_node in (None, devices):
         return []
     # a program that is not Lightning's may start the processes of one task itself
-    sure = spread.tasks_per_node != 1 or argument(launch, _NODES) is not None or _likely_lightning(case, launch)
+    sure = (
+        spread.tasks_per_node != 1
+        or argument(launch, _NODES) is not None
+        or _likely_lightning(case, launch)
+    )
     finding = case.finding(
         "slurm-ntasks-mismatch",
         f"the program is told {case.show(match[1].text).partition('=')[0]}={devices},"
@@ -238,21 +287,35 @@ def _tasks(count: int | None) -> str:
 def _against_gpus(case: Case, launch: Launch) -> list[Finding]:
     spread = case.shape(launch)
     tasks, gpus = spread.tasks_per_node, spread.node_gpus
-    if tasks is None or gpus is None or tasks >= gpus or (spread.gpus_per_task or 1) * tasks == gpus:
+    if (
+        tasks is None
+        or gpus is None
+        or tasks >= gpus
+        or (spread.gpus_per_task or 1) * tasks == gpus
+    ):
         return []
     nodes_argument = argument(launch, _NODES)
     has_nodes = nodes_argument is not None and number(nodes_argument[0]) == spread.nodes
     lightning = has_nodes and not argument(launch, (r"node[_-]rank",))
     if tasks == 1 and not lightning:
         return []
-    if launch.call.step is not None and {"nodelist", "ntasks", "nodes"} & set(launch.call.step.options):
+    if launch.call.step is not None and {"nodelist", "ntasks", "nodes"} & set(
+        launch.call.step.options
+    ):
         return []
     finding = case.finding(
         "slurm-ntasks-mismatch",
-        f"{_tasks(tasks)} on a node with {gpus} GPUs, and srun starts the program once for each task",
+        f"{_tasks(tasks)} on a node with {gpus} GPUs, and srun starts the program once for each"
+        " task",
         line=case.directive_line("ntasks-per-node", "ntasks", "gres", "gpus-per-node"),
-        more=[case.directive_line("gres", "gpus-per-node", "gpus"), case.line_of(launch, launch.script)],
-        why="without a launcher each task drives one GPU: the others idle, or the ranks wait for tasks that never come",
+        more=[
+            case.directive_line("gres", "gpus-per-node", "gpus"),
+            case.line_of(launch, launch.script),
+        ],
+        why=(
+            "without a launcher each task drives one GPU: the others idle, or the ranks wait for"
+            " tasks that never come"
+        ),
         fix=f"#SBATCH --ntasks-per-node={gpus}",
         severity="error" if _wants_all_gpus(case, launch, tasks, gpus) else "warning",
     )
@@ -260,17 +323,25 @@ def _against_gpus(case: Case, launch: Launch) -> list[Finding]:
 
 
 def _wants_all_gpus(case: Case, launch: Launch, tasks: int, gpus: int) -> bool:
-    """Return whether the program likely uses Lightning on all GPUs, which then waits for missing tasks."""
+    """Return whether the program likely uses Lightning on all GPUs, which then waits for missing
+    tasks.
+    """
     if _requested_devices(launch) == tasks:
         return False
     if tasks > 1:
         return argument(launch, _NODES) is not None or _likely_lightning(case, launch)
     devices_argument = argument(launch, (r"gpus", *DEVICES))
-    return devices_argument is not None and number(devices_argument[0]) == gpus and _likely_lightning(case, launch)
+    return (
+        devices_argument is not None
+        and number(devices_argument[0]) == gpus
+        and _likely_lightning(case, launch)
+    )
 
 
 def _likely_lightning(case: Case, launch: Launch) -> bool:
-    match = argument(launch, (r"max[_-]epochs", r"(?:[\w]+\.)*trainer[\w.]*", r"strategy", r"accelerator"))
+    match = argument(
+        launch, (r"max[_-]epochs", r"(?:[\w]+\.)*trainer[\w.]*", r"strategy", r"accelerator")
+    )
     return match is not None or case.names_lightning
 
 
@@ -329,7 +400,9 @@ def deepspeed_without_hostfile(case: Case) -> Iterator[Finding]:
         if launch.kind != "deepspeed" or launch.vague or case.names_hosts:
             continue
         node_range = nnodes(launch)
-        on_several = case.job.several_nodes and (launch.call.step is None or case.shape(launch).nodes != 1)
+        on_several = case.job.several_nodes and (
+            launch.call.step is None or case.shape(launch).nodes != 1
+        )
         expected = node_range[0] if node_range else 1
         if "no_ssh" in launch.options or (not on_several and expected < 2):
             continue
@@ -338,9 +411,14 @@ def deepspeed_without_hostfile(case: Case) -> Iterator[Finding]:
             "deepspeed-without-hostfile",
             f"deepspeed is to use {nodes} nodes and has no hostfile",
             line=case.line_of(launch, "--num_nodes", "deepspeed"),
-            why="it does not learn the nodes from Slurm: it uses the local one only, or refuses --num_nodes",
-            fix="scontrol show hostnames $SLURM_JOB_NODELIST | sed 's/$/ slots=8/' > hostfile, then"
-            " deepspeed --hostfile=hostfile without srun; or use srun torchrun",
+            why=(
+                "it does not learn the nodes from Slurm: it uses the local one only, or refuses"
+                " --num_nodes"
+            ),
+            fix=(
+                "scontrol show hostnames $SLURM_JOB_NODELIST | sed 's/$/ slots=8/' > hostfile, then"
+                " deepspeed --hostfile=hostfile without srun; or use srun torchrun"
+            ),
             severity=case.severity(launch),
         )
 
@@ -353,8 +431,14 @@ def deprecated_launcher(case: Case) -> Iterator[Finding]:
                 "deprecated-launcher",
                 "torch.distributed.launch is deprecated",
                 line=case.line_of(launch, "torch.distributed.launch", "torch/distributed/launch"),
-                why="it passes --local-rank as an argument, which scripts written for torchrun do not know",
-                fix="torchrun with the same options; the script reads LOCAL_RANK from the environment",
+                why=(
+                    "it passes --local-rank as an argument, which scripts written for torchrun do"
+                    " not know"
+                ),
+                fix=(
+                    "torchrun with the same options; the script reads LOCAL_RANK from the"
+                    " environment"
+                ),
                 severity="hint",
             )
 

@@ -1,4 +1,6 @@
-"""Check job scripts inside scripts (``sbatch <<EOF``, ``sbatch --wrap``): variables expanded too early."""
+"""Check job scripts inside scripts (``sbatch <<EOF``, ``sbatch --wrap``): variables expanded too
+early.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from paceline.diagnose.lint.job.story import Submitted
 from paceline.diagnose.lint.job.values import constant
 from paceline.errors import Finding
 
-_DOLLAR = re.compile(r"\\(?P<escaped>[\\$`])|\$(?:\{(?P<braced>[A-Za-z_]\w*)\}|(?P<plain>[A-Za-z_]\w*))")
+_DOLLAR = re.compile(
+    r"\\(?P<escaped>[\\$`])|\$(?:\{(?P<braced>[A-Za-z_]\w*)\}|(?P<plain>[A-Za-z_]\w*))"
+)
 # Arithmetic that this shell computes.
 _COMPUTED = re.compile(r"(?<!\\)\$\(\([^\n]*?\)\)")
 _SLURM = re.compile(r"(?<!\\)\$\{?(SLURM_\w+)")
@@ -19,7 +23,9 @@ _ASSIGNED = re.compile(r"^\s*(?:export\s+|local\s+)?([A-Za-z_]\w*)=(.*)", re.MUL
 _FILLED = re.compile(r"\bfor\s+([A-Za-z_]\w*)\s+in\b|\bread\s+(?:-\w+\s+)*([A-Za-z_]\w*)")
 _ONLY_SHOWS = re.compile(r"\s*(echo|printf|#(?!SBATCH))\b")
 # Set on the login node too.
-_OF_THE_LOGIN = frozenset({"SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_ROOT"})
+_OF_THE_LOGIN = frozenset(
+    {"SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_ROOT"}
+)
 
 
 @dataclass(frozen=True)
@@ -42,12 +48,17 @@ def expanded_too_early(case: Case) -> Iterator[Finding]:
             f"{names} is set in the job only, and expanded where sbatch is called",
             line=first.line,
             more=[submitted.line - 1] if heredoc else [],
-            why="the name of the here-document is not in quotes, so this shell fills its variables in: they are empty"
-            if heredoc
-            else "inside double quotes this shell fills the variables in: they are empty",
-            fix=f"\\${first.name}, or sbatch <<'EOF' if the script needs nothing of this shell"
-            if heredoc
-            else f"\\${first.name}, or sbatch --wrap '...' in single quotes",
+            why=(
+                "the name of the here-document is not in quotes, so this shell fills its variables"
+                " in: they are empty"
+                if heredoc
+                else "inside double quotes this shell fills the variables in: they are empty"
+            ),
+            fix=(
+                f"\\${first.name}, or sbatch <<'EOF' if the script needs nothing of this shell"
+                if heredoc
+                else f"\\${first.name}, or sbatch --wrap '...' in single quotes"
+            ),
         )
 
 
@@ -70,27 +81,45 @@ def _early(case: Case, submitted: Submitted) -> Iterator[_Early]:
 
 
 def _set_inside(case: Case, submitted: Submitted) -> set[str]:
-    """Return the variables that only the submitted script sets, without those that it only extends."""
-    names = {name for name, value in _ASSIGNED.findall(submitted.text) if not re.search(rf"\$\{{?{name}\b", value)}
+    """Return the variables that only the submitted script sets, without those that it only
+    extends.
+    """
+    names = {
+        name
+        for name, value in _ASSIGNED.findall(submitted.text)
+        if not re.search(rf"\$\{{?{name}\b", value)
+    }
     names |= {name for pair in _FILLED.findall(submitted.text) for name in pair if name}
-    return {name for name in names if not _known_here(case, name) and not name.startswith(("SLURM", "CONDA"))} - _LOGIN
+    return {
+        name
+        for name in names
+        if not _known_here(case, name) and not name.startswith(("SLURM", "CONDA"))
+    } - _LOGIN
 
 
-_LOGIN = frozenset({"PATH", "HOME", "USER", "PWD", "SHELL", "TMPDIR", "SCRATCH", "WORK", "LD_LIBRARY_PATH"})
+_LOGIN = frozenset(
+    {"PATH", "HOME", "USER", "PWD", "SHELL", "TMPDIR", "SCRATCH", "WORK", "LD_LIBRARY_PATH"}
+)
 
 
 def _known_here(case: Case, name: str) -> bool:
     text = re.escape(name)
     return case.assigned(name) is not None or any(
-        re.search(rf"\b(for|read|local|declare|getopts \S+)\s+(-\w+\s+)*{text}\b|--?export\S*{text}=|\b{text}=", line)
+        re.search(
+            r"\b(for|read|local|declare|getopts"
+            rf" \S+)\s+(-\w+\s+)*{text}\b|--?export\S*{text}=|\b{text}=",
+            line,
+        )
         for line in case.outer_lines
     )
 
 
 def inner_script(case: Case, submitted: Submitted) -> str:
-    """Return the job script that is submitted, on the same lines as in this file; empty if it is not checked.
+    """Return the job script that is submitted, on the same lines as in this file; empty if it is
+    not checked.
 
-    Variables that this shell expands are replaced by their values, or by an expansion with an unknown value.
+    Variables that this shell expands are replaced by their values, or by an expansion with an
+    unknown value.
     """
     if submitted.kind != "heredoc" or submitted.options or "#SBATCH" not in submitted.text:
         return ""

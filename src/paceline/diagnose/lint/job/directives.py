@@ -1,4 +1,6 @@
-"""The ``#SBATCH`` lines of a script, parsed as sbatch does: up to the first line that is not a comment."""
+"""The ``#SBATCH`` lines of a script, parsed as sbatch does: up to the first line that is not a
+comment.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class Directives:
     """The directives of a script.
 
     Attributes:
-        active: Options that sbatch reads, in order, of a heterogeneous job those of the first component.
+        active: Options that sbatch reads, in order, of a heterogeneous job those of the first
+            component.
         late: Options after the first command, which sbatch does not read.
         lower: Lines with ``#sbatch`` in lower case: line and text.
         stray: Words that belong to no option: word and line.
@@ -77,7 +80,9 @@ def parse(source: str, data_lines: set[int]) -> Directives:
         if line.startswith(_DIRECTIVE):
             if in_head or number not in data_lines:
                 _read(line, number, directives, in_head=in_head)
-        elif (lower := _LOWER.match(line)) and "SBATCH" not in line[:9] and number not in data_lines:
+        elif (
+            (lower := _LOWER.match(line)) and "SBATCH" not in line[:9] and number not in data_lines
+        ):
             directives.lower.append((number, lower[1]))
         elif line.strip() and not line.lstrip().startswith("#"):
             in_head = False
@@ -111,7 +116,9 @@ def _added(target: list[Directive], number: int) -> int:
 
 
 def split(text: str) -> tuple[list[str], bool]:
-    """Split a directive as sbatch does: quotes group, ``#`` begins a comment. The second value: quotes are closed."""
+    """Split a directive as sbatch does: quotes group, ``#`` begins a comment. The second value:
+    quotes are closed.
+    """
     words: list[str] = []
     current, begun, quote, escaped = "", False, "", False
     for char in text:
@@ -147,7 +154,9 @@ def _long(word: str, following: list[str], number: int, target: list[Directive])
         # an unknown option takes its value along, so that one mistake is reported once
         follows = not equals and not name and following[:1] and not following[0].startswith("-")
         value = following[0] if follows else value
-        target.append(Directive(name or typed, "--" + typed, value, number, bool(name), needs and not value))
+        target.append(
+            Directive(name or typed, "--" + typed, value, number, bool(name), needs and not value)
+        )
         return 1 if follows else 0
     value = following[0] if following else ""
     target.append(Directive(name or typed, "--" + typed, value, number, bool(name), not following))

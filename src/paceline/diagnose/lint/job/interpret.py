@@ -1,7 +1,8 @@
-"""Interpret a shell script symbolically: record the programs that it would start and the variables it would set.
+"""Interpret a shell script symbolically: record the programs that it would start and the variables
+it would set.
 
-Both branches of an undecided condition are walked, and variables that differ afterwards are unknown. The body of a loop
-is walked once, with unknown values of the variables that it changes.
+Both branches of an undecided condition are walked, and variables that differ afterwards are
+unknown. The body of a loop is walked once, with unknown values of the variables that it changes.
 """
 
 from __future__ import annotations
@@ -15,8 +16,27 @@ from functools import partial
 from paceline.diagnose.lint.job.conditions import decide
 from paceline.diagnose.lint.job.shell import parse
 from paceline.diagnose.lint.job.story import Call, Setting, Submitted, Trace
-from paceline.diagnose.lint.job.tree import Assign, Case, Function, Group, If, Loop, Node, Script, Simple
-from paceline.diagnose.lint.job.values import BATCH, NODE, Arg, Expander, Symbol, Symbols, Value, constant
+from paceline.diagnose.lint.job.tree import (
+    Assign,
+    Case,
+    Function,
+    Group,
+    If,
+    Loop,
+    Node,
+    Script,
+    Simple,
+)
+from paceline.diagnose.lint.job.values import (
+    BATCH,
+    NODE,
+    Arg,
+    Expander,
+    Symbol,
+    Symbols,
+    Value,
+    constant,
+)
 from paceline.diagnose.lint.job.words import Word
 from paceline.diagnose.lint.job.wrappers import Step, base_name, nested, peel
 
@@ -24,7 +44,9 @@ MOST_COMMANDS = 2_000
 MOST_NESTED = 6
 
 # Set by the login or by Slurm, and exported already: an assignment changes what tasks see.
-_EXPORTED_BY_LOGIN = re.compile(r"PATH|LD_LIBRARY_PATH|PYTHONPATH|HOME|USER|SHELL|TMPDIR|LANG|LC_\w+|SLURM\w*|CONDA\w*")
+_EXPORTED_BY_LOGIN = re.compile(
+    r"PATH|LD_LIBRARY_PATH|PYTHONPATH|HOME|USER|SHELL|TMPDIR|LANG|LC_\w+|SLURM\w*|CONDA\w*"
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +87,9 @@ class _Budget:
 class _Walker:
     """One shell: its variables, functions and files, and the trace that it extends."""
 
-    def __init__(self, trace: Trace, expander: Expander, exported: set[str], budget: _Budget) -> None:
+    def __init__(
+        self, trace: Trace, expander: Expander, exported: set[str], budget: _Budget
+    ) -> None:
         self.trace = trace
         self.expander = expander
         self.exported = exported
@@ -88,7 +112,9 @@ class _Walker:
             if node.joined == "||" and decided is True and isinstance(nodes[at - 1], Simple):
                 continue
             unsure = node.joined in ("&&", "||") and decided is None
-            inner = replace(frame, maybe=frame.maybe or unsure, background=frame.background or node.background)
+            inner = replace(
+                frame, maybe=frame.maybe or unsure, background=frame.background or node.background
+            )
             self._visit(node, inner, maybe=unsure)
             decided = self._outcome(node)
 
@@ -199,7 +225,13 @@ class _Walker:
     # commands
 
     def _simple(self, node: Simple, frame: _Frame) -> None:
-        if not node.words or node.words[0].bare in ("export", "declare", "local", "readonly", "typeset"):
+        if not node.words or node.words[0].bare in (
+            "export",
+            "declare",
+            "local",
+            "readonly",
+            "typeset",
+        ):
             self._assign(node, frame)
             return
         if node.words[0].raw in ("[[", "(("):
@@ -221,7 +253,11 @@ class _Walker:
     def _assign(self, node: Simple, frame: _Frame) -> None:
         command = node.words[0].bare if node.words else ""
         flags = [word.raw for word in node.words[1:]]
-        exports = command == "export" or self.export_all or (command in ("declare", "typeset") and "-x" in flags)
+        exports = (
+            command == "export"
+            or self.export_all
+            or (command in ("declare", "typeset") and "-x" in flags)
+        )
         for assign in node.assigns:
             value = self._value(assign)
             self.set(assign.name, value, frame, line=assign.line, export=exports)
@@ -253,7 +289,9 @@ class _Walker:
 
     def _note(self, name: str, frame: _Frame, line: int) -> None:
         value = self.expander.values[name]
-        self.trace.settings.append(Setting(name, value, line, name in self.exported, frame.place, frame.maybe))
+        self.trace.settings.append(
+            Setting(name, value, line, name in self.exported, frame.place, frame.maybe)
+        )
 
     def _builtin(self, name: str, args: list[Arg], node: Simple, frame: _Frame) -> bool:
         texts = [arg.text for arg in args[1:]]
@@ -278,20 +316,35 @@ class _Walker:
         elif name in ("cd", "pushd"):
             self.folder = os.path.join(self.folder, texts[0] if texts else "~")
         else:
-            return name in ("shift", "module", "ml", "ulimit", "shopt", "true", "false", ":", "pwd", "umask")
+            return name in (
+                "shift",
+                "module",
+                "ml",
+                "ulimit",
+                "shopt",
+                "true",
+                "false",
+                ":",
+                "pwd",
+                "umask",
+            )
         return True
 
     def _source(self, texts: list[str], frame: _Frame) -> None:
         target = texts[0] if texts else ""
         if target in self.files:
             self._run_text(*self.files[target], frame)
-        elif not re.search(r"(^|/)(activate|conda\.sh|mamba\.sh|\.bashrc|\.bash_profile|\.profile)$", target):
+        elif not re.search(
+            r"(^|/)(activate|conda\.sh|mamba\.sh|\.bashrc|\.bash_profile|\.profile)$", target
+        ):
             self.trace.sourced = True
 
     def _set(self, texts: list[str]) -> None:
         flags = "".join(text[1:] for text in texts if text.startswith("-"))
         self.export_all = self.export_all or "a" in flags or "allexport" in texts
-        self.trace.nounset = self.trace.nounset or ("u" in flags.replace("euo", "u")) or "nounset" in texts
+        self.trace.nounset = (
+            self.trace.nounset or ("u" in flags.replace("euo", "u")) or "nounset" in texts
+        )
 
     def _filled(self, name: str, texts: list[str], frame: _Frame, line: int) -> None:
         if name == "printf":
@@ -310,12 +363,19 @@ class _Walker:
         peeled = peel(args)
         if peeled.args and base_name(peeled.args[0].text) == "sbatch":
             self._submit(peeled.args, node, body)
-        inner = replace(frame, wrappers=frame.wrappers + peeled.wrappers, line=frame.line or node.line)
+        inner = replace(
+            frame, wrappers=frame.wrappers + peeled.wrappers, line=frame.line or node.line
+        )
         if peeled.step is not None:
             inner = replace(inner, place=NODE, step=frame.step or peeled.step)
         env = {**self._env(), **assignments, **peeled.env}
         script = nested(peeled.args)
-        if script is None and body is not None and peeled.args and base_name(peeled.args[0].text) in ("bash", "sh"):
+        if (
+            script is None
+            and body is not None
+            and peeled.args
+            and base_name(peeled.args[0].text) in ("bash", "sh")
+        ):
             script = Arg(self.expander.text(body), body.line)
         if script is None and peeled.args:
             script = self._file(peeled.args)
@@ -347,7 +407,9 @@ class _Walker:
         self.trace.calls.append(call)
 
     def _env(self) -> dict[str, Value]:
-        return {name: value for name, value in self.expander.values.items() if name in self.exported}
+        return {
+            name: value for name, value in self.expander.values.items() if name in self.exported
+        }
 
     def _remember(self, args: list[Arg], node: Simple, body: Word | None) -> None:
         """Store a file that the script writes from a heredoc, in case the script runs it later."""
@@ -377,7 +439,9 @@ class _Walker:
         self.trace.broken += tree.broken
         ours = self.expander
         lost = frozenset(ours.values) - frozenset(env) if frame.place == NODE else frozenset()
-        expander = Expander(ours.symbols, dict(env), place=frame.place, presets=ours.presets, lost=lost | ours.lost)
+        expander = Expander(
+            ours.symbols, dict(env), place=frame.place, presets=ours.presets, lost=lost | ours.lost
+        )
         walker = _Walker(self.trace, expander, set(env), self.budget)
         walker.functions = self.functions
         walker.files = self.files
@@ -397,7 +461,9 @@ def _assigned(nodes: list[Node]) -> Iterator[str]:
         if isinstance(node, Simple):
             yield from (assign.name for assign in node.assigns)
             if node.words and node.words[0].raw in ("((", "let"):
-                yield from re.findall(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)", node.words[-1].raw)
+                yield from re.findall(
+                    r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)", node.words[-1].raw
+                )
         elif isinstance(node, If):
             for condition, body in node.branches:
                 yield from _assigned([*condition, *body])

@@ -1,4 +1,6 @@
-"""Check a job script: parse, interpret, find launches, run the checks. Pure: text in, Findings out."""
+"""Check a job script: parse, interpret, find launches, run the checks. Pure: text in, Findings
+out.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,11 @@ def judge(source: str, name: str) -> list[Finding]:
     return judge_case(read(source, name), {})
 
 
-def judge_case(case: Case, programs: Mapping[str, Program], site: Site | None = None) -> list[Finding]:
-    """Return the findings of a parsed job script, checked together with the training scripts that it starts.
+def judge_case(
+    case: Case, programs: Mapping[str, Program], site: Site | None = None
+) -> list[Finding]:
+    """Return the findings of a parsed job script, checked together with the training scripts that
+    it starts.
 
     Args:
         case: The job script.

@@ -1,4 +1,6 @@
-"""Recognise the launches of a job: launcher, options, program, and how many processes start where."""
+"""Recognise the launches of a job: launcher, options, program, and how many processes start
+where.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,13 @@ def _python(args: list[Arg], call: Call) -> Launch | None:
         kind = "torchrun" if program.text.endswith("run.py") else "torch.distributed.launch"
         return _launcher(kind, args[at + 1 :], call)
     vague = program.loose
-    return Launch(PYTHON, call, program="" if vague else program.text, arguments=tuple(args[at + 1 :]), vague=vague)
+    return Launch(
+        PYTHON,
+        call,
+        program="" if vague else program.text,
+        arguments=tuple(args[at + 1 :]),
+        vague=vague,
+    )
 
 
 def _module(name: str, rest: list[Arg], call: Call) -> Launch | None:
@@ -130,7 +138,18 @@ def _module(name: str, rest: list[Arg], call: Call) -> Launch | None:
 
 # Modules that are not a training.
 _TOOLS = frozenset(
-    {"pip", "venv", "virtualenv", "ensurepip", "site", "json.tool", "http.server", "compileall", "zipfile", "pytest"}
+    {
+        "pip",
+        "venv",
+        "virtualenv",
+        "ensurepip",
+        "site",
+        "json.tool",
+        "http.server",
+        "compileall",
+        "zipfile",
+        "pytest",
+    }
     | {"torch.utils.collect_env", "ray.scripts.scripts", "ipykernel", "jupyter", "tensorboard.main"}
 )
 
@@ -173,12 +192,16 @@ def _launcher(kind: str, args: list[Arg], call: Call) -> Launch:
     )
 
 
-def _option(table: Table, args: list[Arg], at: int, options: dict[str, str], unknown: list[str]) -> int:
+def _option(
+    table: Table, args: list[Arg], at: int, options: dict[str, str], unknown: list[str]
+) -> int:
     text = args[at].text
     if text.startswith("--"):
         typed, equals, value = text[2:].partition("=")
         name = table.find(typed)
-        if not name and not typed.startswith(("fsdp", "megatron", "fp8", "parallelism", "aws", "dynamo")):
+        if not name and not typed.startswith(
+            ("fsdp", "megatron", "fp8", "parallelism", "aws", "dynamo")
+        ):
             unknown.append("--" + typed)
     else:
         name, value, equals = table.short.get(text[1], ""), text[2:], text[2:3]
@@ -198,7 +221,9 @@ def _option(table: Table, args: list[Arg], at: int, options: dict[str, str], unk
     return 2
 
 
-def _from_environment(kind: str, call: Call, options: dict[str, str], says: dict[str, str], table: Table) -> None:
+def _from_environment(
+    kind: str, call: Call, options: dict[str, str], says: dict[str, str], table: Table
+) -> None:
     """Add the options that torchrun reads from exported ``PET_...`` variables."""
     if kind not in ("torchrun", "torch.distributed.launch", "paceline run"):
         return
@@ -249,7 +274,9 @@ def shape(job: Job, step: Step | None) -> Shape:
         return Shape(None, None, None, None, None, None)
     nodes, tasks = _spread(job, step)
     options = step.options
-    per_task = count_gpus(options["gpus-per-task"]) if "gpus-per-task" in options else job.gpus_per_task
+    per_task = (
+        count_gpus(options["gpus-per-task"]) if "gpus-per-task" in options else job.gpus_per_task
+    )
     bind = options.get("gpu-bind", "") or _value(job, "gpu-bind")
     if bind:  # an explicit binding overrides the one that --gpus-per-task implies
         per_task = number(bind.removeprefix("per_task:"))
@@ -265,7 +292,11 @@ def _value(job: Job, name: str) -> str:
 
 
 def _cpus(job: Job, step: Step) -> int | None:
-    return number(step.options["cpus-per-task"]) if "cpus-per-task" in step.options else job.cpus_per_task
+    return (
+        number(step.options["cpus-per-task"])
+        if "cpus-per-task" in step.options
+        else job.cpus_per_task
+    )
 
 
 def _step_gpus(job: Job, step: Step, tasks: int | None) -> int | None:
@@ -311,11 +342,16 @@ def counts_gpus(symbols: Symbols, text: str) -> bool:
     symbol = symbols.only(text)
     if symbol is None:
         return False
-    return bool(_COUNTS_GPUS.search(symbol.command)) or symbol.name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK")
+    return bool(_COUNTS_GPUS.search(symbol.command)) or symbol.name in (
+        "SLURM_GPUS_ON_NODE",
+        "SLURM_GPUS_PER_TASK",
+    )
 
 
 def processes(launch: Launch, spread: Shape, symbols: Symbols) -> int | None:
-    """Return the number of processes that one start of the launcher creates on its node, None if unknown."""
+    """Return the number of processes that one start of the launcher creates on its node, None if
+    unknown.
+    """
     if not launch.spawns:
         return 1
     text = launch.says.get("nproc")

@@ -1,4 +1,6 @@
-"""Tables of the options of sbatch and srun, Slurm 22.05 to 25.05: long names, short forms, kinds. Data only."""
+"""Tables of the options of sbatch and srun, Slurm 22.05 to 25.05: long names, short forms, kinds.
+Data only.
+"""
 
 from __future__ import annotations
 
@@ -183,17 +185,20 @@ def names(text: str) -> frozenset[str]:
 
 # Options of plugins that many sites use (pyxis, shifter, the container engine, monitoring).
 PLUGIN_OPTIONS = names(
-    "container-image container-mounts container-workdir container-name container-save container-mount-home"
-    " no-container-mount-home container-remap-root no-container-remap-root container-entrypoint"
-    " no-container-entrypoint container-entrypoint-log container-writable container-readonly container-env"
-    " container-image-save image module volume entrypoint environment uenv view repo disable-dcgm"
-    " disable-perfparanoid disable-turbomode cuda-mps ear ear-policy ear-tag auks tmpdir nvme lustre-size"
-    " enable-mps mps unbuffered-spank perf no-perf gpufreq gpu_cmode cpufreq singularity job-metrics"
+    "container-image container-mounts container-workdir container-name container-save"
+    " container-mount-home no-container-mount-home container-remap-root no-container-remap-root"
+    " container-entrypoint no-container-entrypoint container-entrypoint-log container-writable"
+    " container-readonly container-env container-image-save image module volume entrypoint"
+    " environment uenv view repo disable-dcgm disable-perfparanoid disable-turbomode cuda-mps ear"
+    " ear-policy ear-tag auks tmpdir nvme lustre-size enable-mps mps unbuffered-spank perf no-perf"
+    " gpufreq gpu_cmode cpufreq singularity job-metrics"
 )
 
 
 def canonical(typed: str, table: Mapping[str, tuple[str, str]] = SBATCH) -> str:
-    """Return the long name of a long, short or uniquely abbreviated form, empty if there is none."""
+    """Return the long name of a long, short or uniquely abbreviated form, empty if there is
+    none.
+    """
     if typed in table:
         return typed
     if typed in _ALIASES:

@@ -1,14 +1,25 @@
-"""Parse the bash of job scripts into a syntax tree: commands, pipelines, branches, loops, functions.
+"""Parse the bash of job scripts into a syntax tree: commands, pipelines, branches, loops,
+functions.
 
-Nothing is expanded and nothing is run. A construct that cannot be parsed ends the tree at its line; the commands before
-it are kept, as bash would have run them.
+Nothing is expanded and nothing is run. A construct that cannot be parsed ends the tree at its line;
+the commands before it are kept, as bash would have run them.
 """
 
 from __future__ import annotations
 
 import re
 
-from paceline.diagnose.lint.job.tree import Assign, Case, Function, Group, If, Loop, Node, Script, Simple
+from paceline.diagnose.lint.job.tree import (
+    Assign,
+    Case,
+    Function,
+    Group,
+    If,
+    Loop,
+    Node,
+    Script,
+    Simple,
+)
 from paceline.diagnose.lint.job.words import Cursor, Part, ShellError, Word, parse_word, read_word
 
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+)?=")
@@ -96,7 +107,9 @@ class _Reader:
                     break
                 lines.append(text.lstrip("\t") if tabs else text)
             self.data_lines.update(range(line, line + len(lines)))
-            command.redirects.append(("<<", self._body(start, "\n".join(lines), line, quoted=quoted)))
+            command.redirects.append(
+                ("<<", self._body(start, "\n".join(lines), line, quoted=quoted))
+            )
 
     def _body(self, start: int, text: str, line: int, *, quoted: bool) -> Word:
         if not quoted:
@@ -210,7 +223,10 @@ class _Reader:
                 raw = cursor.source[cursor.at : match.end()]
                 cursor.at = match.end()
                 inner = raw[2:-2]
-                words = [Word((Part("text", "(("),), line, "(("), Word((Part("arith", inner),), line, inner)]
+                words = [
+                    Word((Part("text", "(("),), line, "(("),
+                    Word((Part("arith", inner),), line, inner),
+                ]
                 return Simple(words=words, line=line, end_line=cursor.line)
         raise cursor.fail("(( is not closed")
 

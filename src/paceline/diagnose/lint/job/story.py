@@ -1,4 +1,6 @@
-"""The result of interpreting a script: the programs that it starts and the variables that it sets. Data only."""
+"""The result of interpreting a script: the programs that it starts and the variables that it sets.
+Data only.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ class Call:
         looped: True inside a loop.
         background: True if it runs in the background.
         wrappers: Names of its wrappers: ``apptainer``, ``uv``, ``time``.
-        chained: True if a broken line continuation truncates it: further arguments are on the next line.
+        chained: True if a broken line continuation truncates it: further arguments are on the next
+            line.
         folder: The working folder after ``cd``, empty without one.
     """
 

@@ -116,7 +116,8 @@ class Script:
         nodes: The commands in order.
         error: Why parsing ended early, or None.
         broken: Lines whose backslash is followed by blanks.
-        data_lines: Lines inside heredocs and quoted arguments: text that the script writes or passes on.
+        data_lines: Lines inside heredocs and quoted arguments: text that the script writes or
+            passes on.
     """
 
     nodes: list[Node]

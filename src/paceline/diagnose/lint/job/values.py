@@ -1,8 +1,9 @@
-"""Expand shell words to values: text where it is known, symbols where it is only known when the job runs.
+"""Expand shell words to values: text where it is known, symbols where it is only known when the job
+runs.
 
-A value is a plain string in which a character of a private range stands for each symbol. So a value can be split,
-joined and parsed as a script again, and each symbol records its expansion: by the batch script on the first node, or by
-a shell on each node.
+A value is a plain string in which a character of a private range stands for each symbol. So a value
+can be split, joined and parsed as a script again, and each symbol records its expansion: by the
+batch script on the first node, or by a shell on each node.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ class Symbol:
 
     Attributes:
         text: As it is written.
-        place: The shell that expands it: ``batch`` (the batch script, on the first node) or ``node`` (of each task).
+        place: The shell that expands it: ``batch`` (the batch script, on the first node) or
+            ``node`` (of each task).
         name: The variable, or empty.
         command: The source of a command substitution, or empty.
         loose: True if it may be several words or none.
-        lost: True for a variable that the batch script sets without exporting it, so that no task sees it.
+        lost: True for a variable that the batch script sets without exporting it, so that no task
+            sees it.
     """
 
     text: str
@@ -152,12 +155,16 @@ class Expander:
                 begun = True
         if begun:
             texts.append(current)
-        loose_ok = all(not p.quoted or p.index in ("[@]", "[*]") or p.text in ("@", "") for p in word.parts)
+        loose_ok = all(
+            not p.quoted or p.index in ("[@]", "[*]") or p.text in ("@", "") for p in word.parts
+        )
         return [Arg(text, word.line, loose_ok and self._loose(text)) for text in texts]
 
     def text(self, word: Word) -> str:
         """Return the expansion of a word without splitting, as in an assignment."""
-        return self._cut("".join(part.text if part.kind == "text" else self.part(part) for part in word.parts))
+        return self._cut(
+            "".join(part.text if part.kind == "text" else self.part(part) for part in word.parts)
+        )
 
     def _cut(self, text: str) -> str:
         return text if len(text) <= MOST_TEXT else self._unknown("...", loose=True)
@@ -248,7 +255,11 @@ class Expander:
     def _element(self, part: Part) -> str:
         value, index = self.values.get(part.text), self.arithmetic(part.index[1:-1])
         text = "${" + part.text + part.index + "}"
-        if isinstance(value, list) and index.isdigit() and all(not self._loose(item) for item in value):
+        if (
+            isinstance(value, list)
+            and index.isdigit()
+            and all(not self._loose(item) for item in value)
+        ):
             return value[int(index)] if int(index) < len(value) else ""
         if isinstance(value, str) and index == "0":
             return value
@@ -259,7 +270,11 @@ class Expander:
         value = self.values.get(name, self.presets.get(name))
         is_set = isinstance(value, list) or (isinstance(value, str) and value != "")
         if sign == "+":
-            return self._inner(otherwise) if is_set else self._unknown("${" + name + part.op + "}", loose=True)
+            return (
+                self._inner(otherwise)
+                if is_set
+                else self._unknown("${" + name + part.op + "}", loose=True)
+            )
         if is_set:
             return self.value(name)
         if value == "":
@@ -287,7 +302,9 @@ class Expander:
     def arithmetic(self, source: str) -> str:
         """Return the value of an arithmetic expression, a symbol if part of it is unknown."""
         try:
-            plain = _NAME.sub(self._number, self._inner(source) if "$(" in source or "`" in source else source)
+            plain = _NAME.sub(
+                self._number, self._inner(source) if "$(" in source or "`" in source else source
+            )
             return str(_evaluate(plain))
         except (_Unknown, ShellError):
             return self._unknown(f"$(({source.strip()}))")

@@ -1,7 +1,9 @@
-"""Parse the words of a shell script with their quoting, which decides which shell expands a variable.
+"""Parse the words of a shell script with their quoting, which decides which shell expands a
+variable.
 
-``$SLURM_NODEID`` has one value if the batch script expands it, and another inside single quotes, where a shell on each
-node expands it. A word is therefore a list of parts, and nothing is expanded here.
+``$SLURM_NODEID`` has one value if the batch script expands it, and another inside single quotes,
+where a shell on each node expands it. A word is therefore a list of parts, and nothing is expanded
+here.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _INDEXED = re.compile(r"(#|!)?([A-Za-z_]\w*|[0-9@*#?$!-])(\[[^\]]*\])?(.*)", re.
 # A comment may follow and ends the command too; a backslash inside a word is a name with a blank.
 _BLANK_AFTER_BACKSLASH = re.compile(r"\\[ \t]+\n|(?<=[ \t])\\[ \t]+#")
 
-# Tokens in the search for a closing bracket; the lines of a heredoc are limited against repeated backtracking.
+# Tokens in the search for a closing bracket; the lines of a heredoc are limited against repeated
+# backtracking.
 _TOKENS = re.compile(
     r"""\\. | '[^']*' | "(?:[^"\\$`]|\\.)*"
     | (?<!<)<<-?[ ]*(['"]?)(\w+)\1[^\n]*\n(?:[^\n]*\n){0,200}?\s*\2(?=\n)
@@ -42,7 +45,8 @@ class Part:
     """A piece of a word.
 
     Attributes:
-        kind: ``text``, ``var`` (``$NAME``), ``cmd`` (``$(...)``), ``arith`` (``$((...))``) or ``proc`` (``<(...)``).
+        kind: ``text``, ``var`` (``$NAME``), ``cmd`` (``$(...)``), ``arith`` (``$((...))``) or
+            ``proc`` (``<(...)``).
         text: The literal text, the name of the variable, or the source inside.
         quoted: True inside quotes or behind a backslash: no splitting.
         op: What follows the name in ``${NAME...}``.
@@ -73,12 +77,22 @@ class Word:
     @property
     def literal(self) -> str | None:
         """The text, None if a part is expanded."""
-        return "".join(p.text for p in self.parts) if all(p.kind == "text" for p in self.parts) else None
+        return (
+            "".join(p.text for p in self.parts)
+            if all(p.kind == "text" for p in self.parts)
+            else None
+        )
 
     @property
     def bare(self) -> str:
-        """The text if it has no quotes or expansions, so that it can be a keyword, else an empty string."""
-        return self.parts[0].text if len(self.parts) == 1 and self.parts[0] == Part("text", self.raw) else ""
+        """The text if it has no quotes or expansions, so that it can be a keyword, else an empty
+        string.
+        """
+        return (
+            self.parts[0].text
+            if len(self.parts) == 1 and self.parts[0] == Part("text", self.raw)
+            else ""
+        )
 
 
 class Cursor:
@@ -311,7 +325,9 @@ def _braces(cursor: Cursor, *, quoted: bool) -> Part:
 
 
 def _balanced(cursor: Cursor) -> str:
-    """Move past ``( ... )`` and return its content; quotes, comments and nested brackets are respected."""
+    """Move past ``( ... )`` and return its content; quotes, comments and nested brackets are
+    respected.
+    """
     source, depth, start = cursor.source, 0, cursor.at + 1
     at = cursor.at
     while True:
@@ -333,7 +349,9 @@ def _balanced(cursor: Cursor) -> str:
 
 
 def _after_double(cursor: Cursor, at: int) -> int:
-    """Return the end of a double quote with expansions, which the pattern of plain quotes does not match."""
+    """Return the end of a double quote with expansions, which the pattern of plain quotes does not
+    match.
+    """
     inner = Cursor(cursor.source, cursor.line, cursor.depth)
     inner.deeper()
     inner.at = at

@@ -1,7 +1,8 @@
-"""Remove the wrappers of a command: srun and mpirun, containers, environments, ``env``, ``time``, ``bash -c``.
+"""Remove the wrappers of a command: srun and mpirun, containers, environments, ``env``, ``time``,
+``bash -c``.
 
-Wrappers are removed one by one until the program remains. A job step determines how often the program starts, a
-container only where.
+Wrappers are removed one by one until the program remains. A job step determines how often the
+program starts, a container only where.
 """
 
 from __future__ import annotations
@@ -21,11 +22,24 @@ _PROGRAM = re.compile(
 )
 # Wrappers whose options are skipped up to the first known program.
 _SEEKING = names(
-    "apptainer singularity docker podman podman-hpc shifter enroot charliecloud ch-run conda mamba micromamba pixi"
-    " poetry pipenv pdm hatch rye uv nsys ncu rocprof rocprofv3 perf strace ltrace xvfb-run catchsegv wandb py-spy"
-    " memray scalene viztracer dbus-run-session sg newgrp sudo aws-vault op dotenv chronic script ddtrace-run"
+    "apptainer singularity docker podman podman-hpc shifter enroot charliecloud ch-run conda mamba"
+    " micromamba pixi poetry pipenv pdm hatch rye uv nsys ncu rocprof rocprofv3 perf strace ltrace"
+    " xvfb-run catchsegv wandb py-spy memray scalene viztracer dbus-run-session sg newgrp sudo"
+    " aws-vault op dotenv chronic script ddtrace-run"
 )
-_MPI = frozenset({"mpirun", "mpiexec", "mpirun_rsh", "aprun", "jsrun", "ibrun", "prun", "orterun", "mpiexec.hydra"})
+_MPI = frozenset(
+    {
+        "mpirun",
+        "mpiexec",
+        "mpirun_rsh",
+        "aprun",
+        "jsrun",
+        "ibrun",
+        "prun",
+        "orterun",
+        "mpiexec.hydra",
+    }
+)
 _REMOTE = frozenset({"ssh", "pdsh", "clush", "rsh"})
 _SIMPLE: dict[str, frozenset[str]] = {
     "time": frozenset({"-o", "-f"}),
@@ -181,7 +195,9 @@ def _seek_behind(name: str, args: list[Arg]) -> int | None:
     if program < len(args):
         scripts = [at for at in range(1, program) if args[at].text.endswith(".py")]
         return None if scripts else program
-    if name in ("uv", "poetry", "pdm", "pixi", "rye", "pipenv", "hatch") and any(a.text.endswith(".py") for a in args):
+    if name in ("uv", "poetry", "pdm", "pixi", "rye", "pipenv", "hatch") and any(
+        a.text.endswith(".py") for a in args
+    ):
         at = next(at for at, arg in enumerate(args) if arg.text.endswith(".py"))
         args.insert(at, Arg("python", args[0].line))
         return at

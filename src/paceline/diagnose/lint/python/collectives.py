@@ -1,4 +1,6 @@
-"""Check collective calls: every rank must make them, and some places are reached by part of the ranks only."""
+"""Check collective calls: every rank must make them, and some places are reached by part of the
+ranks only.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,18 @@ from paceline.text.rank_conditions import alone, leaves, sides, together
 from paceline.text.syntax import constant, dotted, last
 
 _KNOWN_LIBRARIES = words_of(
-    "torch os sys time json math random re logging pathlib shutil copy numpy pandas tqdm wandb rich loguru tensorboard"
+    "torch os sys time json math random re logging pathlib shutil copy numpy pandas tqdm wandb rich"
+    " loguru tensorboard"
 )
 
 
 def collective_in_rank_block(script: Script) -> Iterator[Finding]:
-    """Find collective calls that only some ranks reach: the other ranks never join, and the run hangs.
+    """Find collective calls that only some ranks reach: the other ranks never join, and the run
+    hangs.
 
-    Nothing is reported if both branches make a call of the same kind, if another block of the other ranks makes it
-    (the idiom in which rank 0 goes first), for calls within a subgroup, and in branches for a single process.
+    Nothing is reported if both branches make a call of the same kind, if another block of the other
+    ranks makes it (the idiom in which rank 0 goes first), for calls within a subgroup, and in
+    branches for a single process.
     """
     partial_calls = _partial_collectives(script)
     paired = _paired(script, partial_calls)
@@ -53,15 +58,20 @@ def _find_partial_collectives(script: Script) -> list[tuple[ast.Call, Collective
     return partial_calls
 
 
-def _paired(script: Script, partial_calls: list[tuple[ast.Call, Collective, RankBlock]]) -> set[ast.Call]:
-    """Return the calls that blocks of other ranks match: ``if rank != 0: barrier()``, later ``if rank == 0: ...``.
+def _paired(
+    script: Script, partial_calls: list[tuple[ast.Call, Collective, RankBlock]]
+) -> set[ast.Call]:
+    """Return the calls that blocks of other ranks match: ``if rank != 0: barrier()``, later ``if
+    rank == 0: ...``.
 
-    Calls are paired within their function first, where ``rank == 0`` can also match ``rank == 1``; the remaining
-    calls are paired over the whole file.
+    Calls are paired within their function first, where ``rank == 0`` can also match ``rank == 1``;
+    the remaining calls are paired over the whole file.
     """
     paired: set[ast.Call] = set()
     for kind in {collective.kind for _, collective, _ in partial_calls}:
-        same_kind = [(call, block) for call, collective, block in partial_calls if collective.kind == kind]
+        same_kind = [
+            (call, block) for call, collective, block in partial_calls if collective.kind == kind
+        ]
         paired |= _paired_within_functions(script, same_kind)
         remaining = [(call, block) for call, block in same_kind if call not in paired]
         if {block.side for _, block in remaining} == {"one", "rest"}:
@@ -69,7 +79,9 @@ def _paired(script: Script, partial_calls: list[tuple[ast.Call, Collective, Rank
     return paired
 
 
-def _paired_within_functions(script: Script, calls: list[tuple[ast.Call, RankBlock]]) -> set[ast.Call]:
+def _paired_within_functions(
+    script: Script, calls: list[tuple[ast.Call, RankBlock]]
+) -> set[ast.Call]:
     by_function: dict[ast.AST, list[tuple[ast.Call, RankBlock]]] = {}
     for call, block in calls:
         by_function.setdefault(script.function(call) or script.tree, []).append((call, block))
@@ -93,13 +105,21 @@ def _others(script: Script, block: RankBlock) -> list[ast.stmt]:
 
 
 def _may_be_answered_elsewhere(script: Script, block: RankBlock) -> bool:
-    """Return whether the other ranks call code outside this file, which may make the matching call."""
+    """Return whether the other ranks call code outside this file, which may make the matching
+    call.
+    """
     for statement in _others(script, block):
         for node in inside(statement):
-            if not isinstance(node, ast.Call) or last(node) in script.functions or last(node) in script.classes:
+            if (
+                not isinstance(node, ast.Call)
+                or last(node) in script.functions
+                or last(node) in script.classes
+            ):
                 continue
             full = script.full(node.func)
-            if full.partition(".")[0] not in _KNOWN_LIBRARIES and (full or dotted(node.func).startswith("self.")):
+            if full.partition(".")[0] not in _KNOWN_LIBRARIES and (
+                full or dotted(node.func).startswith("self.")
+            ):
                 return True
     return False
 
@@ -134,11 +154,15 @@ def _is_in_body(script: Script, block: RankBlock) -> bool:
 
 def _reaches(script: Script, call: ast.Call, kind: str) -> bool:
     collective = as_collective(script, call)
-    return (collective is not None and collective.kind == kind) or kind in _kinds_within(script, last(call))
+    return (collective is not None and collective.kind == kind) or kind in _kinds_within(
+        script, last(call)
+    )
 
 
 def _kinds_within(script: Script, name: str) -> set[str]:
-    """Return the kinds of collectives that the functions of a name call, directly or through other functions."""
+    """Return the kinds of collectives that the functions of a name call, directly or through other
+    functions.
+    """
     return script.cached(("kinds within", name), lambda: _find_kinds_within(script, name)) or set()
 
 
@@ -153,7 +177,9 @@ def _find_kinds_within(script: Script, name: str) -> set[str]:
 
 
 def _made_inside(script: Script, call: ast.Call, block: RankBlock) -> bool:
-    """Return whether the object was created in the same block: a Trainer of one device for the last test."""
+    """Return whether the object was created in the same block: a Trainer of one device for the last
+    test.
+    """
     if not isinstance(call.func, ast.Attribute):
         return False
     name = dotted(call.func.value)
@@ -173,16 +199,22 @@ def _expected_to_fail(script: Script, node: ast.AST) -> bool:
     return False
 
 
-def _finding(script: Script, call: ast.Call, collective: Collective, block: RankBlock, through: str = "") -> Finding:
+def _finding(
+    script: Script, call: ast.Call, collective: Collective, block: RankBlock, through: str = ""
+) -> Finding:
     certain = collective.sure and block.sure and block.scope != "group"
     if certain and _may_be_answered_elsewhere(script, block):
         certain = False
     return script.finding(
         "collective-in-rank-block",
         call,
-        f"{collective.label}{through} waits for all ranks, but {_missing_ranks(script, call, block)}",
+        f"{collective.label}{through} waits for all ranks, but"
+        f" {_missing_ranks(script, call, block)}",
         why="the others never make this call: the run hangs until the timeout of the process group",
-        fix=f"move {collective.label} out of the block, and keep in it only what one rank may do alone",
+        fix=(
+            f"move {collective.label} out of the block, and keep in it only what one rank may do"
+            " alone"
+        ),
         severity="error" if certain else "warning",
     )
 
@@ -208,7 +240,9 @@ def _holds_in_body(block: RankBlock, call: ast.Call, script: Script) -> bool:
 
 
 def _through_functions(script: Script) -> Iterator[Finding]:
-    """Find functions of the file that always make a collective call and are called by some ranks only."""
+    """Find functions of the file that always make a collective call and are called by some ranks
+    only.
+    """
     always = _functions_with_collective(script)
     for call in script.calls:
         name = last(call)
@@ -228,8 +262,12 @@ def _through_functions(script: Script) -> Iterator[Finding]:
 
 
 def _has_match_on_other_side(script: Script, collective: Collective, block: RankBlock) -> bool:
-    """Return whether another block, of the ranks on the other side, makes a collective call of the same kind."""
-    same_kind = [other for _, match, other in _partial_collectives(script) if match.kind == collective.kind]
+    """Return whether another block, of the ranks on the other side, makes a collective call of the
+    same kind.
+    """
+    same_kind = [
+        other for _, match, other in _partial_collectives(script) if match.kind == collective.kind
+    ]
     return any(other.at is not block.at and other.side != block.side for other in same_kind)
 
 
@@ -241,7 +279,11 @@ def _functions_with_collective(script: Script) -> dict[str, tuple[ast.Call, Coll
                 if not isinstance(node, ast.Call):
                     continue
                 collective = as_collective(script, node)
-                if collective is None or not collective.sure or rank_block(script, node) is not None:
+                if (
+                    collective is None
+                    or not collective.sure
+                    or rank_block(script, node) is not None
+                ):
                     continue
                 if _always(script, node, function):
                     collectives.setdefault(name, (node, collective))
@@ -249,7 +291,9 @@ def _functions_with_collective(script: Script) -> dict[str, tuple[ast.Call, Coll
 
 
 def _always(script: Script, node: ast.AST, function: Function) -> bool:
-    """Return whether a call is made whenever its function runs in several processes, as far as the file shows."""
+    """Return whether a call is made whenever its function runs in several processes, as far as the
+    file shows.
+    """
     child = node
     for parent in script.up(node):
         if parent is function:
@@ -258,7 +302,9 @@ def _always(script: Script, node: ast.AST, function: Function) -> bool:
             holds = together(parent.test) if child in parent.body else alone(parent.test)
             if not holds:
                 return False
-        elif isinstance(parent, ast.Try | ast.ExceptHandler | ast.While | ast.IfExp | ast.BoolOp | ast.Lambda):
+        elif isinstance(
+            parent, ast.Try | ast.ExceptHandler | ast.While | ast.IfExp | ast.BoolOp | ast.Lambda
+        ):
             return False
         child = parent
     return False
@@ -274,7 +320,9 @@ def _may_leave_before(function: Function, statement: ast.AST) -> bool:
 
 
 def _forward_of_one(script: Script) -> Iterator[Finding]:
-    """Find calls of the DDP model by a single rank, which only work as long as DDP has no buffers to broadcast."""
+    """Find calls of the DDP model by a single rank, which only work as long as DDP has no buffers
+    to broadcast.
+    """
     if not names_of(script, "ddp"):
         return
     for call in script.calls:
@@ -286,13 +334,19 @@ def _forward_of_one(script: Script) -> Iterator[Finding]:
             continue
         if runs_alone(script, call) or _others_run_forward(script, block):
             continue
-        if any(constant(keyword(constructor, "broadcast_buffers")) is False for constructor in makes(script, "ddp")):
+        if any(
+            constant(keyword(constructor, "broadcast_buffers")) is False
+            for constructor in makes(script, "ddp")
+        ):
             continue
         yield script.finding(
             "collective-in-rank-block",
             call,
             f"one rank alone (`{block.condition}`) calls {name}, which DDP has wrapped",
-            why="DDP sends buffers such as BatchNorm's statistics in each forward, and nobody else takes part",
+            why=(
+                "DDP sends buffers such as BatchNorm's statistics in each forward, and nobody else"
+                " takes part"
+            ),
             fix=f"call {name}.module(...) where one rank works alone",
             severity="hint",
         )

@@ -1,4 +1,6 @@
-"""Check how data is distributed to ranks: samplers and set_epoch, unsharded loaders, downloads, workers."""
+"""Check how data is distributed to ranks: samplers and set_epoch, unsharded loaders, downloads,
+workers.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from collections.abc import Iterator
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.objects import DOES_IT_ALL, argument, is_sharded_run, made_by
 from paceline.diagnose.lint.python.ranks import RankBlock, rank_block, runs_alone
-from paceline.diagnose.lint.python.script import Script, arguments_of, has_unknown_arguments, inside, keyword, receiver
+from paceline.diagnose.lint.python.script import (
+    Script,
+    arguments_of,
+    has_unknown_arguments,
+    inside,
+    keyword,
+    receiver,
+)
 from paceline.errors import Finding
 from paceline.machine import python_fork
 from paceline.text.rank_conditions import sides
@@ -18,18 +27,36 @@ from paceline.text.syntax import constant, dotted, last
 _LOCAL_FOLDER = re.compile(
     r"^/tmp|^/scratch|^/local|^/dev/shm|^/var/tmp|TMPDIR|SLURM_TMPDIR|tempfile|mkdtemp|gettempdir"
 )
-# Functions that do not call set_epoch of a sampler, or of a loader's sampler, that is passed to them.
+# Functions that do not call set_epoch of a sampler, or of a loader's sampler, that is passed to
+# them.
 _NEUTRAL = frozenset(
-    ["len", "iter", "next", "enumerate", "tqdm", "print", "zip", "str", "range", "min", "DataLoader", "isinstance"]
+    [
+        "len",
+        "iter",
+        "next",
+        "enumerate",
+        "tqdm",
+        "print",
+        "zip",
+        "str",
+        "range",
+        "min",
+        "DataLoader",
+        "isinstance",
+    ]
 )
 _OF_WORKERS = ("persistent_workers", "multiprocessing_context")
-_DOWNLOADS = re.compile(r"^(maybe_|_)?(download|fetch_data|urlretrieve|prepare_data$)|_download(er)?(_|$)|_download$")
+_DOWNLOADS = re.compile(
+    r"^(maybe_|_)?(download|fetch_data|urlretrieve|prepare_data$)|_download(er)?(_|$)|_download$"
+)
 
 
 def set_epoch_missing(script: Script) -> Iterator[Finding]:
-    """Find shuffling DistributedSamplers without a call of set_epoch: every epoch has the same order.
+    """Find shuffling DistributedSamplers without a call of set_epoch: every epoch has the same
+    order.
 
-    Lightning, Accelerate and similar libraries call set_epoch themselves, so files that use them are skipped.
+    Lightning, Accelerate and similar libraries call set_epoch themselves, so files that use them
+    are skipped.
     """
     if script.roots & DOES_IT_ALL or not loaders.epoch_loops(script):
         return
@@ -41,7 +68,8 @@ def set_epoch_missing(script: Script) -> Iterator[Finding]:
         yield script.finding(
             "set-epoch-missing",
             call,
-            "this DistributedSampler shuffles, and nothing calls its set_epoch in the loop over epochs",
+            "this DistributedSampler shuffles, and nothing calls its set_epoch in the loop over"
+            " epochs",
             why="without set_epoch every epoch has the order of the first",
             fix=f"{name}.set_epoch(epoch)  # first line of the loop over epochs",
         )
@@ -67,17 +95,23 @@ def _has_set_epoch(script: Script, call: ast.Call) -> bool:
         word = receiver(setter).rpartition(".")[2]
         if word in names or word not in others - names:
             return True
-    return any(isinstance(name, ast.Constant) and name.value == "set_epoch" for name in script.nodes)
+    return any(
+        isinstance(name, ast.Constant) and name.value == "set_epoch" for name in script.nodes
+    )
 
 
 def _goes_elsewhere(script: Script, call: ast.Call) -> bool:
-    """Return whether a sampler is for evaluation, or passed to another file, which may call set_epoch."""
+    """Return whether a sampler is for evaluation, or passed to another file, which may call
+    set_epoch.
+    """
     names = loaders.targets(script, call)
     if not names and not isinstance(script.parents.get(call), ast.keyword):
         return True
     if any(loaders.EVALUATING.search(name) and not loaders.TRAINING.search(name) for name in names):
         return True
-    users = [loader for loader in loaders.data_loaders(script) if _uses_sampler(script, loader, call)]
+    users = [
+        loader for loader in loaders.data_loaders(script) if _uses_sampler(script, loader, call)
+    ]
     if not users:
         return True
     loader_names = [name for loader in users for name in loaders.targets(script, loader)]
@@ -96,7 +130,11 @@ def _leaves_the_file(script: Script, names: list[str]) -> bool:
     short = {name.rpartition(".")[2] for name in names}
     for loop in loaders.epoch_loops(script):
         for node in inside(loop):
-            if not isinstance(node, ast.Call) or last(node) in _NEUTRAL or last(node) in script.functions:
+            if (
+                not isinstance(node, ast.Call)
+                or last(node) in _NEUTRAL
+                or last(node) in script.functions
+            ):
                 continue
             if any(last(argument) in short for argument in arguments_of(node)):
                 return True
@@ -110,9 +148,11 @@ def _leaves_the_file(script: Script, names: list[str]) -> bool:
 
 
 def sampler_missing(script: Script) -> Iterator[Finding]:
-    """Find training DataLoaders that are not sharded in a distributed run: every rank reads all samples.
+    """Find training DataLoaders that are not sharded in a distributed run: every rank reads all
+    samples.
 
-    Nothing is reported for iterable datasets, data that depends on the rank, and loaders that a framework prepares.
+    Nothing is reported for iterable datasets, data that depends on the rank, and loaders that a
+    framework prepares.
     """
     if not is_sharded_run(script) or script.roots & (DOES_IT_ALL | {"transformers"}):
         return
@@ -120,7 +160,10 @@ def sampler_missing(script: Script) -> Iterator[Finding]:
     if not wraps and "horovod" not in script.roots:
         return
     for call in loaders.data_loaders(script):
-        if loaders.sampler_of(script, call) is not None or loaders.is_for_training(script, call) is not True:
+        if (
+            loaders.sampler_of(script, call) is not None
+            or loaders.is_for_training(script, call) is not True
+        ):
             continue
         if (
             loaders.may_shard_itself(script, call)
@@ -134,9 +177,16 @@ def sampler_missing(script: Script) -> Iterator[Finding]:
         yield script.finding(
             "sampler-missing",
             call,
-            "this DataLoader has no DistributedSampler although the model is trained by several ranks",
-            why="every rank reads all samples, so an epoch takes as long as on one GPU and counts each sample N times",
-            fix="DataLoader(dataset, sampler=DistributedSampler(dataset), ...)  # and no shuffle=True",
+            "this DataLoader has no DistributedSampler although the model is trained by several"
+            " ranks",
+            why=(
+                "every rank reads all samples, so an epoch takes as long as on one GPU and counts"
+                " each sample N times"
+            ),
+            fix=(
+                "DataLoader(dataset, sampler=DistributedSampler(dataset), ...)  # and no"
+                " shuffle=True"
+            ),
         )
 
 
@@ -144,14 +194,17 @@ def _has_sharded_twin(script: Script, call: ast.Call) -> bool:
     """Return whether another branch creates the loader of the same name with a sampler."""
     names = set(loaders.targets(script, call))
     return any(
-        names & set(loaders.targets(script, other)) and loaders.sampler_of(script, other) is not None
+        names & set(loaders.targets(script, other))
+        and loaders.sampler_of(script, other) is not None
         for other in loaders.data_loaders(script)
         if other is not call
     )
 
 
 def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
-    """Find DataLoaders with both shuffle=True and a sampler, which torch refuses with a ValueError."""
+    """Find DataLoaders with both shuffle=True and a sampler, which torch refuses with a
+    ValueError.
+    """
     for call in loaders.data_loaders(script):
         if constant(argument(call, "shuffle", 2)) is not True:
             continue
@@ -162,7 +215,9 @@ def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
         if not sure:
             values = script.assigned(dotted(sampler), sampler) if dotted(sampler) else []
             sure = bool(values) and all(
-                isinstance(value.value, ast.Call) and value.place < 0 and made_or_known(script, value.value)
+                isinstance(value.value, ast.Call)
+                and value.place < 0
+                and made_or_known(script, value.value)
                 for value in values
             )
             if not sure and not any(isinstance(value.value, ast.Call) for value in values):
@@ -178,30 +233,39 @@ def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
 
 
 def made_or_known(script: Script, call: ast.Call) -> bool:
-    """Return whether a call certainly creates a sampler: one of torch's classes, or a class of the file."""
+    """Return whether a call certainly creates a sampler: one of torch's classes, or a class of the
+    file.
+    """
     full = script.full(call.func)
     return full.startswith("torch.utils.data") or last(call) in script.classes
 
 
 def _expects_an_error(script: Script, node: ast.AST) -> bool:
     for parent in script.up(node):
-        if isinstance(parent, ast.With) and any("aises" in last(item.context_expr) for item in parent.items):
+        if isinstance(parent, ast.With) and any(
+            "aises" in last(item.context_expr) for item in parent.items
+        ):
             return True
         if isinstance(parent, ast.Lambda) or (isinstance(parent, ast.Try) and parent.handlers):
             return True
-    return any("aises" in last(parent) for parent in script.up(node) if isinstance(parent, ast.Call))
+    return any(
+        "aises" in last(parent) for parent in script.up(node) if isinstance(parent, ast.Call)
+    )
 
 
 def _is_guarded(script: Script, node: ast.AST) -> bool:
     function = script.function(node)
-    return function is not None and function.name.startswith("test") and script.owner(node) is not None
+    return (
+        function is not None and function.name.startswith("test") and script.owner(node) is not None
+    )
 
 
 def download_on_global_rank_only(script: Script) -> Iterator[Finding]:
-    """Find downloads by global rank 0 only: the data is missing on other nodes whose folder is not shared.
+    """Find downloads by global rank 0 only: the data is missing on other nodes whose folder is not
+    shared.
 
-    The severity is a warning if the folder is local to a node (/tmp, $TMPDIR), else a hint, since a shared file system
-    is fine.
+    The severity is a warning if the folder is local to a node (/tmp, $TMPDIR), else a hint, since a
+    shared file system is fine.
     """
     for call in script.calls:
         condition = _fetches_on_one(script, call)
@@ -237,18 +301,25 @@ def _fetches_on_one(script: Script, call: ast.Call) -> str:
 
 
 def _all_at_once(script: Script) -> Iterator[Finding]:
-    """Find downloads in which only global rank 0 goes first: ranks of other nodes then write one folder at once."""
+    """Find downloads in which only global rank 0 goes first: ranks of other nodes then write one
+    folder at once.
+    """
     for call in script.calls:
         if constant(keyword(call, "download")) is not True:
             continue
         block = next((p for p in script.up(call) if isinstance(p, ast.With)), None)
-        first = [i.context_expr for i in block.items if _lets_one_first(i.context_expr)] if block else []
+        first = (
+            [i.context_expr for i in block.items if _lets_one_first(i.context_expr)]
+            if block
+            else []
+        )
         if not first or not _LOCAL_FOLDER.search(" ".join(_texts(script, call))):
             continue
         yield script.finding(
             "download-on-global-rank-only",
             call,
-            "global rank 0 fetches first, and then on every other node all ranks fetch at once into a local folder",
+            "global rank 0 fetches first, and then on every other node all ranks fetch at once into"
+            " a local folder",
             why="they write the same files at the same time",
             fix="fabric.rank_zero_first(local=True), or accelerator.local_main_process_first()",
             severity="hint",
@@ -265,7 +336,10 @@ def _lets_one_first(node: ast.expr) -> bool:
 
 def _texts(script: Script, call: ast.Call) -> Iterator[str]:
     for part in arguments_of(call):
-        values = [part, *(v.value for v in (script.assigned(dotted(part), call) if dotted(part) else []))]
+        values = [
+            part,
+            *(v.value for v in (script.assigned(dotted(part), call) if dotted(part) else [])),
+        ]
         for value in values:
             for node in ast.walk(value):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -283,7 +357,8 @@ def _prepare_data_once(script: Script) -> Iterator[Finding]:
                 yield script.finding(
                     "download-on-global-rank-only",
                     value.at,
-                    "prepare_data runs on one rank of the whole job (prepare_data_per_node = False)",
+                    "prepare_data runs on one rank of the whole job (prepare_data_per_node ="
+                    " False)",
                     why="nodes whose data folder is not shared do not see what it writes",
                     fix="self.prepare_data_per_node = True  # unless all nodes share the folder",
                     severity="hint",
@@ -293,12 +368,15 @@ def _prepare_data_once(script: Script) -> Iterator[Finding]:
 def workers_not_persistent(script: Script) -> Iterator[Finding]:
     """Find DataLoaders that start their workers again for every epoch.
 
-    Only certain cases are reported: the number of workers is in the file, the loader is used for several epochs, and
+    Only certain cases are reported: the number of workers is in the file, the loader is used for
+    several epochs, and
     its dataset is map-style; workers of a stream may keep their position.
     """
     for call in loaders.data_loaders(script):
         workers = _num_workers(script, call)
-        decided = has_unknown_arguments(call) or any(keyword(call, name) is not None for name in _OF_WORKERS)
+        decided = has_unknown_arguments(call) or any(
+            keyword(call, name) is not None for name in _OF_WORKERS
+        )
         if workers < 1 or decided:
             continue
         if not _is_map_style(script, call) or not loaders.is_used_each_epoch(script, call):
@@ -306,9 +384,12 @@ def workers_not_persistent(script: Script) -> Iterator[Finding]:
         yield script.finding(
             "workers-not-persistent",
             call,
-            f"this DataLoader starts its {workers} worker{'s' * (workers > 1)} again for every epoch",
-            why="each start takes time, and in some versions of Python about one fork in 1000 deadlocks "
-            f"({python_fork.ISSUE})",
+            f"this DataLoader starts its {workers} worker{'s' * (workers > 1)} again for every"
+            " epoch",
+            why=(
+                "each start takes time, and in some versions of Python about one fork in 1000"
+                f" deadlocks ({python_fork.ISSUE})"
+            ),
             fix=f"DataLoader(..., num_workers={workers}, persistent_workers=True)",
             severity="hint",
         )
@@ -321,5 +402,10 @@ def _num_workers(script: Script, call: ast.Call) -> int:
 
 
 def _is_map_style(script: Script, call: ast.Call) -> bool:
-    """Return whether a DataLoader has an order (shuffle or sampler), which torch refuses for streams."""
-    return constant(argument(call, "shuffle", 2)) is True or loaders.sampler_of(script, call) is not None
+    """Return whether a DataLoader has an order (shuffle or sampler), which torch refuses for
+    streams.
+    """
+    return (
+        constant(argument(call, "shuffle", 2)) is True
+        or loaders.sampler_of(script, call) is not None
+    )

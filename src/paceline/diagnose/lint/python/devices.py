@@ -13,19 +13,31 @@ from paceline.errors import Finding
 from paceline.text.syntax import constant, dotted, last
 
 _SELECTS = frozenset(
-    {"set_device", "set_device_index", "set_default_device", "init_device_mesh", "local_rank_to_device"}
+    {
+        "set_device",
+        "set_device_index",
+        "set_default_device",
+        "init_device_mesh",
+        "local_rank_to_device",
+    }
 )
 
 
 def device_not_set(script: Script) -> Iterator[Finding]:
-    """Find NCCL scripts that move tensors to plain "cuda" and select no GPU per rank: all ranks use the first.
+    """Find NCCL scripts that move tensors to plain "cuda" and select no GPU per rank: all ranks use
+    the first.
 
-    Nothing is reported if anything in the file may select a GPU: set_device, device_ids, a device that depends on the
+    Nothing is reported if anything in the file may select a GPU: set_device, device_ids, a device
+    that depends on the
     rank, CUDA_VISIBLE_DEVICES.
     """
-    if script.roots & (DOES_IT_ALL | {"deepspeed", "transformers", "horovod"}) or not makes(script, "ddp"):
+    if script.roots & (DOES_IT_ALL | {"deepspeed", "transformers", "horovod"}) or not makes(
+        script, "ddp"
+    ):
         return
-    starts = [c for c in script.calls if script.full(c.func) == "torch.distributed.init_process_group"]
+    starts = [
+        c for c in script.calls if script.full(c.func) == "torch.distributed.init_process_group"
+    ]
     starts = [c for c in starts if _is_nccl(script, c) and keyword(c, "device_id") is None]
     if not starts or _selects(script):
         return
@@ -36,7 +48,10 @@ def device_not_set(script: Script) -> Iterator[Finding]:
         "device-not-set",
         first,
         "every rank uses the current GPU, and nothing selects one for each rank",
-        why="all ranks of a node then share GPU 0: NCCL refuses that (Duplicate GPU detected), or memory runs out",
+        why=(
+            "all ranks of a node then share GPU 0: NCCL refuses that (Duplicate GPU detected), or"
+            " memory runs out"
+        ),
         fix='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # before init_process_group',
     )
 
@@ -45,8 +60,16 @@ def _is_nccl(script: Script, call: ast.Call) -> bool:
     backend = argument(call, "backend", 0)
     if backend is None:
         return True
-    values = [backend, *(value.value for value in (script.assigned(dotted(backend), call) if dotted(backend) else []))]
-    return any(isinstance(constant(value), str) and "nccl" in str(constant(value)) for value in values)
+    values = [
+        backend,
+        *(
+            value.value
+            for value in (script.assigned(dotted(backend), call) if dotted(backend) else [])
+        ),
+    ]
+    return any(
+        isinstance(constant(value), str) and "nccl" in str(constant(value)) for value in values
+    )
 
 
 def _selects(script: Script) -> bool:
@@ -67,7 +90,9 @@ def _selects(script: Script) -> bool:
 
 
 def _may_be_own(script: Script, node: ast.expr) -> bool:
-    """Return whether a device may depend on the rank: anything but plain "cuda", "cpu", a dtype or the model."""
+    """Return whether a device may depend on the rank: anything but plain "cuda", "cpu", a dtype or
+    the model.
+    """
     if isinstance(node, ast.Constant):
         return isinstance(node.value, int) and not isinstance(node.value, bool)
     if isinstance(node, ast.IfExp):
@@ -97,37 +122,55 @@ def _takes_first(script: Script, call: ast.Call) -> bool:
     if call.func.attr != "to" or not call.args:
         return False
     device = call.args[0]
-    values = [device, *(value.value for value in (script.assigned(dotted(device), call) if dotted(device) else []))]
+    values = [
+        device,
+        *(
+            value.value
+            for value in (script.assigned(dotted(device), call) if dotted(device) else [])
+        ),
+    ]
     return any(_is_plain_cuda(script, value) for value in values)
 
 
 def _is_plain_cuda(script: Script, node: ast.expr) -> bool:
     if isinstance(node, ast.IfExp):
         return _is_plain_cuda(script, node.body)
-    if isinstance(node, ast.Call) and script.full(node.func) == "torch.device" and len(node.args) == 1:
+    if (
+        isinstance(node, ast.Call)
+        and script.full(node.func) == "torch.device"
+        and len(node.args) == 1
+    ):
         return _is_plain_cuda(script, node.args[0])
     return constant(node) == "cuda"
 
 
 def local_rank_argument_unknown(script: Script) -> Iterator[Finding]:
-    """Find scripts that parse --local_rank, which current launchers do not pass: torchrun sets LOCAL_RANK.
+    """Find scripts that parse --local_rank, which current launchers do not pass: torchrun sets
+    LOCAL_RANK.
 
-    torch.distributed.launch of torch 2 passes --local-rank, which argparse does not accept as --local_rank.
+    torch.distributed.launch of torch 2 passes --local-rank, which argparse does not accept as
+    --local_rank.
     """
     if "deepspeed" in script.roots or script.roots & DOES_IT_ALL:
         return
     if any(
-        isinstance(n, ast.Constant) and n.value in ("LOCAL_RANK", "--local-rank", "--use-env") for n in script.nodes
+        isinstance(n, ast.Constant) and n.value in ("LOCAL_RANK", "--local-rank", "--use-env")
+        for n in script.nodes
     ):
         return
     for call in script.calls_of("add_argument"):
         forms = [constant(a) for a in call.args]
-        if "--local_rank" not in forms or not script.roots & {"torch"} or "deepspeed" in " ".join(script.imports):
+        if (
+            "--local_rank" not in forms
+            or not script.roots & {"torch"}
+            or "deepspeed" in " ".join(script.imports)
+        ):
             continue
         yield script.finding(
             "local-rank-argument-unknown",
             call,
-            "--local_rank is no longer passed: torchrun sets LOCAL_RANK, torch.distributed.launch passes --local-rank",
+            "--local_rank is no longer passed: torchrun sets LOCAL_RANK, torch.distributed.launch"
+            " passes --local-rank",
             why="under torchrun every rank keeps the default and takes the same GPU",
             fix='local_rank = int(os.environ["LOCAL_RANK"])',
             severity="hint",

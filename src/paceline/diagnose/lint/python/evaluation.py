@@ -1,4 +1,6 @@
-"""Check metrics of a distributed evaluation: those of one rank only, and padded samples counted twice."""
+"""Check metrics of a distributed evaluation: those of one rank only, and padded samples counted
+twice.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,17 @@ _REDUCES = re.compile(
     re.I,
 )
 _NOT_REDUCING = re.compile(r"plateau|gather_nd|reduction|cuda$")
-_REPORTS = re.compile(r"^(print|info|log|log_dict|add_scalar|add_scalars|master_print|print_log|warning|report)$")
+_REPORTS = re.compile(
+    r"^(print|info|log|log_dict|add_scalar|add_scalars|master_print|print_log|warning|report)$"
+)
 _TRIMS = re.compile(r"samples_seen|num_samples|remainder|total_size|truncate|unpad", re.I)
 
 
 def evaluation_not_reduced(script: Script) -> Iterator[Finding]:
     """Find metrics over one rank's samples that are reported without being reduced over the ranks.
 
-    Nothing is reported if a function called around the evaluation reduces, gathers or synchronises, by its name.
+    Nothing is reported if a function called around the evaluation reduces, gathers or synchronises,
+    by its name.
     """
     for evaluation in evaluations(script):
         if reduces(script, evaluation.around) or not (report := _reported(script, evaluation)):
@@ -36,9 +41,13 @@ def evaluation_not_reduced(script: Script) -> Iterator[Finding]:
         yield script.finding(
             "evaluation-not-reduced",
             report,
-            f"{evaluation.loader} is sharded by {evaluation.by}, and this figure is that of one rank's share",
+            f"{evaluation.loader} is sharded by {evaluation.by}, and this figure is that of one"
+            " rank's share",
             why="each rank has evaluated other samples; the figure depends on the number of ranks",
-            fix="totals = torch.tensor([correct, count], device=device); dist.all_reduce(totals)  # then divide",
+            fix=(
+                "totals = torch.tensor([correct, count], device=device); dist.all_reduce(totals)  #"
+                " then divide"
+            ),
         )
     yield from _logged_without_sync(script)
 
@@ -49,15 +58,25 @@ def evaluation_padded(script: Script) -> Iterator[Finding]:
     Nothing is reported with drop_last=True and if the repeated samples are removed afterwards.
     """
     for evaluation in evaluations(script):
-        if not evaluation.padded or not reduces(script, evaluation.around) or _trims(evaluation.around):
+        if (
+            not evaluation.padded
+            or not reduces(script, evaluation.around)
+            or _trims(evaluation.around)
+        ):
             continue
         yield script.finding(
             "evaluation-padded",
             evaluation.loop,
             f"{evaluation.loader} is sharded by {evaluation.by},"
             " which repeats samples so that all ranks get the same number",
-            why="the average over the ranks counts those samples twice and depends on the number of ranks",
-            fix="give rank r dataset[r::world_size] (Subset) for evaluation, and divide sums by counts over all ranks",
+            why=(
+                "the average over the ranks counts those samples twice and depends on the number of"
+                " ranks"
+            ),
+            fix=(
+                "give rank r dataset[r::world_size] (Subset) for evaluation, and divide sums by"
+                " counts over all ranks"
+            ),
             severity="warning" if evaluation.by == "DistributedSampler" else "hint",
         )
     yield from _gathered_with_padding(script)
@@ -65,13 +84,19 @@ def evaluation_padded(script: Script) -> Iterator[Finding]:
 
 
 def reduces(script: Script, nodes: list[ast.AST]) -> bool:
-    """Return whether any of the nodes calls a function that, by its name, combines the values of the ranks."""
+    """Return whether any of the nodes calls a function that, by its name, combines the values of
+    the ranks.
+    """
     for node in nodes:
         if not isinstance(node, ast.Call):
             continue
         name = last(node)
         full = script.full(node.func)
-        if full in ("functools.reduce", "torch.gather", "torch.cuda.synchronize") or _NOT_REDUCING.search(name):
+        if full in (
+            "functools.reduce",
+            "torch.gather",
+            "torch.cuda.synchronize",
+        ) or _NOT_REDUCING.search(name):
             continue
         if name == "synchronize" and not full.startswith("accelerate"):
             continue
@@ -85,26 +110,45 @@ def _reported(script: Script, evaluation: Evaluation) -> ast.AST | None:
     loop = evaluation.loop
     function = script.function(loop)
     for node in inside(function or script.tree):
-        if not isinstance(node, ast.Call) or node.lineno <= loop.lineno or not _REPORTS.search(last(node)):
+        if (
+            not isinstance(node, ast.Call)
+            or node.lineno <= loop.lineno
+            or not _REPORTS.search(last(node))
+        ):
             continue
         if _shows_value(node) and not any(parent is loop for parent in script.up(node)):
             return node
     if function is None:
         return None
-    if all(isinstance(script.parents.get(call), ast.Expr) for call in script.calls_of(function.name)):
+    if all(
+        isinstance(script.parents.get(call), ast.Expr) for call in script.calls_of(function.name)
+    ):
         return None  # nothing uses what the function returns
-    returns = [node for node in inside(function) if isinstance(node, ast.Return) and node.value is not None]
+    returns = [
+        node for node in inside(function) if isinstance(node, ast.Return) and node.value is not None
+    ]
     return next((node for node in returns if node.lineno > loop.lineno), None)
 
 
 def _shows_value(call: ast.Call) -> bool:
-    return any(isinstance(n, ast.Name | ast.Attribute) for a in call.args for n in ast.walk(a) if n is not call.func)
+    return any(
+        isinstance(n, ast.Name | ast.Attribute)
+        for a in call.args
+        for n in ast.walk(a)
+        if n is not call.func
+    )
 
 
 def _trims(nodes: list[ast.AST]) -> bool:
-    """Return whether repeated samples are removed: a slice up to the length of the data, or a sample count."""
+    """Return whether repeated samples are removed: a slice up to the length of the data, or a
+    sample count.
+    """
     for node in nodes:
-        if isinstance(node, ast.Slice) and node.upper is not None and "dataset" in ast.dump(node.upper):
+        if (
+            isinstance(node, ast.Slice)
+            and node.upper is not None
+            and "dataset" in ast.dump(node.upper)
+        ):
             return True
         if isinstance(node, ast.Name | ast.Attribute) and _TRIMS.search(last(node)):
             return True
@@ -112,17 +156,25 @@ def _trims(nodes: list[ast.AST]) -> bool:
 
 
 def _gathered_with_padding(script: Script) -> Iterator[Finding]:
-    """Find calls of Accelerate's plain gather, which keeps the samples that even_batches repeats."""
+    """Find calls of Accelerate's plain gather, which keeps the samples that even_batches
+    repeats.
+    """
     if "accelerate" not in script.roots:
         return
     prepared = _evaluation_loaders(script)
     for call in script.calls_of("gather"):
-        if not isinstance(call.func, ast.Attribute) or "accelerator" not in kinds(script, call.func.value, call):
+        if not isinstance(call.func, ast.Attribute) or "accelerator" not in kinds(
+            script, call.func.value, call
+        ):
             continue
-        loop = next((p for p in script.up(call) if isinstance(p, ast.For) and loaders.iterated(p)), None)
+        loop = next(
+            (p for p in script.up(call) if isinstance(p, ast.For) and loaders.iterated(p)), None
+        )
         if loop is None or loaders.learns(script, loop) or not is_evaluation(script, loop):
             continue
-        if loaders.iterated(loop).rpartition(".")[2] not in prepared or _trims(around_of(script, loop)):
+        if loaders.iterated(loop).rpartition(".")[2] not in prepared or _trims(
+            around_of(script, loop)
+        ):
             continue
         yield script.finding(
             "evaluation-padded",
@@ -147,7 +199,8 @@ def _lightning_modules(script: Script) -> list[ast.ClassDef]:
         node
         for node in script.classes.values()
         if any(
-            script.full(base).partition(".")[0] in LIGHTNING and last(base) == "LightningModule" for base in node.bases
+            script.full(base).partition(".")[0] in LIGHTNING and last(base) == "LightningModule"
+            for base in node.bases
         )
     ]
 
@@ -157,7 +210,9 @@ def _trainers(script: Script) -> list[ast.Call]:
 
 
 def _logged_without_sync(script: Script) -> Iterator[Finding]:
-    """Find self.log without sync_dist in evaluation steps on several devices, which reports rank 0's mean."""
+    """Find self.log without sync_dist in evaluation steps on several devices, which reports rank
+    0's mean.
+    """
     if not _trainers(script) or script.roots & {"torchmetrics"}:
         return
     for module in _lightning_modules(script):
@@ -167,16 +222,24 @@ def _logged_without_sync(script: Script) -> Iterator[Finding]:
             if not isinstance(part, Function) or part.name not in ("validation_step", "test_step"):
                 continue
             for call in inside(part):
-                if not isinstance(call, ast.Call) or dotted(call.func) not in ("self.log", "self.log_dict"):
+                if not isinstance(call, ast.Call) or dotted(call.func) not in (
+                    "self.log",
+                    "self.log_dict",
+                ):
                     continue
-                if keyword(call, "sync_dist") is not None or any(k.arg is None for k in call.keywords):
+                if keyword(call, "sync_dist") is not None or any(
+                    k.arg is None for k in call.keywords
+                ):
                     continue
-                if constant(keyword(call, "on_epoch")) is False or not _is_plain_value(script, call):
+                if constant(keyword(call, "on_epoch")) is False or not _is_plain_value(
+                    script, call
+                ):
                     continue
                 yield script.finding(
                     "evaluation-not-reduced",
                     call,
-                    "this metric is the mean of one rank's share: it is logged without sync_dist=True",
+                    "this metric is the mean of one rank's share: it is logged without"
+                    " sync_dist=True",
                     why="each rank evaluates other samples, and rank 0's mean is reported for all",
                     fix="self.log(..., sync_dist=True)",
                 )
@@ -194,7 +257,10 @@ def _is_plain_value(script: Script, call: ast.Call) -> bool:
 
 def _is_computed(script: Script, node: ast.expr) -> bool:
     if isinstance(node, ast.Call):
-        return script.full(node.func).startswith("torch.nn.functional") or last(node) in ("mean", "item")
+        return script.full(node.func).startswith("torch.nn.functional") or last(node) in (
+            "mean",
+            "item",
+        )
     return False
 
 
@@ -207,7 +273,9 @@ def _trainer_pads(script: Script) -> Iterator[Finding]:
         trainers = makes(script, "trainer")
         if not trainers or not all(several(trainer) for trainer in trainers):
             continue
-        if any(constant(keyword(trainer, "use_distributed_sampler")) is False for trainer in trainers):
+        if any(
+            constant(keyword(trainer, "use_distributed_sampler")) is False for trainer in trainers
+        ):
             continue
         yield script.finding(
             "evaluation-padded",

@@ -1,7 +1,8 @@
-"""Extract what a training script expects of its job: ranks, devices, nodes, loader workers, address and port.
+"""Extract what a training script expects of its job: ranks, devices, nodes, loader workers, address
+and port.
 
-A job is checked against these expectations, so only code that certainly runs counts. Code under a condition, in a loop,
-or in a function that the file does not certainly call is ignored.
+A job is checked against these expectations, so only code that certainly runs counts. Code under a
+condition, in a loop, or in a function that the file does not certainly call is ignored.
 """
 
 from __future__ import annotations
@@ -10,7 +11,15 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.diagnose.lint.program import ALL_GPUS, CONSTANT, VARIABLE, Number, Place, Program, Runner
+from paceline.diagnose.lint.program import (
+    ALL_GPUS,
+    CONSTANT,
+    VARIABLE,
+    Number,
+    Place,
+    Program,
+    Runner,
+)
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.numbers import number
 from paceline.diagnose.lint.python.objects import DOES_IT_ALL, LIGHTNING, argument, makes
@@ -26,8 +35,15 @@ _MAY_SET_RANKS = re.compile(r"slurm|idr|dist|env|cluster|launch|mpi|submitit|^ra
 _PERHAPS = (ast.For, ast.While, ast.IfExp, ast.BoolOp, ast.Lambda, ast.ClassDef, ast.match_case)
 _RANK_VARIABLES = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK"})
 _WRITES_ENVIRONMENT = frozenset({"os.environ.setdefault", "os.environ.update", "os.putenv"})
-_RANK_OF = {"RANK": "global", "SLURM_PROCID": "global", "LOCAL_RANK": "local", "SLURM_LOCALID": "local"}
-_TRAINERS = frozenset({"transformers.Trainer", "transformers.Seq2SeqTrainer", "trl.SFTTrainer", "trl.DPOTrainer"})
+_RANK_OF = {
+    "RANK": "global",
+    "SLURM_PROCID": "global",
+    "LOCAL_RANK": "local",
+    "SLURM_LOCALID": "local",
+}
+_TRAINERS = frozenset(
+    {"transformers.Trainer", "transformers.Seq2SeqTrainer", "trl.SFTTrainer", "trl.DPOTrainer"}
+)
 
 
 def expectations(script: Script) -> Program:
@@ -64,19 +80,27 @@ def certain(script: Script, node: ast.AST, depth: int = 0) -> bool:
         if isinstance(parent, ast.Try) and (parent.handlers or child in parent.orelse):
             return False
         if isinstance(parent, Function):
-            return depth < _DEPTH and not _may_return(parent, node) and _is_called(script, parent, depth)
+            return (
+                depth < _DEPTH
+                and not _may_return(parent, node)
+                and _is_called(script, parent, depth)
+            )
         child = parent
     return True
 
 
 def _holds(branch: ast.If, child: ast.AST) -> bool:
-    """Return whether every rank of a run takes a branch: the main guard, or a test for GPUs only."""
+    """Return whether every rank of a run takes a branch: the main guard, or a test for GPUs
+    only.
+    """
     if child is branch.test:
         return True
     if child not in branch.body:
         return False
     text = ast.dump(branch.test)
-    return "'__main__'" in text or ("is_available" in text and "BoolOp" not in text and "Not()" not in text)
+    return "'__main__'" in text or (
+        "is_available" in text and "BoolOp" not in text and "Not()" not in text
+    )
 
 
 def _may_return(function: Function, node: ast.AST) -> bool:
@@ -146,7 +170,9 @@ def _workers(script: Script) -> tuple[Number, Place] | None:
         node = argument(call, "num_workers", 5)
         workers = number(script, node)
         if node is not None and workers is not None:
-            candidates.append((loaders.is_for_training(script, call) is True, workers, _place(script, node)))
+            candidates.append(
+                (loaders.is_for_training(script, call) is True, workers, _place(script, node))
+            )
     for call in script.calls_of("TrainingArguments"):
         node = keyword(call, "dataloader_num_workers")
         workers = number(script, node)
@@ -169,7 +195,10 @@ def _needs_ranks(script: Script) -> Place | None:
 
 
 def _joins(script: Script, node: ast.AST) -> bool:
-    if not isinstance(node, ast.Call) or script.full(node.func) != "torch.distributed.init_process_group":
+    if (
+        not isinstance(node, ast.Call)
+        or script.full(node.func) != "torch.distributed.init_process_group"
+    ):
         return False
     return _from_environment(node)
 
@@ -189,22 +218,37 @@ def _from_environment(call: ast.Call) -> bool:
 
 
 def _may_set_ranks(script: Script) -> bool:
-    """Return whether the script, or a module that it imports, may set the variables of a rank itself."""
+    """Return whether the script, or a module that it imports, may set the variables of a rank
+    itself.
+    """
     if any(name in _RANK_VARIABLES for name, _ in _settings(script)):
         return True
     if any(script.full(call.func) in _WRITES_ENVIRONMENT for call in script.calls):
         return True
     if any(isinstance(node, ast.Constant) and "SLURM" in str(node.value) for node in script.nodes):
         return True
-    libraries = ("torch", "numpy", "transformers", "accelerate", "lightning", "os", "environ", "distutils")
+    libraries = (
+        "torch",
+        "numpy",
+        "transformers",
+        "accelerate",
+        "lightning",
+        "os",
+        "environ",
+        "distutils",
+    )
     modules = {full for full in script.imports.values() if not full.startswith(libraries)}
-    return any(_MAY_SET_RANKS.search(full) for full in modules) or any("*" in full for full in modules)
+    return any(_MAY_SET_RANKS.search(full) for full in modules) or any(
+        "*" in full for full in modules
+    )
 
 
 def _adopts_ranks(script: Script) -> Place | None:
     if "deepspeed" in script.roots or _may_set_ranks(script):
         return None
-    calls = makes(script, "accelerator") + [c for c in script.calls if script.full(c.func) in _TRAINERS]
+    calls = makes(script, "accelerator") + [
+        c for c in script.calls if script.full(c.func) in _TRAINERS
+    ]
     return next((_place(script, call) for call in calls if certain(script, call)), None)
 
 
@@ -250,10 +294,16 @@ def _selects(script: Script) -> tuple[str, Place] | None:
 
 
 def _rank(script: Script, node: ast.expr, depth: int = 0) -> str:
-    """Return ``global`` or ``local`` for an expression that is exactly such a rank, else an empty string."""
+    """Return ``global`` or ``local`` for an expression that is exactly such a rank, else an empty
+    string.
+    """
     if depth > _DEPTH:
         return ""
-    if isinstance(node, ast.Call) and script.full(node.func) == "torch.distributed.get_rank" and not node.args:
+    if (
+        isinstance(node, ast.Call)
+        and script.full(node.func) == "torch.distributed.get_rank"
+        and not node.args
+    ):
         return "global"
     source = number(script, node)
     if source is not None:
@@ -270,7 +320,9 @@ def _downloads(script: Script) -> Place | None:
     if any(rank_block(script, call) for call in fetching):
         return None
     for call in fetching:
-        is_dataset = script.full(call.func).startswith(("torchvision.datasets", "torchaudio.datasets"))
+        is_dataset = script.full(call.func).startswith(
+            ("torchvision.datasets", "torchaudio.datasets")
+        )
         in_context = any(isinstance(parent, ast.With) for parent in script.up(call))
         if is_dataset and not in_context and certain(script, call):
             return _place(script, call)

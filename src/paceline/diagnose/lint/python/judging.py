@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from paceline.diagnose.lint.program import Program
-from paceline.diagnose.lint.python import collectives, data, devices, evaluation, names, optimisation, saving
+from paceline.diagnose.lint.python import (
+    collectives,
+    data,
+    devices,
+    evaluation,
+    names,
+    optimisation,
+    saving,
+)
 from paceline.diagnose.lint.python.expectations import expectations
 from paceline.diagnose.lint.python.reading import read
 from paceline.diagnose.lint.python.script import Script
@@ -49,14 +57,16 @@ def judge(source: str, name: str) -> list[Finding]:
 
 
 def examine(source: str, name: str) -> tuple[list[Finding], Program | None]:
-    """Return the findings of a training script, and what the script expects of the job that starts it.
+    """Return the findings of a training script, and what the script expects of the job that starts
+    it.
 
     Args:
         source: The text of the file.
         name: Its path as typed.
 
     Returns:
-        The same findings as `judge`, and the expectations, None if the text is not a training script.
+        The same findings as `judge`, and the expectations, None if the text is not a training
+        script.
     """
     script = read(source, name)
     if isinstance(script, Finding):
@@ -67,5 +77,7 @@ def examine(source: str, name: str) -> tuple[list[Finding], Program | None]:
 
 
 def _findings(script: Script) -> list[Finding]:
-    findings = {(finding.name, finding.where): finding for check in CHECKS for finding in check(script)}
+    findings = {
+        (finding.name, finding.where): finding for check in CHECKS for finding in check(script)
+    }
     return sorted(findings.values(), key=lambda finding: int(finding.where.rpartition(":")[2]))

@@ -1,4 +1,6 @@
-"""Find the DataLoaders and samplers of a script, how each is sharded, and which loops iterate over it."""
+"""Find the DataLoaders and samplers of a script, how each is sharded, and which loops iterate over
+it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from collections.abc import Iterator
 
 from paceline.diagnose.lint.python.objects import argument, kinds, made_by
 from paceline.diagnose.lint.python.ranks import mentions_rank, runs_alone
-from paceline.diagnose.lint.python.script import Script, arguments_of, has_unknown_arguments, inside, words_of
+from paceline.diagnose.lint.python.script import (
+    Script,
+    arguments_of,
+    has_unknown_arguments,
+    inside,
+    words_of,
+)
 from paceline.text.syntax import constant, dotted, last, words
 
 _WRAPS = words_of("""enumerate tqdm trange zip iter track islice cycle prefetcher list""")
@@ -16,7 +24,9 @@ _SHARDS_ITSELF = re.compile(
     r"iterable|stream|webdataset|^wds$|WebLoader|shard|split_by|partition|chunk|distributed", re.I
 )
 TRAINING = re.compile(r"train|trn(_|$)", re.I)
-EVALUATING = re.compile(r"val(id)?(_|$)|valid|test|eval|dev(_|$)|dev_?(set|loader|data)|^val|_val", re.I)
+EVALUATING = re.compile(
+    r"val(id)?(_|$)|valid|test|eval|dev(_|$)|dev_?(set|loader|data)|^val|_val", re.I
+)
 _DEPTH = 5
 
 
@@ -31,7 +41,9 @@ def samplers(script: Script) -> list[ast.Call]:
 
 
 def targets(script: Script, node: ast.AST) -> list[str]:
-    """Return the dotted names to which the value of an expression is assigned, also through a conditional."""
+    """Return the dotted names to which the value of an expression is assigned, also through a
+    conditional.
+    """
     child = node
     for parent in script.up(node):
         if isinstance(parent, ast.Assign):
@@ -46,8 +58,14 @@ def targets(script: Script, node: ast.AST) -> list[str]:
 
 
 def sampler_of(script: Script, loader: ast.Call) -> ast.expr | None:
-    """Return the sampler or batch sampler argument of a DataLoader, also from ``**arguments``, or None."""
-    sampler = argument(loader, "sampler", 3) or argument(loader, "batch_sampler", 4) or _in_dict(script, loader)
+    """Return the sampler or batch sampler argument of a DataLoader, also from ``**arguments``, or
+    None.
+    """
+    sampler = (
+        argument(loader, "sampler", 3)
+        or argument(loader, "batch_sampler", 4)
+        or _in_dict(script, loader)
+    )
     return None if sampler is None or constant(sampler) is None else sampler
 
 
@@ -57,7 +75,9 @@ def _in_dict(script: Script, loader: ast.Call) -> ast.expr | None:
     for value in [v.value for name in names if name for v in script.assigned(name, loader)]:
         if isinstance(value, ast.Dict):
             samplers = [
-                v for k, v in zip(value.keys, value.values, strict=True) if constant(k) in ("sampler", "batch_sampler")
+                v
+                for k, v in zip(value.keys, value.values, strict=True)
+                if constant(k) in ("sampler", "batch_sampler")
             ]
         elif isinstance(value, ast.Call) and last(value) == "dict":
             samplers = [k.value for k in value.keywords if k.arg in ("sampler", "batch_sampler")]
@@ -69,17 +89,23 @@ def _in_dict(script: Script, loader: ast.Call) -> ast.expr | None:
 
 
 def is_sharded(script: Script, loader: ast.Call) -> bool:
-    """Return whether a DataLoader certainly uses torch's DistributedSampler in a distributed run."""
+    """Return whether a DataLoader certainly uses torch's DistributedSampler in a distributed
+    run.
+    """
     sampler = sampler_of(script, loader)
     return sampler is not None and sampler_call(script, sampler) is not None
 
 
 def sampler_call(script: Script, node: ast.expr, depth: int = 0) -> ast.Call | None:
-    """Return the DistributedSampler behind an expression, through names, conditionals and BatchSampler."""
+    """Return the DistributedSampler behind an expression, through names, conditionals and
+    BatchSampler.
+    """
     if depth > _DEPTH:
         return None
     if isinstance(node, ast.IfExp):
-        return sampler_call(script, node.body, depth + 1) or sampler_call(script, node.orelse, depth + 1)
+        return sampler_call(script, node.body, depth + 1) or sampler_call(
+            script, node.orelse, depth + 1
+        )
     if isinstance(node, ast.Call):
         if made_by(script, node) == "sharding-sampler":
             return node
@@ -87,23 +113,33 @@ def sampler_call(script: Script, node: ast.expr, depth: int = 0) -> ast.Call | N
             return sampler_call(script, inner, depth + 1)
         return None
     for value in script.assigned(dotted(node), node) if dotted(node) else []:
-        if value.place < 0 and value.value is not node and (sampler := sampler_call(script, value.value, depth + 1)):
+        if (
+            value.place < 0
+            and value.value is not node
+            and (sampler := sampler_call(script, value.value, depth + 1))
+        ):
             return sampler
     return None
 
 
 def may_shard_itself(script: Script, loader: ast.Call) -> bool:
-    """Return whether the dataset of a DataLoader may be sharded in a way that the file does not show."""
+    """Return whether the dataset of a DataLoader may be sharded in a way that the file does not
+    show.
+    """
     dataset = argument(loader, "dataset", 0)
     if dataset is None or has_unknown_arguments(loader):
         return True
     if any(mentions_rank(k.value) for k in loader.keywords):
         return True
     # An iterable dataset refuses shuffle=True, so with it the dataset is map-style.
-    return _may_shard(script, dataset, loader, 0, map_style=constant(argument(loader, "shuffle", 2)) is True)
+    return _may_shard(
+        script, dataset, loader, 0, map_style=constant(argument(loader, "shuffle", 2)) is True
+    )
 
 
-def _may_shard(script: Script, node: ast.expr, at: ast.AST, depth: int, *, map_style: bool = False) -> bool:
+def _may_shard(
+    script: Script, node: ast.expr, at: ast.AST, depth: int, *, map_style: bool = False
+) -> bool:
     if depth > _DEPTH or mentions_rank(node):
         return True
     if any(_SHARDS_ITSELF.search(word) for word in words(node)):
@@ -113,15 +149,23 @@ def _may_shard(script: Script, node: ast.expr, at: ast.AST, depth: int, *, map_s
         values = script.assigned(name, at)
         if not values:
             return True  # a parameter or an import: unknown
-        return any(_may_shard(script, value.value, value.at, depth + 1, map_style=map_style) for value in values)
+        return any(
+            _may_shard(script, value.value, value.at, depth + 1, map_style=map_style)
+            for value in values
+        )
     if isinstance(node, ast.Call):
         return _call_may_shard(script, node, at, depth, map_style)
     if isinstance(node, ast.IfExp):
-        return any(_may_shard(script, part, at, depth + 1, map_style=map_style) for part in (node.body, node.orelse))
+        return any(
+            _may_shard(script, part, at, depth + 1, map_style=map_style)
+            for part in (node.body, node.orelse)
+        )
     return not isinstance(node, ast.List | ast.ListComp | ast.Constant)
 
 
-def _call_may_shard(script: Script, call: ast.Call, at: ast.AST, depth: int, map_style: bool) -> bool:
+def _call_may_shard(
+    script: Script, call: ast.Call, at: ast.AST, depth: int, map_style: bool
+) -> bool:
     name = last(call)
     if name in script.classes:
         definition = script.classes[name]
@@ -129,32 +173,54 @@ def _call_may_shard(script: Script, call: ast.Call, at: ast.AST, depth: int, map
             return True
         return any(mentions_rank(part) for part in definition.body)
     if name in script.functions:
-        return any(mentions_rank(part) or _uses_sharding(part) for f in script.functions[name] for part in f.body)
+        return any(
+            mentions_rank(part) or _uses_sharding(part)
+            for f in script.functions[name]
+            for part in f.body
+        )
     full = script.full(call.func)
     if full.startswith(("torchvision.", "torch.", "datasets.", "sklearn.")) or (map_style and full):
         inputs = [a for a in call.args if isinstance(a, ast.Name)]
-        return any(_may_shard(script, part, at, depth + 1) for part in inputs if script.assigned(part.id, at))
+        return any(
+            _may_shard(script, part, at, depth + 1)
+            for part in inputs
+            if script.assigned(part.id, at)
+        )
     return True
 
 
 def _uses_sharding(node: ast.AST) -> bool:
     return any(
-        _SHARDS_ITSELF.search(last(part)) for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute)
+        _SHARDS_ITSELF.search(last(part))
+        for part in ast.walk(node)
+        if isinstance(part, ast.Name | ast.Attribute)
     )
 
 
 def loops_over(script: Script, names: list[str]) -> Iterator[ast.For]:
-    """Yield the loops over loaders of these names, compared without the object that they belong to."""
+    """Yield the loops over loaders of these names, compared without the object that they belong
+    to.
+    """
     short_names = {name.rpartition(".")[2] for name in names}
     for node in script.nodes:
-        if isinstance(node, ast.For) and (loader := iterated(node)) and loader.rpartition(".")[2] in short_names:
+        if (
+            isinstance(node, ast.For)
+            and (loader := iterated(node))
+            and loader.rpartition(".")[2] in short_names
+        ):
             yield node
 
 
 def iterated(loop: ast.For) -> str:
-    """Return the dotted name that a loop iterates over, through ``enumerate``, ``tqdm`` and similar wrappers."""
+    """Return the dotted name that a loop iterates over, through ``enumerate``, ``tqdm`` and similar
+    wrappers.
+    """
     node: ast.AST = loop.iter
-    while isinstance(node, ast.Call) and node.args and (last(node) in _WRAPS or last(node).startswith("log_every")):
+    while (
+        isinstance(node, ast.Call)
+        and node.args
+        and (last(node) in _WRAPS or last(node).startswith("log_every"))
+    ):
         node = node.args[0]
     if isinstance(node, ast.Attribute) and node.attr in ("dataset", "sampler"):
         return ""
@@ -202,7 +268,9 @@ def _is_once(call: ast.expr) -> bool:
 
 
 def is_used_each_epoch(script: Script, loader: ast.Call) -> bool:
-    """Return whether a loader is created before a loop over epochs and iterated over in every epoch."""
+    """Return whether a loader is created before a loop over epochs and iterated over in every
+    epoch.
+    """
     names = {name.rpartition(".")[2] for name in targets(script, loader)}
     if not names or handed_to_framework(script, loader, list(names)):
         return False
@@ -225,13 +293,23 @@ def _runs_over(script: Script, node: ast.AST, names: set[str]) -> bool:
 
 
 def handed_to_framework(script: Script, node: ast.AST, names: list[str]) -> bool:
-    """Return whether a loader is passed to ``prepare``, ``setup_dataloaders``, ``fit`` or a similar call."""
+    """Return whether a loader is passed to ``prepare``, ``setup_dataloaders``, ``fit`` or a similar
+    call.
+    """
     short = {name.rpartition(".")[2] for name in names}
     for call in script.calls:
-        if last(call) in _ADOPT or kinds(script, call) & {"prepared", "fabric-loader", "session-loader", "engine"}:
+        if last(call) in _ADOPT or kinds(script, call) & {
+            "prepared",
+            "fabric-loader",
+            "session-loader",
+            "engine",
+        }:
             parts = arguments_of(call)
             if any(
-                last(p) in short for part in parts for p in ast.walk(part) if isinstance(p, ast.Name | ast.Attribute)
+                last(p) in short
+                for part in parts
+                for p in ast.walk(part)
+                if isinstance(p, ast.Name | ast.Attribute)
             ):
                 return True
             if any(node is p for part in parts for p in ast.walk(part)):
@@ -246,7 +324,9 @@ _ADOPT = words_of(
 
 
 def runs_in_parallel(script: Script, node: ast.AST) -> bool:
-    """Return whether a node runs in the ranks, not in a single-process branch or the parent of ``mp.spawn``."""
+    """Return whether a node runs in the ranks, not in a single-process branch or the parent of
+    ``mp.spawn``.
+    """
     return not runs_alone(script, node) and not _is_of_the_starter(script, node)
 
 
@@ -259,15 +339,23 @@ def _is_of_the_starter(script: Script, node: ast.AST) -> bool:
 
 
 def started(script: Script) -> frozenset[str]:
-    """Return the functions that ``torch.multiprocessing`` or ``multiprocessing`` starts in processes."""
+    """Return the functions that ``torch.multiprocessing`` or ``multiprocessing`` starts in
+    processes.
+    """
 
     def find() -> frozenset[str]:
         functions: set[str] = set()
         for call in script.calls:
             full = script.full(call.func)
-            if full.startswith("torch.multiprocessing.") and last(call) in ("spawn", "start_processes"):
+            if full.startswith("torch.multiprocessing.") and last(call) in (
+                "spawn",
+                "start_processes",
+            ):
                 functions |= _targets_of(script, call, argument(call, "fn", 0))
-            elif full.startswith(("torch.multiprocessing.", "multiprocessing.")) and last(call) == "Process":
+            elif (
+                full.startswith(("torch.multiprocessing.", "multiprocessing."))
+                and last(call) == "Process"
+            ):
                 functions |= _targets_of(script, call, argument(call, "target", 1))
         return frozenset(functions)
 
@@ -309,4 +397,6 @@ def _named(script: Script, node: ast.AST) -> Iterator[str]:
         if name in script.functions:
             yield name
         if name in script.classes:
-            yield from (part.name for part in script.classes[name].body if isinstance(part, ast.FunctionDef))
+            yield from (
+                part.name for part in script.classes[name].body if isinstance(part, ast.FunctionDef)
+            )

@@ -1,4 +1,6 @@
-"""Resolve where a number of a script comes from: a literal, an argument, an environment variable, the machine."""
+"""Resolve where a number of a script comes from: a literal, an argument, an environment variable,
+the machine.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _COUNTS = {
     "psutil.cpu_count": ALL_CPUS,
 }
 # Packages that fill arguments from files, which the command line does not show.
-_FROM_FILES = frozenset({"configargparse", "jsonargparse", "hydra", "omegaconf", "absl", "simple_parsing"})
+_FROM_FILES = frozenset(
+    {"configargparse", "jsonargparse", "hydra", "omegaconf", "absl", "simple_parsing"}
+)
 
 
 def number(script: Script, node: ast.expr | None, depth: int = 0) -> Number | None:
@@ -31,12 +35,20 @@ def number(script: Script, node: ast.expr | None, depth: int = 0) -> Number | No
         return _of_call(script, node, depth)
     if isinstance(node, ast.Subscript):
         name = constant(node.slice)
-        return Number(VARIABLE, None, (name,)) if _is_environ(script, node.value) and isinstance(name, str) else None
+        return (
+            Number(VARIABLE, None, (name,))
+            if _is_environ(script, node.value) and isinstance(name, str)
+            else None
+        )
     name = dotted(node)
     values = script.assigned(name, node) if name else []
     if values:
         only = values[0] if len(values) == 1 and values[0].place < 0 else None
-        return number(script, only.value, depth + 1) if only is not None and only.value is not node else None
+        return (
+            number(script, only.value, depth + 1)
+            if only is not None and only.value is not node
+            else None
+        )
     return _of_argument(script, node) if isinstance(node, ast.Attribute) else None
 
 
@@ -64,7 +76,9 @@ def _is_environ(script: Script, node: ast.expr) -> bool:
 
 
 def _of_argument(script: Script, node: ast.Attribute) -> Number | None:
-    """Return the source of ``args.devices`` if ``args`` comes from argparse and one option sets the attribute."""
+    """Return the source of ``args.devices`` if ``args`` comes from argparse and one option sets the
+    attribute.
+    """
     if script.roots & _FROM_FILES or dotted(node.value) not in _parsed(script):
         return None
     if script.calls_of("set_defaults") or script.calls_of("setattr"):

@@ -8,7 +8,16 @@ from paceline.diagnose.lint.python.script import Assigned, Script, keyword, para
 from paceline.text.syntax import dotted, last
 
 LIGHTNING = frozenset({"lightning", "pytorch_lightning", "lightning_fabric"})
-DOES_IT_ALL = LIGHTNING | {"accelerate", "paceline", "ignite", "composer", "catalyst", "fastai", "ray", "mmengine"}
+DOES_IT_ALL = LIGHTNING | {
+    "accelerate",
+    "paceline",
+    "ignite",
+    "composer",
+    "catalyst",
+    "fastai",
+    "ray",
+    "mmengine",
+}
 
 # Kind of object by the top package and the last word of the class that creates it.
 _MAKERS: dict[str, tuple[frozenset[str], str]] = {
@@ -69,8 +78,13 @@ def kinds(script: Script, node: ast.AST, at: ast.AST | None = None, depth: int =
 
 def _kinds(script: Script, node: ast.AST, at: ast.AST | None, depth: int) -> set[str]:
     if isinstance(node, ast.IfExp):
-        if any(isinstance(part, ast.Attribute) and part.attr == "module" for part in (node.body, node.orelse)):
-            return set()  # ``model.module if distributed else model``: the bare model in either case
+        if any(
+            isinstance(part, ast.Attribute) and part.attr == "module"
+            for part in (node.body, node.orelse)
+        ):
+            return (
+                set()
+            )  # ``model.module if distributed else model``: the bare model in either case
         return kinds(script, node.body, at, depth + 1) | kinds(script, node.orelse, at, depth + 1)
     if isinstance(node, ast.Call):
         return _of_call(script, node, at or node, depth)
@@ -82,15 +96,27 @@ def _kinds(script: Script, node: ast.AST, at: ast.AST | None, depth: int) -> set
     for value in _until(script, script.assigned(name, place), place):
         if value.value is node:
             continue
-        value_kinds = kinds(script, value.value, value.at, depth + 1) if value.at is not at or depth == 0 else set()
+        value_kinds = (
+            kinds(script, value.value, value.at, depth + 1)
+            if value.at is not at or depth == 0
+            else set()
+        )
         result |= _part(value_kinds, value)
-    return result or _by_annotation(script, node, place) or _by_same_name(script, node, place, depth)
+    return (
+        result or _by_annotation(script, node, place) or _by_same_name(script, node, place, depth)
+    )
 
 
 def _until(script: Script, values: list[Assigned], at: ast.AST) -> list[Assigned]:
-    """Drop later assignments of the same function: ``raw = model`` before ``model = DDP(model)``."""
+    """Drop later assignments of the same function: ``raw = model`` before ``model =
+    DDP(model)``.
+    """
     line = getattr(at, "lineno", 0)
-    before = [v for v in values if getattr(v.at, "lineno", 0) <= line or script.scope(v.at) is not script.scope(at)]
+    before = [
+        v
+        for v in values
+        if getattr(v.at, "lineno", 0) <= line or script.scope(v.at) is not script.scope(at)
+    ]
     return before or values
 
 
@@ -137,7 +163,9 @@ def _by_annotation(script: Script, node: ast.AST, at: ast.AST) -> set[str]:
 
 
 def _by_same_name(script: Script, node: ast.AST, at: ast.AST, depth: int) -> set[str]:
-    """Return the kind of the file's only ``fabric`` for ``self.fabric`` and a parameter ``fabric``."""
+    """Return the kind of the file's only ``fabric`` for ``self.fabric`` and a parameter
+    ``fabric``.
+    """
     word = last(node)
     if depth or word not in ("fabric", "accelerator", "session"):
         return set()
@@ -156,25 +184,38 @@ def _by_same_name(script: Script, node: ast.AST, at: ast.AST, depth: int) -> set
 
 def makes(script: Script, *wanted_kinds: str) -> list[ast.Call]:
     """Return the calls that create an object of one of the kinds."""
-    constructors = script.cached("made", lambda: [(call, made_by(script, call)) for call in script.calls])
+    constructors = script.cached(
+        "made", lambda: [(call, made_by(script, call)) for call in script.calls]
+    )
     return [call for call, kind in constructors if kind in wanted_kinds]
 
 
 def is_sharded_run(script: Script) -> bool:
-    """Return whether the file itself sets up distributed training with torch, DeepSpeed or Horovod."""
+    """Return whether the file itself sets up distributed training with torch, DeepSpeed or
+    Horovod.
+    """
     if makes(script, "ddp", "fsdp", "engine"):
         return True
     return any(
-        full in ("torch.distributed.init_process_group", "horovod.torch.init", "deepspeed.init_distributed")
+        full
+        in (
+            "torch.distributed.init_process_group",
+            "horovod.torch.init",
+            "deepspeed.init_distributed",
+        )
         for full in (script.full(call.func) for call in script.calls)
     )
 
 
 def names_of(script: Script, *wanted_kinds: str) -> dict[str, list[Assigned]]:
-    """Return the dotted names to which an object of one of the kinds is assigned, with those assignments."""
+    """Return the dotted names to which an object of one of the kinds is assigned, with those
+    assignments.
+    """
     names: dict[str, list[Assigned]] = {}
     for name, values in script.values.items():
-        assignments = [v for v in values if _part(kinds(script, v.value, v.at), v) & set(wanted_kinds)]
+        assignments = [
+            v for v in values if _part(kinds(script, v.value, v.at), v) & set(wanted_kinds)
+        ]
         if assignments:
             names[name] = assignments
     return names
@@ -183,6 +224,10 @@ def names_of(script: Script, *wanted_kinds: str) -> dict[str, list[Assigned]]:
 def argument(call: ast.Call, name: str, place: int) -> ast.expr | None:
     """Return an argument by its name or its position, or None."""
     value = keyword(call, name)
-    if value is None and len(call.args) > place and not any(isinstance(a, ast.Starred) for a in call.args[: place + 1]):
+    if (
+        value is None
+        and len(call.args) > place
+        and not any(isinstance(a, ast.Starred) for a in call.args[: place + 1])
+    ):
         return call.args[place]
     return value

@@ -20,29 +20,46 @@ _NO_SYNC = words_of(
 _SCHEDULER = re.compile(r"sched", re.I)
 _OPTIMIZER = re.compile(r"^(opt|optim|optimi[sz]er)\w*$|_(opt|optim|optimi[sz]er)$", re.I)
 _SIZE = re.compile(
-    r"world_?size|num_replicas|num_processes|n_?gpus|num_gpus|get_world_size|^size$|nprocs|num_nodes", re.I
+    r"world_?size|num_replicas|num_processes|n_?gpus|num_gpus|get_world_size|^size$|nprocs|num_nodes",
+    re.I,
 )
 
 
 def accumulation_syncs_every_step(script: Script) -> Iterator[Finding]:
     """Find gradient accumulation in which DDP synchronises gradients after every batch.
 
-    Nothing is reported if no_sync or an equivalent appears in the file, and under FSDP, where no_sync costs memory.
+    Nothing is reported if no_sync or an equivalent appears in the file, and under FSDP, where
+    no_sync costs memory.
     """
-    if _names(script) & _NO_SYNC or script.calls_of("accumulate") or makes(script, "fsdp", "engine"):
+    if (
+        _names(script) & _NO_SYNC
+        or script.calls_of("accumulate")
+        or makes(script, "fsdp", "engine")
+    ):
         return
     for loop, _ in _accumulating(script):
-        backward = next((n for n in inside(loop) if isinstance(n, ast.Call) and last(n) == "backward"), None)
+        backward = next(
+            (n for n in inside(loop) if isinstance(n, ast.Call) and last(n) == "backward"), None
+        )
         if backward is None:
             continue
-        owner = kinds(script, backward.func.value, backward) if isinstance(backward.func, ast.Attribute) else set()
+        owner = (
+            kinds(script, backward.func.value, backward)
+            if isinstance(backward.func, ast.Attribute)
+            else set()
+        )
         fix = _no_sync_for(script, owner)
-        if not fix or in_rank_block(script, backward) or not loaders.runs_in_parallel(script, backward):
+        if (
+            not fix
+            or in_rank_block(script, backward)
+            or not loaders.runs_in_parallel(script, backward)
+        ):
             continue
         yield script.finding(
             "accumulation-syncs-every-step",
             backward,
-            "gradients are accumulated over several batches, but the ranks exchange them after each one",
+            "gradients are accumulated over several batches, but the ranks exchange them after"
+            " each one",
             why="all exchanges but the last of each group are wasted time; the result is the same",
             fix=fix,
         )
@@ -50,36 +67,54 @@ def accumulation_syncs_every_step(script: Script) -> Iterator[Finding]:
 
 def _no_sync_for(script: Script, owner: set[str]) -> str:
     if "accelerator" in owner:
-        return "with accelerator.accumulate(model): ...  # and Accelerator(gradient_accumulation_steps=n)"
+        return (
+            "with accelerator.accumulate(model): ...  # and"
+            " Accelerator(gradient_accumulation_steps=n)"
+        )
     if "fabric" in owner:
         return "with fabric.no_backward_sync(model, enabled=not last): ..."
     if "session" in owner or not makes(script, "ddp"):
         return ""
-    return "with model.no_sync() if not last else contextlib.nullcontext(): ...  # forward and backward"
+    return (
+        "with model.no_sync() if not last else contextlib.nullcontext(): ...  # forward and"
+        " backward"
+    )
 
 
 def _names(script: Script) -> set[str]:
     return (
-        script.cached("names", lambda: {last(n) for n in script.nodes if isinstance(n, ast.Name | ast.Attribute)})
+        script.cached(
+            "names",
+            lambda: {last(n) for n in script.nodes if isinstance(n, ast.Name | ast.Attribute)},
+        )
         or set()
     )
 
 
 def _accumulating(script: Script) -> Iterator[tuple[ast.For, ast.If]]:
-    """Yield loops that call backward in each iteration and the optimizer's step only in every nth."""
+    """Yield loops that call backward in each iteration and the optimizer's step only in every
+    nth.
+    """
     for loop in script.nodes:
         if not isinstance(loop, ast.For):
             continue
         for statement in loop.body:
             if not isinstance(statement, ast.If) or not _every_nth(statement.test):
                 continue
-            if not any(_is_step(script, n, _OPTIMIZER) for part in statement.body for n in inside(part)):
-                continue
-            if any(
-                _is_step(script, n, _OPTIMIZER) for other in loop.body if other is not statement for n in inside(other)
+            if not any(
+                _is_step(script, n, _OPTIMIZER) for part in statement.body for n in inside(part)
             ):
                 continue
-            if any(isinstance(n, ast.Call) and last(n) == "backward" for s in _direct(loop) for n in s):
+            if any(
+                _is_step(script, n, _OPTIMIZER)
+                for other in loop.body
+                if other is not statement
+                for n in inside(other)
+            ):
+                continue
+            if any(
+                isinstance(n, ast.Call) and last(n) == "backward" for s in _direct(loop) for n in s
+            ):
                 yield loop, statement
 
 
@@ -93,11 +128,23 @@ def _direct(loop: ast.For) -> Iterator[list[ast.AST]]:
 
 def _every_nth(test: ast.expr) -> bool:
     for node in ast.walk(test):
-        if isinstance(node, ast.Compare) and isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Mod):
-            return constant(node.left.right) != 1 and constant(node.comparators[0]) is not ... and _is_equal(node)
+        if (
+            isinstance(node, ast.Compare)
+            and isinstance(node.left, ast.BinOp)
+            and isinstance(node.left.op, ast.Mod)
+        ):
+            return (
+                constant(node.left.right) != 1
+                and constant(node.comparators[0]) is not ...
+                and _is_equal(node)
+            )
         if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.BinOp):
             mod = node.comparators[0]
-            if isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Mod) and isinstance(mod.op, ast.Sub):
+            if (
+                isinstance(node.left, ast.BinOp)
+                and isinstance(node.left.op, ast.Mod)
+                and isinstance(mod.op, ast.Sub)
+            ):
                 return _is_equal(node)
     return False
 
@@ -115,10 +162,11 @@ def _is_step(script: Script, node: ast.AST, pattern: re.Pattern[str]) -> bool:
 
 
 def scheduler_stepped_n_times(script: Script) -> Iterator[Finding]:
-    """Find schedulers that are stepped once per rank or micro-batch instead of once per optimizer step.
+    """Find schedulers that are stepped once per rank or micro-batch instead of once per optimizer
+    step.
 
-    Accelerate steps a prepared scheduler once per process at each call, which is right for schedules in single-process
-    batches and wrong for schedules in epochs.
+    Accelerate steps a prepared scheduler once per process at each call, which is right for
+    schedules in single-process batches and wrong for schedules in epochs.
     """
     yield from _per_micro_batch(script)
     yield from _once_per_process(script)
@@ -141,7 +189,8 @@ def _per_micro_batch(script: Script) -> Iterator[Finding]:
             yield script.finding(
                 "scheduler-stepped-n-times",
                 statement.value,
-                f"the scheduler is stepped for every batch, the optimizer (line {boundary.lineno}) only for every nth",
+                f"the scheduler is stepped for every batch, the optimizer (line {boundary.lineno})"
+                " only for every nth",
                 why="the learning rate falls n times as fast as the updates are counted",
                 fix="step the scheduler where the optimizer is stepped",
             )
@@ -178,7 +227,9 @@ def _kinds_of(script: Script, call: ast.Call) -> set[str]:
     return kinds(script, call.func.value, call) if isinstance(call.func, ast.Attribute) else set()
 
 
-_BY_EPOCH = frozenset(["StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts"])
+_BY_EPOCH = frozenset(
+    ["StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts"]
+)
 
 
 def _prepared_per_epoch(script: Script) -> Iterator[Finding]:
@@ -190,7 +241,9 @@ def _prepared_per_epoch(script: Script) -> Iterator[Finding]:
             continue
         schedulers = [v.value for v in script.assigned(name, call) if isinstance(v.value, ast.Call)]
         plain = [
-            m for m in schedulers if script.full(m.func).startswith("torch.optim.lr_scheduler") and last(m) in _BY_EPOCH
+            m
+            for m in schedulers
+            if script.full(m.func).startswith("torch.optim.lr_scheduler") and last(m) in _BY_EPOCH
         ]
         if not plain or any(_SIZE.search(word) for m in plain for word in words(m)):
             continue
@@ -200,9 +253,13 @@ def _prepared_per_epoch(script: Script) -> Iterator[Finding]:
         yield script.finding(
             "scheduler-stepped-n-times",
             call,
-            f"{name} counts epochs, and Accelerate steps a prepared scheduler once per process at each call",
+            f"{name} counts epochs, and Accelerate steps a prepared scheduler once per process at"
+            " each call",
             why="on N processes the learning rate falls N times as fast",
-            fix=f"leave {name} out of accelerator.prepare(...), or Accelerator(step_scheduler_with_optimizer=False)",
+            fix=(
+                f"leave {name} out of accelerator.prepare(...), or"
+                " Accelerator(step_scheduler_with_optimizer=False)"
+            ),
         )
 
 
@@ -215,24 +272,36 @@ def _splits(script: Script) -> bool:
 
 
 def learning_rate_not_scaled(script: Script) -> Iterator[Finding]:
-    """Find an SGD learning rate that stays the same while the global batch grows with the number of ranks."""
+    """Find an SGD learning rate that stays the same while the global batch grows with the number of
+    ranks.
+    """
     if not makes(script, "ddp") or any(_SIZE.search(w) for w in _factors(script)):
         return
     sharded = [c for c in loaders.data_loaders(script) if loaders.is_sharded(script, c)]
     if not any(
-        isinstance(constant(argument(c, "batch_size", 1)), int) and loaders.is_for_training(script, c) for c in sharded
+        isinstance(constant(argument(c, "batch_size", 1)), int)
+        and loaders.is_for_training(script, c)
+        for c in sharded
     ):
         return
     for call in script.calls:
-        if script.full(call.func) == "torch.optim.SGD" and isinstance(constant(argument(call, "lr", 1)), int | float):
+        if script.full(call.func) == "torch.optim.SGD" and isinstance(
+            constant(argument(call, "lr", 1)), int | float
+        ):
             if in_rank_block(script, call):
                 continue
             yield script.finding(
                 "learning-rate-not-scaled",
                 call,
                 "the batch of all ranks together grows with their number, the learning rate stays",
-                why="with a larger global batch SGD usually needs a larger rate to learn as much per epoch",
-                fix="lr = base_lr * dist.get_world_size(), or divide the batch size by the number of ranks",
+                why=(
+                    "with a larger global batch SGD usually needs a larger rate to learn as much"
+                    " per epoch"
+                ),
+                fix=(
+                    "lr = base_lr * dist.get_world_size(), or divide the batch size by the number"
+                    " of ranks"
+                ),
                 severity="hint",
             )
             return
@@ -243,5 +312,7 @@ def _factors(script: Script) -> Iterator[str]:
     for node in script.nodes:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div | ast.FloorDiv):
             yield from words(node)
-        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Mult | ast.Div | ast.FloorDiv):
+        elif isinstance(node, ast.AugAssign) and isinstance(
+            node.op, ast.Mult | ast.Div | ast.FloorDiv
+        ):
             yield from words(node.value)

@@ -13,7 +13,9 @@ from paceline.diagnose.lint.python.script import Function, Script, inside
 from paceline.text.rank_conditions import Sides, alone, decorator_scope, leaves, sides, together
 from paceline.text.syntax import last
 
-_MENTIONS = re.compile(r"rank|world_?size|num_replicas|process_index|gpu_?id|worker_?id|hostname|local_process", re.I)
+_MENTIONS = re.compile(
+    r"rank|world_?size|num_replicas|process_index|gpu_?id|worker_?id|hostname|local_process", re.I
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,9 @@ class RankBlock:
 
 
 def rank_block(script: Script, node: ast.AST) -> RankBlock | None:
-    """Return the innermost block of its function around a node that only some ranks enter, or None."""
+    """Return the innermost block of its function around a node that only some ranks enter, or
+    None.
+    """
     block: RankBlock | None = script.nearest("rank block", node, _enclosing)
     return block
 
@@ -61,7 +65,11 @@ def _branch(script: Script, branch: ast.If, child: ast.AST) -> RankBlock | None:
     if condition is None:
         return None
     side = condition.false if child in branch.orelse else condition.true
-    return RankBlock(side, condition.scope, condition.sure, branch, _text(branch.test)) if side else None
+    return (
+        RankBlock(side, condition.scope, condition.sure, branch, _text(branch.test))
+        if side
+        else None
+    )
 
 
 def _sides_of(script: Script, branch: ast.If) -> Sides | None:
@@ -69,10 +77,14 @@ def _sides_of(script: Script, branch: ast.If) -> Sides | None:
 
 
 def _after_return(script: Script, parent: ast.AST, child: ast.AST) -> RankBlock | None:
-    """Return the block that begins after ``if rank == 0: return``, in which the other ranks continue."""
+    """Return the block that begins after ``if rank == 0: return``, in which the other ranks
+    continue.
+    """
     for block in ("body", "orelse", "finalbody"):
         statements = getattr(parent, block, None)
-        if not isinstance(statements, list) or not any(statement is child for statement in statements):
+        if not isinstance(statements, list) or not any(
+            statement is child for statement in statements
+        ):
             continue
         for statement in statements:
             if statement is child:
@@ -82,7 +94,9 @@ def _after_return(script: Script, parent: ast.AST, child: ast.AST) -> RankBlock 
             condition = _sides_of(script, statement)
             if condition and condition.false:
                 text = _text(statement.test)
-                return RankBlock(condition.false, condition.scope, condition.sure, statement, text, early=True)
+                return RankBlock(
+                    condition.false, condition.scope, condition.sure, statement, text, early=True
+                )
     return None
 
 
@@ -104,15 +118,21 @@ def _text(test: ast.expr) -> str:
 
 
 def called_by_some_only(script: Script, function: Function, depth: int = 0) -> bool:
-    """Return whether only some ranks reach each call of a function in the file; False without calls."""
-    calls = [call for call in script.calls_of(function.name) if script.function(call) is not function]
+    """Return whether only some ranks reach each call of a function in the file; False without
+    calls.
+    """
+    calls = [
+        call for call in script.calls_of(function.name) if script.function(call) is not function
+    ]
     if not calls or depth > 3:
         return False
     return all(in_rank_block(script, call, depth + 1) for call in calls)
 
 
 def in_rank_block(script: Script, node: ast.AST, depth: int = 0) -> bool:
-    """Return whether only some ranks reach a node, by a block around it or around all calls of its function."""
+    """Return whether only some ranks reach a node, by a block around it or around all calls of its
+    function.
+    """
     if rank_block(script, node):
         return True
     function = script.function(node)
@@ -137,5 +157,11 @@ def mentions_rank(node: ast.AST) -> bool:
     """Say whether an expression depends on a rank or the number of ranks by its words."""
     parts = list(inside(node, functions=True))
     names = [last(part) for part in parts if isinstance(part, ast.Name | ast.Attribute)]
-    texts = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
-    return any(map(_MENTIONS.search, names)) or any(re.search(r"\brank|RANK|PROCID", text) for text in texts)
+    texts = [
+        part.value
+        for part in parts
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    ]
+    return any(map(_MENTIONS.search, names)) or any(
+        re.search(r"\brank|RANK|PROCID", text) for text in texts
+    )

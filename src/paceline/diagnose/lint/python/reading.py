@@ -9,17 +9,24 @@ import warnings
 from paceline.diagnose.lint.python.script import Script
 from paceline.errors import Finding
 
-_PYTHON_2 = re.compile(r"Missing parentheses in call to|multiple exception types must be|leading zeros in decimal")
+_PYTHON_2 = re.compile(
+    r"Missing parentheses in call to|multiple exception types must be|leading zeros in decimal"
+)
 _NOTEBOOK = re.compile(r"^\s*[%!]\w")
 _TEMPLATE = re.compile(r"\{\{.*\}\}|\{%.*%\}")
-_NEWER = re.compile(r"^\s*(type\s+\w+|def\s+\w+\[|class\s+\w+\[|except\s*\*|(async\s+)?with\s*\()|\bf[\"']")
+_NEWER = re.compile(
+    r"^\s*(type\s+\w+|def\s+\w+\[|class\s+\w+\[|except\s*\*|(async\s+)?with\s*\()|\bf[\"']"
+)
 _SHEBANG = re.compile(r"#!.*\bpython")
 _WORTH_READING = re.compile(r"torch|lightning|accelerate|deepspeed|horovod|transformers|paceline")
-_MAX_CHARACTERS = 4_000_000  # longer than any handwritten script; parsing more takes seconds and gigabytes
+_MAX_CHARACTERS = (
+    4_000_000  # longer than any handwritten script; parsing more takes seconds and gigabytes
+)
 
 
 def read(source: str, name: str) -> Script | Finding | None:
-    """Return the parsed file, a finding if it is not Python, or None if it is too deep, too long or irrelevant.
+    """Return the parsed file, a finding if it is not Python, or None if it is too deep, too long or
+    irrelevant.
 
     Args:
         source: The text.
@@ -32,7 +39,9 @@ def read(source: str, name: str) -> Script | Finding | None:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a stray backslash in the user's strings is not ours to report
+            warnings.simplefilter(
+                "ignore"
+            )  # a stray backslash in the user's strings is not ours to report
             tree = ast.parse(source)
     except SyntaxError as error:
         return _unreadable(source, name, error)

@@ -19,10 +19,11 @@ _DEPTH = 4
 
 
 def save_on_every_rank(script: Script) -> Iterator[Finding]:
-    """Find torch.save calls in which every rank writes the same file, possibly while another rank reads it.
+    """Find torch.save calls in which every rank writes the same file, possibly while another rank
+    reads it.
 
-    Nothing is reported if the path contains the rank, if a rank condition is around the call or around all calls of its
-    function, and if the file does not set up several ranks itself.
+    Nothing is reported if the path contains the rank, if a rank condition is around the call or
+    around all calls of its function, and if the file does not set up several ranks itself.
     """
     if not makes(script, "ddp", "fsdp", "engine") and "horovod" not in script.roots:
         return
@@ -30,9 +31,17 @@ def save_on_every_rank(script: Script) -> Iterator[Finding]:
         if script.full(call.func) != "torch.save":
             continue
         path = argument(call, "f", 1)
-        if path is None or in_rank_block(script, call) or not loaders.runs_in_parallel(script, call):
+        if (
+            path is None
+            or in_rank_block(script, call)
+            or not loaders.runs_in_parallel(script, call)
+        ):
             continue
-        if _is_of_the_rank(script, path, call, 0) or _is_uncalled(script, call) or _is_tested(script, call):
+        if (
+            _is_of_the_rank(script, path, call, 0)
+            or _is_uncalled(script, call)
+            or _is_tested(script, call)
+        ):
             continue
         if not _saves_training(script, call):
             continue
@@ -53,19 +62,24 @@ def _is_of_the_rank(script: Script, node: ast.expr, at: ast.AST, depth: int) -> 
     for part in ast.walk(node):
         name = dotted(part) if isinstance(part, ast.Name | ast.Attribute) else ""
         for value in script.assigned(name, at) if name else []:
-            if value.value is not node and _is_of_the_rank(script, value.value, value.at, depth + 1):
+            if value.value is not node and _is_of_the_rank(
+                script, value.value, value.at, depth + 1
+            ):
                 return True
     return False
 
 
 def _is_uncalled(script: Script, node: ast.AST) -> bool:
-    """Return whether the file never calls the function; another file may call it on one rank only."""
+    """Return whether the file never calls the function; another file may call it on one rank
+    only.
+    """
     function = script.function(node)
     while function is not None:
         if function.name in ("main", "__init__"):
             return False
         if not script.calls_of(function.name) and not any(
-            isinstance(n, ast.Name | ast.Attribute) and last(n) == function.name for n in script.nodes
+            isinstance(n, ast.Name | ast.Attribute) and last(n) == function.name
+            for n in script.nodes
         ):
             return True
         function = script.function(function)
@@ -75,16 +89,27 @@ def _is_uncalled(script: Script, node: ast.AST) -> bool:
 def _is_tested(script: Script, node: ast.AST) -> bool:
     owner = script.owner(node)
     function = script.function(node)
-    return (owner is not None and "Test" in owner.name) or (function is not None and function.name.startswith("test_"))
+    return (owner is not None and "Test" in owner.name) or (
+        function is not None and function.name.startswith("test_")
+    )
 
 
 def _saves_training(script: Script, call: ast.Call) -> bool:
-    """Return whether a saved object comes from the training: a state_dict, a model, a checkpoint."""
+    """Return whether a saved object comes from the training: a state_dict, a model, a
+    checkpoint.
+    """
     saved = argument(call, "obj", 0)
     if saved is None:
         return False
-    parts = [saved, *(v.value for v in (script.assigned(dotted(saved), saved) if dotted(saved) else []))]
-    if any(isinstance(n, ast.Call) and last(n) == "state_dict" for part in parts for n in ast.walk(part)):
+    parts = [
+        saved,
+        *(v.value for v in (script.assigned(dotted(saved), saved) if dotted(saved) else [])),
+    ]
+    if any(
+        isinstance(n, ast.Call) and last(n) == "state_dict"
+        for part in parts
+        for n in ast.walk(part)
+    ):
         return True
     return bool(re.search(r"state|ckpt|checkpoint|model|net", last(saved), re.I))
 
@@ -92,10 +117,15 @@ def _saves_training(script: Script, call: ast.Call) -> bool:
 def save_wrapped_model(script: Script) -> Iterator[Finding]:
     """Find saved state_dicts of the DDP wrapper, whose keys all begin with ``module.``.
 
-    The severity is a hint if the file also loads into the wrapper, which works as long as the model is always wrapped.
+    The severity is a hint if the file also loads into the wrapper, which works as long as the model
+    is always wrapped.
     """
     loads = [c for c in script.calls_of("load_state_dict") if isinstance(c.func, ast.Attribute)]
-    loads = [c for c in loads if isinstance(c.func, ast.Attribute) and "ddp" in kinds(script, c.func.value, c)]
+    loads = [
+        c
+        for c in loads
+        if isinstance(c.func, ast.Attribute) and "ddp" in kinds(script, c.func.value, c)
+    ]
     for call in script.calls_of("state_dict"):
         if not isinstance(call.func, ast.Attribute) or not (name := dotted(call.func.value)):
             continue
@@ -133,17 +163,26 @@ def _is_saved(script: Script, call: ast.Call) -> bool:
 
 
 def _knows_the_module(script: Script, name: str, call: ast.Call) -> bool:
-    """Return whether the function also uses ``.module`` of this object, so it distinguishes wrapper and model."""
+    """Return whether the function also uses ``.module`` of this object, so it distinguishes wrapper
+    and model.
+    """
     for node in inside(script.scope(call)):
         if isinstance(node, ast.Attribute) and node.attr == "module" and dotted(node.value) == name:
             return True
-        if isinstance(node, ast.Call) and last(node) == "hasattr" and node.args and dotted(node.args[0]) == name:
+        if (
+            isinstance(node, ast.Call)
+            and last(node) == "hasattr"
+            and node.args
+            and dotted(node.args[0]) == name
+        ):
             return True
     return False
 
 
 def _is_unwrapped_before(script: Script, name: str, call: ast.Call) -> bool:
-    """Return whether the name is also assigned the model itself, by assignments that end in ``.module``."""
+    """Return whether the name is also assigned the model itself, by assignments that end in
+    ``.module``.
+    """
     return any(
         isinstance(value.value, ast.Attribute) and value.value.attr in ("module", "_orig_mod")
         for value in script.assigned(name, call)

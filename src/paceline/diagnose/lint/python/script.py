@@ -1,7 +1,8 @@
-"""Index a training script for the checks: imports, calls, assignments and functions of its syntax tree.
+"""Index a training script for the checks: imports, calls, assignments and functions of its syntax
+tree.
 
-The index covers a single file and no types. It resolves a name only if that is certain, which the checks rely on. All
-walks are loops, so that a deeply nested file cannot exhaust the stack.
+The index covers a single file and no types. It resolves a name only if that is certain, which the
+checks rely on. All walks are loops, so that a deeply nested file cannot exhaust the stack.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class Script:
         return cls(name, source.splitlines(), tree, nodes, parents, scopes)
 
     def cached(self, key: object, compute: Callable[[], T]) -> T:
-        """Return the cached result of a function; a recursive request for the same key returns None."""
+        """Return the cached result of a function; a recursive request for the same key returns
+        None.
+        """
         if key not in self.cache:
             self.cache[key] = None
             self.cache[key] = compute()
@@ -93,14 +96,19 @@ class Script:
         return [node for node in self.nodes if isinstance(node, ast.Call)]
 
     def nearest(
-        self, question: str, node: ast.AST, look: Callable[[Script, ast.AST, ast.AST], tuple[T] | None]
+        self,
+        question: str,
+        node: ast.AST,
+        look: Callable[[Script, ast.AST, ast.AST], tuple[T] | None],
     ) -> T | None:
-        """Return the result of the nearest parent for which ``look`` has one, computed once per parent.
+        """Return the result of the nearest parent for which ``look`` has one, computed once per
+        parent.
 
         Args:
             question: The name under which results are cached.
             node: The node from which the search goes up.
-            look: Takes a parent and the child on the path; returns the result in a tuple, or None to continue.
+            look: Takes a parent and the child on the path; returns the result in a tuple, or None
+                to continue.
         """
         path: list[ast.AST] = []
         answer: T | None = None
@@ -168,11 +176,15 @@ class Script:
     @cached_property
     def roots(self) -> frozenset[str]:
         """The top packages that the file imports."""
-        return frozenset(full.partition(".")[0] for full in self.imports.values() if not full.startswith("."))
+        return frozenset(
+            full.partition(".")[0] for full in self.imports.values() if not full.startswith(".")
+        )
 
     @cached_property
     def values(self) -> dict[str, list[Assigned]]:
-        """Every assignment by its dotted target (``model``, ``self.model``, ``args.rank``), over the whole file."""
+        """Every assignment by its dotted target (``model``, ``self.model``, ``args.rank``), over
+        the whole file.
+        """
         values: dict[str, list[Assigned]] = defaultdict(list)
         for node in self.nodes:
             for target, value in _bindings(node):
@@ -214,8 +226,9 @@ class Script:
     def assigned(self, name: str, at: ast.AST) -> list[Assigned]:
         """Return the assignments of a name as seen from a node.
 
-        A plain name is looked up in its function, then in the enclosing scopes. A parameter is looked up by its name in
-        the whole file, since scripts pass ``model`` and ``loader`` under the same name. So is an attribute.
+        A plain name is looked up in its function, then in the enclosing scopes. A parameter is
+        looked up by its name in the whole file, since scripts pass ``model`` and ``loader`` under
+        the same name. So is an attribute.
         """
         everywhere = self.values.get(name, [])
         if len(everywhere) > _MAX_VALUES:
@@ -242,7 +255,14 @@ class Script:
         return by_scope
 
     def finding(
-        self, name: str, node: ast.AST, what: str, *, why: str = "", fix: str = "", severity: str = "warning"
+        self,
+        name: str,
+        node: ast.AST,
+        what: str,
+        *,
+        why: str = "",
+        fix: str = "",
+        severity: str = "warning",
     ) -> Finding:
         """Return a finding at a node, with its line as evidence."""
         line = getattr(node, "lineno", 1)
@@ -300,7 +320,9 @@ def arguments_of(call: ast.Call) -> list[ast.expr]:
 
 def has_unknown_arguments(call: ast.Call) -> bool:
     """Return whether a call passes ``*args`` or ``**kwargs``, whose content is unknown."""
-    return any(k.arg is None for k in call.keywords) or any(isinstance(a, ast.Starred) for a in call.args)
+    return any(k.arg is None for k in call.keywords) or any(
+        isinstance(a, ast.Starred) for a in call.args
+    )
 
 
 def parameters(scope: ast.AST) -> set[str]:
@@ -308,12 +330,19 @@ def parameters(scope: ast.AST) -> set[str]:
     if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         return set()
     spec = scope.args
-    arguments = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, *(a for a in (spec.vararg, spec.kwarg) if a)]
+    arguments = [
+        *spec.posonlyargs,
+        *spec.args,
+        *spec.kwonlyargs,
+        *(a for a in (spec.vararg, spec.kwarg) if a),
+    ]
     return {argument.arg for argument in arguments}
 
 
 def inside(node: ast.AST, *, functions: bool = False) -> Iterator[ast.AST]:
-    """Yield a node and its descendants in the order of the text, without the bodies of inner functions by default."""
+    """Yield a node and its descendants in the order of the text, without the bodies of inner
+    functions by default.
+    """
     stack = [node]
     while stack:
         current = stack.pop()

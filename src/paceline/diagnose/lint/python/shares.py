@@ -1,4 +1,6 @@
-"""Find evaluation loops over sharded loaders: what shards the loader, and whether it pads the shares."""
+"""Find evaluation loops over sharded loaders: what shards the loader, and whether it pads the
+shares.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class Evaluation:
         loader: The dotted name of its loader.
         padded: Whether the shares may contain samples twice.
         by: What shards the loader, as findings show it.
-        around: The nodes of the evaluating function (or module), of the functions it calls, and of its callers.
+        around: The nodes of the evaluating function (or module), of the functions it calls, and of
+            its callers.
     """
 
     loop: ast.For
@@ -58,15 +61,22 @@ def _shares(script: Script) -> dict[str, tuple[bool, str]]:
     shares: dict[str, tuple[bool, str]] = {}
     for call in loaders.data_loaders(script):
         sampler_argument = loaders.sampler_of(script, call)
-        sampler = loaders.sampler_call(script, sampler_argument) if sampler_argument is not None else None
+        sampler = (
+            loaders.sampler_call(script, sampler_argument) if sampler_argument is not None else None
+        )
         if sampler is None or constant(argument(sampler, "num_replicas", 1)) == 1:
             continue
-        exact = constant(keyword(sampler, "drop_last")) is True or constant(keyword(call, "drop_last")) is True
+        exact = (
+            constant(keyword(sampler, "drop_last")) is True
+            or constant(keyword(call, "drop_last")) is True
+        )
         for name in loaders.targets(script, call):
             shares[name] = (not exact, "DistributedSampler")
     for name, values in script.values.items():
         for value in values:
-            share = _share_by_framework(script, value.value, value.at) or _share_by_factory(script, value.value)
+            share = _share_by_framework(script, value.value, value.at) or _share_by_factory(
+                script, value.value
+            )
             if share:
                 shares[name] = share
     return shares
@@ -104,7 +114,9 @@ def _fabric_shards(script: Script, call: ast.expr) -> bool:
     )
 
 
-def _share_of(script: Script, name: str, loop: ast.For, shares: dict[str, tuple[bool, str]]) -> tuple[bool, str] | None:
+def _share_of(
+    script: Script, name: str, loop: ast.For, shares: dict[str, tuple[bool, str]]
+) -> tuple[bool, str] | None:
     """Return the share of a loader by its name, or through the parameter as which it is passed."""
     function = script.function(loop)
     if function is None or name not in _parameter_places(function):
@@ -119,7 +131,9 @@ def _share_of(script: Script, name: str, loop: ast.For, shares: dict[str, tuple[
 
 
 def _parameter_places(function: Function) -> dict[str, int]:
-    return {a.arg: place for place, a in enumerate([*function.args.posonlyargs, *function.args.args])}
+    return {
+        a.arg: place for place, a in enumerate([*function.args.posonlyargs, *function.args.args])
+    }
 
 
 def is_evaluation(script: Script, loop: ast.For) -> bool:
@@ -132,7 +146,11 @@ def is_evaluation(script: Script, loop: ast.For) -> bool:
                 return True
             break
     scope = script.scope(loop)
-    before = [n for n in inside(scope) if isinstance(n, ast.Call) and last(n) in ("eval", "train", "no_grad")]
+    before = [
+        n
+        for n in inside(scope)
+        if isinstance(n, ast.Call) and last(n) in ("eval", "train", "no_grad")
+    ]
     earlier = [n for n in before if n.lineno < loop.lineno and not (last(n) == "train" and n.args)]
     if earlier and last(earlier[-1]) == "eval":
         return True
@@ -141,11 +159,15 @@ def is_evaluation(script: Script, loop: ast.For) -> bool:
 
 def _enters(node: ast.AST, contexts: tuple[str, ...]) -> bool:
     """Return whether a node is a ``with`` block of one of the contexts."""
-    return isinstance(node, ast.With) and any(last(item.context_expr) in contexts for item in node.items)
+    return isinstance(node, ast.With) and any(
+        last(item.context_expr) in contexts for item in node.items
+    )
 
 
 def around_of(script: Script, loop: ast.For) -> list[ast.AST]:
-    """Return the nodes of the loop's function (or the module), of the functions it calls, and of its callers."""
+    """Return the nodes of the loop's function (or the module), of the functions it calls, and of
+    its callers.
+    """
     function = script.function(loop)
     if function is None:
         return list(inside(script.tree))

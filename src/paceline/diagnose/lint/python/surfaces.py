@@ -1,7 +1,8 @@
 """Tables of the public attributes of well-known classes, and of names that were removed.
 
-Taken from lightning 2.6, accelerate 1.15, torch 2.13 and paceline itself. Names of older releases are listed as
-removed, so that the finding for an older script names the release instead of a misspelling.
+Taken from lightning 2.6, accelerate 1.15, torch 2.13 and paceline itself. Names of older releases
+are listed as removed, so that the finding for an older script names the release instead of a
+misspelling.
 """
 
 from __future__ import annotations

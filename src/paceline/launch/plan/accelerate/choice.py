@@ -13,7 +13,13 @@ from paceline.text.syntax import tree_of
 
 # The command line and the machine decide the layout of a run and its devices, unless a
 # configuration is named.
-_OF_THE_MACHINE = ("ACCELERATE_USE_CPU", "KMP_AFFINITY", "KMP_BLOCKTIME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+_OF_THE_MACHINE = (
+    "ACCELERATE_USE_CPU",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+)
 # Options of the rendezvous: one that is typed, or taken from Slurm, replaces the configuration's
 # whole layout.
 _LAYOUT = frozenset({*MEETING, "standalone"})
@@ -46,7 +52,9 @@ def named(settings: Settings, path: str, environ: Mapping[str, str]) -> Choice:
         path: Path of the configuration, for messages.
         environ: The environment.
     """
-    replaced = [name for name, value in settings.environment.items() if environ.get(name, value) != value]
+    replaced = [
+        name for name, value in settings.environment.items() if environ.get(name, value) != value
+    ]
     words = ", ".join(settings.asks) or "nothing but defaults"
     replaces = f"; replaces {', '.join(replaced)}" if replaced else ""
     summary = f"accelerate: {words} ({path}{replaces})"
@@ -79,11 +87,17 @@ def by_default(
         return Choice()
     by_hand = sorted(name for name in environ if name.startswith("ACCELERATE_USE_"))
     if by_hand:
-        return Choice(warnings=_not_set(settings, path, f"{', '.join(by_hand)} is set, so the environment decides"))
+        return Choice(
+            warnings=_not_set(
+                settings, path, f"{', '.join(by_hand)} is set, so the environment decides"
+            )
+        )
     obstacle = _obstacle(settings, has_deepspeed=has_deepspeed)
     if obstacle:
         return Choice(warnings=_not_set(settings, path, obstacle))
-    environment = {name: value for name, value in settings.environment.items() if name not in _OF_THE_MACHINE}
+    environment = {
+        name: value for name, value in settings.environment.items() if name not in _OF_THE_MACHINE
+    }
     summary = f"accelerate: {', '.join(settings.asks)} ({path}; not with --accelerate-config none)"
     return Choice(environment, summary, working_folder=settings.working_folder)
 
@@ -91,7 +105,9 @@ def by_default(
 def _obstacle(settings: Settings, *, has_deepspeed: bool) -> str:
     if "deepspeed" in settings.needs and not has_deepspeed:
         return "DeepSpeed is not installed here"
-    if {"ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG"} & set(settings.environment):
+    if {"ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG"} & set(
+        settings.environment
+    ):
         return "it fits one number of ranks only"
     return ""
 
@@ -99,12 +115,15 @@ def _obstacle(settings: Settings, *, has_deepspeed: bool) -> str:
 def _not_set(settings: Settings, path: str, reason: str) -> tuple[Finding]:
     warning = Finding(
         "launcher-config-ignored",
-        f"the script imports accelerate, whose default configuration asks for {', '.join(settings.asks)}; "
-        "the ranks do not get these settings",
+        "the script imports accelerate, whose default configuration asks for"
+        f" {', '.join(settings.asks)}; the ranks do not get these settings",
         where=path,
         evidence=(reason,),
         why="under accelerate launch the script would train in another way",
-        fix=f"paceline run --accelerate-config {path} ..., or --accelerate-config none if it is not meant",
+        fix=(
+            f"paceline run --accelerate-config {path} ..., or --accelerate-config none if it is not"
+            " meant"
+        ),
         severity="warning",
     )
     return (warning,)
@@ -119,7 +138,11 @@ def layout(settings: Settings, *, decided: Mapping[str, object]) -> dict[str, st
     """
     passed_over = set(_LAYOUT if _LAYOUT & set(decided) else ())
     passed_over |= {name for name, value in settings.options.items() if value == HEAD}
-    return {name: value for name, value in settings.options.items() if name not in decided and name not in passed_over}
+    return {
+        name: value
+        for name, value in settings.options.items()
+        if name not in decided and name not in passed_over
+    }
 
 
 def imports_accelerate(source: str) -> bool:
@@ -131,4 +154,8 @@ def imports_accelerate(source: str) -> bool:
 def _of_accelerate(node: ast.AST) -> bool:
     if isinstance(node, ast.Import):
         return any(alias.name.partition(".")[0] == "accelerate" for alias in node.names)
-    return isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").partition(".")[0] == "accelerate"
+    return (
+        isinstance(node, ast.ImportFrom)
+        and not node.level
+        and (node.module or "").partition(".")[0] == "accelerate"
+    )

@@ -40,7 +40,9 @@ class Settings:
     working_folder: bool = False
 
 
-def settle(typed: Mapping[str, str], config: Mapping[str, Any] | None, *, source: str = _SOURCE) -> Settings:
+def settle(
+    typed: Mapping[str, str], config: Mapping[str, Any] | None, *, source: str = _SOURCE
+) -> Settings:
     """Return the settings that ``accelerate launch`` would use.
 
     Args:
@@ -61,7 +63,9 @@ def settle(typed: Mapping[str, str], config: Mapping[str, Any] | None, *, source
     values["mixed_precision"] = _precision(values, config, source)
     values["dynamo_backend"] = str(values.get("dynamo_backend") or "no")
     if values["tpu"] or values["tpu_use_cluster"]:
-        raise _wrong("asks for TPUs, which paceline run does not start", source, fix="accelerate launch ...")
+        raise _wrong(
+            "asks for TPUs, which paceline run does not start", source, fix="accelerate launch ..."
+        )
     kind = _kind(values)
     options, layout_notes = _options(values, kind, typed)
     return Settings(
@@ -100,7 +104,9 @@ def _number(text: str) -> Any:
         return text
 
 
-def _add_config(values: dict[str, Any], config: Mapping[str, Any], typed: Mapping[str, str], source: str) -> list[str]:
+def _add_config(
+    values: dict[str, Any], config: Mapping[str, Any], typed: Mapping[str, str], source: str
+) -> list[str]:
     """Add values that the configuration sets and the command line does not; return unknown keys."""
     _check(config, source)
     flags = ("multi_gpu", "tpu", "tpu_use_cluster", "use_deepspeed", "use_fsdp", "use_megatron_lm")
@@ -116,18 +122,26 @@ def _add_config(values: dict[str, Any], config: Mapping[str, Any], typed: Mappin
                 values[name] = value
     values["debug"] = values["debug"] or bool(config.get("debug"))
     names = {*table.TOP_LEVEL, *table.GROUPS, *table.PASSED_OVER}
-    return [f"{key} in {source} is not known, and is left out" for key in config if key not in names]
+    return [
+        f"{key} in {source} is not known, and is left out" for key in config if key not in names
+    ]
 
 
 def _check(config: Mapping[str, Any], source: str) -> None:
     where = config.get("compute_environment", "LOCAL_MACHINE")
     if where != "LOCAL_MACHINE":
-        raise _wrong(f"is for {where}, where paceline run does not start anything", source, fix="accelerate launch ...")
+        raise _wrong(
+            f"is for {where}, where paceline run does not start anything",
+            source,
+            fix="accelerate launch ...",
+        )
     if "distributed_type" not in config:
         raise _wrong("has no distributed_type", source, fix="accelerate config")
     kind = _type(config)
     if kind not in table.ALONE | table.MULTI_DEVICE | set(table.TYPE_FLAGS):
-        raise _wrong(f"has distributed_type: {kind}, which is not known", source, fix="accelerate config")
+        raise _wrong(
+            f"has distributed_type: {kind}, which is not known", source, fix="accelerate config"
+        )
     for group in table.GROUPS:
         if not isinstance(config.get(group) or {}, Mapping):
             raise _wrong(f"has {group}, which is not a mapping", source, fix="accelerate config")
@@ -160,11 +174,15 @@ def _group(config: Mapping[str, Any], group: str) -> Mapping[Any, Any]:
 
 
 def _precision(values: Mapping[str, Any], config: Mapping[str, Any] | None, source: str) -> str:
-    precision = values.get("mixed_precision") or (_config_precision(config) if config else None) or "no"
+    precision = (
+        values.get("mixed_precision") or (_config_precision(config) if config else None) or "no"
+    )
     if precision.lower() not in table.PRECISIONS:
         choices = ", ".join(table.PRECISIONS)
         raise _wrong(
-            f"has mixed_precision: {precision}, which is none of {choices}", source, fix="mixed_precision: bf16"
+            f"has mixed_precision: {precision}, which is none of {choices}",
+            source,
+            fix="mixed_precision: bf16",
         )
     return str(precision).lower()
 
@@ -240,17 +258,30 @@ def _fp8(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _fsdp(values: Mapping[str, Any]) -> dict[str, str]:
-    names = {**table.FSDP, **{name: to for name, to in table.FSDP_OPTIONAL.items() if values.get(name) is not None}}
-    variables = {to: _written(values[name], name in table.FSDP_AS_WRITTEN) for name, to in names.items()}
+    names = {
+        **table.FSDP,
+        **{name: to for name, to in table.FSDP_OPTIONAL.items() if values.get(name) is not None},
+    }
+    variables = {
+        to: _written(values[name], name in table.FSDP_AS_WRITTEN) for name, to in names.items()
+    }
     return {"ACCELERATE_USE_FSDP": "true", **variables}
 
 
-def _deepspeed(values: Mapping[str, Any], typed: Mapping[str, str], config: Mapping[str, Any] | None) -> dict[str, str]:
+def _deepspeed(
+    values: Mapping[str, Any], typed: Mapping[str, str], config: Mapping[str, Any] | None
+) -> dict[str, str]:
     fields = list(_group(config, "deepspeed_config")) if config is not None else []
-    if config is not None and "mixed_precision" not in typed and _config_precision(config) is not None:
+    if (
+        config is not None
+        and "mixed_precision" not in typed
+        and _config_precision(config) is not None
+    ):
         fields.append("mixed_precision")
     names = {name: to for name, to in table.DEEPSPEED.items() if values.get(name) is not None}
-    variables = {to: _written(values[name], name in table.DEEPSPEED_AS_WRITTEN) for name, to in names.items()}
+    variables = {
+        to: _written(values[name], name in table.DEEPSPEED_AS_WRITTEN) for name, to in names.items()
+    }
     return {
         "ACCELERATE_USE_DEEPSPEED": "true",
         "ACCELERATE_CONFIG_DS_FIELDS": ",".join(map(str, fields)).lower(),
@@ -264,7 +295,11 @@ def _written(value: Any, as_it_is: bool) -> str:
 
 def _megatron(values: Mapping[str, Any]) -> dict[str, str]:
     options = {name: values.get(f"megatron_lm_{name}") for name in table.MEGATRON}
-    variables = {f"MEGATRON_LM_{name.upper()}": str(value) for name, value in options.items() if value is not None}
+    variables = {
+        f"MEGATRON_LM_{name.upper()}": str(value)
+        for name, value in options.items()
+        if value is not None
+    }
     return {"ACCELERATE_USE_MEGATRON_LM": "true", **variables}
 
 
@@ -273,7 +308,10 @@ def _parallelism(values: Mapping[str, Any]) -> dict[str, str]:
     for size, more in table.PARALLELISM_OF.items():
         if _count(values[f"parallelism_config_{size}"]) > 1:
             names += more
-    variables = {f"PARALLELISM_CONFIG_{name.upper()}": str(values.get(f"parallelism_config_{name}")) for name in names}
+    variables = {
+        f"PARALLELISM_CONFIG_{name.upper()}": str(values.get(f"parallelism_config_{name}"))
+        for name in names
+    }
     return {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **variables}
 
 
@@ -285,7 +323,9 @@ def _count(value: Any) -> int:
 # Number of ranks, and the rendezvous of nodes
 
 
-def _options(values: Mapping[str, Any], kind: str, typed: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+def _options(
+    values: Mapping[str, Any], kind: str, typed: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
     machines = str(values.get("num_machines") or 1)
     processes = str(values.get("num_processes") or "")
     per_node, notes = _per_node(processes, machines)
@@ -294,7 +334,9 @@ def _options(values: Mapping[str, Any], kind: str, typed: Mapping[str, str]) -> 
         notes += more
     options = {"nproc_per_node": per_node} if per_node else {}
     options |= _meeting(values, machines)
-    options |= {name: str(values[name]) for name in table.SHARED if name in typed and name != "rdzv_backend"}
+    options |= {
+        name: str(values[name]) for name in table.SHARED if name in typed and name != "rdzv_backend"
+    }
     options |= {name: "" for name in table.SHARED_FLAGS if values.get(name)}
     return options, notes
 
@@ -308,18 +350,23 @@ def _per_node(processes: str, machines: str) -> tuple[str, list[str]]:
     if machines == "1":
         return processes, []
     return "", [
-        f"--num_processes {processes} counts all nodes: add --nproc-per-node with the ranks of one, if not all GPUs"
+        f"--num_processes {processes} counts all nodes: add --nproc-per-node with the ranks of one,"
+        " if not all GPUs"
     ]
 
 
-def _alone(values: Mapping[str, Any], per_node: str, typed: Mapping[str, str]) -> tuple[str, list[str]]:
+def _alone(
+    values: Mapping[str, Any], per_node: str, typed: Mapping[str, str]
+) -> tuple[str, list[str]]:
     """Return the ranks per node if accelerate starts one process, even if more were requested."""
     on_cpus = bool(values["cpu"] or values["use_cpu"])
     if per_node == "1" or not (on_cpus or "num_processes" in typed):
         return "1", []
     if values.get("mpirun_hostfile") or not on_cpus:
         return per_node, []
-    return per_node, [f"accelerate launch starts one process on CPUs unless mpirun does; this starts {per_node}"]
+    return per_node, [
+        f"accelerate launch starts one process on CPUs unless mpirun does; this starts {per_node}"
+    ]
 
 
 def _meeting(values: Mapping[str, Any], machines: str) -> dict[str, str]:
@@ -330,7 +377,11 @@ def _meeting(values: Mapping[str, Any], machines: str) -> dict[str, str]:
     head = str(values.get("main_process_ip") or HEAD)
     if values["rdzv_backend"] != "static":
         endpoint = f"{head}:{named_port or 29500}"
-        return {"nnodes": machines, "rdzv_backend": str(values["rdzv_backend"]), "rdzv_endpoint": endpoint}
+        return {
+            "nnodes": machines,
+            "rdzv_backend": str(values["rdzv_backend"]),
+            "rdzv_endpoint": endpoint,
+        }
     rank = values.get("machine_rank")
     return {
         "nnodes": machines,
@@ -366,9 +417,15 @@ def _asks(values: Mapping[str, Any], kind: str) -> tuple[str, ...]:
 
 
 def _needs(values: Mapping[str, Any], kind: str) -> frozenset[str]:
-    needs = {"gpu"} if values["mixed_precision"] in ("fp16", "fp8") or kind in ("fsdp", "deepspeed") else set()
+    needs = (
+        {"gpu"}
+        if values["mixed_precision"] in ("fp16", "fp8") or kind in ("fsdp", "deepspeed")
+        else set()
+    )
     return frozenset(needs | ({"deepspeed"} if kind == "deepspeed" else set()))
 
 
 def _without_counterpart(values: Mapping[str, Any]) -> list[str]:
-    return [f"--{name}: {why}" for name, why in table.WITHOUT_COUNTERPART.items() if values.get(name)]
+    return [
+        f"--{name}: {why}" for name, why in table.WITHOUT_COUNTERPART.items() if values.get(name)
+    ]

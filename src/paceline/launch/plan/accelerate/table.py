@@ -72,9 +72,12 @@ FLOATS = frozenset(
     {"gradient_clipping", "megatron_lm_gradient_clipping", "megatron_lm_attention_dropout"}
     | {"megatron_lm_hidden_dropout"}
 )
-SWITCHES = frozenset({"fp8_enable_fsdp_float8_all_gather", "fp8_pad_inner_dim"})  # yes or no, written as 1 or 0
+SWITCHES = frozenset(
+    {"fp8_enable_fsdp_float8_all_gather", "fp8_pad_inner_dim"}
+)  # yes or no, written as 1 or 0
 TRUTHS = frozenset(  # any text means True
-    {"parallelism_config_sp_seq_length_is_variable"} | {name for name in DEFAULTS if name.startswith("megatron_lm_")}
+    {"parallelism_config_sp_seq_length_is_variable"}
+    | {name for name in DEFAULTS if name.startswith("megatron_lm_")}
 ) - {"megatron_lm_tp_degree", "megatron_lm_pp_degree", "megatron_lm_gradient_clipping"}
 
 # Defaults for the top level of a configuration.
@@ -99,12 +102,29 @@ GROUPS: Mapping[str, str] = {
 }
 # Keys that do not reach ranks: keys for TPUs, and those that only accelerate config reads.
 PASSED_OVER = frozenset(
-    {"compute_environment", "distributed_type", "mixed_precision", "fp16", "dynamo_backend", "debug", "same_network"}
-    | {"main_training_function", "enable_cpu_affinity", "rdzv_backend", "downcast_bf16", "tpu_name", "tpu_zone"}
+    {
+        "compute_environment",
+        "distributed_type",
+        "mixed_precision",
+        "fp16",
+        "dynamo_backend",
+        "debug",
+        "same_network",
+    }
+    | {
+        "main_training_function",
+        "enable_cpu_affinity",
+        "rdzv_backend",
+        "downcast_bf16",
+        "tpu_name",
+        "tpu_zone",
+    }
     | {"tpu_use_cluster", "tpu_use_sudo", "tpu_env", "tpu_vm", "command_file", "commands"}
 )
 
-MULTI_DEVICE = frozenset(f"MULTI_{device}" for device in ["GPU", "NPU", "MLU", "SDAA", "MUSA", "XPU", "HPU", "NEURON"])
+MULTI_DEVICE = frozenset(
+    f"MULTI_{device}" for device in ["GPU", "NPU", "MLU", "SDAA", "MUSA", "XPU", "HPU", "NEURON"]
+)
 ALONE = frozenset({"NO", "MULTI_CPU"})
 TYPE_FLAGS: Mapping[str, str] = {
     "DEEPSPEED": "use_deepspeed",
@@ -115,7 +135,12 @@ TYPE_FLAGS: Mapping[str, str] = {
 }
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
-DYNAMO = ("dynamo_mode", "dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation")
+DYNAMO = (
+    "dynamo_mode",
+    "dynamo_use_fullgraph",
+    "dynamo_use_dynamic",
+    "dynamo_use_regional_compilation",
+)
 
 # Option -> variable, always set with FSDP; the second table only if the option has a value.
 FSDP: Mapping[str, str] = {name: name.upper() for name in DEFAULTS if name.startswith("fsdp_")}
@@ -149,13 +174,22 @@ def _names(text: str) -> tuple[str, ...]:
 
 MEGATRON = _names(
     "tp_degree use_custom_fsdp no_load_optim eod_mask_loss no_save_optim optimizer_cpu_offload"
-    " use_precision_aware_optimizer overlap_cpu_optimizer_d2h_h2d decoder_last_pipeline_num_layers pp_degree"
-    " gradient_clipping num_micro_batches sequence_parallelism recompute_activations use_distributed_optimizer"
-    " recompute_granularity recompute_method recompute_num_layers attention_backend expert_model_parallel_size"
-    " context_parallel_size attention_dropout hidden_dropout attention_softmax_in_fp32 expert_tensor_parallel_size"
-    " calculate_per_token_loss use_rotary_position_embeddings"
+    " use_precision_aware_optimizer overlap_cpu_optimizer_d2h_h2d decoder_last_pipeline_num_layers"
+    " pp_degree gradient_clipping num_micro_batches sequence_parallelism recompute_activations"
+    " use_distributed_optimizer recompute_granularity recompute_method recompute_num_layers"
+    " attention_backend expert_model_parallel_size context_parallel_size attention_dropout"
+    " hidden_dropout attention_softmax_in_fp32 expert_tensor_parallel_size calculate_per_token_loss"
+    " use_rotary_position_embeddings"
 )
-PARALLELISM = ["dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "cp_backend", "sp_size", "sp_backend"]
+PARALLELISM = [
+    "dp_replicate_size",
+    "dp_shard_size",
+    "tp_size",
+    "cp_size",
+    "cp_backend",
+    "sp_size",
+    "sp_backend",
+]
 # Types of parallelism that must be in use before these options are set.
 PARALLELISM_OF: Mapping[str, tuple[str, ...]] = {
     "cp_size": ("cp_comm_strategy",),
@@ -171,6 +205,8 @@ WITHOUT_COUNTERPART: Mapping[str, str] = {
     "deepspeed_hostfile": "no node is reached through ssh: start paceline run on each node",
     "deepspeed_inclusion_filter": "start paceline run on the nodes that are meant",
     "deepspeed_exclusion_filter": "start paceline run on the nodes that are meant",
-    "deepspeed_multinode_launcher": "no node is reached through ssh: start paceline run on each node",
+    "deepspeed_multinode_launcher": (
+        "no node is reached through ssh: start paceline run on each node"
+    ),
     "quiet": "only the likely cause of a failure is printed anyway",
 }

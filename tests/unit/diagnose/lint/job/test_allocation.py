@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.diagnose.lint.job.allocation import count_gpus, describe, gpus_of_gres, slurm_variables
+from paceline.diagnose.lint.job.allocation import (
+    count_gpus,
+    describe,
+    gpus_of_gres,
+    slurm_variables,
+)
 from paceline.diagnose.lint.job.checks_head import count_hosts
 from paceline.diagnose.lint.job.directives import parse, split
 from paceline.diagnose.lint.job.sbatch_options import SRUN, canonical, takes_value
 
 
 def job(*options):
-    return describe(parse("#!/bin/bash\n" + "".join(f"#SBATCH {option}\n" for option in options), set()))
+    return describe(
+        parse("#!/bin/bash\n" + "".join(f"#SBATCH {option}\n" for option in options), set())
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +58,11 @@ def test_long_short_and_abbreviated_names_are_known(typed, name):
 
 
 def test_srun_has_options_of_its_own():
-    assert (canonical("K", SRUN), canonical("W", SRUN), takes_value("wait", SRUN)) == ("kill-on-bad-exit", "wait", True)
+    assert (canonical("K", SRUN), canonical("W", SRUN), takes_value("wait", SRUN)) == (
+        "kill-on-bad-exit",
+        "wait",
+        True,
+    )
     assert (takes_value("wait"), takes_value("kill-on-bad-exit", SRUN)) == (False, False)
 
 
@@ -82,7 +93,9 @@ def test_gpus_of_a_gres(text, gpus):
     assert gpus_of_gres(text) == gpus
 
 
-@pytest.mark.parametrize(("text", "gpus"), [("4", 4), ("a100:4", 4), ("v100:2,a100:1", 3), ("a100", None)])
+@pytest.mark.parametrize(
+    ("text", "gpus"), [("4", 4), ("a100:4", 4), ("v100:2,a100:1", 3), ("a100", None)]
+)
 def test_gpus_of_an_option(text, gpus):
     assert count_gpus(text) == gpus
 
@@ -123,7 +136,14 @@ def test_slurm_sets_some_variables_only_if_their_option_is_given():
 
 @pytest.mark.parametrize(
     ("text", "hosts"),
-    [("a", 1), ("a,b", 2), ("a[1-3,7],b", 5), ("r[1-2]n[01-04]", 8), ("/path/hosts", None), ("a[x-y]", None)],
+    [
+        ("a", 1),
+        ("a,b", 2),
+        ("a[1-3,7],b", 5),
+        ("r[1-2]n[01-04]", 8),
+        ("/path/hosts", None),
+        ("a[x-y]", None),
+    ],
 )
 def test_hosts_of_a_list(text, hosts):
     assert count_hosts(text) == hosts

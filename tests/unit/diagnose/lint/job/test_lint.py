@@ -124,7 +124,9 @@ def test_the_work_is_limited_by_numbers_not_by_time():
 
 
 def test_other_encodings_are_read(tmp_path):
-    path = written(tmp_path, "a.sbatch", WRONG.replace("python", "# \u00fcber\npython").encode("latin-1"))
+    path = written(
+        tmp_path, "a.sbatch", WRONG.replace("python", "# \u00fcber\npython").encode("latin-1")
+    )
     assert names(lint([path])) == ["missing-srun"]
 
 
@@ -143,24 +145,36 @@ def test_a_finding_can_be_ignored(tmp_path, text):
 
 def test_ignoring_another_name_or_line_changes_nothing(tmp_path):
     text = WRONG.replace(
-        "python fit.py", "# paceline: ignore fixed-port\npython fit.py\n\n# paceline: ignore missing-srun"
+        "python fit.py",
+        "# paceline: ignore fixed-port\npython fit.py\n\n# paceline: ignore missing-srun",
     )
     assert names(lint([written(tmp_path, "a.sbatch", text)])) == ["missing-srun"]
 
 
 def test_ignoring_holds_for_training_scripts_too():
     finding = Finding("set-epoch-missing", "x", where="a.py:2")
-    assert unsuppressed([finding], "x\nfor e in range(3):  # paceline: ignore set-epoch-missing\n") == []
+    assert (
+        unsuppressed([finding], "x\nfor e in range(3):  # paceline: ignore set-epoch-missing\n")
+        == []
+    )
     assert unsuppressed([finding], "x\nfor e in range(3):\n") == [finding]
 
 
 def test_the_report_is_sorted_by_file_severity_and_line():
-    hint, late = Finding("fixed-port", "p", where="a:2", severity="hint"), Finding("double-launch", "d", where="a:9")
+    hint, late = (
+        Finding("fixed-port", "p", where="a:2", severity="hint"),
+        Finding("double-launch", "d", where="a:9"),
+    )
     early = Finding("missing-srun", "m", where="a:3")
     report = Report((CheckedFile("b", ()), CheckedFile("a", (hint, late, early))))
     assert report.findings == [early, late, hint]
     text = report.render()
-    assert text.index("a: 2 errors") < text.index("missing-srun") < text.index("double-launch") < text.index("fixed")
+    assert (
+        text.index("a: 2 errors")
+        < text.index("missing-srun")
+        < text.index("double-launch")
+        < text.index("fixed")
+    )
     assert text.endswith("2 files: 2 errors, 1 hint; 1 file without a finding")
     assert json.loads(json.dumps(report.to_json()))["findings"][0]["where"] == "a:3"
 
@@ -178,31 +192,54 @@ def test_the_same_file_is_judged_once_and_the_order_is_kept(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for name in ("b.sbatch", "a.sbatch"):
         written(tmp_path, name, WRONG)
-    assert [judged.name for judged in lint(["b.sbatch", "a.sbatch", "./b.sbatch"]).files] == ["b.sbatch", "a.sbatch"]
+    assert [judged.name for judged in lint(["b.sbatch", "a.sbatch", "./b.sbatch"]).files] == [
+        "b.sbatch",
+        "a.sbatch",
+    ]
 
 
 def test_standard_input_is_read(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(WRONG.encode())))
     report = lint(["-"])
-    assert [(finding.name, finding.where) for finding in report.findings] == [("missing-srun", "-:5")]
+    assert [(finding.name, finding.where) for finding in report.findings] == [
+        ("missing-srun", "-:5")
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("README.md", "# Training\n\n    srun torchrun train.py\n", "neither an sbatch script nor Python: not judged"),
-        ("README.md", "```\n#SBATCH --nodes=2\npython fit.py\n```\n", "neither an sbatch script nor Python"),
+        (
+            "README.md",
+            "# Training\n\n    srun torchrun train.py\n",
+            "neither an sbatch script nor Python: not judged",
+        ),
+        (
+            "README.md",
+            "```\n#SBATCH --nodes=2\npython fit.py\n```\n",
+            "neither an sbatch script nor Python",
+        ),
         ("a.ipynb", '{"cells": [], "nbformat": 4}\n', "neither an sbatch script nor Python"),
         ("a.yaml", "epochs: 3\n", "neither an sbatch script nor Python"),
         ("notes", "hello\n", "neither an sbatch script nor Python"),
-        ("a.pbs", "#PBS -l select=2\nmpiexec python fit.py\n", "directives of PBS; only those of Slurm are known"),
-        ("a.sh", "#!/bin/bash\n#$ -pe smp 8\npython fit.py\n", "directives of SGE; only those of Slurm are known"),
+        (
+            "a.pbs",
+            "#PBS -l select=2\nmpiexec python fit.py\n",
+            "directives of PBS; only those of Slurm are known",
+        ),
+        (
+            "a.sh",
+            "#!/bin/bash\n#$ -pe smp 8\npython fit.py\n",
+            "directives of SGE; only those of Slurm are known",
+        ),
     ],
 )
 def test_what_is_not_judged_is_told_and_fails_nothing(tmp_path, name, text, said):
     path = written(tmp_path, name, text)
     report = lint([path])
-    assert [(f.name, f.severity, f.where) for f in report.findings] == [("input-unreadable", "hint", path)]
+    assert [(f.name, f.severity, f.where) for f in report.findings] == [
+        ("input-unreadable", "hint", path)
+    ]
     assert said in report.render()
     assert report.exit_status == 0
 
@@ -213,12 +250,17 @@ def test_a_notebook_is_sent_to_the_converter(tmp_path):
 
 
 def test_a_file_that_cannot_be_read_has_no_line(tmp_path):
-    assert [finding.where for finding in lint([str(tmp_path), "no-such"]).findings] == [str(tmp_path), "no-such"]
+    assert [finding.where for finding in lint([str(tmp_path), "no-such"]).findings] == [
+        str(tmp_path),
+        "no-such",
+    ]
 
 
 def test_the_same_input_gives_the_same_text():
     first = [finding.render() for path in SCRIPTS for finding in judge(path.read_text(), path.name)]
-    assert first == [finding.render() for path in SCRIPTS for finding in judge(path.read_text(), path.name)]
+    assert first == [
+        finding.render() for path in SCRIPTS for finding in judge(path.read_text(), path.name)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -229,12 +271,18 @@ def test_broken_scripts_are_judged_without_a_traceback(seed):
         text = path.read_text()
         for _ in range(dice.randint(1, 6)):
             at = dice.randrange(len(text))
-            text = text[:at] + dice.choice(signs) * dice.randint(1, 3) + text[at + dice.choice((0, 0, 5)) :]
+            text = (
+                text[:at]
+                + dice.choice(signs) * dice.randint(1, 3)
+                + text[at + dice.choice((0, 0, 5)) :]
+            )
         judge(text, path.name)
         judge(text[: dice.randrange(len(text))], path.name)
 
 
-@pytest.mark.parametrize(("name", "found"), [("__init__.py", []), ("train.py", [("input-unreadable", "hint")])])
+@pytest.mark.parametrize(
+    ("name", "found"), [("__init__.py", []), ("train.py", [("input-unreadable", "hint")])]
+)
 def test_an_empty_module_is_no_error(tmp_path, name, found):
     (tmp_path / name).write_text("\n")
     report = lint([str(tmp_path / name)])

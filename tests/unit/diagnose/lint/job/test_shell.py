@@ -113,7 +113,11 @@ def test_what_is_not_exported_is_lost_on_the_nodes():
         ("uv run --with x torchrun t.py", "torchrun", ("uv",)),
         ("uv run t.py", "python", ("uv",)),
         ("poetry run deepspeed t.py", "deepspeed", ("poetry",)),
-        ("srun --container-image=i.sqsh --container-mounts /a:/a composer t.py", "composer", ("srun",)),
+        (
+            "srun --container-image=i.sqsh --container-mounts /a:/a composer t.py",
+            "composer",
+            ("srun",),
+        ),
         ("srun $OPTIONS torchrun t.py", "torchrun", ("srun",)),
         ("mpirun -np 8 --bind-to none python t.py", "python", ("mpirun",)),
         ("L='srun -l torchrun'; $L t.py", "torchrun", ("srun",)),
@@ -127,7 +131,7 @@ def test_the_program_is_seen_through_its_wrappers(source, program, wrappers):
 
 
 def test_a_script_is_a_tree():
-    kinds = [type(node) for node in parse("a\n(b)\nif c; then d; fi\nwhile e; do f; done\ng() { h; }\ncase x in y) ;; esac").nodes]  # fmt: skip  # noqa: E501
+    kinds = [type(node) for node in parse("a\n(b)\nif c; then d; fi\nwhile e; do f; done\ng() { h; }\ncase x in y) ;; esac").nodes]  # fmt: skip
     assert kinds == [Simple, Group, If, Loop, Function, Case]
 
 
@@ -139,7 +143,8 @@ def test_lines_of_words_and_of_data_are_known():
 
 
 @pytest.mark.parametrize(
-    "source", ["a 'b", 'a "b', "a $(b", "a ${b", "if a; then b", "a $((1", "f() {", "for x in", "a `b"]
+    "source",
+    ["a 'b", 'a "b', "a $(b", "a ${b", "if a; then b", "a $((1", "f() {", "for x in", "a `b"],
 )
 def test_what_cannot_be_read_ends_the_reading_and_keeps_what_came_before(source):
     script = parse("first\n" + source)
@@ -147,7 +152,9 @@ def test_what_cannot_be_read_ends_the_reading_and_keeps_what_came_before(source)
     assert isinstance(script.nodes[0], Simple) and script.nodes[0].words[0].raw == "first"
 
 
-@pytest.mark.parametrize("opening", ["$(", "(", "{ ", "if ", '"$(', "${a:-", "$((", "`", "[[ ", "case x in ", "f() "])
+@pytest.mark.parametrize(
+    "opening", ["$(", "(", "{ ", "if ", '"$(', "${a:-", "$((", "`", "[[ ", "case x in ", "f() "]
+)
 def test_depth_is_limited(opening):
     story("echo " + opening * 3000)
     story(opening * 3000)

@@ -17,16 +17,23 @@ def found(text, name="signal-not-forwarded"):
 @pytest.mark.parametrize("signal", ["USR1@120", "SIGUSR1@120", "10@120", "USR2"])
 def test_torchrun_dies_of_a_signal_that_it_does_not_hand_on(signal):
     findings = found(f"{HEAD}#SBATCH --signal={signal}\nsrun {RUN}\n")
-    assert [(finding.severity, finding.where) for finding in findings] == [("warning", "a.sbatch:3")]
+    assert [(finding.severity, finding.where) for finding in findings] == [
+        ("warning", "a.sbatch:3")
+    ]
     after = "@120" if "@" in signal else ""
-    assert findings[0].fix.startswith(f"#SBATCH --signal=TERM{after}, or torchrun --signals-to-handle=SIGUSR")
+    assert findings[0].fix.startswith(
+        f"#SBATCH --signal=TERM{after}, or torchrun --signals-to-handle=SIGUSR"
+    )
 
 
 @pytest.mark.parametrize(
     ("signal", "run"),
     [
         ("TERM@120", RUN),
-        ("USR1@120", RUN.replace("--standalone", "--standalone --signals-to-handle=SIGUSR1,SIGTERM")),
+        (
+            "USR1@120",
+            RUN.replace("--standalone", "--standalone --signals-to-handle=SIGUSR1,SIGTERM"),
+        ),
         ("USR1@120", RUN.replace("torchrun", "paceline run")),
         ("USR1@120", RUN.replace("--standalone", "$OPTIONS")),
         ("USR1@120", "python train.py"),
@@ -43,7 +50,9 @@ def batch(trap, wait, *, signal="USR1", run="python train.py"):
 
 def test_a_trap_ends_the_only_wait():
     findings = found(batch("trap 'kill -USR1 $pid' USR1", "wait $pid"))
-    assert [(finding.severity, finding.where) for finding in findings] == [("warning", "a.sbatch:7")]
+    assert [(finding.severity, finding.where) for finding in findings] == [
+        ("warning", "a.sbatch:7")
+    ]
     assert findings[0].fix == "wait $pid  (once more, below it)"
 
 
@@ -79,14 +88,17 @@ CPUS = "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\nsrun python train.py\n"
 
 def test_cpus_per_task_is_set_only_if_it_is_asked_for():
     findings = found(HEAD.replace("--cpus-per-task=8 ", "") + CPUS, "unset-variable")
-    assert [(finding.severity, finding.where) for finding in findings] == [("warning", "a.sbatch:3")]
+    assert [(finding.severity, finding.where) for finding in findings] == [
+        ("warning", "a.sbatch:3")
+    ]
 
 
 @pytest.mark.parametrize(
     "text",
     [
         HEAD + CPUS,
-        HEAD.replace("--cpus-per-task=8 ", "") + CPUS.replace("$SLURM_CPUS_PER_TASK", "${SLURM_CPUS_PER_TASK:-8}"),
+        HEAD.replace("--cpus-per-task=8 ", "")
+        + CPUS.replace("$SLURM_CPUS_PER_TASK", "${SLURM_CPUS_PER_TASK:-8}"),
         HEAD.replace("--cpus-per-task=8 ", "") + "SLURM_CPUS_PER_TASK=8\n" + CPUS,
         HEAD.replace("--cpus-per-task=8 ", "") + CPUS.replace("srun", "srun -c 8"),
         "#!/bin/bash\n" + CPUS,
@@ -100,8 +112,14 @@ def test_cpus_per_task_that_may_be_set_is_left_alone(text):
 @pytest.mark.parametrize(
     ("text", "fix"),
     [
-        (f"CUDA_VISIBLE_DEVICES=0,1 {RUN}\n", "torchrun --nproc_per_node=2, or name more GPUs in CUDA_VISIBLE_DEVICES"),
-        (f"{HEAD}export CUDA_VISIBLE_DEVICES=0,1\nsrun {RUN}\n", "remove CUDA_VISIBLE_DEVICES; Slurm sets it"),
+        (
+            f"CUDA_VISIBLE_DEVICES=0,1 {RUN}\n",
+            "torchrun --nproc_per_node=2, or name more GPUs in CUDA_VISIBLE_DEVICES",
+        ),
+        (
+            f"{HEAD}export CUDA_VISIBLE_DEVICES=0,1\nsrun {RUN}\n",
+            "remove CUDA_VISIBLE_DEVICES; Slurm sets it",
+        ),
     ],
 )
 def test_the_fix_speaks_of_slurm_only_where_slurm_is(text, fix):

@@ -50,7 +50,11 @@ def heredoc(line, *, word="EOF", before="", tasks=1):
         ('#!/bin/bash\nsbatch --wrap="srun -n $SLURM_NTASKS hostname"\n', EARLY),
         ("#!/bin/bash\nsbatch --wrap='srun -n $SLURM_NTASKS hostname'\n", []),
         ('#!/bin/bash\nsbatch --wrap "srun -n \\$SLURM_NTASKS hostname"\n', []),
-        ("#!/bin/bash\ncat > job.sh <<EOF\n" + INNER.format(line="cd $SLURM_SUBMIT_DIR", tasks=1), []),
+        (
+            "#!/bin/bash\ncat > job.sh <<EOF\n"
+            + INNER.format(line="cd $SLURM_SUBMIT_DIR", tasks=1),
+            [],
+        ),
     ],
 )
 def test_what_is_set_in_the_job_is_expanded_in_the_job(text, expected):
@@ -141,8 +145,12 @@ def test_advice_on_memory_and_gpus_needs_a_cluster_that_needs_them(
     (tmp_path / "slurm.conf").write_text(configuration)
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     start = "srun torchrun --standalone --nproc_per_node=4 a.py\n"
-    (tmp_path / "a.sbatch").write_text(f"#!/bin/bash\n#SBATCH --nodes=1 -t 60 -c 8\n{partition}{start}")
-    assert sorted(finding.name for finding in lint([str(tmp_path / "a.sbatch")]).findings) == expected
+    (tmp_path / "a.sbatch").write_text(
+        f"#!/bin/bash\n#SBATCH --nodes=1 -t 60 -c 8\n{partition}{start}"
+    )
+    assert (
+        sorted(finding.name for finding in lint([str(tmp_path / "a.sbatch")]).findings) == expected
+    )
 
 
 LOOP = "for x in loader:\n    loss.backward()\n"
@@ -151,12 +159,17 @@ LOOP = "for x in loader:\n    loss.backward()\n"
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("import torch\nfrom utils import *\nmodel = wrap(Net())\n", "not judged: wrap, Net, which may come"),
+        (
+            "import torch\nfrom utils import *\nmodel = wrap(Net())\n",
+            "not judged: wrap, Net, which may come",
+        ),
         ("import torch\nfrom math import *\nx = sqrt(2)\n", ""),
         ("import torch\nfrom utils import *\nprint(torch.ones(2))\n", ""),
         ("import torch\nfrom utils import *\ndef f(g):\n    return g(1)\n", ""),
     ],
 )
 def test_names_that_import_star_may_bring_are_said_to_be_unknown(text, what):
-    hints = [finding.what for finding in judge_script(text, "train.py") if finding.severity == "hint"]
+    hints = [
+        finding.what for finding in judge_script(text, "train.py") if finding.severity == "hint"
+    ]
     assert hints == [] if not what else hints[0].startswith(what)

@@ -46,7 +46,11 @@ def found(folder, text, program, *, name="train.py"):
     (folder / name).write_text(program)
     (folder / "job.sbatch").write_text(text)
     judged = lint([str(folder / "job.sbatch")]).files[0]
-    return sorted(f"{finding.severity} {finding.name}" for finding in judged.findings if finding.severity != "hint")
+    return sorted(
+        f"{finding.severity} {finding.name}"
+        for finding in judged.findings
+        if finding.severity != "hint"
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,14 +72,24 @@ def found(folder, text, program, *, name="train.py"):
         ("devices=config.devices", "srun python train.py", {}, []),
         ('devices=int(os.environ["SLURM_GPUS_ON_NODE"])', "srun python train.py", {}, MISMATCH),
         ('devices=int(os.environ["SLURM_GPUS_ON_NODE"])', "srun python train.py", {"tasks": 4}, []),
-        ('devices=2, num_nodes=int(os.environ["SLURM_NNODES"])', "srun python train.py", {"tasks": 2, "nodes": 3}, []),
+        (
+            'devices=2, num_nodes=int(os.environ["SLURM_NNODES"])',
+            "srun python train.py",
+            {"tasks": 2, "nodes": 3},
+            [],
+        ),
         ('devices="auto", accelerator="gpu"', "srun python train.py", {}, MISMATCH),
         ('devices="auto", accelerator=args.kind', "srun python train.py", {}, []),
         ('devices=[0, 1], strategy="ddp"', "srun python train.py", {}, MISMATCH),
         ("devices=4, **options", "srun python train.py", {}, MISMATCH),
         ("**options", "srun python train.py", {}, []),
         ("devices=4, plugins=[environment]", "srun python train.py", {}, []),
-        ("devices=4", "srun python train.py", {"tasks": None, "more": "#SBATCH --ntasks=4\n"}, MISMATCH),
+        (
+            "devices=4",
+            "srun python train.py",
+            {"tasks": None, "more": "#SBATCH --ntasks=4\n"},
+            MISMATCH,
+        ),
         ("devices=4", "python train.py", {"tasks": None, "more": "#SBATCH --ntasks=1\n"}, MISMATCH),
         ("devices=4", "python train.py", {"tasks": None}, []),
         ("devices=4", "python train.py", {"more": "#SBATCH --job-name=interactive\n"}, []),
@@ -121,8 +135,18 @@ ALONE = "torchrun --standalone --nproc_per_node=4 train.py"
         (JOINS, "srun bash -c 'export RANK=$SLURM_PROCID; python train.py'", {"tasks": 4}, []),
         (f"if args.distributed:\n    {JOINS}", "srun python train.py", {"tasks": 4}, []),
         (f"from slurm_env import setup\n{JOINS}", "srun python train.py", {"tasks": 4}, []),
-        ('dist.init_process_group("nccl", rank=r, world_size=n)', "srun python train.py", {"tasks": 4}, []),
-        ('rank = int(os.environ["RANK"])', "srun python train.py", {"tasks": 4}, ["error rank-env-missing"]),
+        (
+            'dist.init_process_group("nccl", rank=r, world_size=n)',
+            "srun python train.py",
+            {"tasks": 4},
+            [],
+        ),
+        (
+            'rank = int(os.environ["RANK"])',
+            "srun python train.py",
+            {"tasks": 4},
+            ["error rank-env-missing"],
+        ),
         (f'os.environ.setdefault("RANK", "0")\n{JOINS}', "srun python train.py", {"tasks": 4}, []),
         ('rank = int(os.environ.get("RANK", 0))', "srun python train.py", {"tasks": 4}, []),
         (ADOPTS, "srun python train.py", {"tasks": 4}, ["error rank-env-missing"]),
@@ -134,12 +158,22 @@ ALONE = "torchrun --standalone --nproc_per_node=4 train.py"
         (f"if args.multi:\n    {SPAWNS.splitlines()[1].strip()}", ALONE, {}, []),
         ("DataLoader(data, num_workers=16)", ALONE, {"cpus": 32}, ["warning workers-exceed-cpus"]),
         ("DataLoader(data, num_workers=8)", ALONE, {"cpus": 32}, []),
-        ("DataLoader(data, num_workers=os.cpu_count())", ALONE, {"cpus": 32}, ["warning workers-exceed-cpus"]),
+        (
+            "DataLoader(data, num_workers=os.cpu_count())",
+            ALONE,
+            {"cpus": 32},
+            ["warning workers-exceed-cpus"],
+        ),
         ("DataLoader(data, num_workers=len(os.sched_getaffinity(0)))", ALONE, {"cpus": 32}, []),
         ("DataLoader(data, num_workers=workers)", ALONE, {"cpus": 32}, []),
         (PORT, ALONE, {}, ["error master-unreachable"]),
         (PORT, "python train.py", {}, []),
-        (PORT.replace("] = ", ", ").replace("environ[", "environ.setdefault(") + ")", ALONE, {}, []),
+        (
+            PORT.replace("] = ", ", ").replace("environ[", "environ.setdefault(") + ")",
+            ALONE,
+            {},
+            [],
+        ),
         (ADDRESS, C10D, {"nodes": 2}, ["error master-addr-wrong"]),
         (ADDRESS, ALONE, {}, []),
         (BY_RANK, C10D, {"nodes": 2}, ["error invalid-device-ordinal"]),
@@ -165,7 +199,9 @@ def test_a_download_by_every_rank_is_a_hint(tmp_path):
     (tmp_path / "job.sbatch").write_text(job(ALONE))
     findings = lint([str(tmp_path / "job.sbatch")]).files[0].findings
     assert [(f.severity, f.name) for f in findings] == [("hint", "download-on-every-rank")]
-    (tmp_path / "train.py").write_text(RAW.format(body + "\nif rank == 0:\n    datasets.MNIST('data', download=True)"))
+    (tmp_path / "train.py").write_text(
+        RAW.format(body + "\nif rank == 0:\n    datasets.MNIST('data', download=True)")
+    )
     assert lint([str(tmp_path / "job.sbatch")]).files[0].findings == ()
 
 
@@ -193,7 +229,12 @@ def test_the_script_is_found(tmp_path, start, name):
 
 @pytest.mark.parametrize(
     "start",
-    ["srun python $SCRIPT", "srun python other.py", "srun python /opt/other/train.py", "srun python -m train.main"],
+    [
+        "srun python $SCRIPT",
+        "srun python other.py",
+        "srun python /opt/other/train.py",
+        "srun python -m train.main",
+    ],
 )
 def test_what_is_not_there_is_not_judged(tmp_path, start):
     assert found(tmp_path, job(start), LIGHTNING.format("devices=2")) == []
@@ -217,7 +258,9 @@ def test_of_two_files_of_the_name_none_is_taken_unless_one_is_given(tmp_path, mo
     (tmp_path / "jobs" / "a.sbatch").write_text(job("srun python train.py"))
     monkeypatch.chdir(tmp_path)
     assert lint(["jobs/a.sbatch"]).findings == []
-    assert [f.name for f in lint(["jobs/a.sbatch", "jobs/train.py"]).findings] == ["slurm-ntasks-mismatch"]
+    assert [f.name for f in lint(["jobs/a.sbatch", "jobs/train.py"]).findings] == [
+        "slurm-ntasks-mismatch"
+    ]
 
 
 def test_a_script_of_the_name_in_a_folder_that_is_not_the_jobs_is_left_alone(tmp_path, monkeypatch):
@@ -226,7 +269,11 @@ def test_a_script_of_the_name_in_a_folder_that_is_not_the_jobs_is_left_alone(tmp
     (tmp_path / "src" / "train.py").write_text(LIGHTNING.format("devices=2"))
     (tmp_path / "jobs" / "a.sbatch").write_text(job("srun python train.py"))
     monkeypatch.chdir(tmp_path / "src")
-    assert lint(["../jobs/a.sbatch"]).findings == lint([str(tmp_path / "jobs" / "a.sbatch")]).findings == []
+    assert (
+        lint(["../jobs/a.sbatch"]).findings
+        == lint([str(tmp_path / "jobs" / "a.sbatch")]).findings
+        == []
+    )
 
 
 def test_the_finding_shows_the_line_of_the_script(tmp_path, monkeypatch):
@@ -249,7 +296,10 @@ def test_the_script_is_judged_too_and_once(tmp_path, monkeypatch):
         ("second.sbatch", []),
         ("train.py", ["set-epoch-missing"]),
     ]
-    assert [judged.name for judged in lint(["train.py", "job.sbatch"]).files] == ["train.py", "job.sbatch"]
+    assert [judged.name for judged in lint(["train.py", "job.sbatch"]).files] == [
+        "train.py",
+        "job.sbatch",
+    ]
     assert json.loads(json.dumps(report.to_json()))["findings"][0]["where"] == "train.py:7"
 
 

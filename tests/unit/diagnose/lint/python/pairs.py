@@ -12,4 +12,6 @@ def found(source: str) -> set[str]:
 
 def severity(source: str, name: str) -> str:
     """The severity with which a name is found, or an empty string."""
-    return next((finding.severity for finding in judge(source, "train.py") if finding.name == name), "")
+    return next(
+        (finding.severity for finding in judge(source, "train.py") if finding.name == name), ""
+    )

@@ -1,7 +1,5 @@
 """The whole scripts again, each with one thing broken: it is found, and nothing else is."""
 
-# ruff: noqa: E501  a row of a table reads best on one line
-
 from pathlib import Path
 
 import pytest
@@ -77,4 +75,6 @@ BROKEN = [
 def test_what_was_broken_is_found_and_nothing_else(script, old, new, name):
     source = (RIGHT / f"{script}.py").read_text()
     assert old in source
-    assert {finding.name for finding in judge(source.replace(old, new), f"{script}.py")} == ({name} - {""})
+    assert {finding.name for finding in judge(source.replace(old, new), f"{script}.py")} == (
+        {name} - {""}
+    )

@@ -1,7 +1,5 @@
 """Calls for all ranks in blocks for some."""
 
-# ruff: noqa: E501  a row of a table reads best on one line
-
 import pytest
 
 from unit.diagnose.lint.python.pairs import found, severity
@@ -86,12 +84,17 @@ def test_a_forward_of_one_rank_is_a_hint_as_it_works_without_buffers():
     assert severity(PAIRS[-1][1], NAME) == "hint"
 
 
-@pytest.mark.parametrize("condition", ["gpu == 0", "rank == source", "tp_rank == 0", "self.stage_rank == 0"])
+@pytest.mark.parametrize(
+    "condition", ["gpu == 0", "rank == source", "tp_rank == 0", "self.stage_rank == 0"]
+)
 def test_a_condition_that_may_be_about_something_else_is_no_error(condition):
     assert severity(RAW + f"if {condition}:\n    dist.barrier()\n", NAME) != "error"
 
 
 def test_where_the_others_call_another_file_it_is_a_warning_at_most():
-    source = RAW + "from peers import answer\nif rank == 0:\n    dist.broadcast(x, 0)\nelse:\n    answer(x)\n"
+    source = (
+        RAW
+        + "from peers import answer\nif rank == 0:\n    dist.broadcast(x, 0)\nelse:\n    answer(x)\n"
+    )
     assert severity(source, NAME) == "warning"
     assert severity(source.replace("answer(x)", "print(x)"), NAME) == "error"

@@ -1,7 +1,5 @@
 """Samplers, epochs, loaders and downloads."""
 
-# ruff: noqa: E501  a row of a table reads best on one line
-
 import pytest
 
 from unit.diagnose.lint.python.pairs import found, severity
@@ -16,7 +14,8 @@ for epoch in range(10):
         optimizer.step()
 """
 SAMPLED = (
-    RAW + "sampler = DistributedSampler(train_set)\nloader = DataLoader(train_set, batch_size=8, sampler=sampler)\n"
+    RAW
+    + "sampler = DistributedSampler(train_set)\nloader = DataLoader(train_set, batch_size=8, sampler=sampler)\n"
 )
 
 FACTORY = """
@@ -85,7 +84,9 @@ SET_EPOCH = [
     ("framework", SAMPLED + LOOP.format(first="pass"), "from accelerate import Accelerator\n" + SAMPLED + LOOP.format(first="pass")),
 ]  # fmt: skip
 
-PLAIN = RAW + "loader = DataLoader(train_set, batch_size=8, shuffle=True)\n" + LOOP.format(first="pass")
+PLAIN = (
+    RAW + "loader = DataLoader(train_set, batch_size=8, shuffle=True)\n" + LOOP.format(first="pass")
+)
 SAMPLER_MISSING = [
     ("plain", PLAIN, PLAIN.replace("shuffle=True", "sampler=DistributedSampler(train_set, seed=s)")),
     ("batch sampler", PLAIN, PLAIN.replace("batch_size=8, shuffle=True", "batch_sampler=batches")),
@@ -129,9 +130,7 @@ NOT_PERSISTENT = [
     ("another DataLoader", WORKERS, WORKERS.replace("torch.utils.data import", "own import")),
 ]  # fmt: skip
 
-BOTH = (
-    "import torch\nfrom torch.utils.data import DataLoader, DistributedSampler, RandomSampler, WeightedRandomSampler\n"
-)
+BOTH = "import torch\nfrom torch.utils.data import DataLoader, DistributedSampler, RandomSampler, WeightedRandomSampler\n"
 SHUFFLE = [
     ("inline", BOTH + "DataLoader(d, shuffle=True, sampler=DistributedSampler(d))", BOTH + "DataLoader(d, sampler=DistributedSampler(d))"),
     ("by name", BOTH + "s = DistributedSampler(d)\nDataLoader(d, shuffle=True, sampler=s)",
@@ -188,7 +187,9 @@ def test_torch_refuses_shuffle_with_a_sampler_so_it_is_an_error():
     assert severity(SHUFFLE[0][1], "shuffle-with-sampler") == "error"
 
 
-@pytest.mark.parametrize(("row", "expected"), [(0, "warning"), (1, "hint"), (2, "hint"), (3, "warning")])
+@pytest.mark.parametrize(
+    ("row", "expected"), [(0, "warning"), (1, "hint"), (2, "hint"), (3, "warning")]
+)
 def test_a_download_is_a_warning_only_into_a_folder_that_is_local_by_its_name(row, expected):
     assert severity(DOWNLOAD[row][1], "download-on-global-rank-only") == expected
 
@@ -198,6 +199,12 @@ def test_workers_that_are_started_anew_are_no_more_than_a_hint():
 
 
 def test_two_samplers_need_two_calls():
-    source = SAMPLED + "other = DistributedSampler(val_set)\nextra = DataLoader(val_set, sampler=other)\n"
-    source += LOOP.format(first="sampler.set_epoch(epoch)") + "    for x in extra:\n        model(x).backward()\n"
+    source = (
+        SAMPLED
+        + "other = DistributedSampler(val_set)\nextra = DataLoader(val_set, sampler=other)\n"
+    )
+    source += (
+        LOOP.format(first="sampler.set_epoch(epoch)")
+        + "    for x in extra:\n        model(x).backward()\n"
+    )
     assert "set-epoch-missing" in found(source)

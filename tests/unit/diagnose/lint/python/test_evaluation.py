@@ -1,7 +1,5 @@
 """Figures of one rank's share, and of padded shares."""
 
-# ruff: noqa: E501  a row of a table reads best on one line
-
 import pytest
 
 from unit.diagnose.lint.python.pairs import found, severity
@@ -137,6 +135,8 @@ def test_the_mistake_is_found_and_its_neighbour_is_not(name, yes, no):
     assert name not in found(no)
 
 
-@pytest.mark.parametrize(("row", "expected"), [(0, "warning"), (5, "hint"), (7, "hint"), (9, "hint")])
+@pytest.mark.parametrize(
+    ("row", "expected"), [(0, "warning"), (5, "hint"), (7, "hint"), (9, "hint")]
+)
 def test_padding_is_a_hint_where_the_framework_chose_it(row, expected):
     assert severity(PADDED[row][1], "evaluation-padded") == expected

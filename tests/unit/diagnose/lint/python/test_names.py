@@ -1,7 +1,5 @@
 """Methods that are not there, names that went, and texts that are no Python."""
 
-# ruff: noqa: E501  a row of a table reads best on one line
-
 import pytest
 
 from paceline.diagnose.lint.python.judging import judge
@@ -60,7 +58,10 @@ OLD = [
     ("both", AMP.format(name="torch.cuda.amp.autocast()"), AMP.format(name="torch.cuda.amp.autocast() if old else torch.amp.autocast('cuda')")),
 ]  # fmt: skip
 ALL = [
-    *(pytest.param("method-does-not-exist", yes, no, id=f"method: {row}") for row, yes, no in METHODS),
+    *(
+        pytest.param("method-does-not-exist", yes, no, id=f"method: {row}")
+        for row, yes, no in METHODS
+    ),
     *(pytest.param("deprecated-name", yes, no, id=f"old: {row}") for row, yes, no in OLD),
 ]
 NO_PYTHON = [
@@ -91,7 +92,9 @@ def test_an_old_name_is_no_error(yes):
     assert severity(yes, "deprecated-name") in ("warning", "hint")
 
 
-@pytest.mark.parametrize(("source", "expected", "says"), [pytest.param(*row[1:], id=row[0]) for row in NO_PYTHON])
+@pytest.mark.parametrize(
+    ("source", "expected", "says"), [pytest.param(*row[1:], id=row[0]) for row in NO_PYTHON]
+)
 def test_what_is_no_python_is_said_with_its_line(source, expected, says):
     (finding,) = judge(source, "train.py")
     assert (finding.name, finding.severity) == ("script-syntax-error", expected)

@@ -1,7 +1,5 @@
 """Accumulation, schedulers, learning rates, devices."""
 
-# ruff: noqa: E501  a row of a table reads best on one line
-
 import pytest
 
 from unit.diagnose.lint.python.pairs import found, severity
@@ -19,7 +17,9 @@ for i, (x, y) in enumerate(loader):
 """
 
 
-def steps(start=RAW, backward="loss.backward()", step="optimizer.step()", inside="pass", outside="pass"):
+def steps(
+    start=RAW, backward="loss.backward()", step="optimizer.step()", inside="pass", outside="pass"
+):
     return start + STEPS.format(backward=backward, step=step, inside=inside, outside=outside)
 
 
@@ -70,7 +70,9 @@ RATE = [
     ("adaptive", SGD, SGD.replace("SGD", "AdamW")),
     ("by argument", SGD, SGD.replace("lr=0.1", "lr=args.lr")),
 ]
-DEVICE = RAW.replace("torch.cuda.set_device(local_rank)\n", "").replace(", device_ids=[local_rank]", "")
+DEVICE = RAW.replace("torch.cuda.set_device(local_rank)\n", "").replace(
+    ", device_ids=[local_rank]", ""
+)
 DEVICES = [
     ("cuda()", DEVICE, RAW),
     ("to cuda", DEVICE.replace(".cuda()", '.to("cuda")'), DEVICE.replace(".cuda()", '.to(f"cuda:{local_rank}")')),

@@ -1,7 +1,5 @@
 """Who writes a checkpoint, and with which keys."""
 
-# ruff: noqa: E501  a row of a table reads best on one line
-
 import pytest
 
 from unit.diagnose.lint.python.pairs import found, severity
@@ -76,8 +74,14 @@ KEYS = [
     ("maybe wrapped", "torch.save(model.state_dict(), 'm.pt')", "other = load()\nif x:\n    other = other.module\ntorch.save(other.state_dict(), 'm.pt')"),
 ]  # fmt: skip
 ALL = [
-    *(pytest.param("save-on-every-rank", yes, no, id=f"every rank: {row}") for row, yes, no in EVERY_RANK),
-    *(pytest.param("save-wrapped-model", RAW + yes, RAW + no, id=f"keys: {row}") for row, yes, no in KEYS),
+    *(
+        pytest.param("save-on-every-rank", yes, no, id=f"every rank: {row}")
+        for row, yes, no in EVERY_RANK
+    ),
+    *(
+        pytest.param("save-wrapped-model", RAW + yes, RAW + no, id=f"keys: {row}")
+        for row, yes, no in KEYS
+    ),
 ]
 
 
@@ -88,5 +92,7 @@ def test_the_mistake_is_found_and_its_neighbour_is_not(name, yes, no):
 
 
 def test_keys_with_a_prefix_are_a_hint_where_they_are_loaded_into_the_wrapper():
-    source = RAW + "model.load_state_dict(torch.load('m.pt'))\ntorch.save(model.state_dict(), 'm.pt')\n"
+    source = (
+        RAW + "model.load_state_dict(torch.load('m.pt'))\ntorch.save(model.state_dict(), 'm.pt')\n"
+    )
     assert severity(source, "save-wrapped-model") == "hint"

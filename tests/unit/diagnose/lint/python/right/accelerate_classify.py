@@ -5,13 +5,19 @@ import torch
 from accelerate import Accelerator
 from datasets import load_dataset
 from torch.utils.data import DataLoader
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_linear_schedule_with_warmup
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    get_linear_schedule_with_warmup,
+)
 
 accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
 tokenizer = AutoTokenizer.from_pretrained("bert-base-cased")
 data = load_dataset("glue", "mrpc")
 with accelerator.main_process_first():
-    data = data.map(lambda row: tokenizer(row["sentence1"], row["sentence2"], truncation=True), batched=True)
+    data = data.map(
+        lambda row: tokenizer(row["sentence1"], row["sentence2"], truncation=True), batched=True
+    )
 train_loader = DataLoader(data["train"], shuffle=True, batch_size=16)
 eval_loader = DataLoader(data["validation"], shuffle=False, batch_size=32)
 model = AutoModelForSequenceClassification.from_pretrained("bert-base-cased")

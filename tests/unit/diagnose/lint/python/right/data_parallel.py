@@ -6,7 +6,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 model = nn.DataParallel(nn.Linear(8, 2)).cuda()
 optimizer = torch.optim.Adam(model.parameters())
-loader = DataLoader(TensorDataset(torch.randn(64, 8), torch.randint(0, 2, (64,))), batch_size=16, shuffle=True)
+loader = DataLoader(
+    TensorDataset(torch.randn(64, 8), torch.randint(0, 2, (64,))), batch_size=16, shuffle=True
+)
 for _epoch in range(3):
     for x, y in loader:
         optimizer.zero_grad()

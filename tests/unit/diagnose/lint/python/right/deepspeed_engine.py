@@ -15,7 +15,9 @@ args = parser.parse_args()
 
 deepspeed.init_distributed()
 net = Net()
-engine, optimizer, _, scheduler = deepspeed.initialize(args=args, model=net, model_parameters=net.parameters())
+engine, optimizer, _, scheduler = deepspeed.initialize(
+    args=args, model=net, model_parameters=net.parameters()
+)
 data = Pairs()
 sampler = DistributedSampler(data)
 loader = DataLoader(data, batch_size=engine.train_micro_batch_size_per_gpu(), sampler=sampler)

@@ -16,7 +16,9 @@ def main():
     dist.init_process_group("nccl")
     rank = dist.get_rank()
     dataset = datasets.FakeData(transform=transforms.ToTensor())
-    sampler = DistributedSampler(dataset, rank=rank, num_replicas=dist.get_world_size(), shuffle=True)
+    sampler = DistributedSampler(
+        dataset, rank=rank, num_replicas=dist.get_world_size(), shuffle=True
+    )
     loader = DataLoader(dataset, batch_size=4, sampler=sampler)
     model = FullyShardedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(150528, 10)).cuda())
     optimizer = torch.optim.AdamW(model.parameters())

@@ -17,9 +17,13 @@ def main():
     tokenizer.pad_token = tokenizer.eos_token
     model = AutoModelForCausalLM.from_pretrained("gpt2")
     model.gradient_checkpointing_enable()
-    args = TrainingArguments("out", per_device_train_batch_size=8, gradient_accumulation_steps=4, ddp_timeout=3600)
+    args = TrainingArguments(
+        "out", per_device_train_batch_size=8, gradient_accumulation_steps=4, ddp_timeout=3600
+    )
     with args.main_process_first(desc="tokenise"):
-        data = load_dataset("wikitext", "wikitext-2-raw-v1").map(lambda row: tokenizer(row["text"]), batched=True)
+        data = load_dataset("wikitext", "wikitext-2-raw-v1").map(
+            lambda row: tokenizer(row["text"]), batched=True
+        )
     trainer = Trainer(
         model=model,
         args=args,

@@ -22,7 +22,9 @@ def save_on_master(*args, **kwargs):
 
 def make_loader(dataset, batch_size, *, distributed, shuffle=True):
     sampler = DistributedSampler(dataset, shuffle=shuffle) if distributed else None
-    return DataLoader(dataset, batch_size=batch_size, sampler=sampler, shuffle=shuffle and sampler is None)
+    return DataLoader(
+        dataset, batch_size=batch_size, sampler=sampler, shuffle=shuffle and sampler is None
+    )
 
 
 def synchronize():

@@ -20,7 +20,9 @@ class Digits(L.LightningDataModule):
 
     def setup(self, stage: str):
         full = datasets.MNIST(self.folder, transform=transforms.ToTensor())
-        self.train_set, self.val_set = random_split(full, [55000, 5000], generator=torch.Generator().manual_seed(1))
+        self.train_set, self.val_set = random_split(
+            full, [55000, 5000], generator=torch.Generator().manual_seed(1)
+        )
 
     def train_dataloader(self):
         return DataLoader(self.train_set, batch_size=64, shuffle=True)

@@ -27,12 +27,23 @@ class Finetune(pl.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=2e-5)
-        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1),
+        }
 
 
 if __name__ == "__main__":
-    trainer = pl.Trainer(accelerator="gpu", devices=-1, strategy="ddp", accumulate_grad_batches=4, max_epochs=3)
-    trainer.fit(Finetune(), DataLoader(torch.load("train.pt"), shuffle=True), DataLoader(torch.load("dev.pt")))
+    trainer = pl.Trainer(
+        accelerator="gpu", devices=-1, strategy="ddp", accumulate_grad_batches=4, max_epochs=3
+    )
+    trainer.fit(
+        Finetune(),
+        DataLoader(torch.load("train.pt"), shuffle=True),
+        DataLoader(torch.load("dev.pt")),
+    )
     if trainer.global_rank == 0:
         trainer = pl.Trainer(devices=1, num_nodes=1, logger=False)
-        trainer.validate(Finetune.load_from_checkpoint("best.ckpt"), DataLoader(torch.load("dev.pt")))
+        trainer.validate(
+            Finetune.load_from_checkpoint("best.ckpt"), DataLoader(torch.load("dev.pt"))
+        )

@@ -6,8 +6,14 @@ from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-loader = DataLoader(datasets.MNIST("data", download=True, transform=transforms.ToTensor()), batch_size=64, shuffle=True)
-test = DataLoader(datasets.MNIST("data", train=False, transform=transforms.ToTensor()), batch_size=256)
+loader = DataLoader(
+    datasets.MNIST("data", download=True, transform=transforms.ToTensor()),
+    batch_size=64,
+    shuffle=True,
+)
+test = DataLoader(
+    datasets.MNIST("data", train=False, transform=transforms.ToTensor()), batch_size=256
+)
 model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10)).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(5):

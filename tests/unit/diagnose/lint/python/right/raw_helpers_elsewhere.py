@@ -20,7 +20,9 @@ def main(args):
     else:
         train_sampler = RandomSampler(train_set)
         val_sampler = SequentialSampler(val_set)
-    train_loader = DataLoader(train_set, batch_sampler=torch.utils.data.BatchSampler(train_sampler, 2, drop_last=True))
+    train_loader = DataLoader(
+        train_set, batch_sampler=torch.utils.data.BatchSampler(train_sampler, 2, drop_last=True)
+    )
     val_loader = DataLoader(val_set, batch_size=1, sampler=val_sampler)
     model = models.resnet18().to(device)
     model_without_ddp = model

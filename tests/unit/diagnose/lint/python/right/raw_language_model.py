@@ -27,14 +27,20 @@ else:
     master_process = True
     seed_offset = 0
 torch.manual_seed(1337 + seed_offset)
-ctx = torch.amp.autocast(device_type="cuda", dtype=torch.bfloat16) if "cuda" in device else nullcontext()
+ctx = (
+    torch.amp.autocast(device_type="cuda", dtype=torch.bfloat16)
+    if "cuda" in device
+    else nullcontext()
+)
 
 
 def get_batch(split):
     data = np.memmap(f"{split}.bin", dtype=np.uint16, mode="r")
     ix = torch.randint(len(data) - block_size, (batch_size,))
     x = torch.stack([torch.from_numpy(data[i : i + block_size].astype(np.int64)) for i in ix])
-    y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + block_size].astype(np.int64)) for i in ix])
+    y = torch.stack(
+        [torch.from_numpy(data[i + 1 : i + 1 + block_size].astype(np.int64)) for i in ix]
+    )
     return x.to(device), y.to(device)
 
 
@@ -61,7 +67,9 @@ iter_num, t0 = 0, time.time()
 while iter_num < max_iters:
     if iter_num % eval_interval == 0 and master_process:
         print(f"step {iter_num}: val loss {estimate_loss():.4f}")
-        torch.save({"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}, "ckpt.pt")
+        torch.save(
+            {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}, "ckpt.pt"
+        )
     for micro_step in range(gradient_accumulation_steps):
         if ddp:
             model.require_backward_grad_sync = micro_step == gradient_accumulation_steps - 1

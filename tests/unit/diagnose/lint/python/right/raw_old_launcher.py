@@ -7,7 +7,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_linear_schedule_with_warmup
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    get_linear_schedule_with_warmup,
+)
 
 
 def train(args, dataset, model):
@@ -17,7 +21,9 @@ def train(args, dataset, model):
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     scheduler = get_linear_schedule_with_warmup(optimizer, 100, total)
     if args.local_rank != -1:
-        model = DistributedDataParallel(model, device_ids=[args.local_rank], output_device=args.local_rank)
+        model = DistributedDataParallel(
+            model, device_ids=[args.local_rank], output_device=args.local_rank
+        )
     for epoch in range(args.epochs):
         if args.local_rank != -1:
             sampler.set_epoch(epoch)
@@ -39,7 +45,9 @@ def train(args, dataset, model):
 def evaluate(args, dataset, model):
     hits = 0
     model.eval()
-    for batch in DataLoader(dataset, sampler=SequentialSampler(dataset), batch_size=args.batch_size):
+    for batch in DataLoader(
+        dataset, sampler=SequentialSampler(dataset), batch_size=args.batch_size
+    ):
         with torch.no_grad():
             hits += (model(**batch).logits.argmax(-1) == batch["labels"]).sum().item()
     return hits / len(dataset)
@@ -47,7 +55,9 @@ def evaluate(args, dataset, model):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--local_rank", "--local-rank", type=int, default=int(os.environ.get("LOCAL_RANK", -1)))
+    parser.add_argument(
+        "--local_rank", "--local-rank", type=int, default=int(os.environ.get("LOCAL_RANK", -1))
+    )
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--batch_size", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=3)

@@ -63,7 +63,9 @@ def main():
         val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)
     else:
         train_sampler = val_sampler = None
-    train_loader = DataLoader(train_set, args.batch_size, shuffle=(train_sampler is None), sampler=train_sampler)
+    train_loader = DataLoader(
+        train_set, args.batch_size, shuffle=(train_sampler is None), sampler=train_sampler
+    )
     val_loader = DataLoader(val_set, args.batch_size, shuffle=False, sampler=val_sampler)
 
     best = 0.0

@@ -33,7 +33,11 @@ def train_one_epoch(model, loader, optimizer, scaler, args):
 def main(args):
     torch.cuda.set_device(args.local_rank)
     dist.init_process_group("nccl", init_method="env://")
-    data = wds.WebDataset(args.shards, nodesplitter=wds.split_by_node).decode("pil").to_tuple("jpg", "txt")
+    data = (
+        wds.WebDataset(args.shards, nodesplitter=wds.split_by_node)
+        .decode("pil")
+        .to_tuple("jpg", "txt")
+    )
     loader = torch.utils.data.DataLoader(data.batched(64), batch_size=None, num_workers=4)
     model = DDP(build().cuda(), device_ids=[args.local_rank])
     optimizer = torch.optim.AdamW(model.parameters())
@@ -41,5 +45,7 @@ def main(args):
     for epoch in range(args.epochs):
         train_one_epoch(model, loader, optimizer, scaler, args)
         if is_master(args):
-            torch.save({"model": model.module.state_dict()}, os.path.join(args.out, f"epoch_{epoch}.pt"))
+            torch.save(
+                {"model": model.module.state_dict()}, os.path.join(args.out, f"epoch_{epoch}.pt")
+            )
     dist.barrier()
