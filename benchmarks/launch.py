@@ -56,11 +56,21 @@ if attempt == "0":
 """
 
 
+ATTEMPTS = 3
+FAILURES: list[str] = []  # commands that did not succeed and were started again, with their error
+
+
 def wall(command: list[str], folder: Path) -> float:
-    """Seconds that a command takes; it must succeed."""
-    start = time.perf_counter()
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    return time.perf_counter() - start
+    """Seconds that a command takes until it succeeds; what failed is printed under the table."""
+    for _ in range(ATTEMPTS):
+        start = time.perf_counter()
+        ended = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+        seconds = time.perf_counter() - start
+        if ended.returncode == 0:
+            return seconds
+        error = ended.stderr.strip()[-2000:]
+        FAILURES.append(f"{Path(command[0]).name}: exit status {ended.returncode}: {error}")
+    raise SystemExit("\n".join(FAILURES))
 
 
 def starting(script: str, ranks: int):
@@ -169,7 +179,7 @@ def main() -> None:
     if options.json:
         print(json.dumps({"header": header(), "seconds": found}, indent=1))
     else:
-        print(header(), render(found), sep="\n")
+        print(header(), render(found), *FAILURES, sep="\n")
 
 
 if __name__ == "__main__":
