@@ -175,11 +175,16 @@ def decorator_scope(name: str) -> str:
 def leaves(body: Sequence[ast.stmt]) -> bool:
     """Return whether a block ends by leaving the function, the iteration or the program."""
     end = body[-1]
-    if isinstance(end, ast.Return | ast.Continue | ast.Break):
+    if leaves_function(body):
         return True
     return (
         isinstance(end, ast.Expr) and isinstance(end.value, ast.Call) and last(end.value) in _EXITS
     )
+
+
+def leaves_function(body: Sequence[ast.stmt]) -> bool:
+    """Return whether a block ends by leaving the function or the iteration; the program runs on."""
+    return isinstance(body[-1], ast.Return | ast.Continue | ast.Break)
 
 
 def sides(names: Names, test: ast.expr, depth: int = 0) -> Sides | None:

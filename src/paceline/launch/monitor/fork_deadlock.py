@@ -22,6 +22,8 @@ from paceline.machine import python_fork
 
 # Least time between the first look at a worker and the look that proves the deadlock.
 APART_S = 2.0
+# What starts a process by fork; multiprocessing/synchronize.py waits for a lock of the user's.
+_STARTERS = tuple(f"multiprocessing/{name}.py" for name in ("popen_fork", "process", "util"))
 _C_LIBRARY = re.compile(r"^(?:libc|libpthread|ld-linux|ld)[-.]")
 
 
@@ -95,8 +97,11 @@ def is_proven(first: WorkerLook, now: WorkerLook, frames: Sequence[NativeFrame] 
 
 
 def is_before_dataset(frames: Sequence[NativeFrame]) -> bool:
-    """Return whether the innermost Python frame of a worker is torch's worker loop itself, or what
-    starts a process.
+    """Return whether a worker has called nothing from torch's worker loop yet, or has not come to
+    it since its process was started.
+
+    Code that the loop has called, a dataset or the user's ``worker_init_fn``, may wait for a
+    ``multiprocessing.Lock`` that another worker holds and will release.
 
     Args:
         frames: Its stack, outermost first.
@@ -105,8 +110,13 @@ def is_before_dataset(frames: Sequence[NativeFrame]) -> bool:
     if not python:
         return False
     innermost = python[-1]
-    in_loop = innermost.function == "_worker_loop" and innermost.file.endswith("_utils/worker.py")
-    return in_loop or "multiprocessing/" in innermost.file
+    if any(map(_is_worker_loop, python)):
+        return _is_worker_loop(innermost)
+    return innermost.file.endswith(_STARTERS)
+
+
+def _is_worker_loop(frame: NativeFrame) -> bool:
+    return frame.function == "_worker_loop" and frame.file.endswith("_utils/worker.py")
 
 
 def parse(dump: str) -> tuple[NativeFrame, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.text.rank_conditions import TreeNames, chooses, decorator_scope, leaves
+from paceline.text.rank_conditions import TreeNames, chooses, decorator_scope, leaves_function
 from paceline.text.syntax import tree_of, words
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -75,13 +75,14 @@ def _is_inside(statement: ast.If | ast.While, line: int) -> bool:
 
 
 def _excludes(names: TreeNames, statement: ast.If) -> bool:
-    """Return whether the block ends the function or the round of the loop, so what follows is for
-    the other ranks.
+    """Return whether the block ends the function or the iteration of the loop, so what follows is
+    for the other ranks.
 
-    With ``and`` in the test it is for some of these too.
+    With ``and`` in the test it is for some of these too. A rank that ends its program there is not
+    meant: that it has ended says more than the condition.
     """
     is_and = isinstance(statement.test, ast.BoolOp) and isinstance(statement.test.op, ast.And)
-    is_one_way = leaves(statement.body) and not statement.orelse
+    is_one_way = leaves_function(statement.body) and not statement.orelse
     return is_one_way and not is_and and chooses(names, statement.test)
 
 

@@ -103,6 +103,20 @@ def test_a_named_worker_is_accused_where_its_frames_are_torchs_own():
     assert "gh-112275" not in evidence
 
 
+def test_a_lock_of_multiprocessing_that_another_worker_holds_is_not():
+    """py-spy sees the frames of a dataset that waits for a multiprocessing.Lock."""
+    first, now = (
+        replace(look, worker=replace(look.worker, name="pt_data_worker")) for look in (FIRST, NOW)
+    )
+    enter = NativeFrame("__enter__", "multiprocessing/synchronize.py")
+    start = NativeFrame("_launch", "multiprocessing/popen_fork.py")
+    lock = NativeFrame("semlock_acquire", "semaphore.c")
+    assert not fork_deadlock.is_proven(first, now, (start, LOOP, DATASET, enter, lock))
+    assert not fork_deadlock.is_proven(first, now, (start, LOOP, enter, lock))  # worker_init_fn
+    assert not fork_deadlock.is_proven(first, now, (start, enter, lock))  # a hook after the fork
+    assert fork_deadlock.is_proven(first, now, (start, lock))
+
+
 def test_the_report_names_the_bug_of_this_python_and_the_ways_out(monkeypatch):
     monkeypatch.setattr(python_fork.sys, "version_info", (3, 11, 7))
     monkeypatch.setattr(python_fork.platform, "python_version", lambda: "3.11.7")

@@ -48,7 +48,10 @@ CASES = {
         "def f():\n    if rank and done:\n        return\n    total()  # here",
         "",
     ),
-    "after an exit": ("if rank != 0:\n    sys.exit()\ntotal()  # here", "if rank != 0: sys.exit()"),
+    "after an exit, which is said of the rank that has ended": (
+        "if rank != 0:\n    sys.exit()\ntotal()  # here",
+        "",
+    ),
     "by a name for it": ("saves = rank == 0\nif saves:\n    total()  # here", "if saves:"),
     "all ranks in one process": (
         "for rank in range(4):\n    if rank == 0:\n        total()  # here",
