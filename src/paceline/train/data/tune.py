@@ -10,8 +10,8 @@ from torch.utils.data import IterableDataset
 
 from paceline.errors import Finding, UsageError, closest
 from paceline.train.data.arguments import contradiction
+from paceline.train.data.context import LoaderContext
 from paceline.train.data.samples import in_memory
-from paceline.train.data.surroundings import Surroundings
 
 # Arguments that are passed to torch's DataLoader unchanged.
 _OF_WORKERS = ("timeout", "multiprocessing_context", "persistent_workers", "prefetch_factor")
@@ -71,7 +71,7 @@ def _workers(number: int) -> str:
 
 
 def settings(
-    num_workers: int | None, options: dict[str, Any], dataset: Any, around: Surroundings
+    num_workers: int | None, options: dict[str, Any], dataset: Any, context: LoaderContext
 ) -> tuple[dict[str, Any], str]:
     """Return torch's DataLoader settings, and the reason if the number of workers was chosen.
 
@@ -79,7 +79,7 @@ def settings(
         num_workers: The user's setting; None if left open.
         options: The user's other settings; None means left open.
         dataset: The user's dataset.
-        around: The loader's surroundings.
+        context: The loader's context.
 
     Raises:
         UsageError: An option is unknown, or it needs workers and there are none.
@@ -88,11 +88,11 @@ def settings(
         if name not in _HANDED_ON:
             raise _unknown(name)
     chosen = choose(
-        cpus=around.cpus,
-        ranks=around.world.local_world_size,
+        cpus=context.cpus,
+        ranks=context.world.local_world_size,
         in_memory=in_memory(dataset),
         stream=isinstance(dataset, IterableDataset),
-        on_gpu=around.device.type == "cuda",
+        on_gpu=context.device.type == "cuda",
         can_fork=sys.platform == "linux",
     )
     values = {name: value for name, value in options.items() if value is not None}

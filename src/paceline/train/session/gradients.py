@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from paceline.errors import Finding, UsageError
 from paceline.train import runtime
-from paceline.train.data import Tally, not_of_samples
+from paceline.train.data import BatchTracker, not_of_samples
 from paceline.train.model import precision, strategy
 from paceline.train.session.accumulation import Group
 from paceline.train.session.few_rows import BATCH_NORMS, FewRows
@@ -49,7 +49,7 @@ class Gradients:
         optimizers: The models' optimizers, in the order of setup.
         scale: The loss scale; None unless the precision is float16.
         steps: Number of completed steps.
-        tally: Knows which batch a loss belongs to.
+        tracker: Knows which batch a loss belongs to.
         few_rows: Watches the models while a rank has few rows.
     """
 
@@ -71,8 +71,8 @@ class Gradients:
         self._world_size, self.device = world.world_size, device
         self._precision, self._strategy, self._accumulate = chosen, way, accumulate
         self._say = say
-        self.tally = Tally(self._sync if accumulate > 1 and world.world_size > 1 else None)
-        self.few_rows = FewRows(self.models, self.forward_meets, rank=world.rank)
+        self.tracker = BatchTracker(self._sync if accumulate > 1 and world.world_size > 1 else None)
+        self.few_rows = FewRows(self.models, self.forward_is_collective, rank=world.rank)
         self._group = Group(
             world.world_size, accumulate, lambda own: float(runtime.sum_over_ranks(own))
         )
@@ -113,8 +113,8 @@ class Gradients:
         """Compute gradients; return whether the step's gradients are complete."""
         if loss.numel() != 1:
             raise _no_scalar(loss)
-        rows = self.tally.take(weighted=weight is not None)
-        is_borrowed = self.tally.is_borrowed  # the loss of another rank's row
+        rows = self.tracker.take(weighted=weight is not None)
+        is_borrowed = self.tracker.is_borrowed  # the loss of another rank's row
         if (
             weight is None
             and rows is not None
@@ -125,7 +125,7 @@ class Gradients:
         if is_borrowed:
             weight = None if weight is None else 0.0
             self.few_rows.stop()
-        part = self._group.add(rows, weight, again=self.tally.is_again)
+        part = self._group.add(rows, weight, again=self.tracker.is_again)
         if part.ends_group and self._armed.models and not self._armed:
             raise _not_averaged()
         if part.rescale != 1.0 and (
@@ -194,13 +194,13 @@ class Gradients:
         """Return whether a model is in training mode; None without a model."""
         return any(each.training for each in self.models) if self.models else None
 
-    def forward_meets(self) -> bool:
+    def forward_is_collective(self) -> bool:
         """Return whether every forward is a collective."""
         return self._world_size > 1 and isinstance(self._strategy, strategy.FSDP)
 
     def drop_unfinished(self) -> None:
         """Drop the gradients of a group whose loop was left before the group's end."""
-        if self._group.num_batches and self.tally.has_left_group:
+        if self._group.num_batches and self.tracker.has_left_group:
             self._group.drop()
             for each in self._parameters:
                 each.grad = None

@@ -27,8 +27,8 @@ from paceline.train.model import activations
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
 from paceline.train.session import ending, scaling, together
-from paceline.train.session.around import surroundings
 from paceline.train.session.gradients import Gradients, check_accumulate
+from paceline.train.session.loader_context import loader_context
 from paceline.train.session.place import Place
 from paceline.train.session.progress import Progress, read_seed, seed_device
 
@@ -108,7 +108,7 @@ class Session:
             accumulate=accumulate,
             say=self._say_once,
         )
-        self._tally = self._gradients.tally
+        self._tracker = self._gradients.tracker
         runtime.open_group(self._world, self._device, timeout_s=timeout_s)
         self._place = Place(run_dir or None, world=self._world)
         self._checkpoints = Checkpoints(
@@ -266,14 +266,14 @@ class Session:
         }
         given = {name: value for name, value in arguments.items() if value is not None}
         dataset, given = adopted(dataset, given, per_rank=per_rank)
-        around = surroundings(
+        context = loader_context(
             self._gradients,
             self._progress.at_boundary,
             world=self._world,
             seed=self._seed,
             accumulate=self._accumulate,
         )
-        loader = Loader(dataset, around, **given)
+        loader = Loader(dataset, context, **given)
         if said := loader.describe():
             self._say_once(f"loader: {said}")
         self._progress.add_loader(loader)
@@ -376,11 +376,11 @@ class Session:
         Raises:
             UsageError: ``value`` is, or holds, another type.
         """
-        self._tally.meet()
+        self._tracker.note_collective()
         return cast(
             T,
             runtime.sum_over_ranks(
-                together.as_the_others(value) if self._tally.is_uneven else value
+                together.as_the_others(value) if self._tracker.is_uneven else value
             ),
         )
 
@@ -397,8 +397,8 @@ class Session:
         Raises:
             UsageError: ``value`` holds another type.
         """
-        self._tally.meet()
-        iteration = self._tally.last if loader is None else loader.iteration
+        self._tracker.note_collective()
+        iteration = self._tracker.last if loader is None else loader.iteration
         return cast(T, together.gather(value, iteration))
 
     def once(self, fn: Callable[[], T], scope: str = "job") -> T:
@@ -414,7 +414,7 @@ class Session:
             RunError: ``fn`` failed on another rank (which raises the original), or that rank ended.
             UsageError: The scope is unknown.
         """
-        self._tally.meet()
+        self._tracker.note_collective()
         return cast(T, together.do_once(fn, scope, world=self._world))
 
     def register(self, **objects: Any) -> None:
@@ -502,7 +502,7 @@ class Session:
 
     def barrier(self) -> None:
         """Wait until all ranks have called this method."""
-        self._tally.meet()
+        self._tracker.note_collective()
         runtime.barrier()
 
     def unwrap(self, model: nn.Module) -> nn.Module:
