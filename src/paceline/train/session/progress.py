@@ -101,8 +101,12 @@ class Progress:
         """Track an object's state; set it if a checkpoint holds one.
 
         Raises:
-            UsageError: Another object has this name, and its state would be lost.
+            UsageError: The object has no ``state_dict`` and ``load_state_dict``, or another object
+                has this name, whose state would be lost.
         """
+        if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+            what = f"{name} ({type(value).__name__}) has no state_dict and load_state_dict"
+            raise UsageError(Finding("option-invalid", what, where="session.register(...)"))
         if self._registered.get(name, value) is not value:
             raise UsageError(
                 Finding(
