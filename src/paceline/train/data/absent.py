@@ -48,20 +48,24 @@ class Situation:
 
 def choose(situation: Situation) -> str:
     """Return ``BORROW``, ``EMPTY`` or ``LEAVE_OUT`` for a rank without a row."""
-    begins_training = (
-        situation.is_first and situation.may_train and situation.in_training_mode is True
-    )
-    if situation.has_trained or (situation.with_grad and begins_training):
+    if situation.has_trained or _begins_training(situation):
         # A loss over batches of two loaders is usually a sum, to which zero rows add nothing.
         return EMPTY if situation.is_beside else BORROW
     if situation.forward_is_collective and situation.takes_any:
         return BORROW
-    evaluates = not situation.with_grad or situation.in_training_mode is False
-    if not evaluates:
+    if situation.with_grad and situation.in_training_mode is not False:
         return EMPTY  # autograd, but no sign of training: the row must not count twice
-    is_needed = situation.body_runs_collectives or situation.forward_is_collective
-    # Scripts often concatenate rows after the loop, which fails for an empty list.
-    return EMPTY if is_needed or situation.is_first or situation.is_beside else LEAVE_OUT
+    if situation.body_runs_collectives or situation.forward_is_collective:
+        return EMPTY  # the other ranks wait for this one
+    if situation.is_first or situation.is_beside:
+        return EMPTY  # scripts often concatenate rows after the loop, which fails for no rows
+    return LEAVE_OUT
+
+
+def _begins_training(situation: Situation) -> bool:
+    """Return whether the first batch of a loop looks like a training batch."""
+    begins = situation.is_first and situation.with_grad
+    return begins and situation.may_train and situation.in_training_mode is True
 
 
 def emptied(batch: Any, situation: Situation, *, num_rows: int) -> Any:
