@@ -115,10 +115,10 @@ def check_sampler(sampler: Any) -> None:
             fix="def __len__(self): return number_of_samples, or an IterableDataset",
         )
     inner = getattr(sampler, "sampler", None)
-    for each in (sampler, inner):
-        if isinstance(each, DistributedSampler) or hasattr(each, "num_replicas"):
+    for part in (sampler, inner):
+        if isinstance(part, DistributedSampler) or hasattr(part, "num_replicas"):
             raise _refusal(
-                f"{type(each).__name__} gives each rank its own samples, which would be shared out"
+                f"{type(part).__name__} gives each rank its own samples, which would be shared out"
                 " a second time",
                 fix=(
                     "session.loader(dataset, batch_size=..., shuffle=True): no sampler and no"
@@ -139,8 +139,7 @@ def check_dataset(dataset: Any) -> None:
         raise _refusal_of_mapping(dataset)
     if not hasattr(dataset, "__getitem__"):
         raise _refusal(
-            f"{type(dataset).__name__} can only be read in sequence, and is no torch"
-            " IterableDataset",
+            f"{type(dataset).__name__} can only be read in sequence, and is not an IterableDataset",
             fix=(
                 "session.loader(list(dataset), batch_size=...), or write a Dataset with __len__ and"
                 " __getitem__"
@@ -163,7 +162,7 @@ def _refusal_of_mapping(dataset: Mapping[Any, Any]) -> UsageError:
             f"a {type(dataset).__name__} with {', '.join(names[:4]) or 'nothing'} is not a dataset:"
             " it has no sample number 0",
             where="session.loader(...)",
-            why="samples are asked for by number, from 0 to len(dataset) - 1",
+            why="samples are read by number, from 0 to len(dataset) - 1",
             fix=f"session.loader(data[{first}], batch_size=...), one loader for each",
         )
     )
@@ -179,11 +178,11 @@ def check_stream(stream: Any) -> None:
         source = inspect.getsource(type(stream).__iter__)
     except (OSError, TypeError):
         return  # defined in a notebook or in C: assumed to be a whole stream
-    asked = [word for word in _OWN_SHARES if word in source]
-    if asked:
+    words = [word for word in _OWN_SHARES if word in source]
+    if words:
         name = type(stream).__name__
         raise _refusal(
-            f"{name}.__iter__ looks as if it shared itself out (it uses {asked[0]})",
+            f"{name}.__iter__ looks as if it divided itself among ranks (it uses {words[0]})",
             fix=(
                 f"session.loader({name}(...), per_rank_batch_size=..., sharded=True) if each rank"
                 " reads its own part, sharded=False if all read the same"
@@ -254,8 +253,8 @@ def _entries_of(dataset: Any, length: int) -> list[list[Any]]:
         for value in getattr(dataset, "__dict__", {}).values()
         if isinstance(value, list | tuple)
     ]
-    entries = [[value[place] for place in places] for value in lists if len(value) == length]
-    return [each for each in entries if all(map(_is_name, each))]
+    columns = [[value[place] for place in places] for value in lists if len(value) == length]
+    return [column for column in columns if all(map(_is_name, column))]
 
 
 def _rows_of_table(dataset: Any, places: list[int]) -> list[Any]:

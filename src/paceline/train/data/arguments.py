@@ -51,10 +51,10 @@ def division(
     elif batch_size is None and per_rank_batch_size is None and not shuffle and sampler is None:
         size = 0
     else:
-        raise contradiction("a batch_sampler decides batch size and order by itself")
-    chosen = sampler if batch_sampler is None else batch_sampler
-    check_sampler(chosen)
-    return Division(size, last, shuffle, chosen)
+        raise contradiction("a batch_sampler decides batch size and order")
+    order = sampler if batch_sampler is None else batch_sampler
+    check_sampler(order)
+    return Division(size, last, shuffle, order)
 
 
 def check_options(
@@ -80,17 +80,13 @@ def check_options(
     if shuffle and sampler is not None:
         raise contradiction("shuffle=True and a sampler both decide the order")
     if is_stream and (shuffle or sampler is not None or batch_sampler is not None):
-        raise contradiction(
-            "a stream decides its order by itself: no shuffle, sampler or batch_sampler"
-        )
+        raise contradiction("a stream decides its own order: no shuffle, sampler or batch_sampler")
     if not is_stream and sharded is not None:
         raise contradiction(
-            "sharded= is for streams; a dataset with a length is shared out by its indices"
+            "sharded= is for streams; a dataset with a length is divided by its indices"
         )
     if batch_sampler is not None and last == "drop":
-        raise contradiction(
-            'a batch_sampler decides its batches by itself, short ones too: no last="drop"'
-        )
+        raise contradiction('a batch_sampler decides its batches, short ones too: no last="drop"')
 
 
 def contradiction(what: str) -> UsageError:

@@ -209,8 +209,8 @@ class MapBatches(Source):
                 len(drawn), divided.batch_size, divided.last, start
             )
         bounds = list(itertools.accumulate(map(len, drawn), initial=0))
-        left = bounds[bisect.bisect_left(bounds, start) :] or bounds[-1:]
-        return StoredOrder([index for batch in drawn for index in batch]), GivenBatches(left)
+        rest = bounds[bisect.bisect_left(bounds, start) :] or bounds[-1:]
+        return StoredOrder([index for batch in drawn for index in batch]), GivenBatches(rest)
 
 
 class _Requests:

@@ -28,19 +28,23 @@ def recompute(model: nn.Module, layers: tuple[type[nn.Module], ...] | None) -> i
         chosen = blocks_of(model)
     else:
         chosen = [
-            each for each in model.modules() if isinstance(each, layers) and each is not model
+            module
+            for module in model.modules()
+            if isinstance(module, layers) and module is not model
         ]
     if not chosen:
         raise _none_found(model, layers)
-    for each in chosen:
-        if getattr(each.forward, "func", None) is not checkpoint:  # not recomputed already
-            each.forward = functools.partial(checkpoint, each.forward, use_reentrant=False)
+    for module in chosen:
+        if getattr(module.forward, "func", None) is not checkpoint:  # not recomputed already
+            module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
     return len(chosen)
 
 
 def _none_found(model: nn.Module, layers: tuple[type[nn.Module], ...] | None) -> UsageError:
-    counted = Counter(type(each).__name__ for each in model.modules() if each is not model)
-    sought = "nn.ModuleList" if layers is None else " or ".join(each.__name__ for each in layers)
+    counted = Counter(type(module).__name__ for module in model.modules() if module is not model)
+    sought = (
+        "nn.ModuleList" if layers is None else " or ".join(module.__name__ for module in layers)
+    )
     return UsageError(
         Finding(
             "option-invalid",

@@ -38,13 +38,8 @@ class Evaluation:
     def __init__(
         self, trainer: Trainer, work: Work, recorder: Recorder, display: Display, hooks: Hooks
     ) -> None:
-        self.trainer, self.work, self.recorder, self.display, self.hooks = (
-            trainer,
-            work,
-            recorder,
-            display,
-            hooks,
-        )
+        self.trainer, self.work, self.recorder = trainer, work, recorder
+        self.display, self.hooks = display, hooks
 
     def run(self, stage: str, loader: Any, *, limit: int | None, keep: bool = True) -> Values:
         """Return the exact means of what the task logged.
@@ -55,12 +50,8 @@ class Evaluation:
             limit: Maximum number of batches; None for all.
             keep: Whether the trainer receives the means.
         """
-        metrics, progress, has_run, num_rows = (
-            Metrics(self.trainer.session),
-            self.display.progress,
-            False,
-            0,
-        )
+        metrics, progress = Metrics(self.trainer.session), self.display.progress
+        has_run, num_rows = False, 0
         loader.takes_any = True
         with self.recorder.within(metrics), self.work.evaluating(), progress.aside(stage, limit):
             self.hooks.call(f"on_{stage}_start")
@@ -130,18 +121,11 @@ class Fit:
     ) -> None:
         self._plan, self._evaluation, self._train, self._val = plan, evaluation, train, val
         train.takes_any = True
-        self._trainer, self._work, self._session = (
-            evaluation.trainer,
-            evaluation.work,
-            evaluation.trainer.session,
-        )
-        self._recorder, self._display, self._hooks = (
-            evaluation.recorder,
-            evaluation.display,
-            evaluation.hooks,
-        )
-        self._of_steps = [each for each in schedules if each.interval == "step"]
-        self._of_epochs = [each for each in schedules if each.interval == "epoch"]
+        self._trainer, self._session = evaluation.trainer, evaluation.trainer.session
+        self._work, self._recorder = evaluation.work, evaluation.recorder
+        self._display, self._hooks = evaluation.display, evaluation.hooks
+        self._of_steps = [schedule for schedule in schedules if schedule.interval == "step"]
+        self._of_epochs = [schedule for schedule in schedules if schedule.interval == "epoch"]
         self._batches = plan.train_batches(length_of(train))
         self._val_batches = num_batches(
             "limit_val_batches", plan.limit_val_batches, None if val is None else length_of(val)
@@ -201,17 +185,15 @@ class Fit:
                 start = self._batches_done()
                 if not ran:
                     done = epoch * (self._batches or 0) + start
-                    total, group = (
-                        self._plan.batches(self._batches),
-                        self._plan.accumulate_grad_batches,
-                    )
+                    total = self._plan.batches(self._batches)
+                    group = self._plan.accumulate_grad_batches
                     progress.begin(done=done, total=total, batches_per_step=group)
                 ran = True
                 if self._epoch(epoch, start):
                     break
         if not ran:
             self._display.line(
-                f"nothing is left to train after step {session.step}; resume=False begins anew", {}
+                f"nothing is left to train after step {session.step}; resume=False starts over", {}
             )
         self._hooks.call("on_train_end")
 
@@ -270,11 +252,8 @@ class Fit:
 
     def _train_on(self, batches: Iterator[Any], start: int, *, between: int) -> bool:
         """Train on the rest of an epoch; return whether the epoch is complete."""
-        plan, last, done = (
-            self._plan,
-            sys.maxsize if self._batches is None else self._batches,
-            start,
-        )
+        plan, done = self._plan, start
+        last = sys.maxsize if self._batches is None else self._batches
         for batch_idx, batch in enumerate(batches, start):
             if batch_idx >= last:  # 0 batches, or a checkpoint after the last batch
                 break
@@ -343,10 +322,11 @@ class Fit:
     # After an epoch
 
     def _batches_between_validations(self, epoch: int) -> int:
-        asked = self._plan.val_check_interval
-        if not self._is_due(epoch) or asked is None or (isinstance(asked, float) and asked == 1):
+        interval = self._plan.val_check_interval
+        is_whole_epoch = isinstance(interval, float) and interval == 1
+        if interval is None or is_whole_epoch or not self._is_due(epoch):
             return 0
-        return num_batches("val_check_interval", asked, self._batches, least=1) or 0
+        return num_batches("val_check_interval", interval, self._batches, least=1) or 0
 
     def _is_due(self, epoch: int) -> bool:
         return self._validates and (epoch + 1) % self._plan.check_val_every_n_epoch == 0
