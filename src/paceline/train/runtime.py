@@ -107,11 +107,13 @@ def open_group(world: World, device: torch.device, *, timeout_s: float | None = 
     if world.world_size == 1 or dist.is_initialized():
         return
     on_gpu = device.type == "cuda"
+    backend = "cpu:gloo,cuda:nccl" if on_gpu and dist.is_nccl_available() else "gloo"
     # A node's name in Slurm may not resolve; a job script may have set MASTER_ADDR and RANK itself.
-    of_slurm = world.launcher == "slurm" or (world.launcher == "torchrun" and env.read(env.JOB_ID))
+    torchrun_in_slurm = world.launcher == "torchrun" and env.read(env.JOB_ID)
+    of_slurm = world.launcher == "slurm" or torchrun_in_slurm
     address = nodeaddr.of_node(world.master_addr) if of_slurm else world.master_addr
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpu and dist.is_nccl_available() else "gloo",
+        backend,
         init_method=f"tcp://{bracketed(address)}:{world.master_port}",
         rank=world.rank,
         world_size=world.world_size,
@@ -218,11 +220,10 @@ def all_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     padded = mine.new_zeros((longest, *mine.shape[1:]))
     padded[: len(mine)] = mine
     # As bytes, because backends support different types.
-    flat = (
-        padded.view(-1).view(torch.uint8)
-        if padded.numel()
-        else padded.new_zeros(0, dtype=torch.uint8)
-    )
+    if padded.numel():
+        flat = padded.view(-1).view(torch.uint8)
+    else:
+        flat = padded.new_zeros(0, dtype=torch.uint8)
     parts = [torch.empty_like(flat) for _ in sizes]
     dist.all_gather(parts, flat)
     rows = [
@@ -347,7 +348,8 @@ def _close_at_exit() -> None:
 
 
 def _sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    dtype = torch.int64 if not (tensor.is_floating_point() or tensor.is_complex()) else tensor.dtype
+    keeps_dtype = tensor.is_floating_point() or tensor.is_complex()
+    dtype = tensor.dtype if keeps_dtype else torch.int64
     total = tensor.detach().to(_reducible(tensor.device), dtype, copy=True).contiguous()
     if dist.is_initialized():
         dist.all_reduce(total)

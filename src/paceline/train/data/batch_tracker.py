@@ -207,8 +207,8 @@ def _check_weight(source: Iteration) -> None:
                 " for one to leave out"
             ),
         )
-    if source.odd:
-        raise not_of_samples(source.odd)
+    if source.weight_problem:
+        raise not_of_samples(source.weight_problem)
 
 
 def _loop_of_weighted_loss(recent: list[Iteration]) -> Iteration | None:
@@ -264,12 +264,12 @@ def _is_borrowed(loops: list[Iteration]) -> bool:
     return num_borrowed > 0
 
 
-def not_of_samples(odd: str) -> UsageError:
-    """Return the error for a loss that is a mean over something other than samples, see ``odd``."""
+def not_of_samples(problem: str) -> UsageError:
+    """Return the error for a loss that is not a mean over samples, for the reason ``problem``."""
     return UsageError(
         Finding(
             "batch-weight-unknown",
-            f"{odd}, so the weight of this loss is not known",
+            f"{problem}, so the weight of this loss is not known",
             where="session.backward(loss)",
             why=(
                 "a loss is weighted by its samples; a mean over something else, of which samples"

@@ -19,7 +19,7 @@ class Watch(Protocol):
     def watch(self, rows: Rows | None, advice: str) -> None:
         """Begin the watch of such a batch; None ends it."""
 
-    def borrow(self, advice: str, *, knows: bool) -> None:
+    def borrow(self, advice: str, *, is_left_out: bool) -> None:
         """Handle a batch of which the rank computes another rank's row."""
 
     def compute_without(self, batch: Any, empty: Any) -> None:

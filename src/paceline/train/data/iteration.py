@@ -70,7 +70,7 @@ class Iteration:
         borrowed: For each borrowed batch, the number of rows before it and its number of rows.
         has_borrowed: Whether the last batch is borrowed.
         runs_collectives: Whether the loop's body has run collectives.
-        odd: Why the rows of the last batch are not its weight; empty if they are.
+        weight_problem: Why the rows of the last batch are not its weight; empty if they are.
     """
 
     epoch: int = 0
@@ -89,7 +89,7 @@ class Iteration:
     borrowed: list[tuple[int, int]] = field(default_factory=list)
     has_borrowed: bool = False
     runs_collectives: bool = False
-    odd: str = ""
+    weight_problem: str = ""
 
     def borrow(self, num_rows: int) -> None:
         """Record that the last batch consists of another rank's rows."""

@@ -128,11 +128,11 @@ class Loader:
                 with_grad = torch.is_grad_enabled()
                 self._before_batch(iteration, with_grad=with_grad)
                 try:
-                    rows, batch, odd = next(batches)
+                    rows, batch, problem = next(batches)
                 except StopIteration:
                     iteration.resumes = False  # the epoch is over
                     return
-                self._record(iteration, rows, batch, odd, with_grad=with_grad)
+                self._record(iteration, rows, batch, problem, with_grad=with_grad)
                 if rows.of_rank:
                     yield batch
                 elif (substitute := self._without_rows(iteration, batch, with_grad)) is not None:
@@ -164,6 +164,7 @@ class Loader:
         return self.iteration, moved(batches, self._context.device)
 
     def _before_batch(self, iteration: Iteration, *, with_grad: bool) -> None:
+        """Record that a loop fetches its next batch, and act if all ranks are at a boundary."""
         begins = iteration.number < 0
         state = self._tracker.fetches(iteration, with_grad=with_grad)
         self._runs_collectives |= iteration.runs_collectives
@@ -178,11 +179,11 @@ class Loader:
             self.training_loops += state.trains
 
     def _record(
-        self, iteration: Iteration, rows: Rows, batch: Any, odd: str, *, with_grad: bool
+        self, iteration: Iteration, rows: Rows, batch: Any, problem: str, *, with_grad: bool
     ) -> None:
         """Record the batch that a loop yields next."""
         self._tracker.yields(iteration, rows, with_grad=with_grad)
-        iteration.odd = odd
+        iteration.weight_problem = problem
         if self._is_few or rows.of_rank < 2:
             self._note_few(rows)
         if iteration.number:
@@ -196,10 +197,10 @@ class Loader:
 
     def _end(self, iteration: Iteration, began_at: Position) -> None:
         """End a loop; restore the position if the loop only fetched its first batch to resume."""
-        has_only_looked = self._tracker.state_of(iteration) is LoopState.RESUMING
+        has_only_fetched_one = self._tracker.state_of(iteration) is LoopState.RESUMING
         self._tracker.close(iteration)
         self._note_few(None)
-        if has_only_looked and self._position == (iteration.epoch + 1, 0):
+        if has_only_fetched_one and self._position == (iteration.epoch + 1, 0):
             self._position = began_at
 
     @property
@@ -224,25 +225,31 @@ class Loader:
             takes_any=self.takes_any,
         )
         borrowed = iteration.rows.borrowed if iteration.rows else 1
-        what = absent.choose(situation)
-        if what == absent.BORROW:
+        choice = absent.choose(situation)
+        if choice == absent.LEAVE_OUT:
+            return None
+        if choice == absent.BORROW:
             iteration.borrow(borrowed)
             if context.few_rows is not None:
-                context.few_rows.borrow(self._advice(), knows=self.takes_any)
+                context.few_rows.borrow(self._advice(), is_left_out=self.takes_any)
             return batch
-        empty = (
-            absent.emptied(batch, situation, num_rows=borrowed) if what == absent.EMPTY else None
-        )
+        empty = absent.emptied(batch, situation, num_rows=borrowed)
         if empty is not None and not situation.has_trained and context.few_rows is not None:
             context.few_rows.compute_without(batch, empty)
         return empty
 
     def _note_few(self, rows: Rows | None) -> None:
         """Begin or end the watch of a batch with one row or none on this rank."""
-        watch, was_few = self._context.few_rows, self._is_few
-        self._is_few = rows is not None and rows.of_rank < 2 and self._context.world.world_size > 1
-        if watch is not None and (self._is_few or was_few):
-            watch.watch(rows if self._is_few else None, self._advice() if self._is_few else "")
+        was_few = self._is_few
+        has_other_ranks = self._context.world.world_size > 1
+        self._is_few = rows is not None and rows.of_rank < 2 and has_other_ranks
+        watch = self._context.few_rows
+        if watch is None:
+            return
+        if self._is_few:
+            watch.watch(rows, self._advice())
+        elif was_few:
+            watch.watch(None, "")
 
     def _advice(self) -> str:
         return absent.advice(self._source.num_even_samples, self.batch_size, self._context.world)
@@ -272,11 +279,8 @@ class Loader:
 
     def describe(self) -> str:
         """Return the choices that the script did not make, one line to print; empty without any."""
-        ranks, size, groups = (
-            self._context.world.world_size,
-            self.batch_size,
-            self._context.accumulate,
-        )
+        ranks, groups = self._context.world.world_size, self._context.accumulate
+        size = self.batch_size
         per_rank = f"{size // ranks}" + (f" to {size // ranks + 1}" if size % ranks else "")
         parts = []
         if ranks > 1 and size:
@@ -321,7 +325,7 @@ class Loader:
                     f"the checkpoint was made after {state['done']} of {state['length']} samples of"
                     f" an epoch, and this dataset has {self._source.num_samples}",
                     where="session.restore(...)",
-                    why="the samples that are left would not be those that were left then",
+                    why="the remaining samples would differ from those that remained then",
                     fix=(
                         "train on the same data, or restore a checkpoint that was saved at the end"
                         " of an epoch"

@@ -24,7 +24,7 @@ from paceline.train.data.likeness import Likeness
 from paceline.train.data.order import Order, StoredOrder, blocks, derive, shuffled
 from paceline.train.data.samples import Request, Samples
 from paceline.train.data.shard import EvenBatches, GivenBatches, Rows, Shard
-from paceline.train.data.stream import Piece, Stream, met_pieces, whole_rows
+from paceline.train.data.stream import Piece, Stream, pieces_of_all, whole_rows
 
 Collate = Callable[[list[Any]], Any]
 
@@ -305,7 +305,7 @@ class StreamBatches(Source):
         self._stream.at[0], self._stream.at[1] = epoch, start
         pieces: Iterator[Piece] = iter(self._torch_loader)
         if not self.has_position:
-            return None, self._met(pieces)
+            return None, self._sharded(pieces)
         world, size = self._context.world, self._divided.batch_size
 
         def served(end: int) -> Shard:  # all batches up to ``end`` except the last are full
@@ -319,8 +319,10 @@ class StreamBatches(Source):
                 self._likeness.see_stream(f"{place}/{number}", piece.mark)
             yield self._served(piece, number)
 
-    def _met(self, pieces: Iterator[Piece]) -> Iterator[Served]:
-        for number, (piece, total, is_last) in enumerate(met_pieces(pieces, self._context.total)):
+    def _sharded(self, pieces: Iterator[Piece]) -> Iterator[Served]:
+        for number, (piece, total, is_last) in enumerate(
+            pieces_of_all(pieces, self._context.total)
+        ):
             yield self._served(piece._replace(of_batch=total, is_last=is_last), number)
 
     def _served(self, piece: Piece, number: int) -> Served:

@@ -127,7 +127,6 @@ def _mean_of_all(tensors: list[torch.Tensor], size: int) -> None:
         return
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).div_(size)
     dist.all_reduce(flat)
-    for tensor, part in zip(
-        tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True
-    ):
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
         tensor.copy_(part.view_as(tensor))

@@ -67,12 +67,9 @@ def choose(name: str, device: torch.device) -> Precision:
                 fix=f'Session(precision="{near}")',
             )
         )
-    half = torch.bfloat16 in (precision.stored, precision.computed)
-    if (
-        half
-        and device.type == "cuda"
-        and not torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
+    uses_bf16 = torch.bfloat16 in (precision.stored, precision.computed)
+    on_gpu = device.type == "cuda"
+    if uses_bf16 and on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise SetupError(
             Finding(
                 "bf16-emulated",
@@ -120,13 +117,14 @@ def _detach(model: nn.Module) -> None:
     ):
         # Identified by module rather than by handle, because copies of a module have these hooks
         # too.
-        for number in [
-            number
-            for number, hook in hooks.items()
-            if getattr(hook, "__module__", None) == __name__
-        ]:
+        own = [number for number, hook in hooks.items() if _is_own(hook)]
+        for number in own:
             del hooks[number]
             marks.pop(number, None)
+
+
+def _is_own(hook: Any) -> bool:
+    return getattr(hook, "__module__", None) == __name__
 
 
 def cast_floats(values: Any, dtype: torch.dtype) -> Any:

@@ -53,18 +53,18 @@ class FewRows:
                 if isinstance(module, BATCH_NORMS):
                     self._undo.append(module.register_forward_pre_hook(_Check(advice)).remove)
 
-    def borrow(self, advice: str, *, knows: bool) -> None:
+    def borrow(self, advice: str, *, is_left_out: bool) -> None:
         """Refuse to gather the borrowed row on other ranks until this rank's backward.
 
         Args:
             advice: Fix to show if the script gathers it.
-            knows: Whether the caller already leaves borrowed rows out of its sums.
+            is_left_out: Whether the caller already leaves borrowed rows out of its sums.
         """
-        if not (knows or self._has_warned):
+        if not (is_left_out or self._has_warned):
             self._has_warned = True
             self._say(
-                "this rank has no row of a batch and computes another rank's, which counts nothing"
-                " in session.backward and session.gather; leave it out of sums of your own: if"
+                "this rank has no row of a batch and computes another rank's, which has no weight"
+                " in session.backward and session.gather; leave it out of your own sums: if"
                 " loader.rows: ..."
             )
         if not self._gathers_itself():
@@ -136,8 +136,8 @@ def _refusing(original: Any, advice: str) -> Callable[..., Any]:
             raise UsageError(
                 Finding(
                     "rows-too-few",
-                    "this rank has no row of the batch, and what it gathers for all is another"
-                    " rank's row again",
+                    "this rank has no row of the batch, and would gather another rank's row a"
+                    " second time",
                     where="an all_gather between forward and backward",
                     why="a loss over gathered rows would count that row twice",
                     fix=advice,

@@ -262,11 +262,9 @@ def _beside(
 ) -> Notice:
     """Return the notice that another run of the script has checkpoints, and how to continue it."""
     path, owner = sibling
-    lines = (
-        identity.differences(owner, mine)
-        if owner
-        else ["saved by an earlier version: its arguments are not known"]
-    )
+    lines = ["saved by an earlier version: its arguments are unknown"]
+    if owner:
+        lines = identity.differences(owner, mine)
     start = f"PACELINE_RUN_DIR={shlex.quote(str(path))}"
     typed = shlex.join(sys.orig_argv) if launcher == "none" and mine.script != "session" else ""
     command = f"{start} {typed}" if typed else f"export {start}, then start it as before"

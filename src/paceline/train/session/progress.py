@@ -299,11 +299,8 @@ class Progress:
         """Undo a scheduler's changes of the learning rates; it was made after the restore."""
         optimizer = getattr(value, "optimizer", None)
         if isinstance(optimizer, Optimizer):
-            rates = (
-                self._rates.get(id(optimizer))
-                or getattr(value, "_last_lr", None)
-                or _rates_of(optimizer)
-            )
+            restored = self._rates.get(id(optimizer))
+            rates = restored or getattr(value, "_last_lr", None) or _rates_of(optimizer)
             for group, rate in zip(optimizer.param_groups, rates, strict=False):
                 if isinstance(group["lr"], torch.Tensor):
                     group["lr"].fill_(rate)

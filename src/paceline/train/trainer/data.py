@@ -83,17 +83,14 @@ def is_data(thing: Any) -> bool:
 
 def _single(loaders: list[Any] | tuple[Any, ...], stage: str) -> Any:
     if len(loaders) > 1:
+        method = "validate" if stage == "val" else stage
+        other = "" if stage == "train" else f", or trainer.{method} for each of them"
         raise UsageError(
             Finding(
                 "option-invalid",
                 f"there are {len(loaders)} loaders for {stage}, and the Trainer takes one",
                 where=f"{stage}_dataloader",
-                fix="torch.utils.data.ConcatDataset(datasets)"
-                + (
-                    ""
-                    if stage == "train"
-                    else f", or trainer.{stage.replace('val', 'validate')} for each of them"
-                ),
+                fix=f"torch.utils.data.ConcatDataset(datasets){other}",
             )
         )
     return loaders[0] if loaders else None

@@ -236,9 +236,8 @@ class Fit:
                 self._metrics, self._done = None, 0
                 self._look_at(epoch, {**train.of_all, **val.of_all})
             is_over = self._is_over()
-            self._save(
-                {**train.of_all, **val.of_all}, is_last=is_over or epoch + 1 >= self._plan.epochs
-            )
+            is_last = is_over or epoch + 1 >= self._plan.epochs
+            self._save({**train.of_all, **val.of_all}, is_last=is_last)
             self._show(epoch, {**train.for_loggers, **val.for_loggers})
             return is_over
 
@@ -279,9 +278,8 @@ class Fit:
         with nullcontext() if rows else self._work.uncounted():
             outputs = self._work.train(batch, batch_idx)
         loss = outputs if isinstance(outputs, torch.Tensor) else loss_of(outputs)
-        ends_group = session.backward(
-            loss, outputs.get("weight") if isinstance(outputs, Mapping) else None
-        )
+        weight = outputs.get("weight") if isinstance(outputs, Mapping) else None
+        ends_group = session.backward(loss, weight)
         progress.loss, progress.batch = loss.detach(), batch_idx + 1
         if self._after_backward:
             self._after_backward()
@@ -374,14 +372,13 @@ class Fit:
 
     def _show(self, epoch: int, values: dict[str, float]) -> None:
         loss = self._display.progress.loss
-        self._display.line(
-            self._title(epoch), values or ({} if loss is None else {"loss": float(loss)})
-        )
+        if not values and loss is not None:
+            values = {"loss": float(loss)}
+        self._display.line(self._title(epoch), values)
 
     def _title(self, epoch: int) -> str:
-        return f"epoch {epoch + 1}" + (
-            f"/{self._plan.epochs}" if self._plan.epochs < sys.maxsize else ""
-        )
+        total = f"/{self._plan.epochs}" if self._plan.epochs < sys.maxsize else ""
+        return f"epoch {epoch + 1}{total}"
 
     def _begin_stage(self, epoch: int, start: int) -> None:
         before = epoch * (self._batches or 0)
@@ -407,17 +404,15 @@ def loss_of(outputs: Any) -> torch.Tensor:
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if isinstance(loss, torch.Tensor):
         return loss
-    what = (
-        f"a dict with {', '.join(map(str, outputs))}"
-        if isinstance(outputs, Mapping)
-        else type(outputs).__name__
-    )
+    what = type(outputs).__name__
+    if isinstance(outputs, Mapping):
+        what = f"a dict with {', '.join(map(str, outputs))}"
     raise UsageError(
         Finding(
             "option-invalid",
             f"training_step returned {what}, and no loss",
             where="training_step",
-            why="a batch that one rank leaves out is one that the others wait for",
+            why="if one rank leaves out a batch, the others wait for it",
             fix=(
                 'return the loss, a tensor or a dict with it as "loss"; to leave a batch out:'
                 " return 0 * loss"

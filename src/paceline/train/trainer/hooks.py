@@ -270,9 +270,8 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
 
 
 def _has_own(callback: Any, name: str) -> bool:
-    return callable(getattr(callback, name, None)) and getattr(
-        type(callback), name, None
-    ) is not getattr(Callback, name)
+    is_inherited = getattr(type(callback), name, None) is getattr(Callback, name)
+    return callable(getattr(callback, name, None)) and not is_inherited
 
 
 def _own_hooks(kind: type) -> list[str]:

@@ -348,10 +348,6 @@ def number_of(name: str, value: Any) -> Any:
             "option-invalid",
             f"{name} is a {type(value).__name__}{shape} and not a number",
             where=f"self.log({name!r}, ...)",
-            fix=(
-                f"self.log({name!r}, value.mean())"
-                if shape
-                else f"self.log({name!r}, float(value))"
-            ),
+            fix=f"self.log({name!r}, {'value.mean()' if shape else 'float(value)'})",
         )
     )

@@ -98,9 +98,9 @@ class Progress:
         if self._is_aside:
             return ""
         has_loss = any("loss" in name.lower() for name in self.shown)  # under the script's name
-        numbers = (
-            dict(self.shown) if has_loss or self.loss is None else {"loss": self.loss, **self.shown}
-        )
+        numbers = dict(self.shown)
+        if self.loss is not None and not has_loss:
+            numbers = {"loss": self.loss, **numbers}
         return " · ".join(f"{name} {as_text(value)}" for name, value in numbers.items())
 
 
@@ -153,11 +153,9 @@ class Display:
     def drawn(self) -> Table:
         """Return the current bar."""
         progress, grid = self.progress, Table.grid(padding=(0, 1))
-        count = (
-            f"{progress.batch}/{progress.num_batches}"
-            if progress.num_batches
-            else str(progress.batch)
-        )
+        count = str(progress.batch)
+        if progress.num_batches:
+            count = f"{progress.batch}/{progress.num_batches}"
         left_s = progress.left_s()
         remaining = "" if left_s is None else f"{clock(left_s)} left"
         width = max(10, min(30, self._console.width // 5))

@@ -71,17 +71,15 @@ def check_world(devices: int | None, num_nodes: int, session: Session) -> None:
     requested = (devices or 0) * num_nodes
     if requested in (0, session.world_size):
         return
+    start = f"paceline run --nproc-per-node {devices} script.py"
+    if _launcher() == "slurm":
+        start = f"#SBATCH --nodes={num_nodes} --ntasks-per-node={devices}"
     raise contradiction(
         f"devices={devices} and num_nodes={num_nodes} make {requested} ranks, "
         f"and this run was started with {session.world_size}",
         where="Trainer(devices=...)",
         why="the number of ranks is decided where the run is started",
-        fix='Trainer(devices="auto"), or: '
-        + (
-            f"#SBATCH --nodes={num_nodes} --ntasks-per-node={devices}"
-            if _launcher() == "slurm"
-            else f"paceline run --nproc-per-node {devices} script.py"
-        ),
+        fix=f'Trainer(devices="auto"), or: {start}',
     )
 
 
