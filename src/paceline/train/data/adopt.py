@@ -43,12 +43,11 @@ def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
             " shared out",
             fix="session.loader(your_loader.dataset, batch_size=..., shuffle=...)",
         )
+    makes_batches = loader.batch_size is not None or bool(loader.batch_sampler)
     parts: dict[str, Any] = {
         "num_workers": loader.num_workers,
         "pin_memory": loader.pin_memory,
-        "collate_fn": (
-            loader.collate_fn if loader.batch_size is not None or loader.batch_sampler else None
-        ),
+        "collate_fn": loader.collate_fn if makes_batches else None,
         "worker_init_fn": loader.worker_init_fn,
         "timeout": loader.timeout,
         "multiprocessing_context": loader.multiprocessing_context,
@@ -56,32 +55,32 @@ def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
     if loader.num_workers:
         parts["prefetch_factor"] = loader.prefetch_factor
     if isinstance(loader.dataset, IterableDataset):
-        if loader.batch_size is None:
-            raise _refusal(
-                "this DataLoader has no batch size (its stream makes the batches), so they cannot"
-                " be divided",
-                fix="session.loader(stream_of_samples, batch_size=64)",
-            )
-        return {
-            **parts,
-            "batch_size": loader.batch_size,
-            "last": "drop" if loader.drop_last else "exact",
-        }
+        return parts | _division_of_stream(loader)
+    return parts | _division_of_samples(loader)
+
+
+def _division_of_stream(loader: DataLoader[Any]) -> dict[str, Any]:
+    if loader.batch_size is None:
+        raise _refusal(
+            "this DataLoader has no batch size (its stream makes the batches), so they cannot"
+            " be divided",
+            fix="session.loader(stream_of_samples, batch_size=64)",
+        )
+    return {"batch_size": loader.batch_size, "last": "drop" if loader.drop_last else "exact"}
+
+
+def _division_of_samples(loader: DataLoader[Any]) -> dict[str, Any]:
     batches = loader.batch_sampler
-    if type(batches) is BatchSampler:
-        parts |= {
-            "batch_size": batches.batch_size,
-            "last": "drop" if batches.drop_last else "exact",
-        }
-        parts |= _order_of(batches.sampler, loader.dataset)
-    elif batches is not None:
-        parts["batch_sampler"] = batches
-    else:
+    if batches is None:
         raise _refusal(
             "this DataLoader has no batch size, so that its batches cannot be divided",
             fix="session.loader(your_loader.dataset, batch_size=...)",
         )
-    return parts
+    if type(batches) is not BatchSampler:
+        return {"batch_sampler": batches}
+    last = "drop" if batches.drop_last else "exact"
+    order = _order_of(batches.sampler, loader.dataset)
+    return {"batch_size": batches.batch_size, "last": last, **order}
 
 
 def _order_of(sampler: Any, dataset: Any) -> dict[str, Any]:
