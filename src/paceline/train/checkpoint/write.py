@@ -162,7 +162,7 @@ def _describe(state: Mapping[str, Any]) -> tuple[str, ...]:
 def write(
     make_draft: Callable[[], Draft],
     to: Path,
-    told: Manifest,
+    description: Manifest,
     *,
     keep: Keep,
     exchange: Exchange,
@@ -173,12 +173,12 @@ def write(
     Args:
         make_draft: Returns this rank's draft, or raises an error that all ranks must get.
         to: Folder of checkpoints.
-        told: The manifest without files.
+        description: The manifest without files.
         keep: Numbers of checkpoints to keep.
         exchange: The ranks.
         guard: Called on rank 0 before the commit; raises if the folder now belongs to another run.
     """
-    work = _Work(to, told, exchange, guard)
+    work = _Work(to, description, exchange, guard)
     try:
         order = exchange.decide(lambda: work.offer(make_draft()), work.plan)
         if order is None:
@@ -190,21 +190,21 @@ def write(
     if exchange.is_main:
         committed = folder.list_committed(to, is_strict=False)
         doomed = manifest.choose_doomed(
-            committed, run=told.run, keep_last=keep.last, keep_best=keep.best
+            committed, run=description.run, keep_last=keep.last, keep_best=keep.best
         )
-        for each in doomed:
-            folder.remove(each.path)
+        for checkpoint in doomed:
+            folder.remove(checkpoint.path)
 
 
 class _Work:
     """The writing of one checkpoint; only rank 0 calls ``plan`` and ``commit``."""
 
     def __init__(
-        self, to: Path, told: Manifest, exchange: Exchange, guard: Callable[[], None]
+        self, to: Path, description: Manifest, exchange: Exchange, guard: Callable[[], None]
     ) -> None:
         self._guard = guard
         self._to = to
-        self._told = told
+        self._description = description
         self._exchange = exchange
         self._files = CheckedFiles()
         self._path: Path | None = None
@@ -220,28 +220,29 @@ class _Work:
         plans, self._metadata = self._draft.planner.create_global_plan(
             [offer.plan for offer in offers]
         )
-        with self._explained(needed_bytes=0):
-            self._path = folder.begin(self._to, step=self._told.step)
+        with self._with_findings(needed_bytes=0):
+            self._path = folder.begin(self._to, step=self._description.step)
         plans = self._writer(self._path).prepare_global_plan(plans)
         return [_Order(self._path, plan) for plan in plans]
 
     def write(self, order: _Order) -> _Written:
         plan = self._draft.planner.finish_plan(order.plan)
         self._draft.ready()
-        with self._explained(needed_bytes=_num_bytes(plan)), without_inner_checksums():
+        with self._with_findings(needed_bytes=_num_bytes(plan)), without_inner_checksums():
             done = self._writer(order.path).write_data(plan, self._draft.planner)
             return _Written(done.wait(), self._files.written)
 
     def commit(self, written: list[_Written]) -> list[None]:
         assert self._path is not None
-        with self._explained(needed_bytes=0):
-            self._writer(self._path).finish(self._metadata, [each.results for each in written])
+        with self._with_findings(needed_bytes=0):
+            results = [of_rank.results for of_rank in written]
+            self._writer(self._path).finish(self._metadata, results)
             files = {**self._files.written}
-            for each in written:
-                files.update(each.files)
+            for of_rank in written:
+                files.update(of_rank.files)
             self._guard()
-            seconds = round((time.time_ns() - self._told.time_ns) / 1e9, 3)
-            folder.commit(self._path, replace(self._told, files=files, seconds=seconds))
+            seconds = round((time.time_ns() - self._description.time_ns) / 1e9, 3)
+            folder.commit(self._path, replace(self._description, files=files, seconds=seconds))
         return [None] * len(written)
 
     def clean(self) -> None:
@@ -256,7 +257,7 @@ class _Work:
         return writer
 
     @contextlib.contextmanager
-    def _explained(self, *, needed_bytes: int) -> Iterator[None]:
+    def _with_findings(self, *, needed_bytes: int) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -60,8 +60,9 @@ class EvenBatches:
     start: int = 0
 
     def __len__(self) -> int:
-        left = max(0, self.length - self.start)
-        return left // self.batch_size if self.last == "drop" else -(-left // self.batch_size)
+        remaining = max(0, self.length - self.start)
+        num_whole, rest = divmod(remaining, self.batch_size)
+        return num_whole + (rest > 0 and self.last == "exact")
 
     def span(self, batch: int) -> range:
         """Return the positions of a batch."""

@@ -147,10 +147,12 @@ class Place:
         """Report on rank 0 a similar folder that has checkpoints, with the command to resume it."""
         if not self._is_default or self._is_launched or self._world.rank != 0:
             return
-        found = identity.siblings(self._training)
-        if found:
+        siblings = identity.siblings(self._training)
+        if siblings:
             self.inform(
-                _beside(self.run_dir.root, found[0], self._training, launcher=self._world.launcher)
+                _beside(
+                    self.run_dir.root, siblings[0], self._training, launcher=self._world.launcher
+                )
             )
 
     def inform(self, what: Notice | Finding) -> None:
@@ -165,7 +167,7 @@ class Place:
             return Path(run_dir)
         number = self._training.session
         if number > 1:
-            self._tell(
+            self._say(
                 f"Session {number} of this process has its own run folder; Session(run_dir=...)"
                 " chooses one"
             )
@@ -197,14 +199,14 @@ class Place:
         owner = lease.this_process(secrets.token_hex(8), element=self._training.element)
         try:
             root.mkdir(parents=True, exist_ok=True)
-            taken = lease.take(root, owner, say=terminal.say)
+            lease_of_folder = lease.take(root, owner, say=terminal.say)
         except OSError as error:
             terminal.say(f"the run folder {root} cannot be written: {error.strerror}")
             return None
         if recorded is not None and (lines := identity.differences(recorded, self._training)):
             self.inform(Notice(f"{root} is continued by another command", tuple(lines)))
         identity.record(self.run_dir, self._training)
-        return taken
+        return lease_of_folder
 
     @property
     def _key(self) -> Path:
@@ -234,7 +236,7 @@ class Place:
         store.wait([key], _ANSWER)
         return str(store.get(key).decode())
 
-    def _tell(self, text: str) -> None:
+    def _say(self, text: str) -> None:
         if self._world.rank == 0:
             terminal.say(text)
 
@@ -260,18 +262,16 @@ def _beside(
 ) -> Notice:
     """Return the notice that another run of the script has checkpoints, and how to continue it."""
     path, owner = sibling
-    lines = (
-        identity.differences(owner, mine)
-        if owner
-        else ["saved by an earlier version: its arguments are not known"]
-    )
+    lines = ["saved by an earlier version: its arguments are unknown"]
+    if owner:
+        lines = identity.differences(owner, mine)
     start = f"PACELINE_RUN_DIR={shlex.quote(str(path))}"
     typed = shlex.join(sys.orig_argv) if launcher == "none" and mine.script != "session" else ""
-    line = f"{start} {typed}" if typed else f"export {start}, then start it as before"
+    command = f"{start} {typed}" if typed else f"export {start}, then start it as before"
     return Notice(
         f"this training starts from zero in {folder}; {path} has checkpoints of the same script",
-        tuple(f"differs in: {each}" for each in lines),
-        f"to continue those: {line}",
+        tuple(f"differs in: {line}" for line in lines),
+        f"to continue those: {command}",
     )
 
 

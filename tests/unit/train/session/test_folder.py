@@ -63,7 +63,7 @@ def test_a_damaged_checkpoint_is_refused_with_the_whole_one_in_the_fix(trained):
         session.restore("latest")
     finding = caught.value.finding
     assert finding.name == "checkpoint-damaged"
-    assert f"whole: {session.run_dir.checkpoints / NAMES[0]}, step 0" in finding.evidence
+    assert f"intact: {session.run_dir.checkpoints / NAMES[0]}, step 0" in finding.evidence
     assert 'session.restore("latest", damaged="skip")' in finding.fix
     assert NAMES[0] in finding.fix
 
@@ -90,7 +90,7 @@ def test_where_none_is_whole_it_says_so(trained):
     assert caught.value.finding.what == "all 2 checkpoints are damaged"
     with pytest.raises(RunError) as caught:
         session.restore("latest")
-    assert "no older one is whole" in caught.value.finding.fix
+    assert "no older one is intact" in caught.value.finding.fix
 
 
 def test_a_word_that_means_nothing_is_refused(trained):

@@ -50,7 +50,7 @@ def test_a_run_that_was_not_launched_begins_anew():
 def test_the_folder_of_a_launched_run_is_gone_on_in(monkeypatch):
     monkeypatch.setenv("PACELINE_RUN_DIR", "run")
     trainer(max_epochs=1, run_dir=None).fit(Task(), loader())
-    monkeypatch.setattr("paceline.train.trainer.trainer._fitted", set())  # as in the next process
+    monkeypatch.setattr("paceline.train.trainer.resuming._fitted", set())  # as in the next process
     place.reset()
     task = Task()
     trainer(max_epochs=2, run_dir=None).fit(task, loader())

@@ -9,12 +9,12 @@ from paceline.train.data.iteration import Iteration, LoopState
 from paceline.train.data.shard import Rows
 
 
-class Tally:
-    """Which batch the next backward belongs to; shared by the loaders of a session.
+class BatchTracker:
+    """Tracks which batch the next backward belongs to; shared by the loaders of a session.
 
-    A loop over a loader records each batch that it yields. It is no longer live when it ends: at
-    the last batch, or by ``break``, which closes the loader's generator at once. An evaluation loop
-    between two training batches has therefore ended before the next backward.
+    A loop over a loader records each batch that it yields. It is live until it ends: at the last
+    batch, or by ``break``, which closes the loader's generator at once. An evaluation loop between
+    two training batches has therefore ended before the next backward.
 
     Args:
         on_sync: Called with whether the next backward ends its group; None if groups have one
@@ -44,10 +44,10 @@ class Tally:
 
     def open(self, iteration: Iteration) -> None:
         """Track a loop that begins."""
-        self._iterations = [each for each in self._iterations if each.live or each.num_batches]
+        self._iterations = [loop for loop in self._iterations if loop.live or loop.num_batches]
         self._iterations.append(iteration)
 
-    def asks(self, iteration: Iteration, *, with_grad: bool) -> LoopState:
+    def fetches(self, iteration: Iteration, *, with_grad: bool) -> LoopState:
         """Record that a loop fetches its next batch; return what the loop is doing.
 
         Args:
@@ -87,8 +87,8 @@ class Tally:
 
     def yields(self, iteration: Iteration, rows: Rows, *, with_grad: bool) -> None:
         """Record that a loop is about to yield a batch."""
-        before = iteration.rows
-        if before is None or before.ends_group:
+        previous = iteration.rows
+        if previous is None or previous.ends_group:
             iteration.group_start = iteration.end
         iteration.end += rows.of_batch
         iteration.number += 1
@@ -103,20 +103,20 @@ class Tally:
 
     def _ends_group(self) -> bool:
         """Whether a group ends with the current batches; with several loops, if it ends for one."""
-        rows = [
-            each.rows for each in self._iterations if each.live and each.with_grad and each.rows
+        batches = [
+            loop.rows for loop in self._iterations if loop.live and loop.with_grad and loop.rows
         ]
-        return any(each.ends_group for each in rows) if rows else True
+        return any(rows.ends_group for rows in batches) if batches else True
 
-    def meet(self) -> None:
+    def note_collective(self) -> None:
         """Record that the bodies of all live loops run collectives."""
-        for each in self._iterations:
-            each.meets |= each.live
+        for loop in self._iterations:
+            loop.runs_collectives |= loop.live
 
     def is_beside(self, iteration: Iteration, *, trained: bool) -> bool:
-        """Return whether another loop is live, as in ``zip``, and has ``trained`` as given."""
-        others = [each for each in self._iterations if each is not iteration and each.live]
-        return any(each.trained == trained for each in others)
+        """Return whether another loop is live, as in ``zip``, and its ``trained`` is the same."""
+        others = [loop for loop in self._iterations if loop is not iteration and loop.live]
+        return any(loop.trained == trained for loop in others)
 
     @property
     def has_left_group(self) -> bool:
@@ -131,48 +131,55 @@ class Tally:
                 are those of the first, and the group ends if it does for one of them.
 
         Returns:
-            The rows of the batch yielded since the last call. If there was no batch, the rows of
-            the last call (a second loss of the same batch). None if no batch was yielded, or only
-            by evaluations.
+            The rows of the batch yielded since the last call. Without a new batch, the rows of the
+            last call (a second loss of the same batch). None if no batch was yielded, or only by
+            evaluations.
 
         Raises:
             UsageError: The loss may belong to several batches.
         """
-        since = [each for each in self._iterations if each.num_batches]
-        self.is_again = not since and self._rows is not None
-        if not since:
+        recent = [loop for loop in self._iterations if loop.num_batches]
+        self.is_again = not recent and self._rows is not None
+        if not recent:
             if not weighted:
-                _refuse_replay(self._trained)
+                _check_loop_is_live(self._trained)
             return self._rows
-        if len(since) == 1 and since[0].live:
-            chosen: Iteration | None = since[0]
+        if len(recent) == 1 and recent[0].live:
+            source: Iteration | None = recent[0]
         else:
-            chosen = _any_of(since) if weighted else _choose(since)
-        if chosen is not None:
-            _refuse_holes(chosen, weighted)
-            if chosen.odd and not weighted:
-                raise not_of_samples(chosen.odd)
-            for each in since if weighted else (chosen,):  # a zip trains on all its batches
-                each.trained |= each is chosen or (each.live and each.with_grad)
-            self._trained = chosen
-            self._rows = chosen.rows
-            together = [each for each in since if each.live and each.with_grad] if weighted else []
-            self.is_borrowed = _has_borrowed(together or [chosen])
-            if weighted and self._rows is not None and len(since) > 1:
-                self._rows = self._rows._replace(ends_group=self._ends_group())
-        for each in since:
-            each.num_batches = 0
+            source = _loop_of_weighted_loss(recent) if weighted else _loop_of_loss(recent)
+        if source is not None:
+            if weighted:
+                self._record_weighted(source, recent)
+            else:
+                _check_weight(source)
+                self._trained, self._rows = source, source.rows
+                source.trained = True
+                self.is_borrowed = source.has_borrowed
+        for loop in recent:
+            loop.num_batches = 0
         return self._rows
 
+    def _record_weighted(self, source: Iteration, recent: list[Iteration]) -> None:
+        """Record a backward that trains on the batches of all live loops, as in ``zip``.
 
-def _any_of(since: list[Iteration]) -> Iteration | None:
-    """Return the first loop that a weighted loss may belong to; None if all were evaluations."""
-    found = [each for each in since if each.live and each.with_grad]
-    found = found or [each for each in since if each.live or each.with_grad]
-    return found[0] if found else None
+        Args:
+            source: The loop whose rows the loss gets.
+            recent: The loops that yielded a batch since the last backward.
+
+        Raises:
+            UsageError: The loss is of both another rank's rows and this rank's.
+        """
+        zipped = [loop for loop in recent if loop.live and loop.with_grad]
+        for loop in (source, *zipped):
+            loop.trained = True
+        self._trained, self._rows = source, source.rows
+        self.is_borrowed = _is_borrowed(zipped or [source])
+        if self._rows is not None and len(recent) > 1:
+            self._rows = self._rows._replace(ends_group=self._ends_group())
 
 
-def _refuse_replay(trained: Iteration | None) -> None:
+def _check_loop_is_live(trained: Iteration | None) -> None:
     """Refuse a loss without a new batch after the end of a loop of several batches."""
     if trained is not None and not trained.live and trained.number > 0:
         raise _unknown_weight(
@@ -184,57 +191,69 @@ def _refuse_replay(trained: Iteration | None) -> None:
         )
 
 
-def _refuse_holes(chosen: Iteration, weighted: bool) -> None:
-    """Refuse a skipped batch in a group: its samples are counted, but its gradient is missing."""
-    rows = chosen.rows
-    alone = rows is None or rows.of_group in (None, rows.of_batch)
-    if chosen.num_batches > 1 and not alone and not weighted:
+def _check_weight(source: Iteration) -> None:
+    """Refuse a batch whose rows are not the weight of its loss.
+
+    A batch that was skipped inside a group is one: its samples are counted in the group, but its
+    gradient is missing.
+    """
+    rows = source.rows
+    if source.num_batches > 1 and rows is not None and rows.of_group not in (None, rows.of_batch):
         raise _unknown_weight(
-            f"{chosen.num_batches - 1} of the last batches had no session.backward, inside a group"
+            f"{source.num_batches - 1} of the last batches had no session.backward, inside a group"
             " of accumulated ones",
             fix=(
                 "session.backward(loss, weight=num_samples) on all batches, or backward(0 * loss)"
                 " for one to leave out"
             ),
         )
+    if source.weight_problem:
+        raise not_of_samples(source.weight_problem)
 
 
-def _choose(since: list[Iteration]) -> Iteration | None:
+def _loop_of_weighted_loss(recent: list[Iteration]) -> Iteration | None:
+    """Return the first loop that a weighted loss may belong to; None if all were evaluations."""
+    zipped = [loop for loop in recent if loop.live and loop.with_grad]
+    candidates = zipped or [loop for loop in recent if loop.live or loop.with_grad]
+    return candidates[0] if candidates else None
+
+
+def _loop_of_loss(recent: list[Iteration]) -> Iteration | None:
     """Return the loop that a loss belongs to; None if all were evaluations."""
-    live = [each for each in since if each.live]
+    live = [loop for loop in recent if loop.live]
     if len(live) == 1:
         return live[0]
-    found = [each for each in live or since if each.with_grad]  # no_grad means evaluation
-    if not live and not found:
+    candidates = [loop for loop in live or recent if loop.with_grad]  # no_grad means evaluation
+    if not live and not candidates:
         return None
-    if len(found) != 1:
+    if len(candidates) != 1:
         raise _unknown_weight(
-            f"{len(since)} loaders yielded a batch since the last backward",
+            f"{len(recent)} loaders yielded a batch since the last backward",
             fix=(
                 "session.backward(loss, weight=number_of_samples), or one backward for each batch"
                 " before the next"
             ),
         )
-    (one,) = found
-    if not one.live and one.num_batches > 1:
+    (source,) = candidates
+    if not source.live and source.num_batches > 1:
         raise _unknown_weight(
-            f"a loader yielded {one.num_batches} batches since the last backward, and was left",
+            f"a loader yielded {source.num_batches} batches since the last backward, and was left",
             fix=(
                 "call session.backward inside the loop over the loader; evaluate under"
                 " torch.no_grad()"
             ),
         )
-    return one
+    return source
 
 
-def _has_borrowed(iterations: list[Iteration]) -> bool:
+def _is_borrowed(loops: list[Iteration]) -> bool:
     """Return whether a loss is of another rank's rows, which have no weight.
 
     Raises:
         UsageError: The loss is of both another rank's rows and this rank's.
     """
-    borrowed = [each for each in iterations if each.has_borrowed]
-    if borrowed and len(borrowed) < len(iterations):
+    num_borrowed = sum(loop.has_borrowed for loop in loops)
+    if 0 < num_borrowed < len(loops):
         raise _unknown_weight(
             "this rank has rows of one loader's batch and none of another's",
             fix=(
@@ -242,15 +261,15 @@ def _has_borrowed(iterations: list[Iteration]) -> bool:
                 " each"
             ),
         )
-    return bool(borrowed)
+    return num_borrowed > 0
 
 
-def not_of_samples(odd: str) -> UsageError:
-    """Return the error for a loss that is a mean over something other than samples, see ``odd``."""
+def not_of_samples(problem: str) -> UsageError:
+    """Return the error for a loss that is not a mean over samples, for the reason ``problem``."""
     return UsageError(
         Finding(
             "batch-weight-unknown",
-            f"{odd}, so the weight of this loss is not known",
+            f"{problem}, so the weight of this loss is not known",
             where="session.backward(loss)",
             why=(
                 "a loss is weighted by its samples; a mean over something else, of which samples"

@@ -9,24 +9,24 @@ from collections.abc import Callable
 from paceline import env
 from paceline.machine import cpus
 from paceline.train import runtime
-from paceline.train.data import Surroundings
+from paceline.train.data import LoaderContext
 from paceline.train.session.gradients import Gradients
 from paceline.world import World
 
 
-def surroundings(
+def loader_context(
     gradients: Gradients,
     at_boundary: Callable[[bool, bool], None],
     *,
     world: World,
     seed: int,
     accumulate: int,
-) -> Surroundings:
-    """Return the surroundings for a new loader."""
-    return Surroundings(
+) -> LoaderContext:
+    """Return the context for a new loader."""
+    return LoaderContext(
         world=world,
         device=gradients.device,
-        tally=gradients.tally,
+        tracker=gradients.tracker,
         seed=seed,
         accumulate=accumulate,
         cpus=cpus.of_ranks(world, granted=env.read(env.CPUS_PER_TASK) or ""),
@@ -36,7 +36,7 @@ def surroundings(
         first_of=_first_of(world),
         in_training_mode=gradients.in_training_mode,
         has_optimizer=lambda: bool(gradients.optimizers),
-        forward_meets=gradients.forward_meets,
+        forward_is_collective=gradients.forward_is_collective,
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from paceline.train.data.batch_tracker import BatchTracker
 from paceline.train.data.shard import Rows
-from paceline.train.data.tally import Tally
 from paceline.world import World
 
 
@@ -19,7 +19,7 @@ class Watch(Protocol):
     def watch(self, rows: Rows | None, advice: str) -> None:
         """Begin the watch of such a batch; None ends it."""
 
-    def borrow(self, advice: str, *, knows: bool) -> None:
+    def borrow(self, advice: str, *, is_left_out: bool) -> None:
         """Handle a batch of which the rank computes another rank's row."""
 
     def compute_without(self, batch: Any, empty: Any) -> None:
@@ -31,13 +31,13 @@ def _nothing(_begins: bool, _is_of_training: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class LoaderContext:
     """What a loader needs of its session.
 
     Attributes:
         world: The ranks.
         device: Target of batches; on the CPU they are not moved.
-        tally: Records the batches that each loop yields.
+        tracker: Records the batches that each loop yields.
         seed: Seed of the order and of the samples' random numbers.
         accumulate: Batches in a group.
         cpus: CPUs that the ranks of this node may use.
@@ -49,12 +49,12 @@ class Surroundings:
         in_training_mode: Returns whether a model of the session is in training mode; None without a
             model.
         has_optimizer: Returns whether the session has an optimizer.
-        forward_meets: Returns whether every forward of a model is a collective, as with fsdp.
+        forward_is_collective: Returns whether every forward is a collective, as with fsdp.
     """
 
     world: World
     device: torch.device
-    tally: Tally
+    tracker: BatchTracker
     seed: int = 0
     accumulate: int = 1
     cpus: int = 1
@@ -64,4 +64,4 @@ class Surroundings:
     first_of: Callable[[str, str], str] = lambda _, value: value
     in_training_mode: Callable[[], bool | None] = lambda: None
     has_optimizer: Callable[[], bool] = lambda: False
-    forward_meets: Callable[[], bool] = lambda: False
+    forward_is_collective: Callable[[], bool] = lambda: False
