@@ -62,10 +62,11 @@ class SignedStore:
         """Write a value unless there is one; return the value that is there then."""
         mine = self.closed(key, value)
         there = bytes(self.underlying_store.compare_set(key, "", mine))
-        found = value.encode() if there == mine else self.signing.open(self._key(key), there)
-        if found is not None:
-            return found
-        self.underlying_store.set(key, mine)
+        if there != mine:
+            other = self.signing.open(self._key(key), there)
+            if other is not None:
+                return other
+            self.underlying_store.set(key, mine)
         return value.encode()
 
     def add(self, key: str, number: int) -> int:

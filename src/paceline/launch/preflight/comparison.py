@@ -75,7 +75,7 @@ class RollCall:
         self._token = token
         self._script = script
         self._folder = folder
-        self._mark = folder / f".seen-{reachability.shown(token)}"
+        self._mark = folder / f".seen-{reachability.public_form(token)}"
         self._started = time.monotonic()
 
     def is_held(self, first: bool) -> bool:

@@ -88,12 +88,11 @@ class Gathering:
         self._heartbeats.advance()
         before = (len(self._silent), self.lost)
         for place, (name, member) in enumerate(self._members.items()):
-            key = f"{_KEY}/{name}"
-            beat = self._store.find(key) or self._heartbeats.heard[place].beat
-            self._heartbeats.hear(place, beat)
+            record = self._heartbeats.records[place]
+            beat = self._store.find(f"{_KEY}/{name}") or record.beat
+            self._heartbeats.record(place, beat)
             if beat != _LEFT:
-                heard = self._heartbeats.heard[place]
-                heard.is_closed = self._store.find(liveness.closed_key(name)) is not None
+                record.is_closed = self._store.find(liveness.closed_key(name)) is not None
                 self._judge(place, member)
         if before != (len(self._silent), self.lost):
             lost = self.lost and self.lost.to_json()
@@ -102,19 +101,19 @@ class Gathering:
 
     def _judge(self, place: int, member: Arrived) -> None:
         """Print a notice when a node falls silent, and record when it is lost."""
-        known = self._heartbeats.silence(place)
-        node = member.rank if member.rank >= 0 else member.ticket - 1
+        state = self._heartbeats.silence(place)
+        node = member.ticket - 1 if member.rank is None else member.rank
         notice_s = deadlines.scaled(deadlines.SILENT_NODE_NOTICE)
         name = silence.named(node, member.host)
-        if known.silent_s > notice_s and not self._has_named(name):
+        if state.silent_s > notice_s and not self._has_named(name):
             self._say(
-                silence.notice(name, silent_s=known.silent_s, node_timeout_s=self._node_timeout_s)
+                silence.notice(name, silent_s=state.silent_s, node_timeout_s=self._node_timeout_s)
             )
         reason = silence.judge(
-            known, node_timeout_s=self._node_timeout_s, closed_s=_CLOSED_S + self._tick_s
+            state, node_timeout_s=self._node_timeout_s, closed_s=_CLOSED_S + self._tick_s
         )
         if reason and self.lost is None:
-            losses = {name: Loss(member.host, reason, known.silent_s)}
+            losses = {name: Loss(member.host, reason, state.silent_s)}
             self.lost = root_cause.judge([], lost=[name], losses=losses).finding
 
     def _has_named(self, name: str) -> bool:

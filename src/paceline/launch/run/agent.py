@@ -33,9 +33,10 @@ from torch.distributed.elastic.multiprocessing.api import (
 from paceline import env
 from paceline.errors import Finding
 from paceline.launch.channel import silence
-from paceline.launch.channel.control_channel import ControlChannel, Surroundings
+from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.channel.silence import NodeLost
+from paceline.launch.channel.surroundings import Surroundings
 from paceline.launch.in_rank import store_token_check
 from paceline.launch.monitor.attempt import Attempt
 from paceline.launch.outcome import root_cause
@@ -45,12 +46,8 @@ from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan, rank_environment
 from paceline.launch.preflight import comparison as rollcall
 from paceline.launch.rendezvous import roll_call
-from paceline.launch.rendezvous.handler import (
-    HeldRendezvous,
-    Meeting,
-    hosts_by_rank,
-    node_timeout_s,
-)
+from paceline.launch.rendezvous.handler import Meeting, hosts_by_rank, node_timeout_s
+from paceline.launch.rendezvous.held_rendezvous import HeldRendezvous
 from paceline.launch.run import peers
 from paceline.launch.run.console import Console
 from paceline.launch.run.context import LaunchContext
@@ -130,7 +127,7 @@ class Agent(LocalElasticAgent):
         if hasattr(worker_group.spec.rdzv_handler, "_bootstrap_store_info"):
             worker_group.spec.rdzv_handler._bootstrap_store_info = None
         if self._has_met and self._meeting.places:
-            roll_call.tell_places(self._meeting.signed_store, [])
+            roll_call.publish_places(self._meeting.signed_store, [])
         handler = self._meeting.handler
         if before is not None and isinstance(handler, HeldRendezvous):
             handler.lost = lambda: _lost_meanwhile(before)
@@ -184,7 +181,9 @@ class Agent(LocalElasticAgent):
         """Compare the nodes before ranks start, when all of them meet for the first time."""
         context, node, num_nodes = self._context, self._peers.node, self._peers.num_nodes
         if self._meeting.places:
-            roll_call.keep_places(self._meeting.signed_store, store, node=node, num_nodes=num_nodes)
+            roll_call.record_places(
+                self._meeting.signed_store, store, node=node, num_nodes=num_nodes
+            )
         comparison = rollcall.compare(
             store,
             context.options,

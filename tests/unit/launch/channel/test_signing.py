@@ -16,10 +16,11 @@ from torch.distributed import PrefixStore, TCPStore
 
 from paceline.errors import RunError, SetupError
 from paceline.launch.channel import liveness, run_secret
-from paceline.launch.channel.control_channel import ControlChannel, Surroundings
+from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.channel.run_secret import SharedFile
 from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.channel.signing import Message, Signing, sign, unsigned, verify
+from paceline.launch.channel.surroundings import Surroundings
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.slurm_defaults import SlurmDefaults
 from paceline.launch.rendezvous import store
@@ -168,7 +169,7 @@ def test_one_node_alone_with_a_secret_is_told(tmp_path, source, heads, mine, exp
 def test_the_heads_file_is_found_by_the_token_and_goes_with_the_run(tmp_path):
     folder = tmp_path / "runs" / ".roll-call"
     head = SharedFile(folder, "t")
-    identity = run_secret.signed_identity(IDENTITY, secret := head.make(), "shared")
+    identity = run_secret.signed_identity(IDENTITY, secret := head.create(), "shared")
     assert len(secret) == 64
     assert run_secret.of_run(identity, b"", SharedFile(folder, "t"), place="head:1") == secret
     assert (
@@ -188,7 +189,7 @@ def test_a_run_name_that_leads_elsewhere_is_refused(raw, name):
     mine = {**IDENTITY, "nodes": [2, 2], "user": "me", "pid": 1}
     raw.set("paceline/run", json.dumps({**mine, "run_name": name}))
     with pytest.raises(RunError):
-        store.agree_on_run(raw, mine, hosts=False, place="head:1")
+        store.read_identity(raw, mine, place="head:1")
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"junk", b"[1]", b"{}", pickle.dumps({"token": "t"})])
@@ -196,7 +197,7 @@ def test_what_is_no_runs_name_is_said_to_be_foreign(raw, content):
     mine = {**IDENTITY, "nodes": [2, 2], "user": "me", "pid": 1}
     raw.set("paceline/run", content)
     with pytest.raises(RunError) as caught:
-        store.agree_on_run(raw, mine, hosts=False, place="head:1")
+        store.read_identity(raw, mine, place="head:1")
     assert caught.value.finding.name == "port-held-by-other"
 
 

@@ -302,13 +302,13 @@ def test_a_server_says_who_and_when_it_is():
 def test_a_port_that_is_refused_or_open_or_speaks_another_language(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert connection_probe.knock("127.0.0.1", port) == connection_probe.ConnectionProbe(
+        assert connection_probe.probe_port("127.0.0.1", port) == connection_probe.ConnectionProbe(
             "open", "127.0.0.1"
         )
         monkeypatch.setattr(connection_probe, "_SPEAK_S", 0.3)
-        assert connection_probe.enter("127.0.0.1", port) is None
-    assert connection_probe.knock("127.0.0.1", port).kind == "refused"
-    assert connection_probe.knock("nobody.invalid", port).kind == "unresolved"
+        assert connection_probe.open_client("127.0.0.1", port) is None
+    assert connection_probe.probe_port("127.0.0.1", port).kind == "refused"
+    assert connection_probe.probe_port("nobody.invalid", port).kind == "unresolved"
 
 
 def test_the_commit_is_read_from_gits_files(tmp_path):
