@@ -44,7 +44,7 @@ from paceline.launch.outcome.grace_check import SaveWatch
 from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan, rank_environment
-from paceline.launch.preflight import comparison as rollcall
+from paceline.launch.preflight import comparison
 from paceline.launch.rendezvous import roll_call
 from paceline.launch.rendezvous.handler import Meeting, hosts_by_rank, node_timeout_s
 from paceline.launch.rendezvous.held_rendezvous import HeldRendezvous
@@ -184,7 +184,7 @@ class Agent(LocalElasticAgent):
             roll_call.record_places(
                 self._meeting.signed_store, store, node=node, num_nodes=num_nodes
             )
-        comparison = rollcall.compare(
+        result = comparison.compare(
             store,
             context.options,
             context.plan,
@@ -195,13 +195,13 @@ class Agent(LocalElasticAgent):
             address=self._meeting.address,
             first=not self._has_met,
         )
-        for finding in comparison.warnings:
+        for finding in result.warnings:
             context.notices.warn(finding)
-        if comparison.line and not context.options.placed.left_to_head(node):
-            context.console.say(comparison.line)
-        self._rank_env = {**self._rank_env, **comparison.env}
-        if comparison.master and interfaces.is_loopback(self._master[0]):
-            self._master = (comparison.master, self._master[1])
+        if result.line and not context.options.placed.left_to_head(node):
+            context.console.say(result.line)
+        self._rank_env = {**self._rank_env, **result.env}
+        if result.master and interfaces.is_loopback(self._master[0]):
+            self._master = (result.master, self._master[1])
 
     def _name_the_run(self) -> None:
         """Write the run's identity into the store of the ranks: c10d opens a separate one."""
