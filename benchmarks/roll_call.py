@@ -82,7 +82,7 @@ def take_part(store: TCPStore, node: int, num_nodes: int, *, folder: Path, recor
         store,
         replace(head, rank=node, host=mine.host),
         head,
-        hosts=node == 0,
+        is_head=node == 0,
         limit_s=60,
         hosts_by_rank=[],
         notes=Notes(folder / "notes", note),

@@ -148,7 +148,7 @@ class ControlChannel:
             news = store.find(self._key(f"{kind}-news"))
             if news is None or news == self._news.get(kind):
                 return []
-            values = store.find_all(self._key(kind, node) for node in range(self.num_nodes))
+            values = store.find_by_node(self._key(kind), range(self.num_nodes))
             if len(values) < self.num_nodes:
                 return []
             self._news[kind] = news
@@ -352,11 +352,8 @@ class ControlChannel:
 
     def _read_beats(self, store: SignedStore) -> None:
         """Record the heartbeats of watched nodes, and which late nodes lost their connection."""
-        beats = store.find_all(self._key("beat", node) for node in self._watched)
-        for node in self._watched:
-            beat = beats.get(self._key("beat", node))
-            if beat is not None:
-                self._heartbeats.record(node, beat)
+        for node, beat in store.find_by_node(self._key("beat"), self._watched).items():
+            self._heartbeats.record(node, beat)
         late_s = max(_LATE_S, 2 * self._tick_s)
         for node, record in self._heartbeats.records.items():
             if record.launcher and self._heartbeats.silence(node).silent_s > late_s:

@@ -101,6 +101,12 @@ class SignedStore:
         }
         return {key: value for key, value in opened.items() if value is not None}
 
+    def find_by_node(self, prefix: str, nodes: Iterable[int]) -> dict[int, bytes]:
+        """Return the values that nodes have written under ``PREFIX/NODE``, by node rank."""
+        keys = {node: f"{prefix}/{node}" for node in nodes}
+        values = self.find_all(keys.values())
+        return {node: values[key] for node, key in keys.items() if key in values}
+
     def get(self, key: str) -> bytes:
         """Return a value; wait until it is there.
 

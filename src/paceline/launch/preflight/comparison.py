@@ -107,8 +107,8 @@ class Comparison:
         try:
             mine = gather(echo.port)
             self.post("facts", mine.to_json())
-            tried = self._try_others(mine, self._facts_of_peers())
-            verdict = self.exchange(tried)  # other nodes may try this node until it is published
+            # Other nodes may still try this node until the verdict is published.
+            verdict = self.exchange(self._try_others(mine, self._facts_of_peers()))
         finally:
             echo.close()
         if verdict is None:
@@ -138,12 +138,15 @@ class Comparison:
     def collect(self, kind: str) -> dict[int, Any]:
         """Return what nodes have posted, by node rank; wait for all, ``_POSTS_S`` at most."""
         deadline = time.monotonic() + _POSTS_S
-        keys = [_key(kind, node) for node in range(self._num_nodes)]
+        nodes = range(self._num_nodes)
+        keys = [_key(kind, node) for node in nodes]
         while not self._store.check(keys) and time.monotonic() < deadline:
             time.sleep(max(0.005, self._num_nodes / 20_000))
-        while len(posts := self._store.find_all(keys)) < len(keys) and time.monotonic() < deadline:
+        while len(posts := self._store.find_by_node(_key(kind), nodes)) < len(nodes):
+            if time.monotonic() > deadline:
+                break
             time.sleep(0.05)
-        return {node: json.loads(posts[key]) for node, key in enumerate(keys) if key in posts}
+        return {node: json.loads(content) for node, content in posts.items()}
 
     def _wait(self, kind: str, seconds: float) -> bool:
         try:

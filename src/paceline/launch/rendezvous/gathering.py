@@ -78,7 +78,7 @@ class Gathering:
                 if self._members:
                     self._look()
                 else:
-                    self._listen()
+                    self._adopt_news()
             self._store.set(f"{_KEY}/{self._launcher}", _LEFT)
         except RuntimeError:
             return  # the store is gone; the agent will see that as well
@@ -106,7 +106,7 @@ class Gathering:
         notice_s = deadlines.scaled(deadlines.SILENT_NODE_NOTICE)
         name = silence.named(node, member.host)
         if state.silent_s > notice_s and not self._has_named(name):
-            self._say(
+            self._report(
                 silence.notice(name, silent_s=state.silent_s, node_timeout_s=self._node_timeout_s)
             )
         reason = silence.judge(
@@ -119,16 +119,17 @@ class Gathering:
     def _has_named(self, name: str) -> bool:
         return any(notice.what.startswith(name) for notice in self._silent)
 
-    def _say(self, notice: Notice) -> None:
+    def _report(self, notice: Notice) -> None:
+        """Print a notice, and keep it for the other nodes."""
         self._silent.append(notice)
         self._inform(notice)
 
-    def _listen(self) -> None:
+    def _adopt_news(self) -> None:
         """Adopt the notices and the loss that the node that hosts the store has published."""
         content = self._store.find(f"{_KEY}/news")
         if content is None:
             return
         news = json.loads(content)
         for values in news["silent"][len(self._silent) :]:
-            self._say(Notice.from_json(values))
+            self._report(Notice.from_json(values))
         self.lost = Finding.from_json(news["lost"]) if news["lost"] else None

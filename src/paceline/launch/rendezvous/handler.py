@@ -135,7 +135,7 @@ def meet(
         if not options.one_node and not options.no_check:
             gathering = _await_nodes(node, entry, secret_file)
         # The connection is signed too, so it must wait until it is clear whether all nodes sign.
-        connection = None if entry.hosts else _connect(node, entry)
+        connection = None if entry.is_head else _connect(node, entry)
     except BaseException:
         secret_file.remove()  # only the node that hosts the store has created it
         raise
@@ -148,12 +148,12 @@ def meet(
         identity=entry.identity,
         address=address,
         endpoint=entry.place,
-        hosts_store=entry.hosts,
+        hosts_store=entry.is_head,
         places=plan.rendezvous == "c10d" and has_fixed_size and not options.no_check,
         gathering=gathering,
         connection=connection,
         signing=entry.signing,
-        shared_secret=secret_file if entry.hosts else None,
+        shared_secret=secret_file if entry.is_head else None,
     )
 
 
@@ -192,7 +192,7 @@ class _Entry:
     Attributes:
         store: The store.
         head: Numeric address of its host.
-        hosts: Whether the store lives in this process.
+        is_head: Whether the store lives in this process.
         identity: The run's identity, as the head published it.
         secret: The run's secret; empty without a secret.
         signing: How launchers sign what they write for each other.
@@ -200,7 +200,7 @@ class _Entry:
 
     store: TCPStore
     head: str
-    hosts: bool
+    is_head: bool
     identity: dict[str, Any]
     secret: bytes
     signing: Signing
@@ -218,7 +218,7 @@ class _Entry:
 
 def _enter(node: _Node, secret_file: SharedFile) -> _Entry:
     """Open or reach the store of the run, and publish or check the run's identity."""
-    store, head, hosts = open_or_reach(
+    store, head, is_head = open_or_reach(
         node.options,
         node.plan,
         identity=node.identity,
@@ -226,7 +226,7 @@ def _enter(node: _Node, secret_file: SharedFile) -> _Entry:
         notes=node.notes,
         inform=node.inform,
     )
-    if hosts:
+    if is_head:
         return _enter_as_head(node, store, head, secret_file)
     return _enter_as_client(node, store, head)
 
@@ -262,12 +262,12 @@ def _await_nodes(node: _Node, entry: _Entry, secret_file: SharedFile) -> Gatheri
     Raises:
         RunError: Nodes are missing or disagree, or this node does not have the run's secret.
     """
-    is_quiet = node.options.placed.one_voice and not entry.hosts  # the head prints the same
+    is_quiet = node.options.placed.one_voice and not entry.is_head  # the head prints the same
     inform = (lambda notice: None) if is_quiet else node.inform
     roll = _call_roll(node, entry, inform=inform)
     if roll.is_signed and not entry.secret:
         raise RunError(run_secret.lost(entry.place))
-    if entry.hosts and (node.plan.rendezvous == "static" or not entry.signing.is_on):
+    if entry.is_head and (node.plan.rendezvous == "static" or not entry.signing.is_on):
         secret_file.remove()  # all have read it, and no node joins later
     if node.options.min_nodes != node.options.max_nodes:
         return None  # torch begins with the remaining nodes
@@ -292,7 +292,7 @@ def _call_roll(node: _Node, entry: _Entry, *, inform: Callable[[Notice], None]) 
         entry.signed_store,
         arrived(node.identity, node.options.node_rank),
         arrived(entry.identity, 0),
-        hosts=entry.hosts,
+        is_head=entry.is_head,
         limit_s=join_limit_s(node.options),
         hosts_by_rank=hosts_by_rank(node.options),
         notes=node.notes,

@@ -125,7 +125,7 @@ class HeldRendezvous(RendezvousHandler):
             time.sleep(0.05)
 
     def _present(self, store: SignedStore) -> list[Arrived]:
-        announcements = store.find_all(f"here/{rank}" for rank in range(self._num_nodes))
+        announcements = store.find_by_node("here", range(self._num_nodes))
         return [Arrived.from_json(json.loads(content)) for content in announcements.values()]
 
     def is_closed(self) -> bool:

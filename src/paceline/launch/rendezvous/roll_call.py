@@ -68,7 +68,7 @@ class Roll:
         store: The store of the run.
         me: This node; its ticket is not known yet.
         head: The node that hosts the store.
-        hosts: Whether this node is the head.
+        is_head: Whether this node is the head.
         limit_s: How long to wait for nodes, in seconds.
         hosts_by_rank: Host of each node rank, if a scheduler provides it; else empty.
         notes: The notes of the nodes in the shared folder.
@@ -86,7 +86,7 @@ class Roll:
         me: Arrived,
         head: Arrived,
         *,
-        hosts: bool,
+        is_head: bool,
         limit_s: float,
         hosts_by_rank: list[str],
         notes: Notes,
@@ -97,7 +97,7 @@ class Roll:
         self._needs_secret = needs_secret
         self._me = me
         self._head = head
-        self._hosts = hosts
+        self._is_head = is_head
         self._limit_s = limit_s
         self._hosts_by_rank = hosts_by_rank
         self._notes = notes
@@ -126,7 +126,7 @@ class Roll:
         if self._me.ticket not in tickets:
             self._come_late()
             return
-        if self._hosts:  # else a thousand nodes would read it at once
+        if self._is_head:  # else a thousand nodes would read it at once
             self.members = Verdict.from_json(json.loads(self._store.get(_WHOLE))).members
 
     def _announce(self) -> None:
@@ -139,8 +139,8 @@ class Roll:
         """Return why the run cannot begin, or None, and the tickets of the nodes that begin it."""
         while True:
             waited_s = self._waiting.waited_s
-            if self._hosts:
-                self._call(waited_s)
+            if self._is_head:
+                self._decide(waited_s)
             content = self._store.find(_VERDICT)
             if content is not None:
                 verdict = json.loads(content)
@@ -163,7 +163,7 @@ class Roll:
 
     # On the head
 
-    def _call(self, waited_s: float) -> None:
+    def _decide(self, waited_s: float) -> None:
         """Check which nodes are there, and publish the verdict as soon as there is one."""
         self._look()
         present = self._present()
@@ -268,7 +268,7 @@ class Roll:
             present, head=self._head, waited_s=waited_s, hosts=self._hosts_by_rank, evidence=()
         )
         notes = self._notes_of_absent(present)
-        if self._hosts and notes:
+        if self._is_head and notes:
             self._notes.leave(ended=True)  # the absent nodes may still read where the head was
         num_missing = presence.num_missing(present, head=self._head)
         return unreachable.explain_missing(
@@ -280,7 +280,7 @@ class Roll:
     def _leave(self, finding: Finding) -> None:
         """Raise the finding that ends all nodes; the head leaves last, as it hosts the store."""
         num_readers = int(self._store.add(_READERS, 1))
-        if self._hosts:
+        if self._is_head:
             start_s = time.monotonic()
             linger_s = _LINGER_S if finding.name == "node-missing" else 0.0
             while (lingered_s := time.monotonic() - start_s) < _READ_S:

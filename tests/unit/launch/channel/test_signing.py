@@ -214,7 +214,7 @@ def roll(store, node, folder, *, needs_secret):
         store,
         me,
         head,
-        hosts=node == 0,
+        is_head=node == 0,
         limit_s=20.0,
         hosts_by_rank=[],
         notes=notes,

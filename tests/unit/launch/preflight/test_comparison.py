@@ -413,7 +413,7 @@ def answer(rank, client, folder, *, limit_s=20.0, nodes=2, as_rank=None):
         client,
         mine,
         head,
-        hosts=rank == 0,
+        is_head=rank == 0,
         limit_s=limit_s,
         hosts_by_rank=[],
         notes=Notes(folder / "notes", note),
