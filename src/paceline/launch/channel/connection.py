@@ -117,9 +117,7 @@ class Channel:
         return None
 
     def _await(self, operation: Operation) -> bool:
-        """Wait until an operation has been carried out, the store is silent, or the channel is
-        closed.
-        """
+        """Wait until an operation has been carried out; False if the store does not answer."""
         deadline = time.monotonic() + 2 * _WAIT_S
         while not operation.done.wait(0.2):
             if not self._may_answer or time.monotonic() > deadline:
@@ -169,9 +167,7 @@ class Channel:
         self._thread.start()
 
     def _work(self, generation: int, client: Any) -> None:
-        """Carry out operations until a newer connection has taken over, or the channel is
-        closed.
-        """
+        """Carry out operations until a newer connection takes over or the channel is closed."""
         while (operation := self._next(generation)) is not None:
             try:
                 operation.result = operation.action(client)

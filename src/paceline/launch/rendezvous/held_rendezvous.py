@@ -83,6 +83,7 @@ class HeldRendezvous(RendezvousHandler):
         return self._rounds
 
     def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for all nodes, and return where the ranks of the next attempt meet."""
         prefix = f"torchelastic/{self._run_id}/{self._rounds}"
         if self._rounds and self._num_nodes == 1:
             # Ranks of the previous attempt have left their addresses in the store.

@@ -55,8 +55,7 @@ def open_or_reach(
     notes: Notes,
     inform: Callable[[Notice], None],
 ) -> tuple[TCPStore, str, bool]:
-    """Return the store of the run, the head's numeric address, and whether this node hosts the
-    store.
+    """Host the store of the run, or connect to it.
 
     Args:
         options: The options of this launcher.
@@ -65,6 +64,9 @@ def open_or_reach(
         local: Addresses of this host.
         notes: The notes of the nodes in the shared folder.
         inform: Prints a notice.
+
+    Returns:
+        The store, the head's numeric address, and whether this node hosts the store.
 
     Raises:
         SetupError: The port is taken, or a name does not resolve.
@@ -286,8 +288,10 @@ class _Reaching:
         return addresses[0]
 
     def reach(self) -> tuple[TCPStore, str]:
-        """Connect to the head's store as soon as it listens; return it and the head's numeric
-        address.
+        """Connect to the head's store as soon as it listens.
+
+        Returns:
+            The store and the head's numeric address.
 
         Raises:
             SetupError: The head's name does not resolve.

@@ -1,4 +1,4 @@
-"""Who is believed: signatures, the store in which launchers sign, and a board beside somebody who writes every key."""
+"""Who is believed: signatures, the store in which launchers sign, and a channel beside somebody who writes every key."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_a_store_for_one_address_is_not_reached_at_another():
         socket.create_connection(("127.0.0.2", opened.port), timeout=5)
 
 
-# A board beside a stranger
+# A channel beside a stranger
 
 
 class Stranger:
@@ -320,8 +320,8 @@ class Stranger:
 
 
 @pytest.fixture
-def boards(raw):
-    """Two boards that have the secret, and what they have ignored."""
+def channels(raw):
+    """Two channels that have the secret, and what they have ignored."""
     ignored, made = [], []
     for node in range(2):
         signing = Signing(SECRET, token="t", on_ignored=ignored.append)
@@ -332,10 +332,10 @@ def boards(raw):
             )
         )
     yield *made, ignored
-    for board in made:
-        board.close()
-    for board in made:
-        board._thread.join(10)
+    for channel in made:
+        channel.close()
+    for channel in made:
+        channel._thread.join(10)
 
 
 VALUES = {
@@ -350,29 +350,34 @@ VALUES = {
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
-def test_a_stranger_that_writes_every_key_ends_nothing(raw, boards, value):
-    head, other, ignored = boards
+def test_a_stranger_that_writes_every_key_ends_nothing(raw, channels, value):
+    head, other, ignored = channels
     stranger = Stranger(raw, value)
     other.post("done", True)
     until(lambda: len(ignored) > 3)
     before = head._answered, other._answered
     until(lambda: head._answered > before[0] + 4 and other._answered > before[1] + 4)
     stranger.stop()
-    for board in (head, other):
-        assert (board.remote.stop, board.remote.failed, board.remote.hurry, board.remote.look) == (
+    for channel in (head, other):
+        assert (
+            channel.remote.stop,
+            channel.remote.failed,
+            channel.remote.hurry,
+            channel.remote.look,
+        ) == (
             0,
             False,
             False,
             0,
         )
-        assert board.remote.lost == set()
+        assert channel.remote.lost == set()
     head.post("done", True)
     until(lambda: head.all_have("done"))  # what was written over is written again
     assert sorted(ignored) == sorted(set(ignored)) or len(ignored) <= 2 * len(set(ignored))
 
 
-def test_recorded_messages_that_are_played_again_end_nothing(raw, boards):
-    head, other, _ = boards
+def test_recorded_messages_that_are_played_again_end_nothing(raw, channels):
+    head, other, _ = channels
     other.tell("facts", {"a": 1})
     head.tell("facts", {"b": 1})
     until(lambda: head.hear("facts"))
@@ -391,8 +396,8 @@ def test_recorded_messages_that_are_played_again_end_nothing(raw, boards):
     assert head.hear("facts") == {}
 
 
-def test_boards_with_the_secret_still_hear_each_other(boards):
-    head, other, ignored = boards
+def test_channels_with_the_secret_still_hear_each_other(channels):
+    head, other, ignored = channels
     other.stop(15)
     until(lambda: head.remote.stop == 15)
     other.fail()

@@ -25,6 +25,11 @@ def test_a_run_begins_when_every_rank_is_here():
     assert verdict.finding is None
 
 
+def test_a_node_without_a_rank_does_not_hide_the_others_of_a_static_run():
+    verdict = judge([HEAD, node(2, None)], head=HEAD, sure=SURE)
+    assert [member.ticket for member in verdict.members] == [2, 1]
+
+
 @pytest.mark.parametrize(
     ("present", "head"),
     [
