@@ -66,11 +66,11 @@ class Facts:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Facts:
         """Return the facts from the data that ``to_json`` returned."""
-        found = tuple(
-            Interface(**{**each, "addresses": tuple(each["addresses"])})
-            for each in values["interfaces"]
+        own_interfaces = tuple(
+            Interface(**{**fields, "addresses": tuple(fields["addresses"])})
+            for fields in values["interfaces"]
         )
-        return cls(**{**values, "interfaces": found})
+        return cls(**{**values, "interfaces": own_interfaces})
 
 
 def gather(options: Options, plan: Plan, *, node: int, address: str, port: int) -> Facts:
@@ -154,16 +154,17 @@ def commit(folder: Path) -> str:
 
 
 def _read_ref(git: Path, ref: str) -> str:
+    """Return the commit of a branch; of a worktree, also from the folder of its repository."""
+    folders = [git]
     shared = git / "commondir"
-    stores = [
-        git,
-        *([git / shared.read_text(encoding="utf-8").strip()] if shared.is_file() else []),
-    ]
-    for store in stores:
-        if (store / ref).is_file():
-            return (store / ref).read_text(encoding="utf-8").strip()
-        packed = store / "packed-refs"
-        for line in packed.read_text(encoding="utf-8").splitlines() if packed.is_file() else []:
+    if shared.is_file():
+        folders.append(git / shared.read_text(encoding="utf-8").strip())
+    for folder in folders:
+        if (folder / ref).is_file():
+            return (folder / ref).read_text(encoding="utf-8").strip()
+        packed = folder / "packed-refs"
+        lines = packed.read_text(encoding="utf-8").splitlines() if packed.is_file() else []
+        for line in lines:
             if line.endswith(f" {ref}"):
                 return line.split()[0]
     return ""
@@ -189,7 +190,10 @@ def _machine() -> str:
 def _interfaces() -> tuple[Interface, ...]:
     """Return the interfaces of this node, those with an IPv4 address first."""
     return tuple(
-        sorted(interfaces.gather(), key=lambda each: (":" in each.addresses[0], each.name))
+        sorted(
+            interfaces.gather(),
+            key=lambda interface: (":" in interface.addresses[0], interface.name),
+        )
     )
 
 

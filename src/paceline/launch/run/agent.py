@@ -33,9 +33,10 @@ from torch.distributed.elastic.multiprocessing.api import (
 from paceline import env
 from paceline.errors import Finding
 from paceline.launch.channel import silence
-from paceline.launch.channel.control_channel import ControlChannel, Surroundings
+from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.channel.silence import NodeLost
+from paceline.launch.channel.surroundings import Surroundings
 from paceline.launch.in_rank import store_token_check
 from paceline.launch.monitor.attempt import Attempt
 from paceline.launch.outcome import root_cause
@@ -43,14 +44,10 @@ from paceline.launch.outcome.grace_check import SaveWatch
 from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan, rank_environment
-from paceline.launch.preflight import comparison as rollcall
+from paceline.launch.preflight import comparison
 from paceline.launch.rendezvous import roll_call
-from paceline.launch.rendezvous.handler import (
-    HeldRendezvous,
-    Meeting,
-    hosts_by_rank,
-    node_timeout_s,
-)
+from paceline.launch.rendezvous.handler import Meeting, hosts_by_rank, node_timeout_s
+from paceline.launch.rendezvous.held_rendezvous import HeldRendezvous
 from paceline.launch.run import peers
 from paceline.launch.run.console import Console
 from paceline.launch.run.context import LaunchContext
@@ -130,7 +127,7 @@ class Agent(LocalElasticAgent):
         if hasattr(worker_group.spec.rdzv_handler, "_bootstrap_store_info"):
             worker_group.spec.rdzv_handler._bootstrap_store_info = None
         if self._has_met and self._meeting.places:
-            roll_call.tell_places(self._meeting.signed_store, [])
+            roll_call.publish_places(self._meeting.signed_store, [])
         handler = self._meeting.handler
         if before is not None and isinstance(handler, HeldRendezvous):
             handler.lost = lambda: _lost_meanwhile(before)
@@ -184,8 +181,10 @@ class Agent(LocalElasticAgent):
         """Compare the nodes before ranks start, when all of them meet for the first time."""
         context, node, num_nodes = self._context, self._peers.node, self._peers.num_nodes
         if self._meeting.places:
-            roll_call.keep_places(self._meeting.signed_store, store, node=node, num_nodes=num_nodes)
-        comparison = rollcall.compare(
+            roll_call.record_places(
+                self._meeting.signed_store, store, node=node, num_nodes=num_nodes
+            )
+        result = comparison.compare(
             store,
             context.options,
             context.plan,
@@ -196,13 +195,13 @@ class Agent(LocalElasticAgent):
             address=self._meeting.address,
             first=not self._has_met,
         )
-        for finding in comparison.warnings:
+        for finding in result.warnings:
             context.notices.warn(finding)
-        if comparison.line and not context.options.placed.left_to_head(node):
-            context.console.say(comparison.line)
-        self._rank_env = {**self._rank_env, **comparison.env}
-        if comparison.master and interfaces.is_loopback(self._master[0]):
-            self._master = (comparison.master, self._master[1])
+        if result.line and not context.options.placed.left_to_head(node):
+            context.console.say(result.line)
+        self._rank_env = {**self._rank_env, **result.env}
+        if result.master and interfaces.is_loopback(self._master[0]):
+            self._master = (result.master, self._master[1])
 
     def _name_the_run(self) -> None:
         """Write the run's identity into the store of the ranks: c10d opens a separate one."""

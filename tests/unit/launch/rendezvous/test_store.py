@@ -42,7 +42,7 @@ def test_nodes_are_awaited_as_long_as_torchrun_does_or_as_long_as_the_user_says(
 
 @pytest.fixture
 def reaching(monkeypatch):
-    """A node that knocks at a head whose answers are given in turn, the last for ever."""
+    """A node that tries to reach a head whose answers are given in turn, the last for ever."""
     monkeypatch.setenv(
         env.TEST_TIME_FACTOR, "0.005"
     )  # 4.5 s instead of 15 min, refused for 0.3 s instead of 60
@@ -50,17 +50,17 @@ def reaching(monkeypatch):
     def build(answers, options=STATIC, inform=lambda notice: None):
         left = list(answers)
 
-        def knock(name, port):
+        def probe_port(name, port):
             kind = left.pop(0) if len(left) > 1 else left[0]
             return ConnectionProbe(kind, "" if kind == "unresolved" else "10.0.0.1")
 
-        monkeypatch.setattr(stores, "knock", knock)
+        monkeypatch.setattr(stores, "probe_port", probe_port)
         monkeypatch.setattr(
             stores,
             "look_up",
-            lambda name: "not known" if knock(name, 0).kind == "unresolved" else ("10.0.0.1",),
+            lambda name: "not known" if probe_port(name, 0).kind == "unresolved" else ("10.0.0.1",),
         )
-        monkeypatch.setattr(stores, "enter", lambda address, port: "the store")
+        monkeypatch.setattr(stores, "open_client", lambda address, port: "the store")
         return stores._Reaching(
             options, "head", 29500, notes=Notes(Path("/proc/nowhere"), NOTE), inform=inform
         )
