@@ -109,20 +109,23 @@ def _stopped(accounts: Sequence[Account]) -> Verdict:
 def _apart(accounts: Sequence[Account], living: Sequence[Account]) -> Verdict:
     """Return the verdict if at least one rank has stayed in its place."""
     waits = [account for account in living if account.position.waits and account.motion != RUNNING]
-    absent = [account for account in living if account not in waits]
-    unknown = _not_looked_at(accounts)
     if not waits:
         return _nobody_waits(living)
-    if any(account.motion != STILL for account in absent) or any(
-        account.position.moving for account in living
-    ):
+    absent = [account for account in living if account not in waits]
+    moving = any(account.position.moving for account in living)
+    if moving or not _all_still(absent):
         return Verdict(WAITS, _waits(waits, absent, living))
+    unknown = _not_looked_at(accounts)
     if not absent and unknown:
         return Verdict(WAITS, _waits_for_unknown(waits, unknown))
-    if not absent and any(account.motion != STILL for account in waits):
+    if not absent and not _all_still(waits):
         return Verdict(BUSY, _all_busy(waits))
     finding = _likely(accounts)
     return Verdict(STANDS, _stands_for(living), finding and replace(finding, severity="warning"))
+
+
+def _all_still(accounts: Sequence[Account]) -> bool:
+    return all(account.motion == STILL for account in accounts)
 
 
 def _likely(accounts: Sequence[Account]) -> Finding | None:
@@ -307,13 +310,9 @@ def _words(account: Account) -> str:
         return "has ended"
     if len(account.places) > 1:
         return " · ".join(account.places[:3]) + (" · ..." if len(account.places) > 3 else "")
-    cpu = (
-        f"; {account.facts[0]}"
-        if account.facts and account.motion != STILL and not position.waits
-        else ""
-    )
-    waits = position.doing if position.waits or position.kind == DATA else position.spot
-    return f"{waits}{cpu}"
+    activity = position.doing if position.waits or position.kind == DATA else position.spot
+    is_running = account.motion != STILL and not position.waits
+    return f"{activity}; {account.facts[0]}" if is_running and account.facts else activity
 
 
 def _named(accounts: Sequence[Account]) -> str:

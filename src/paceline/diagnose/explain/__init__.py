@@ -25,9 +25,9 @@ def explain(subject: str) -> Answer:
     """
     from paceline.diagnose.explain import compressed, folder, reading
 
-    told = folder.outcome(subject)
-    if told is not None:
-        return told
+    answer = folder.outcome(subject)
+    if answer is not None:
+        return answer
     with reading.open_subject(subject) as file, compressed.unpacked(file, subject) as stream:
         from paceline.diagnose.explain import (  # import only once the file exists: this is slow
             ranking,

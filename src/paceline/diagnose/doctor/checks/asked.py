@@ -32,7 +32,7 @@ def named(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
         return next((gpu for gpu in gpus if gpu.index == int(entry)), None)
     for gpu in gpus:
         ids = [gpu.uuid, *(part.uuid for part in gpu.mig_slices)]
-        if any(each and each.startswith(entry) for each in ids):
+        if any(uuid and uuid.startswith(entry) for uuid in ids):
             return gpu
     # The older form of a slice's UUID begins with that of its GPU: MIG-GPU-<id>/1/0
     return next((gpu for gpu in gpus if gpu.uuid and entry.startswith(f"MIG-{gpu.uuid}")), None)

@@ -36,22 +36,22 @@ def _version(package: str) -> str:
 def _nccl() -> str:
     """Return the version of the NCCL wheel that torch requires; empty for other builds of torch."""
     try:
-        wanted = metadata.requires("torch") or []
+        requirements = metadata.requires("torch") or []
     except metadata.PackageNotFoundError:
         return ""
-    names = [match[0] for line in wanted if (match := _NCCL_WHEEL.match(line))]
-    return next((found for name in names if (found := _version(name))), "")
+    names = [match[0] for line in requirements if (match := _NCCL_WHEEL.match(line))]
+    return next(filter(None, map(_version, names)), "")
 
 
 def _torch_cuda() -> str:
     try:
-        found = importlib.util.find_spec("torch")  # finds the package without importing it
+        spec = importlib.util.find_spec("torch")  # finds the package without importing it
     except (ImportError, ValueError):
         return ""
-    if found is None or not found.origin:
+    if spec is None or not spec.origin:
         return ""
     match = re.search(
-        r"^cuda\b[^=\n]*=\s*'([\d.]+)'", files.text(Path(found.origin).parent / "version.py"), re.M
+        r"^cuda\b[^=\n]*=\s*'([\d.]+)'", files.text(Path(spec.origin).parent / "version.py"), re.M
     )
     return match[1] if match else ""
 
