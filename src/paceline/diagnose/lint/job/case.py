@@ -10,9 +10,9 @@ from functools import cached_property
 from paceline.diagnose.lint.job.allocation import Job
 from paceline.diagnose.lint.job.launches import PYTHON, Launch, Shape, processes, shape
 from paceline.diagnose.lint.job.sbatch_options import names
-from paceline.diagnose.lint.job.story import Call, Setting, Trace
-from paceline.diagnose.lint.job.tree import Script
-from paceline.diagnose.lint.job.values import BATCH, Symbols
+from paceline.diagnose.lint.job.shell.trace import Call, Setting, Trace
+from paceline.diagnose.lint.job.shell.tree import Script
+from paceline.diagnose.lint.job.shell.values import BATCH, Symbols
 from paceline.diagnose.lint.program import Place, Program
 from paceline.diagnose.lint.site import Site
 from paceline.errors import Finding

@@ -11,9 +11,9 @@ from itertools import islice
 
 from paceline.diagnose.lint.job.allocation import Job, count_gpus, gpus_of_gres, number
 from paceline.diagnose.lint.job.launcher_options import MODULES, TABLES, Table
-from paceline.diagnose.lint.job.story import Call, Trace
-from paceline.diagnose.lint.job.values import Arg, Symbols, constant
-from paceline.diagnose.lint.job.wrappers import Step
+from paceline.diagnose.lint.job.shell.trace import Call, Trace
+from paceline.diagnose.lint.job.shell.values import Arg, Symbols, constant
+from paceline.diagnose.lint.job.shell.wrappers import Step
 
 PYTHON = "python"
 # Checks compare launches with each other and with all commands.
@@ -408,3 +408,9 @@ def argument(launch: Launch, names: Sequence[str]) -> tuple[str, Arg] | None:
         if at + 1 < len(launch.arguments):
             return launch.arguments[at + 1].text, arg
     return None
+
+
+def requested_devices(launch: Launch) -> int:
+    """Return the number of devices that the program's own option requests, 0 if unknown."""
+    match = argument(launch, DEVICES)
+    return number(match[0]) or 0 if match else 0

@@ -10,7 +10,7 @@ from paceline.diagnose.lint.job.allocation import (
     gpus_of_gres,
     slurm_variables,
 )
-from paceline.diagnose.lint.job.checks_head import count_hosts
+from paceline.diagnose.lint.job.checks.directives import count_hosts
 from paceline.diagnose.lint.job.directives import parse, split
 from paceline.diagnose.lint.job.sbatch_options import SRUN, canonical, takes_value
 

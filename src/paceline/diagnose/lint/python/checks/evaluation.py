@@ -9,10 +9,15 @@ import re
 from collections.abc import Iterator
 
 from paceline.diagnose.lint.python import loaders
-from paceline.diagnose.lint.python.meetings import several
+from paceline.diagnose.lint.python.collective_calls import several
+from paceline.diagnose.lint.python.evaluation_loops import (
+    Evaluation,
+    around_of,
+    evaluations,
+    is_evaluation,
+)
 from paceline.diagnose.lint.python.objects import LIGHTNING, argument, kinds, makes
 from paceline.diagnose.lint.python.script import Function, Script, inside, keyword
-from paceline.diagnose.lint.python.shares import Evaluation, around_of, evaluations, is_evaluation
 from paceline.errors import Finding
 from paceline.text.syntax import constant, dotted, last
 

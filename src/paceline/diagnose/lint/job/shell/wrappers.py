@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.diagnose.lint.job.sbatch_options import SRUN, canonical, names, takes_value
-from paceline.diagnose.lint.job.values import Arg
+from paceline.diagnose.lint.job.shell.values import Arg
 
 # Known programs and shells: after a wrapper with many options, the first of these is the program.
 _PROGRAM = re.compile(

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline.diagnose.lint.job.values import Arg, Symbols, Value
-from paceline.diagnose.lint.job.wrappers import Step, base_name
+from paceline.diagnose.lint.job.shell.values import Arg, Symbols, Value
+from paceline.diagnose.lint.job.shell.wrappers import Step, base_name
 
 # Signals, handler and line of a ``trap``.
 Trap = tuple[tuple[str, ...], str, int]

@@ -7,7 +7,7 @@ import re
 from paceline.diagnose.lint.job.allocation import number
 from paceline.diagnose.lint.job.case import Case
 from paceline.diagnose.lint.job.launches import Launch, argument, nnodes
-from paceline.diagnose.lint.job.values import constant
+from paceline.diagnose.lint.job.shell.values import constant
 from paceline.diagnose.lint.program import ALL_GPUS, ARGUMENT, CONSTANT, VARIABLE, Number
 
 _VISIBLE = re.compile(r"\d+(,\d+)*")

@@ -9,7 +9,7 @@ from paceline.diagnose.lint.job.allocation import GPU_OPTIONS, number
 from paceline.diagnose.lint.job.case import Case
 from paceline.diagnose.lint.job.launcher_options import TABLES
 from paceline.diagnose.lint.job.launches import DEVICES, Launch, argument
-from paceline.diagnose.lint.job.values import NODE, constant
+from paceline.diagnose.lint.job.shell.values import NODE, constant
 from paceline.errors import Finding
 
 _NUMBERED = re.compile(r"\d+(,\d+)*")

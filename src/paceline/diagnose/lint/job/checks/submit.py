@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.diagnose.lint.job.case import Case
-from paceline.diagnose.lint.job.story import Submitted
-from paceline.diagnose.lint.job.values import constant
+from paceline.diagnose.lint.job.shell.trace import Submitted
+from paceline.diagnose.lint.job.shell.values import constant
 from paceline.errors import Finding
 
 _DOLLAR = re.compile(

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from paceline.diagnose.lint.job.case import Case
 from paceline.diagnose.lint.job.launches import Launch
-from paceline.diagnose.lint.job.started import ranks_of, resolve, visible_gpus
-from paceline.diagnose.lint.job.values import BATCH
+from paceline.diagnose.lint.job.ranks import ranks_of, resolve, visible_gpus
+from paceline.diagnose.lint.job.shell.values import BATCH
 from paceline.diagnose.lint.program import ALL_CPUS, Place, Program, Runner
 from paceline.errors import Finding
 

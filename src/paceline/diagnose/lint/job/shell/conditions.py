@@ -6,8 +6,8 @@ import operator
 import re
 from collections.abc import Callable
 
-from paceline.diagnose.lint.job.tree import Node, Simple
-from paceline.diagnose.lint.job.values import Expander, constant
+from paceline.diagnose.lint.job.shell.tree import Node, Simple
+from paceline.diagnose.lint.job.shell.values import Expander, constant
 
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,

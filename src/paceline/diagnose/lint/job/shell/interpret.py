@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from paceline.diagnose.lint.job.conditions import decide
-from paceline.diagnose.lint.job.shell import parse
-from paceline.diagnose.lint.job.story import Call, Setting, Submitted, Trace
-from paceline.diagnose.lint.job.tree import (
+from paceline.diagnose.lint.job.shell.conditions import decide
+from paceline.diagnose.lint.job.shell.parser import parse
+from paceline.diagnose.lint.job.shell.trace import Call, Setting, Submitted, Trace
+from paceline.diagnose.lint.job.shell.tree import (
     Assign,
     Case,
     Function,
@@ -27,7 +27,7 @@ from paceline.diagnose.lint.job.tree import (
     Script,
     Simple,
 )
-from paceline.diagnose.lint.job.values import (
+from paceline.diagnose.lint.job.shell.values import (
     BATCH,
     NODE,
     Arg,
@@ -37,8 +37,8 @@ from paceline.diagnose.lint.job.values import (
     Value,
     constant,
 )
-from paceline.diagnose.lint.job.words import Word
-from paceline.diagnose.lint.job.wrappers import Step, base_name, nested, peel
+from paceline.diagnose.lint.job.shell.words import Word
+from paceline.diagnose.lint.job.shell.wrappers import Step, base_name, nested, peel
 
 MOST_COMMANDS = 2_000
 MOST_NESTED = 6

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from paceline.diagnose.lint.job.case import Case
 from paceline.diagnose.lint.job.launches import Launch, argument, nnodes
-from paceline.diagnose.lint.job.values import BATCH, NODE, Symbol, constant
+from paceline.diagnose.lint.job.shell.values import BATCH, NODE, Symbol, constant
 from paceline.errors import Finding
 
 _RANK = re.compile(r"\bSLURM_(NODEID|PROCID|LOCALID)\b")

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from paceline.diagnose.lint.job.words import Part, ShellError, Word, parse_word
+from paceline.diagnose.lint.job.shell.words import Part, ShellError, Word, parse_word
 
 _FIRST = 0xF0000
 _MOST_SYMBOLS = 60_000

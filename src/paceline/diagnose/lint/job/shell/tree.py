@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Union
 
-from paceline.diagnose.lint.job.words import ShellError, Word
+from paceline.diagnose.lint.job.shell.words import ShellError, Word
 
 Node = Union["Simple", "Group", "If", "Loop", "Case", "Function"]
 

@@ -8,7 +8,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.diagnose.lint.python.meetings import Collective, as_collective
+from paceline.diagnose.lint.python.collective_calls import Collective, as_collective
 from paceline.diagnose.lint.python.objects import kinds, makes, names_of
 from paceline.diagnose.lint.python.ranks import RankBlock, rank_block, runs_alone
 from paceline.diagnose.lint.python.script import Function, Script, inside, keyword, words_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from paceline.diagnose.lint.job.tree import (
+from paceline.diagnose.lint.job.shell.tree import (
     Assign,
     Case,
     Function,
@@ -20,7 +20,14 @@ from paceline.diagnose.lint.job.tree import (
     Script,
     Simple,
 )
-from paceline.diagnose.lint.job.words import Cursor, Part, ShellError, Word, parse_word, read_word
+from paceline.diagnose.lint.job.shell.words import (
+    Cursor,
+    Part,
+    ShellError,
+    Word,
+    parse_word,
+    read_word,
+)
 
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+)?=")
 _REDIRECT = re.compile(r"(?:\d+|\{\w+\}|&)?(?:<<<|<<-?|<>|>>|>\||<&|>&|<|>)")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.diagnose.lint.job.interpret import interpret
-from paceline.diagnose.lint.job.shell import parse
-from paceline.diagnose.lint.job.tree import Case, Function, Group, If, Loop, Simple
-from paceline.diagnose.lint.job.values import BATCH, NODE, Symbols
+from paceline.diagnose.lint.job.shell.interpret import interpret
+from paceline.diagnose.lint.job.shell.parser import parse
+from paceline.diagnose.lint.job.shell.tree import Case, Function, Group, If, Loop, Simple
+from paceline.diagnose.lint.job.shell.values import BATCH, NODE, Symbols
 
 KNOWN = {"SLURM_NNODES": "2", "SLURM_JOB_NUM_NODES": "2"}
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.diagnose.lint.python import loaders
-from paceline.diagnose.lint.python.meetings import several
+from paceline.diagnose.lint.python.collective_calls import several
 from paceline.diagnose.lint.python.objects import argument, kinds, makes
 from paceline.diagnose.lint.python.script import Function, Script, inside, keyword
 from paceline.text.syntax import constant, dotted, last
