@@ -26,6 +26,9 @@ _MATTER = frozenset(
         *GPU_OPTIONS,
     }
 )
+# Options that select nodes, so that the default partition may be right.
+_SELECT_NODES = ("partition", "account", "qos", "reservation", "constraint", "clusters")
+_MEGABYTES = {"K": 1 / 1024, "M": 1, "": 1, "G": 1024, "T": 1024**2}
 
 
 def dos_line_ends(case: Case) -> Iterator[Finding]:
@@ -43,33 +46,34 @@ def dos_line_ends(case: Case) -> Iterator[Finding]:
 def directives_after_command(case: Case) -> Iterator[Finding]:
     """Find #SBATCH lines after the first command, which sbatch does not read."""
     late = case.job.directives.late
-    in_time = {directive.name for directive in case.job.directives.active}
-    lost = [directive for directive in late if directive.name not in in_time]
     if not late:
         return
-    matter = [directive for directive in lost if directive.name in _MATTER]
-    first = (matter or lost or late)[0]
-    names = ", ".join(dict.fromkeys(directive.typed for directive in matter or lost or late))
-    command = next(
-        (
-            at
-            for at, line in enumerate(case.lines, 1)
-            if line.strip() and not line.lstrip().startswith("#")
-        ),
-        1,
-    )
+    in_time = {directive.name for directive in case.job.directives.active}
+    without_effect = [directive for directive in late if directive.name not in in_time]
+    important = [directive for directive in without_effect if directive.name in _MATTER]
+    reported = important or without_effect or late
+    names = ", ".join(dict.fromkeys(directive.typed for directive in reported))
+    command = _first_command(case)
     yield case.finding(
         "directives-after-command",
         f"{names} stand{'s' if ',' not in names else ''} behind the first command (line {command})",
-        line=first.line,
+        line=reported[0].line,
         more=[command],
         why=(
             "sbatch stops reading at the first line that is not a comment, so the job runs without"
             " these options"
         ),
         fix="move all #SBATCH lines to the top of the script, directly below #!/bin/bash",
-        severity="error" if matter else "warning",
+        severity="error" if important else "warning",
     )
+
+
+def _first_command(case: Case) -> int:
+    """Return the first line that is neither empty nor a comment."""
+    for at, line in enumerate(case.lines, 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            return at
+    return 1
 
 
 def lowercase_directive_ignored(case: Case) -> Iterator[Finding]:
@@ -111,8 +115,13 @@ def unknown_option(case: Case) -> Iterator[Finding]:
             fix="quote values with blanks, write comments behind #, no blanks around =",
         )
     for line in case.job.directives.unclosed:
-        yield case.finding("option-invalid", "a quote is not closed", line=line, why="sbatch refuses the script",
-                           fix="close the quote, or write a backslash before it")  # fmt: skip
+        yield case.finding(
+            "option-invalid",
+            "a quote is not closed",
+            line=line,
+            why="sbatch refuses the script",
+            fix="close the quote, or write a backslash before it",
+        )
 
 
 def _unknown(case: Case, directive: Directive) -> Iterator[Finding]:
@@ -242,38 +251,65 @@ def missing_requests(case: Case) -> Iterator[Finding]:
     """Find missing requests: time, and memory, GPUs or partition where the cluster's configuration
     needs them.
     """
-    job = case.job
-    if not job.directives.any or not case.training or job.mixed:
+    if not case.job.directives.any or not case.training or case.job.mixed:
         return
-    line = case.directive_line("nodes", "ntasks", *GPU_OPTIONS)
+    for name in _missing(case):
+        what, why, fix = _REQUESTS[name]
+        yield case.finding(
+            name,
+            what,
+            line=case.directive_line("nodes", "ntasks", *GPU_OPTIONS),
+            why=why,
+            fix=fix,
+            severity="hint",
+        )
+
+
+# Requests that may be missing: what is missing, why it matters, the line to add.
+_REQUESTS = {
+    "time-missing": (
+        "no time limit is asked for",
+        "the partition's default may be short, and a job without a limit starts later",
+        "#SBATCH --time=1-00:00:00",
+    ),
+    "mem-missing": (
+        "no memory is asked for",
+        "the default is often a few GB for each CPU, and too little ends the job",
+        "#SBATCH --mem=0  (all of a node that is not shared), or --mem=64G",
+    ),
+    "gpus-not-requested": (
+        "no GPUs are asked for",
+        "without --gres or --gpus-per-node the processes see no GPU on most clusters",
+        "#SBATCH --gpus-per-node=4",
+    ),
+    "partition-missing": (
+        "no partition is asked for",
+        "the default partition is often one without GPUs",
+        "#SBATCH --partition=NAME  (sinfo -s lists them)",
+    ),
+}
+
+
+def _missing(case: Case) -> Iterator[str]:
+    job, site = case.job, case.site
     if job.directives.last("time") is None:
-        yield case.finding("time-missing", "no time limit is asked for", line=line, severity="hint",
-                           why="the partition's default may be short, and a job without a limit starts later",
-                           fix="#SBATCH --time=1-00:00:00")  # fmt: skip
-    partition = job.directives.last("partition")
-    if (
-        job.exclusive
-        or (partition.value if partition else case.site.partition) in case.site.whole_nodes
-    ):
+        yield "time-missing"
+    if _gets_whole_nodes(case):
         return
-    if not job.requests_memory and case.site.limits_memory:
-        yield case.finding("mem-missing", "no memory is asked for", line=line, severity="hint",
-                           why="the default is often a few GB for each CPU, and too little ends the job",
-                           fix="#SBATCH --mem=0  (all of a node that is not shared), or --mem=64G")  # fmt: skip
-    if (
-        not job.requests_gpus
-        and case.site.binds_gpus
-        and any(launch.spawns for launch in case.training)
-    ):
-        yield case.finding("gpus-not-requested", "no GPUs are asked for", line=line, severity="hint",
-                           why="without --gres or --gpus-per-node the processes see no GPU on most clusters",
-                           fix="#SBATCH --gpus-per-node=4")  # fmt: skip
-        if not job.directives.last(
-            "partition", "account", "qos", "reservation", "constraint", "clusters"
-        ):
-            yield case.finding("partition-missing", "no partition is asked for", line=line, severity="hint",
-                               why="the default partition is often one without GPUs",
-                               fix="#SBATCH --partition=NAME  (sinfo -s lists them)")  # fmt: skip
+    if not job.requests_memory and site.limits_memory:
+        yield "mem-missing"
+    starts_launcher = any(launch.spawns for launch in case.training)
+    if job.requests_gpus or not site.binds_gpus or not starts_launcher:
+        return
+    yield "gpus-not-requested"
+    if not job.directives.last(*_SELECT_NODES):
+        yield "partition-missing"
+
+
+def _gets_whole_nodes(case: Case) -> bool:
+    directive = case.job.directives.last("partition")
+    partition = directive.value if directive else case.site.partition
+    return case.job.exclusive or partition in case.site.whole_nodes
 
 
 def low_memory(case: Case) -> Iterator[Finding]:
@@ -284,14 +320,18 @@ def low_memory(case: Case) -> Iterator[Finding]:
     match = re.fullmatch(r"(\d+)([KMGT]?)B?", memory.value.strip(), re.IGNORECASE)
     if not match or match[1] == "0":
         return
-    megabytes = (
-        int(match[1]) * {"K": 1 / 1024, "M": 1, "": 1, "G": 1024, "T": 1024**2}[match[2].upper()]
+    unit = match[2].upper()
+    if int(match[1]) * _MEGABYTES[unit] >= 2048:
+        return
+    note = "" if unit else " (megabytes, where no unit is given)"
+    yield case.finding(
+        "low-memory",
+        f"--mem={memory.value} is little for a training run{note}",
+        line=memory.line,
+        why="Slurm ends the job when a process needs more",
+        fix="#SBATCH --mem=32G" if unit else f"#SBATCH --mem={match[1]}G",
+        severity="hint",
     )
-    if megabytes < 2048:
-        unit = " (megabytes, where no unit is given)" if not match[2] else ""
-        yield case.finding("low-memory", f"--mem={memory.value} is little for a training{unit}", line=memory.line,
-                           why="Slurm ends the job when a process needs more", severity="hint",
-                           fix=f"#SBATCH --mem={match[1]}G" if not match[2] else "#SBATCH --mem=32G")  # fmt: skip
 
 
 def output_dev_null(case: Case) -> Iterator[Finding]:
@@ -299,9 +339,14 @@ def output_dev_null(case: Case) -> Iterator[Finding]:
     for name in ("error", "output"):
         directive = case.job.directives.last(name)
         if directive is not None and directive.value in ("/dev/null", "none"):
-            yield case.finding("output-dev-null", f"--{name}={directive.value} throws the job's messages away",
-                               line=directive.line, why="a failure leaves no trace", severity="hint",
-                               fix=f"#SBATCH --{name}=%x-%j.out")  # fmt: skip
+            yield case.finding(
+                "output-dev-null",
+                f"--{name}={directive.value} throws the job's messages away",
+                line=directive.line,
+                why="a failure leaves no trace",
+                fix=f"#SBATCH --{name}=%x-%j.out",
+                severity="hint",
+            )
             return
 
 

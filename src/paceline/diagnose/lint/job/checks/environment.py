@@ -9,27 +9,33 @@ from collections.abc import Iterator
 from itertools import islice
 
 from paceline.diagnose.lint.job.case import Case
+from paceline.diagnose.lint.job.launches import Launch
+from paceline.diagnose.lint.job.shell.trace import Call
 from paceline.errors import Finding
 
 # Finding the closest known name of an unknown variable takes time.
 MOST_SETTINGS = 100
 
 _NODE_LOCAL = re.compile(
-    r"(\$\{?(SLURM_TMPDIR|TMPDIR|LOCAL_SCRATCH|LOCALSCRATCH|TMP_LOCAL|LSCRATCH|JOBTMP|SLURM_JOB_TMP)\b|/tmp\b|/dev/shm\b"
-    r"|/local(_?scratch)?\b|/scratch/local\b)"
+    r"(\$\{?(SLURM_TMPDIR|TMPDIR|LOCAL_SCRATCH|LOCALSCRATCH|TMP_LOCAL|LSCRATCH|JOBTMP|SLURM_JOB_TMP)"
+    r"\b|/tmp\b|/dev/shm\b|/local(_?scratch)?\b|/scratch/local\b)"
 )
 _CONDA_READY = re.compile(
     r"hook|conda\.sh|mamba\.sh|bashrc|profile|\bsource\b|^\s*\.\s|conda init"
     r"|\b(module|ml)\b.*(conda|mamba|forge|python)",
     re.I,
 )
-# Tools that install before they run: what does it beforehand, and what switches it off.
+# Tools that install before they run: what installs beforehand, and what switches it off.
 _SYNCS = {
     "uv": (
         re.compile(r"\buv\s+(sync|run|pip)\b"),
         re.compile(r"--(no-sync|isolated|no-project)\b"),
     ),
     "pixi": (re.compile(r"\bpixi\s+(install|run)\b"), re.compile(r"--(no-install|as-is)\b")),
+}
+_BEFOREHAND = {
+    "uv": "uv sync  (before srun), and srun ... uv run --no-sync ...",
+    "pixi": "pixi install  (before srun), and srun ... pixi run --as-is ...",
 }
 _INTERFACE = re.compile(r"=?[a-z]+[a-z0-9]*\d[a-z0-9.]*", re.ASCII)
 _ONLY_TUNES = re.compile(r"CHANNELS|RINGS|THREADS|BUFF|CHUNK|THRESHOLD|CTAS")
@@ -40,51 +46,46 @@ def environment_on_one_node(case: Case) -> Iterator[Finding]:
     if not case.job.several_nodes or not case.spreads:
         return
     for call in case.trace.calls:
-        words = [case.show(arg.text) for arg in call.args]
-        creates = "venv" in words[1:3] or "create" in words[1:2]
-        makes = creates or call.name in ("virtualenv", "conda-unpack")
-        unpacks = call.name == "tar" and any("env" in word for word in words[1:])
-        folder = next(
-            (word for word in words[1:] if _NODE_LOCAL.match(word.partition("=")[2] or word)), None
+        folder = _created_folder(case, call) if call.step is None else ""
+        if not folder:
+            continue
+        yield case.finding(
+            "env-on-one-node-only",
+            f"the environment {folder} is made on the first of {case.job.nodes} nodes only",
+            line=call.line,
+            more=[case.training[0].call.line] if case.training else [],
+            why=(
+                "the folder is local to each node: tasks elsewhere find no interpreter or no"
+                " packages"
+            ),
+            fix=(
+                "srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 bash -c"
+                f" '{case.text(call.line)} ...'"
+            ),
         )
-        if call.step is None and folder and (makes or unpacks):
-            yield case.finding(
-                "env-on-one-node-only",
-                f"the environment {folder} is made on the first of {case.job.nodes} nodes only",
-                line=call.line,
-                more=[case.training[0].call.line] if case.training else [],
-                why=(
-                    "the folder is local to each node: tasks elsewhere find no interpreter or no"
-                    " packages"
-                ),
-                fix=(
-                    "srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 bash -c"
-                    f" '{case.text(call.line)} ...'"
-                ),
-            )
-            return
+        return
+
+
+def _created_folder(case: Case, call: Call) -> str:
+    """Return the node-local folder in which a command creates an environment, or empty."""
+    words = [case.show(arg.text) for arg in call.args]
+    local = (word for word in words[1:] if _NODE_LOCAL.match(word.partition("=")[2] or word))
+    creates = "venv" in words[1:3] or "create" in words[1:2]
+    has_own_command = call.name in ("virtualenv", "conda-unpack")
+    unpacks = call.name == "tar" and any("env" in word for word in words[1:])
+    return next(local, "") if creates or has_own_command or unpacks else ""
 
 
 def environment_synced(case: Case) -> Iterator[Finding]:
     """Find ``uv run`` and ``pixi run`` in tasks of several nodes, which all update one
     environment.
     """
+    if _NODE_LOCAL.search(case.code):
+        return
     for launch in case.launches:
-        call = launch.call
-        tool = next((name for name in call.wrappers if name in _SYNCS), "")
         nodes = case.shape(launch).nodes
-        if not tool or call.step is None or nodes is None or nodes < 2 or "UV_NO_SYNC" in call.env:
-            continue
-        installs, switch_off = _SYNCS[tool]
-        earlier_lines = [
-            line for line in case.lines[: call.line - 1] if not line.lstrip().startswith("#")
-        ]
-        command = " ".join(case.text(line) for line in range(call.line, call.end_line + 1))
-        if (
-            switch_off.search(command)
-            or any(installs.search(line) for line in earlier_lines)
-            or _NODE_LOCAL.search(case.code)
-        ):
+        tool = _syncing_tool(case, launch)
+        if launch.call.step is None or nodes is None or nodes < 2 or not tool:
             continue
         yield case.finding(
             "env-synced-by-every-task",
@@ -96,14 +97,22 @@ def environment_synced(case: Case) -> Iterator[Finding]:
                 "they install into one folder, and locks are not reliable on shared file systems:"
                 " packages go missing"
             ),
-            fix=(
-                "uv sync  (before srun), and srun ... uv run --no-sync ..."
-                if tool == "uv"
-                else "pixi install  (before srun), and srun ... pixi run --as-is ..."
-            ),
+            fix=_BEFOREHAND[tool],
             severity="warning",
         )
         return
+
+
+def _syncing_tool(case: Case, launch: Launch) -> str:
+    """Return the wrapper of a launch that installs before it runs the program, or empty."""
+    call = launch.call
+    tool = next((name for name in call.wrappers if name in _SYNCS), "")
+    if not tool or "UV_NO_SYNC" in call.env:
+        return ""
+    installs, switch_off = _SYNCS[tool]
+    command = " ".join(case.text(line) for line in range(call.line, call.end_line + 1))
+    beforehand = any(installs.search(line) for line in case.code_before(call.line))
+    return "" if beforehand or switch_off.search(command) else tool
 
 
 def conda_activate(case: Case) -> Iterator[Finding]:
@@ -112,18 +121,10 @@ def conda_activate(case: Case) -> Iterator[Finding]:
     if re.match(r"#!.*\s-\w*[li]", shebang) or "--login" in shebang:
         return
     for call in case.trace.calls:
-        if (
-            call.name not in ("conda", "mamba", "micromamba")
-            or call.step is not None
-            or len(call.args) < 2
-        ):
+        if call.name not in ("conda", "mamba", "micromamba") or call.step is not None:
             continue
-        earlier_lines = [
-            line for line in case.lines[: call.line - 1] if not line.lstrip().startswith("#")
-        ]
-        if call.args[1].text == "activate" and not any(
-            _CONDA_READY.search(line) for line in earlier_lines
-        ):
+        activates = len(call.args) > 1 and call.args[1].text == "activate"
+        if activates and not any(map(_CONDA_READY.search, case.code_before(call.line))):
             yield case.finding(
                 "conda-activate-without-hook",
                 f"{call.name} activate in a shell that {call.name} has not been set up in",
@@ -142,27 +143,32 @@ def network_settings(case: Case) -> Iterator[Finding]:
     """Find settings for one kind of machine: a named interface, InfiniBand disabled, fixed GPU
     numbers.
     """
+    yield from _named_interface(case)
+    yield from _infiniband_disabled(case)
+    yield from _fixed_gpus(case)
+
+
+def _named_interface(case: Case) -> Iterator[Finding]:
+    if not case.job.several_nodes:
+        return
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         setting = case.exported(name)
-        if (
-            setting
-            and case.job.several_nodes
-            and isinstance(setting.value, str)
-            and _INTERFACE.fullmatch(setting.value)
-        ):
-            yield case.finding(
-                "hard-coded-interface",
-                f"{name} names one interface, {setting.value}",
-                line=setting.line,
-                why="a node where it has another name finds no interface",
-                fix=(
-                    "export"
-                    f" {name}={re.split(r'[0-9]', setting.value.lstrip('='))[0] or '^lo,docker'} "
-                    " (a prefix)"
-                ),
-                severity="hint",
-            )
-            break
+        interface = setting.value if setting else None
+        if setting is None or not isinstance(interface, str) or not _INTERFACE.fullmatch(interface):
+            continue
+        prefix = re.split(r"[0-9]", interface.lstrip("="))[0] or "^lo,docker"
+        yield case.finding(
+            "hard-coded-interface",
+            f"{name} names one interface, {interface}",
+            line=setting.line,
+            why="a node where it has another name finds no interface",
+            fix=f"export {name}={prefix}  (a prefix)",
+            severity="hint",
+        )
+        return
+
+
+def _infiniband_disabled(case: Case) -> Iterator[Finding]:
     setting = case.exported("NCCL_IB_DISABLE")
     if setting and setting.value == "1" and case.job.nodes != 1:
         yield case.finding(
@@ -176,17 +182,17 @@ def network_settings(case: Case) -> Iterator[Finding]:
             fix="remove the line, unless InfiniBand is known to fail here",
             severity="hint",
         )
+
+
+def _fixed_gpus(case: Case) -> Iterator[Finding]:
     setting = case.exported("CUDA_VISIBLE_DEVICES")
-    value = setting.value if setting else ""
-    if (
-        setting
-        and isinstance(value, str)
-        and re.fullmatch(r"\d+(,\d+)*", value)
-        and case.job.directives.any
-    ):
+    gpus = setting.value if setting else None
+    if setting is None or not isinstance(gpus, str) or not case.job.directives.any:
+        return
+    if re.fullmatch(r"\d+(,\d+)*", gpus):
         yield case.finding(
             "cuda-visible-devices-hard-coded",
-            f"CUDA_VISIBLE_DEVICES={value} is set by hand",
+            f"CUDA_VISIBLE_DEVICES={gpus} is set by hand",
             line=setting.line,
             why=(
                 "Slurm sets it to the GPUs of the job; another list may name GPUs that the job does"
@@ -202,9 +208,8 @@ def variables(case: Case) -> Iterator[Finding]:
     exported = {s.name: s for s in case.trace.settings if s.exported and isinstance(s.value, str)}
     if not exported:
         return
-    from paceline.diagnose.variables import (
-        judge_settings,  # its tables take a third of the time of a job without variables
-    )
+    # imported here: its tables take a third of the time of a job without variables
+    from paceline.diagnose.variables import judge_settings
 
     selection = dict(islice(exported.items(), MOST_SETTINGS))
     # an unknown value is shown as it is written, with its dollar, and then only the name is checked

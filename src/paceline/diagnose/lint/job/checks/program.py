@@ -10,7 +10,7 @@ from paceline.diagnose.lint.job.case import Case
 from paceline.diagnose.lint.job.launches import Launch
 from paceline.diagnose.lint.job.ranks import ranks_of, resolve, visible_gpus
 from paceline.diagnose.lint.job.shell.values import BATCH
-from paceline.diagnose.lint.program import ALL_CPUS, Place, Program, Runner
+from paceline.diagnose.lint.program import ALL_CPUS, Number, Place, Program, Runner
 from paceline.errors import Finding
 
 _RANK_VARIABLES = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK"})
@@ -77,26 +77,31 @@ def _alone(runner: Runner, devices: int, nodes: int) -> str:
 
 
 def _under_slurm(case: Case, launch: Launch, program: Program, runner: Runner) -> Iterator[Finding]:
-    step, job = launch.call.step, case.job
-    if step is not None and (step.kind != "srun" or step.vague):
-        return
-    allocation = case.shape(launch) if step is not None else job
-    per_node, nodes_in_use = allocation.tasks_per_node, allocation.nodes
-    if step is None and not job.has_ntasks and not job.has_tasks_per_node:
-        return  # Slurm then sets no number of tasks, and Lightning starts the processes itself
+    in_step = launch.call.step is not None
     devices, nodes = resolve(case, launch, runner.devices), resolve(case, launch, runner.num_nodes)
-    if step is None and (devices, nodes) == (1, 1):
+    if not _ranks_are_tasks(case, launch):
+        return
+    if not in_step and (devices, nodes) == (1, 1):
         return  # one process on one GPU, as the script requests
-    if devices and per_node and devices != per_node:
-        yield _devices(case, launch, program, devices=devices, tasks=per_node, nodes=nodes or 1)
-    elif (
-        step is not None
-        and (case.shape(launch).tasks or 1) > 1
-        and not _has_tasks_per_node(case, launch)
-    ):
-        yield _tasks_per_node_missing(case, launch, program, per_node or 1)
-    if nodes and nodes_in_use and nodes != nodes_in_use and job.has_nodes:
-        yield _nodes(case, launch, program, requested=nodes, nodes=nodes_in_use)
+    allocation = case.shape(launch) if in_step else case.job
+    tasks = allocation.tasks_per_node
+    if devices and tasks and devices != tasks:
+        yield _devices(case, launch, program, devices=devices, tasks=tasks, nodes=nodes or 1)
+    elif in_step and _lacks_tasks_per_node(case, launch):
+        yield _tasks_per_node_missing(case, launch, program, tasks or 1)
+    if case.job.has_nodes:
+        yield from _against_nodes(case, launch, program, requested=nodes, nodes=allocation.nodes)
+
+
+def _ranks_are_tasks(case: Case, launch: Launch) -> bool:
+    """Return whether Lightning takes its ranks from Slurm's tasks.
+
+    Without a number of tasks Lightning starts the processes itself.
+    """
+    step = launch.call.step
+    if step is None:
+        return case.job.has_ntasks or case.job.has_tasks_per_node
+    return step.kind == "srun" and not step.vague
 
 
 def _devices(
@@ -104,27 +109,33 @@ def _devices(
 ) -> Finding:
     assert program.runner is not None
     runner = program.runner
-    starts = "srun starts" if launch.call.step is not None else "the job has"
-    count = f"{tasks} task{'s' if tasks > 1 else ''}"
+    in_step = launch.call.step is not None
+    starts = "srun starts" if in_step else "the job has"
+    srun = "" if in_step else ", and srun before the command"
+    refused = (
+        "under Slurm each task is one rank: Lightning refuses to start, or trains with fewer ranks"
+    )
     return case.finding(
         "slurm-ntasks-mismatch",
-        f"the {runner.title} has devices={devices}, and {starts} {count} on a node",
+        f"the {runner.title} has devices={devices}, and {starts} {tasks}"
+        f" task{'s' if tasks > 1 else ''} on a node",
         line=case.directive_line("ntasks-per-node", "ntasks", "nodes"),
         more=[case.line_of(launch, launch.script)],
-        why=_alone(runner, devices, nodes)
-        or "under Slurm each task is one rank: Lightning refuses to start, or trains with fewer ranks",
-        fix=f"#SBATCH --ntasks-per-node={devices}"
-        + ("" if launch.call.step is not None else ", and srun before the command")
-        + f", or devices={tasks}",
+        why=_alone(runner, devices, nodes) or refused,
+        fix=f"#SBATCH --ntasks-per-node={devices}{srun}, or devices={tasks}",
         severity=case.severity(launch),
         beside=(program, runner.at),
     )
 
 
-def _nodes(case: Case, launch: Launch, program: Program, *, requested: int, nodes: int) -> Finding:
+def _against_nodes(
+    case: Case, launch: Launch, program: Program, *, requested: int | None, nodes: int | None
+) -> Iterator[Finding]:
     assert program.runner is not None
     runner = program.runner
-    return case.finding(
+    if not requested or not nodes or requested == nodes:
+        return
+    yield case.finding(
         "slurm-ntasks-mismatch",
         f"the {runner.title} has num_nodes={requested}, and the job has {nodes}"
         f" node{'s' if nodes > 1 else ''}",
@@ -137,9 +148,12 @@ def _nodes(case: Case, launch: Launch, program: Program, *, requested: int, node
     )
 
 
-def _has_tasks_per_node(case: Case, launch: Launch) -> bool:
+def _lacks_tasks_per_node(case: Case, launch: Launch) -> bool:
+    """Return whether a step has several tasks, and no option says how many run on each node."""
     step = launch.call.step
-    return case.job.has_tasks_per_node or (step is not None and "ntasks-per-node" in step.options)
+    if case.job.has_tasks_per_node or (step is not None and "ntasks-per-node" in step.options):
+        return False
+    return (case.shape(launch).tasks or 1) > 1
 
 
 def _tasks_per_node_missing(case: Case, launch: Launch, program: Program, tasks: int) -> Finding:
@@ -233,20 +247,13 @@ def spawned_twice(case: Case) -> Iterator[Finding]:
 def loader_workers(case: Case) -> Iterator[Finding]:
     """Find scripts whose loader workers need more CPUs than their ranks have."""
     for launch, program in _pairs(case):
-        shape, processes = case.shape(launch), case.processes(launch)
-        if launch.call.step is None and (case.job.ntasks or 1) > (case.job.nodes or 1):
-            continue  # the batch shell has the CPUs of all tasks on its node
-        if program.workers is None or shape.cpus is None or processes is None:
+        if program.workers is None or case.has_cpus_of_all_tasks(launch):
             continue
         number, place = program.workers
-        per_process = resolve(case, launch, number)
-        on_node = processes * (shape.tasks_per_node or 1)
-        if number.kind == ALL_CPUS and on_node > 1:
-            summary, fix = _all_cpus(on_node, processes)
-        elif per_process and per_process * processes > shape.cpus >= processes:
-            summary, fix = _too_many_workers(processes, per_process, shape.cpus)
-        else:
+        excess = _excess(case, launch, number)
+        if excess is None:
             continue
+        summary, fix = excess
         yield case.finding(
             "workers-exceed-cpus",
             summary,
@@ -257,6 +264,20 @@ def loader_workers(case: Case) -> Iterator[Finding]:
             severity="warning",
             beside=(program, place),
         )
+
+
+def _excess(case: Case, launch: Launch, workers: Number) -> tuple[str, str] | None:
+    """Return what exceeds the CPUs of a task, and the fix, or None if the workers have enough."""
+    shape, processes = case.shape(launch), case.processes(launch)
+    if shape.cpus is None or processes is None:
+        return None
+    on_node = processes * (shape.tasks_per_node or 1)
+    if workers.kind == ALL_CPUS and on_node > 1:
+        return _all_cpus(on_node, processes)
+    per_process = resolve(case, launch, workers)
+    if per_process and per_process * processes > shape.cpus >= processes:
+        return _too_many_workers(processes, per_process, shape.cpus)
+    return None
 
 
 def _all_cpus(on_node: int, in_task: int) -> tuple[str, str]:
@@ -272,11 +293,9 @@ def _too_many_workers(processes: int, per_process: int, cpus: int) -> tuple[str,
     summary = (
         f"{starters} with {per_process} loader workers each on {cpus} CPU{'s' if cpus > 1 else ''}"
     )
+    enough = (per_process + 1) * processes
     fewer = max(1, cpus // processes - 1)
-    return (
-        summary,
-        f"#SBATCH --cpus-per-task={(per_process + 1) * processes}, or num_workers={fewer}",
-    )
+    return summary, f"#SBATCH --cpus-per-task={enough}, or num_workers={fewer}"
 
 
 def rendezvous_replaced(case: Case) -> Iterator[Finding]:
@@ -326,42 +345,50 @@ def _port_replaced(
 
 def device_by_rank(case: Case) -> Iterator[Finding]:
     """Find scripts that select a GPU by a rank greater than the number of visible GPUs."""
+    if case.shares_gpus:
+        return
     for launch, program in _pairs(case):
-        ranks, spread = ranks_of(case, launch), case.shape(launch)
-        gpus = visible_gpus(launch) or spread.gpus
-        if program.selects is None or ranks is None or not gpus or case.shares_gpus:
+        if program.selects is None:
             continue
         kind, place = program.selects
-        if kind == "global" and ranks[0] * ranks[1] > gpus >= ranks[0]:
-            yield case.finding(
-                "invalid-device-ordinal",
-                "the script selects its GPU by the rank in the whole run, 0 to"
-                f" {ranks[0] * ranks[1] - 1}, and sees {gpus} GPU{'s' if gpus > 1 else ''}",
-                line=case.line_of(launch, launch.script),
-                more=[case.directive_line("nodes")],
-                why="on the second node, or with one GPU for each task, that GPU does not exist",
-                fix='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
-                severity=case.severity(launch),
-                beside=(program, place),
-            )
-        elif (
-            kind == "local"
-            and not launch.spawns
-            and spread.gpus_per_task
-            and ranks[0] > spread.gpus_per_task
-        ):
-            directive = case.job.directives.last("gpus-per-task")
-            yield case.finding(
-                "gpus-per-task-with-local-rank",
-                f"--gpus-per-task={spread.gpus_per_task} shows each task GPUs from number 0 on,"
-                " and the script selects one by its local rank",
-                line=directive.line if directive else launch.call.line,
-                more=[launch.call.line],
-                why="cuda:1 and above do not exist for the task: invalid device ordinal",
-                fix=f"#SBATCH --gpus-per-node={ranks[0]} in its place, or srun --gpu-bind=none",
-                severity=case.severity(launch),
-                beside=(program, place),
-            )
+        by_rank = _by_global_rank if kind == "global" else _by_local_rank
+        yield from by_rank(case, launch, (program, place))
+
+
+def _by_global_rank(case: Case, launch: Launch, beside: tuple[Program, Place]) -> Iterator[Finding]:
+    ranks = ranks_of(case, launch)
+    gpus = visible_gpus(launch) or case.shape(launch).gpus
+    if ranks is None or not gpus or not ranks[0] * ranks[1] > gpus >= ranks[0]:
+        return
+    yield case.finding(
+        "invalid-device-ordinal",
+        "the script selects its GPU by the rank in the whole run, 0 to"
+        f" {ranks[0] * ranks[1] - 1}, and sees {gpus} GPU{'s' if gpus > 1 else ''}",
+        line=case.line_of(launch, launch.script),
+        more=[case.directive_line("nodes")],
+        why="on the second node, or with one GPU for each task, that GPU does not exist",
+        fix='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
+        severity=case.severity(launch),
+        beside=beside,
+    )
+
+
+def _by_local_rank(case: Case, launch: Launch, beside: tuple[Program, Place]) -> Iterator[Finding]:
+    ranks, gpus = ranks_of(case, launch), case.shape(launch).gpus_per_task
+    if launch.spawns or ranks is None or not gpus or ranks[0] <= gpus:
+        return
+    directive = case.job.directives.last("gpus-per-task")
+    yield case.finding(
+        "gpus-per-task-with-local-rank",
+        f"--gpus-per-task={gpus} shows each task GPUs from number 0 on, and the script selects one"
+        " by its local rank",
+        line=directive.line if directive else launch.call.line,
+        more=[launch.call.line],
+        why="cuda:1 and above do not exist for the task: invalid device ordinal",
+        fix=f"#SBATCH --gpus-per-node={ranks[0]} in its place, or srun --gpu-bind=none",
+        severity=case.severity(launch),
+        beside=beside,
+    )
 
 
 def downloads_at_once(case: Case) -> Iterator[Finding]:

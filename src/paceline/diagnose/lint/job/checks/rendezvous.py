@@ -100,12 +100,10 @@ def _contradicts(case: Case, launch: Launch, node_range: tuple[int, int], step_n
 
 
 def _no_node_count(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding]:
-    words = [arg.text for arg in launch.call.args]
     if _takes_from_step(case, launch):
         return
-    if any(
-        _RANK.search(s.text) and s.place == NODE for word in words for s in case.symbols.of(word)
-    ):
+    symbols = [symbol for arg in launch.call.args for symbol in case.symbols.of(arg.text)]
+    if any(symbol.place == NODE and _RANK.search(symbol.text) for symbol in symbols):
         return  # each node does different work on purpose
     name = option(launch, "nnodes")
     option_text = "--standalone" if "standalone" in launch.options else f"no {name}"
@@ -122,39 +120,44 @@ def _no_node_count(case: Case, launch: Launch, step_nodes: int) -> Iterator[Find
 
 def _alone(case: Case, launch: Launch, node_range: tuple[int, int] | None) -> Iterator[Finding]:
     """Find a launcher that expects several nodes and runs on one."""
+    if node_range is None or node_range[0] < 2:
+        return
+    if _runs_on_one_node(case, launch) and not _may_be_one_of_several(case, launch):
+        yield _mismatch(case, launch, node_range, 1)
+
+
+def _runs_on_one_node(case: Case, launch: Launch) -> bool:
+    """Return whether a launcher certainly runs on a single node."""
     job, step = case.job, launch.call.step
-    nodes = case.shape(launch).nodes if step is not None else job.nodes
-    if node_range is None or node_range[0] < 2 or not job.has_nodes or nodes != 1 or job.mixed:
-        return
-    if launch.call.background or (job.several_nodes and _several(case, launch)):
-        return
-    rank = launch.says.get("node_rank", "0")
-    # Slurm's variables are those of this one node; another unknown rank may differ between several
-    # jobs
-    is_certain = constant(rank) or all(
-        _RANK.search(symbol.text) for symbol in case.symbols.of(rank)
-    )
-    if (
-        launch.vague
-        or launch.call.looped
-        or not is_certain
-        or (step is not None and step.kind != "srun")
-    ):
-        return
-    if any(call.name in ("ssh", "pdsh") for call in case.trace.calls):
-        return
-    yield _mismatch(case, launch, node_range, 1)
+    if not job.has_nodes or job.mixed:
+        return False
+    if step is None:
+        return job.nodes == 1
+    return step.kind == "srun" and case.shape(launch).nodes == 1
+
+
+def _may_be_one_of_several(case: Case, launch: Launch) -> bool:
+    """Return whether other launchers, of this script or of another job, may join the launcher."""
+    call = launch.call
+    if launch.vague or call.background or call.looped:
+        return True
+    if case.job.several_nodes and _several(case, launch):
+        return True
+    if any(other.name in ("ssh", "pdsh") for other in case.trace.calls):
+        return True
+    # Slurm's variables are those of this one node; another unknown rank may differ between jobs.
+    symbols = case.symbols.of(launch.says.get("node_rank", "0"))
+    return not all(_RANK.search(symbol.text) for symbol in symbols)
 
 
 def _mismatch(case: Case, launch: Launch, node_range: tuple[int, int], nodes: int) -> Finding:
     name = option(launch, "nnodes")
-    number = (
-        str(node_range[0]) if node_range[0] == node_range[1] else f"{node_range[0]}:{node_range[1]}"
-    )
+    least, most = node_range
+    count = str(least) if least == most else f"{least}:{most}"
     allocation = "the job" if nodes == case.job.nodes else "this step"
     return case.finding(
         "torchrun-nnodes-mismatch",
-        f"{name} is {number}, {allocation} has {nodes} node" + ("s" if nodes > 1 else ""),
+        f"{name} is {count}, {allocation} has {nodes} node" + ("s" if nodes > 1 else ""),
         line=case.line_of(launch, *_texts(launch, "nnodes")),
         more=[case.directive_line("nodes")],
         why="the launcher waits for nodes that never come, or turns nodes away",
@@ -167,24 +170,26 @@ def node_rank(case: Case) -> Iterator[Finding]:
     """Find missing node ranks, and node ranks that are the same on all nodes."""
     for launch in case.training:
         step_nodes = together(case, launch)
-        if (
-            step_nodes is None
-            or not launch.spawns
-            or launch.kind == "deepspeed"
-            or _ignores_node_rank(launch)
-        ):
+        if step_nodes is None or not _has_node_rank(launch):
             continue
         value = launch.says.get("node_rank")
         if value is None:
             yield from _no_rank(case, launch, step_nodes)
         elif symbol := _same_on_all(case, launch, value):
             yield _on_batch_host(case, launch, symbol, step_nodes)
-        elif (
-            _one_number(case, launch, value)
-            and not launch.call.looped
-            and not _several(case, launch)
-        ):
+        elif _same_for_all_nodes(case, launch, value):
             yield _all_the_same(case, launch, value, step_nodes)
+
+
+def _has_node_rank(launch: Launch) -> bool:
+    return launch.spawns and launch.kind != "deepspeed" and not _ignores_node_rank(launch)
+
+
+def _same_for_all_nodes(case: Case, launch: Launch, value: str) -> bool:
+    """Return whether the only start of a launcher gives all nodes the same rank."""
+    if launch.call.looped or _several(case, launch):
+        return False
+    return _one_number(case, launch, value)
 
 
 def _one_number(case: Case, launch: Launch, value: str) -> bool:
@@ -205,29 +210,27 @@ def _several(case: Case, launch: Launch) -> bool:
 
 
 def _no_rank(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding]:
-    if _supplied(launch) or ("nnodes" not in launch.says and launch.kind != "composer"):
+    is_composer = launch.kind == "composer"
+    if _supplied(launch) or ("nnodes" not in launch.says and not is_composer):
         return
-    if _takes_from_step(case, launch) or (
-        launch.kind == "composer" and "NODE_RANK" in launch.call.env
-    ):
+    if _takes_from_step(case, launch) or (is_composer and "NODE_RANK" in launch.call.env):
         return
     name = option(launch, "node_rank")
-    endpoint = " (without --rdzv_backend=c10d the endpoint alone does not number the nodes)"
+    why = "each node takes itself for node 0 and waits for the others"
+    if "endpoint" in launch.says:
+        why += " (without --rdzv_backend=c10d the endpoint alone does not number the nodes)"
+    fix = (
+        f"srun bash -c '... {name}=$SLURM_NODEID ...'  (single quotes: each node fills in its own)"
+    )
+    if launch.torchrun_like:
+        fix = "--rdzv_backend=c10d with --rdzv_endpoint=HOST:PORT needs no rank"
     yield case.finding(
         "node-rank-missing",
         f"srun starts {launch.kind} on {step_nodes} nodes with a static rendezvous and no {name}",
         line=case.line_of(launch, *_texts(launch, "nnodes"), launch.kind.split()[0]),
         more=[case.directive_line("nodes")],
-        why="each node takes itself for node 0 and waits for the others"
-        + (endpoint if "endpoint" in launch.says else ""),
-        fix=(
-            "--rdzv_backend=c10d with --rdzv_endpoint=HOST:PORT needs no rank"
-            if launch.torchrun_like
-            else (
-                f"srun bash -c '... {name}=$SLURM_NODEID ...'  (single quotes: each node fills in"
-                " its own)"
-            )
-        ),
+        why=why,
+        fix=fix,
         severity=case.severity(launch),
     )
 
@@ -274,24 +277,23 @@ def endpoint_or_address(case: Case) -> Iterator[Finding]:
     """Find launchers on several nodes without an address or endpoint."""
     for launch in case.training:
         step_nodes = together(case, launch)
-        if (
-            step_nodes is None
-            or not launch.spawns
-            or launch.kind == "deepspeed"
-            or _supplied(launch)
-        ):
+        if step_nodes is None or not _needs_address(case, launch):
             continue
-        if _takes_from_step(case, launch):
-            continue
-        if (
-            "nnodes" not in launch.says and launch.kind != "composer"
-        ) or "standalone" in launch.options:
-            continue  # another check reports it: each node runs alone
         backend = launch.says.get("backend", "static")
         if launch.torchrun_like and backend == "c10d" and "endpoint" not in launch.says:
             yield _no_endpoint(case, launch, step_nodes)
         elif backend == "static" and not {"addr", "endpoint"} & set(launch.says):
             yield from _no_address(case, launch, step_nodes)
+
+
+def _needs_address(case: Case, launch: Launch) -> bool:
+    """Return whether only the launcher's options can name the place where its nodes meet."""
+    if not launch.spawns or launch.kind == "deepspeed" or _supplied(launch):
+        return False
+    if _takes_from_step(case, launch) or "standalone" in launch.options:
+        return False
+    # Without a number of nodes each node runs alone, which another check reports.
+    return "nnodes" in launch.says or launch.kind == "composer"
 
 
 def _no_endpoint(case: Case, launch: Launch, step_nodes: int) -> Finding:

@@ -9,10 +9,12 @@ from itertools import pairwise
 from paceline.diagnose.lint.job.case import Case
 from paceline.diagnose.lint.job.launches import Launch
 from paceline.diagnose.lint.job.sbatch_options import names
+from paceline.diagnose.lint.job.shell.trace import Call
 from paceline.diagnose.lint.job.shell.values import NODE, Symbol, constant
 from paceline.errors import Finding, closest
 
 _BROKEN = re.compile(r"\\(?:\s+(#).*)?$")  # a line of the case has no blanks at its end
+_VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
 _OPTION_ALONE = re.compile(r"--?[A-Za-z]")
 _SHELLS_OWN = frozenset(
     {"HOSTNAME", "HOST", "HOME", "USER", "PWD", "RANDOM", "SECONDS", "UID", "SLURMD_NODENAME"}
@@ -58,49 +60,50 @@ def broken_line_continuation(case: Case) -> Iterator[Finding]:
     """Find backslashes that are not the last character of a line, and options that became a
     command.
     """
-    reported: set[int] = set()
-    for line in (*case.script.broken, *case.trace.broken):
-        following = case.text(line + 1)
-        match = _BROKEN.search(case.text(line))
-        if line in reported or not match:
+    lines = dict.fromkeys([*case.script.broken, *case.trace.broken])
+    broken = [line for line in lines if _BROKEN.search(case.text(line))]
+    yield from (_text_after_backslash(case, line) for line in broken)
+    reported = set(broken)
+    for before, call in pairwise(case.trace.calls):
+        if not _OPTION_ALONE.match(call.args[0].text) or before.line >= call.line:
             continue
-        reported.add(line)
-        what = "a comment follows" if match[1] else "blanks follow"
-        yield case.finding(
-            "broken-line-continuation",
-            f"{what} the backslash at the end of the line",
-            line=line,
-            why=(
-                "the command ends here and gets a blank as its last argument; the next line runs as"
-                " its own command"
-            ),
-            fix=(
-                "move the comment above the command"
-                if match[1]
-                else "remove the blanks behind the backslash"
-            ),
-            severity="error" if following and not following.startswith("#") else "warning",
-        )
-    calls = case.trace.calls
-    for before, call in pairwise(calls):
-        if (
-            not _OPTION_ALONE.match(call.args[0].text)
-            or call.line - 1 in reported
-            or before.line >= call.line
-        ):
-            continue
-        reported.add(call.line)
-        yield case.finding(
-            "broken-line-continuation",
-            f"{case.show(call.args[0].text)} runs as a command of its own",
-            line=call.line,
-            more=range(max(before.line, call.line - 2), call.line),
-            why=(
-                "the command before it ended early: a backslash is missing, or a comment or blank"
-                " line stands between"
-            ),
-            fix="end the line before it with a backslash, and move comments out of the command",
-        )
+        if call.line - 1 not in reported:
+            reported.add(call.line)
+            yield _option_as_command(case, before, call)
+
+
+def _text_after_backslash(case: Case, line: int) -> Finding:
+    match = _BROKEN.search(case.text(line))
+    is_comment = match is not None and match[1] is not None
+    following = case.text(line + 1)
+    what, fix = ("blanks follow", "remove the blanks behind the backslash")
+    if is_comment:
+        what, fix = ("a comment follows", "move the comment above the command")
+    return case.finding(
+        "broken-line-continuation",
+        f"{what} the backslash at the end of the line",
+        line=line,
+        why=(
+            "the command ends here and gets a blank as its last argument; the next line runs as its"
+            " own command"
+        ),
+        fix=fix,
+        severity="error" if following and not following.startswith("#") else "warning",
+    )
+
+
+def _option_as_command(case: Case, before: Call, call: Call) -> Finding:
+    return case.finding(
+        "broken-line-continuation",
+        f"{case.show(call.args[0].text)} runs as its own command",
+        line=call.line,
+        more=range(max(before.line, call.line - 2), call.line),
+        why=(
+            "the command before it ended early: a backslash is missing, or a comment or blank line"
+            " stands between"
+        ),
+        fix="end the line before it with a backslash, and move comments out of the command",
+    )
 
 
 def unset_variable(case: Case) -> Iterator[Finding]:
@@ -123,14 +126,14 @@ def cpus_per_task_unset(case: Case) -> Iterator[Finding]:
     """Find uses of $SLURM_CPUS_PER_TASK without --cpus-per-task, without which Slurm does not set
     it.
     """
-    name, asks = "SLURM_CPUS_PER_TASK", ("cpus-per-task", "tres-per-task")
+    name, requests = "SLURM_CPUS_PER_TASK", ("cpus-per-task", "tres-per-task")
     job = case.job
-    if not job.directives.any or job.mixed or job.directives.last(*asks) or case.assigned(name):
+    if not job.directives.any or job.mixed or job.directives.last(*requests):
+        return
+    if case.assigned(name) or _has_default(case, name):
         return
     steps = [call.step for call in case.trace.calls if call.step is not None]
-    if any(step.vague or set(asks) & set(step.options) for step in steps) or _has_default(
-        case, name
-    ):
+    if any(step.vague or set(requests) & set(step.options) for step in steps):
         return
     plain = re.compile(rf"(?<!\\)\$(?:{name}\b|\{{{name}\}})")
     lines = [
@@ -150,42 +153,62 @@ def cpus_per_task_unset(case: Case) -> Iterator[Finding]:
 
 
 def _unset(case: Case, launch: Launch, symbol: Symbol, option: str) -> Iterator[Finding]:
-    name, line = symbol.name, case.line_of(launch, "$" + symbol.name, "${" + symbol.name)
-    names = {directive.name for directive in case.job.directives.active}
-    needs, instead = _ONLY_WITH.get(name, ("", ""))
-    lacks_option = case.job.directives.any and needs not in names
-    if needs and lacks_option and _requested_otherwise(case, name):
+    name = symbol.name
+    line = case.line_of(launch, f"${name}", f"${{{name}")
+    if _lacks_its_option(case, name):
+        yield _set_with_option_only(case, launch, name, option, line)
+    elif near := _likely_meant(name):
         yield case.finding(
             "unset-variable",
-            f"${name} is only set where --{needs} is given",
+            f"Slurm sets no ${name}",
             line=line,
-            more=[case.directive_line("gres", "gpus", "ntasks", "gpus-per-node")],
-            why=f"{option} gets nothing, and {launch.kind} or srun refuses it",
-            fix=f"--{option}={instead}" if instead.startswith("$") else instead,
-        )
-    elif name.startswith("SLURM_") and (near := _likely_meant(name)):
-        yield case.finding(
-            "unset-variable", f"Slurm sets no ${name}", line=line, why=f"{option} gets nothing", fix=f"${near}",
+            why=f"{option} gets nothing",
+            fix=f"${near}",
             severity="error" if _very_near(name, near) else "warning",
-        )  # fmt: skip
-    elif symbol.lost and symbol.place == NODE:
-        setting = case.assigned(name)
-        yield case.finding(
-            "unset-variable",
-            f"${name} is set without export, and used inside quotes that a new shell reads",
-            line=line,
-            more=[setting.line] if setting else [],
-            why=f"that shell sees exported variables only: {option} gets nothing",
-            fix=f"export {name}",
         )
+    elif symbol.lost and symbol.place == NODE:
+        yield _not_exported(case, name, option, line)
     elif not name.startswith("SLURM") and not case.trace.sourced:
         yield from _misspelt(case, symbol, line, option)
+
+
+def _lacks_its_option(case: Case, name: str) -> bool:
+    """Return whether Slurm sets a variable only with an option that the job does not have."""
+    needs, _ = _ONLY_WITH.get(name, ("", ""))
+    if not needs or not case.job.directives.any:
+        return False
+    names = {directive.name for directive in case.job.directives.active}
+    return needs not in names and _requested_otherwise(case, name)
+
+
+def _set_with_option_only(case: Case, launch: Launch, name: str, option: str, line: int) -> Finding:
+    needs, instead = _ONLY_WITH[name]
+    return case.finding(
+        "unset-variable",
+        f"${name} is only set where --{needs} is given",
+        line=line,
+        more=[case.directive_line("gres", "gpus", "ntasks", "gpus-per-node")],
+        why=f"{option} gets nothing, and {launch.kind} or srun refuses it",
+        fix=f"--{option}={instead}" if instead.startswith("$") else instead,
+    )
+
+
+def _not_exported(case: Case, name: str, option: str, line: int) -> Finding:
+    setting = case.assigned(name)
+    return case.finding(
+        "unset-variable",
+        f"${name} is set without export, and used inside quotes that a new shell reads",
+        line=line,
+        more=[setting.line] if setting else [],
+        why=f"that shell sees exported variables only: {option} gets nothing",
+        fix=f"export {name}",
+    )
 
 
 def _likely_meant(name: str) -> str:
     """Return Slurm's variable of a similar name; empty if the name exists or none is similar."""
     short = name.removeprefix("SLURM_")
-    near = "" if short in _SLURM else closest(short, _SLURM)
+    near = "" if short in (name, *_SLURM) else closest(short, _SLURM)
     return f"SLURM_{near}" if near else ""
 
 
@@ -194,12 +217,9 @@ def _requested_otherwise(case: Case, name: str) -> bool:
 
 
 def _very_near(name: str, near: str) -> bool:
-    left, right = name.replace("_", ""), near.replace("_", "")
-    return (
-        left == right
-        or left in (right + "S", right.removesuffix("S"))
-        or sorted(left) == sorted(right)
-    )
+    """Return whether two names differ in underscores, a final S or the order of letters only."""
+    name, near = name.replace("_", ""), near.replace("_", "")
+    return name in (near, f"{near}S", near.removesuffix("S")) or sorted(name) == sorted(near)
 
 
 def _misspelt(case: Case, symbol: Symbol, line: int, option: str) -> Iterator[Finding]:
@@ -208,15 +228,14 @@ def _misspelt(case: Case, symbol: Symbol, line: int, option: str) -> Iterator[Fi
         return
     near = closest(symbol.name, names)
     if near and len(near) >= 5 and _very_near(symbol.name, near):
-        what, fix, severity = f"nothing sets ${symbol.name}; {near} is set", f"${near}", "error"
+        what, fix = f"nothing sets ${symbol.name}; {near} is set", f"${near}"
+        severity = "error"
     elif option in _RENDEZVOUS and case.job.directives.any and not _has_default(case, symbol.name):
         # environments rarely have lower-case names, and the first node is unknown before the job
         # has nodes
         sure = symbol.name.islower() or symbol.name == "MASTER_ADDR"
-        what, severity = (
-            f"nothing in the script sets ${symbol.name}",
-            "error" if sure else "warning",
-        )
+        what = f"nothing in the script sets ${symbol.name}"
+        severity = "error" if sure else "warning"
         fix = f"{symbol.name}={_RENDEZVOUS[option]}"
     else:
         return
@@ -241,24 +260,19 @@ def not_filled_in(case: Case) -> Iterator[Finding]:
     """
     for launch in case.launches:
         for option, value in launch.options.items():
-            variable = (
-                re.search(r"\$\{?[A-Za-z_]\w*\}?", value)
-                if constant(value) and launch.spawns
-                else None
+            variable = _VARIABLE.search(value) if constant(value) else None
+            if variable is None or option not in launch.says_by:
+                continue
+            yield case.finding(
+                "option-invalid",
+                f"--{option} gets the text {value}: the quotes keep the shell from filling it in",
+                line=case.line_of(launch, variable[0]),
+                why=(
+                    f"no shell stands between srun and {launch.kind}, which takes the text as it is"
+                ),
+                fix=f"srun bash -c '{launch.kind} --{option} {variable[0]} ...'",
+                severity=case.severity(launch),
             )
-            if variable and option in launch.says_by:
-                yield case.finding(
-                    "option-invalid",
-                    f"--{option} gets the text {value}: the quotes keep the shell from filling"
-                    " it in",
-                    line=case.line_of(launch, variable[0]),
-                    why=(
-                        f"no shell stands between srun and {launch.kind}, which takes the text as"
-                        " it is"
-                    ),
-                    fix=f"srun bash -c '{launch.kind} --{option} {variable[0]} ...'",
-                    severity=case.severity(launch),
-                )
 
 
 CHECKS = (

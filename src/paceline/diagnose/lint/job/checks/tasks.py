@@ -65,7 +65,7 @@ def _against_devices(case: Case, launch: Launch) -> list[Finding]:
     )
     finding = case.finding(
         "slurm-ntasks-mismatch",
-        f"the program is told {case.show(match[1].text).partition('=')[0]}={devices},"
+        f"the program gets {case.show(match[1].text).partition('=')[0]}={devices},"
         f" but srun starts {_tasks(spread.tasks_per_node)} on a node",
         line=case.line_of(launch, "devices"),
         more=[case.directive_line("ntasks-per-node", "ntasks")],
@@ -83,21 +83,17 @@ def _tasks(count: int | None) -> str:
 def _against_gpus(case: Case, launch: Launch) -> list[Finding]:
     spread = case.shape(launch)
     tasks, gpus = spread.tasks_per_node, spread.node_gpus
-    if (
-        tasks is None
-        or gpus is None
-        or tasks >= gpus
-        or (spread.gpus_per_task or 1) * tasks == gpus
-    ):
+    if tasks is None or gpus is None:
+        return []
+    if tasks >= gpus or (spread.gpus_per_task or 1) * tasks == gpus:
         return []
     nodes_argument = argument(launch, _NODES)
     has_nodes = nodes_argument is not None and number(nodes_argument[0]) == spread.nodes
     lightning = has_nodes and not argument(launch, (r"node[_-]rank",))
     if tasks == 1 and not lightning:
         return []
-    if launch.call.step is not None and {"nodelist", "ntasks", "nodes"} & set(
-        launch.call.step.options
-    ):
+    step = launch.call.step
+    if step is not None and {"nodelist", "ntasks", "nodes"} & set(step.options):
         return []
     finding = case.finding(
         "slurm-ntasks-mismatch",
@@ -164,30 +160,37 @@ def _against_nodes(case: Case, launch: Launch) -> Iterator[Finding]:
 def ntasks_per_node_missing(case: Case) -> Iterator[Finding]:
     """Find jobs without --ntasks-per-node in which each task is a rank."""
     job = case.job
-    if job.has_tasks_per_node or job.mixed or not job.directives.any:
+    placement = _placement(case)
+    if not placement or not any(_has_tasks_of_the_job(launch) for launch in case.training):
         return
-    for launch in case.training:
-        step = launch.call.step
-        if launch.spawns or step is None or step.kind != "srun" or step.vague:
-            continue
-        if {"ntasks", "ntasks-per-node", "n"} & set(step.options):
-            continue
-        if job.directives.last("ntasks-per-gpu"):
-            continue
-        several = job.gpus_per_node is not None and job.gpus_per_node > 1 and not job.has_ntasks
-        spread_freely = job.has_ntasks and not job.has_nodes and (job.ntasks or 0) > 1
-        if several or spread_freely:
-            tasks = job.gpus_per_node or job.ntasks
-            yield case.finding(
-                "ntasks-per-node-missing",
-                "tasks per node are not given: "
-                + ("srun starts one on each node" if several else "Slurm spreads them"),
-                line=case.directive_line("nodes", "ntasks", "gres", "gpus-per-node"),
-                why="srun starts the program once for each task",
-                fix=f"#SBATCH --ntasks-per-node={tasks}",
-                severity="hint",
-            )
-            return
+    yield case.finding(
+        "ntasks-per-node-missing",
+        f"tasks per node are not given: {placement}",
+        line=case.directive_line("nodes", "ntasks", "gres", "gpus-per-node"),
+        why="srun starts the program once for each task",
+        fix=f"#SBATCH --ntasks-per-node={job.gpus_per_node or job.ntasks}",
+        severity="hint",
+    )
+
+
+def _placement(case: Case) -> str:
+    """Return where srun starts tasks whose number on each node is not set; empty if it is set."""
+    job = case.job
+    if job.has_tasks_per_node or job.mixed or not job.directives.any:
+        return ""
+    if job.directives.last("ntasks-per-gpu"):
+        return ""
+    if not job.has_ntasks:
+        return "srun starts one on each node" if (job.gpus_per_node or 0) > 1 else ""
+    return "Slurm spreads them" if not job.has_nodes and (job.ntasks or 0) > 1 else ""
+
+
+def _has_tasks_of_the_job(launch: Launch) -> bool:
+    """Return whether srun starts a program in as many tasks as the job has."""
+    step = launch.call.step
+    if launch.spawns or step is None or step.kind != "srun" or step.vague:
+        return False
+    return not {"ntasks", "ntasks-per-node", "n"} & set(step.options)
 
 
 CHECKS = (ntasks_conflict, slurm_ntasks_mismatch, ntasks_per_node_missing)

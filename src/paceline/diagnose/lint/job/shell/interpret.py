@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from paceline.diagnose.lint.job.shell.conditions import decide
-from paceline.diagnose.lint.job.shell.parser import parse
+from paceline.diagnose.lint.job.shell.conditions import TESTS, decide, is_test
+from paceline.diagnose.lint.job.shell.parser import DECLARERS, parse
 from paceline.diagnose.lint.job.shell.trace import Call, Setting, Submitted, Trace
 from paceline.diagnose.lint.job.shell.tree import (
     Assign,
@@ -26,6 +26,7 @@ from paceline.diagnose.lint.job.shell.tree import (
     Node,
     Script,
     Simple,
+    assigned,
 )
 from paceline.diagnose.lint.job.shell.values import (
     BATCH,
@@ -49,8 +50,15 @@ _EXPORTED_BY_LOGIN = re.compile(
 )
 
 
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+# Files that set up a shell or an environment, and set no variable that a check uses.
+_SETUP_FILE = re.compile(r"(^|/)(activate|conda\.sh|mamba\.sh|\.bashrc|\.bash_profile|\.profile)$")
+
+
 @dataclass(frozen=True)
 class _Frame:
+    """How the commands that are walked run."""
+
     place: str = BATCH
     step: Step | None = None
     maybe: bool = False
@@ -121,7 +129,7 @@ class _Walker:
     def _outcome(self, node: Node) -> bool | None:
         if not isinstance(node, Simple) or not node.words:
             return True
-        if node.words[0].raw in ("[", "test", "[[", "(("):
+        if node.words[0].raw in TESTS:
             return decide([node], self.expander)
         if node.joined == "||" or node.words[0].raw in ("command", "which", "type", "grep"):
             return None
@@ -160,7 +168,7 @@ class _Walker:
     def _if(self, node: If, frame: _Frame) -> None:
         alternatives: list[Callable[[], None]] = []
         for condition, body in node.branches:
-            if not _is_test(condition):
+            if not is_test(condition):
                 self.walk(condition, replace(frame, maybe=True))
             outcome = decide(condition, self.expander)
             if outcome is False:
@@ -207,7 +215,7 @@ class _Walker:
         return self.trace.symbols.char(Symbol(f"${name}", self.expander.place, "", "", True))
 
     def _loop(self, node: Loop, frame: _Frame) -> None:
-        for name in {node.name, *_assigned(node.body)} - {""}:
+        for name in {node.name, *assigned(node.body)} - {""}:
             self.expander.values[name] = self._vague(name)
         if node.name and node.words:
             items = [arg for word in node.words for arg in self.expander.fields(word)]
@@ -215,23 +223,17 @@ class _Walker:
             single = self.trace.symbols.char(Symbol(f"${node.name}", self.expander.place))
             self.expander.values[node.name] = items[0].text if is_known else single
         inner = replace(frame, looped=True)
-        if not _is_test(node.condition):
+        if not is_test(node.condition):
             self.walk(node.condition, replace(inner, maybe=True))
         self.walk(node.body, inner)
         self.ended = False
-        for name in _assigned(node.body):
+        for name in assigned(node.body):
             self.expander.values[name] = self._vague(name)
 
     # commands
 
     def _simple(self, node: Simple, frame: _Frame) -> None:
-        if not node.words or node.words[0].bare in (
-            "export",
-            "declare",
-            "local",
-            "readonly",
-            "typeset",
-        ):
+        if not node.words or node.words[0].bare in DECLARERS:
             self._assign(node, frame)
             return
         if node.words[0].raw in ("[[", "(("):
@@ -242,7 +244,9 @@ class _Walker:
         name = args[0].text
         if name in self.functions and frame.depth < MOST_NESTED:
             self._function(name, args[1:], frame)
-        elif not self._builtin(name, args, node, frame):
+        elif name in _BUILTINS:
+            _BUILTINS[name](self, args, node, frame)
+        elif name not in _WITHOUT_EFFECT:
             self._start(args, node, frame)
 
     def _function(self, name: str, args: list[Arg], frame: _Frame) -> None:
@@ -253,16 +257,13 @@ class _Walker:
     def _assign(self, node: Simple, frame: _Frame) -> None:
         command = node.words[0].bare if node.words else ""
         flags = [word.raw for word in node.words[1:]]
-        exports = (
-            command == "export"
-            or self.export_all
-            or (command in ("declare", "typeset") and "-x" in flags)
-        )
+        declares_exported = command in ("declare", "typeset") and "-x" in flags
+        exports = command == "export" or self.export_all or declares_exported
         for assign in node.assigns:
             value = self._value(assign)
             self.set(assign.name, value, frame, line=assign.line, export=exports)
         for flag in flags:
-            if exports and re.fullmatch(r"[A-Za-z_]\w*", flag):
+            if exports and _IDENTIFIER.fullmatch(flag):
                 self.exported.add(flag)
                 if flag in self.expander.values:
                     self._note(flag, frame, node.line)
@@ -293,66 +294,53 @@ class _Walker:
             Setting(name, value, line, name in self.exported, frame.place, frame.maybe)
         )
 
-    def _builtin(self, name: str, args: list[Arg], node: Simple, frame: _Frame) -> bool:
-        texts = [arg.text for arg in args[1:]]
-        if name in ("exit", "return"):
-            self.ended = True
-        elif name in ("source", "."):
-            self._source(texts, frame)
-        elif name == "eval":
-            self._run_text(" ".join(texts), args[0].line, frame)
-        elif name == "trap":
-            self.trace.traps.append((tuple(texts[1:]), texts[0] if texts else "", node.line))
-        elif name == "wait":
-            self.trace.waits = True
-        elif name == "set":
-            self._set(texts)
-        elif name == "unset":
-            for text in texts:
-                self.expander.values.pop(text, None)
-        elif name in ("read", "mapfile", "readarray", "getopts", "printf"):
-            self._filled(name, texts, frame, node.line)
-            return name != "printf"
-        elif name in ("cd", "pushd"):
-            self.folder = os.path.join(self.folder, texts[0] if texts else "~")
-        else:
-            return name in (
-                "shift",
-                "module",
-                "ml",
-                "ulimit",
-                "shopt",
-                "true",
-                "false",
-                ":",
-                "pwd",
-                "umask",
-            )
-        return True
+    # builtins
 
-    def _source(self, texts: list[str], frame: _Frame) -> None:
-        target = texts[0] if texts else ""
+    def _exit(self, args: list[Arg], node: Simple, frame: _Frame) -> None:
+        self.ended = True
+
+    def _eval(self, args: list[Arg], node: Simple, frame: _Frame) -> None:
+        self._run_text(" ".join(arg.text for arg in args[1:]), args[0].line, frame)
+
+    def _trap(self, args: list[Arg], node: Simple, frame: _Frame) -> None:
+        handler, *signals = [arg.text for arg in args[1:]] or [""]
+        self.trace.traps.append((tuple(signals), handler, node.line))
+
+    def _wait(self, args: list[Arg], node: Simple, frame: _Frame) -> None:
+        self.trace.waits = True
+
+    def _unset(self, args: list[Arg], node: Simple, frame: _Frame) -> None:
+        for arg in args[1:]:
+            self.expander.values.pop(arg.text, None)
+
+    def _change_folder(self, args: list[Arg], node: Simple, frame: _Frame) -> None:
+        self.folder = os.path.join(self.folder, args[1].text if len(args) > 1 else "~")
+
+    def _source(self, args: list[Arg], node: Simple, frame: _Frame) -> None:
+        target = args[1].text if len(args) > 1 else ""
         if target in self.files:
             self._run_text(*self.files[target], frame)
-        elif not re.search(
-            r"(^|/)(activate|conda\.sh|mamba\.sh|\.bashrc|\.bash_profile|\.profile)$", target
-        ):
+        elif not _SETUP_FILE.search(target):
             self.trace.sourced = True
 
-    def _set(self, texts: list[str]) -> None:
+    def _set(self, args: list[Arg], node: Simple, frame: _Frame) -> None:
+        texts = [arg.text for arg in args[1:]]
         flags = "".join(text[1:] for text in texts if text.startswith("-"))
         self.export_all = self.export_all or "a" in flags or "allexport" in texts
-        self.trace.nounset = (
-            self.trace.nounset or ("u" in flags.replace("euo", "u")) or "nounset" in texts
-        )
 
-    def _filled(self, name: str, texts: list[str], frame: _Frame, line: int) -> None:
-        if name == "printf":
-            names = texts[1:2] if texts[:1] == ["-v"] else []
-        else:
-            names = [text for text in texts if re.fullmatch(r"[A-Za-z_]\w*", text)]
-        for variable in names:
-            self.set(variable, self._vague(variable), frame, line=line, export=False)
+    def _read(self, args: list[Arg], node: Simple, frame: _Frame) -> None:
+        """Set the variables of ``read``, ``mapfile`` and ``getopts`` to unknown values."""
+        for arg in args[1:]:
+            if _IDENTIFIER.fullmatch(arg.text):
+                self._set_unknown(arg.text, node, frame)
+
+    def _printf(self, args: list[Arg], node: Simple, frame: _Frame) -> None:
+        if len(args) > 2 and args[1].text == "-v":
+            self._set_unknown(args[2].text, node, frame)
+        self._start(args, node, frame)
+
+    def _set_unknown(self, name: str, node: Simple, frame: _Frame) -> None:
+        self.set(name, self._vague(name), frame, line=node.line, export=False)
 
     # programs
 
@@ -361,28 +349,29 @@ class _Walker:
         body = next((word for sign, word in node.redirects if sign == "<<"), None)
         self._remember(args, node, body)
         peeled = peel(args)
-        if peeled.args and base_name(peeled.args[0].text) == "sbatch":
+        if not peeled.args:
+            return
+        if base_name(peeled.args[0].text) == "sbatch":
             self._submit(peeled.args, node, body)
-        inner = replace(
-            frame, wrappers=frame.wrappers + peeled.wrappers, line=frame.line or node.line
-        )
+        wrappers = frame.wrappers + peeled.wrappers
+        inner = replace(frame, wrappers=wrappers, line=frame.line or node.line)
         if peeled.step is not None:
             inner = replace(inner, place=NODE, step=frame.step or peeled.step)
         env = {**self._env(), **assignments, **peeled.env}
-        script = nested(peeled.args)
-        if (
-            script is None
-            and body is not None
-            and peeled.args
-            and base_name(peeled.args[0].text) in ("bash", "sh")
-        ):
-            script = Arg(self.expander.text(body), body.line)
-        if script is None and peeled.args:
-            script = self._file(peeled.args)
+        script = self._nested_script(peeled.args, body)
         if script is not None and frame.depth < MOST_NESTED:
             self._child(script, env, replace(inner, depth=frame.depth + 1))
-        elif peeled.args:
+        else:
             self._call(peeled.args, env, inner, node)
+
+    def _nested_script(self, args: list[Arg], body: Word | None) -> Arg | None:
+        """Return the script that a shell runs: its ``-c``, its here-document or a written file."""
+        script = nested(args)
+        if script is not None:
+            return script
+        if body is not None and base_name(args[0].text) in ("bash", "sh"):
+            return Arg(self.expander.text(body), body.line)
+        return self._file(args)
 
     def _submit(self, args: list[Arg], node: Simple, body: Word | None) -> None:
         if body is not None:
@@ -399,11 +388,19 @@ class _Walker:
             # a line of options only: the command before it was truncated
             self.trace.calls[-1] = replace(self.trace.calls[-1], chained=True)
         line = frame.line or node.line
-        end = max(node.end_line, line)
         call = Call(
-            tuple(args), line, end, frame.place, frame.step, env, frame.maybe, frame.looped, frame.background,
-            frame.wrappers, folder=self.folder,
-        )  # fmt: skip
+            tuple(args),
+            line,
+            max(node.end_line, line),
+            frame.place,
+            frame.step,
+            env,
+            maybe=frame.maybe,
+            looped=frame.looped,
+            background=frame.background,
+            wrappers=frame.wrappers,
+            folder=self.folder,
+        )
         self.trace.calls.append(call)
 
     def _env(self) -> dict[str, Value]:
@@ -449,30 +446,24 @@ class _Walker:
         walker.walk(tree.nodes, frame)
 
 
-def _is_test(nodes: list[Node]) -> bool:
-    if len(nodes) != 1 or not isinstance(nodes[0], Simple) or not nodes[0].words:
-        return False
-    return nodes[0].words[0].raw in ("[", "test", "[[", "((")
-
-
-def _assigned(nodes: list[Node]) -> Iterator[str]:
-    """Yield the variables that are assigned anywhere in these nodes."""
-    for node in nodes:
-        if isinstance(node, Simple):
-            yield from (assign.name for assign in node.assigns)
-            if node.words and node.words[0].raw in ("((", "let"):
-                yield from re.findall(
-                    r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)", node.words[-1].raw
-                )
-        elif isinstance(node, If):
-            for condition, body in node.branches:
-                yield from _assigned([*condition, *body])
-            yield from _assigned(node.otherwise or [])
-        elif isinstance(node, Case):
-            for body in node.bodies:
-                yield from _assigned(body)
-        elif isinstance(node, Loop):
-            yield from ({node.name} if node.name else set())
-            yield from _assigned(node.body)
-        elif isinstance(node, Group):
-            yield from _assigned(node.body)
+_BUILTINS: dict[str, Callable[[_Walker, list[Arg], Simple, _Frame], None]] = {
+    "exit": _Walker._exit,
+    "return": _Walker._exit,
+    "source": _Walker._source,
+    ".": _Walker._source,
+    "eval": _Walker._eval,
+    "trap": _Walker._trap,
+    "wait": _Walker._wait,
+    "set": _Walker._set,
+    "unset": _Walker._unset,
+    "read": _Walker._read,
+    "mapfile": _Walker._read,
+    "readarray": _Walker._read,
+    "getopts": _Walker._read,
+    "printf": _Walker._printf,
+    "cd": _Walker._change_folder,
+    "pushd": _Walker._change_folder,
+}
+_WITHOUT_EFFECT = frozenset(
+    {"shift", "module", "ml", "ulimit", "shopt", "true", "false", ":", "pwd", "umask"}
+)

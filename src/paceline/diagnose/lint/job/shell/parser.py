@@ -32,7 +32,7 @@ from paceline.diagnose.lint.job.shell.words import (
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+)?=")
 _REDIRECT = re.compile(r"(?:\d+|\{\w+\}|&)?(?:<<<|<<-?|<>|>>|>\||<&|>&|<|>)")
 _BARE = re.compile(r"[^\s;&|<>()\\'\"$`]+")
-_DECLARERS = frozenset({"export", "declare", "local", "readonly", "typeset"})
+DECLARERS = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _CLOSERS = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
 
 
@@ -385,7 +385,7 @@ class _Reader:
         return command if command.words or command.assigns or command.redirects else None
 
     def _argument(self, command: Simple) -> None:
-        declares = bool(command.words) and command.words[0].bare in _DECLARERS
+        declares = bool(command.words) and command.words[0].bare in DECLARERS
         match = _ASSIGN.match(self.cursor.source, self.cursor.at)
         if match and (not command.words or declares):
             command.assigns.append(self._assign(match))

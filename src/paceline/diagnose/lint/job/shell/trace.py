@@ -104,7 +104,6 @@ class Trace:
         traps: Signal handlers in order.
         sourced: True if the script sources a file whose content is unknown.
         waits: True if the script waits for background programs.
-        nounset: True under ``set -u``.
         broken: Lines whose backslash is followed by blanks, in scripts inside the script.
         submitted: Job scripts that the script passes to ``sbatch``.
     """
@@ -115,6 +114,5 @@ class Trace:
     traps: list[Trap] = field(default_factory=list)
     sourced: bool = False
     waits: bool = False
-    nounset: bool = False
     broken: list[int] = field(default_factory=list)
     submitted: list[Submitted] = field(default_factory=list)

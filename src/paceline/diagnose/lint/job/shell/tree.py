@@ -1,11 +1,15 @@
-"""The nodes of a shell script's syntax tree. Data only."""
+"""The nodes of a shell script's syntax tree."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Union
 
 from paceline.diagnose.lint.job.shell.words import ShellError, Word
+
+_ASSIGNED_BY_ARITHMETIC = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")
 
 Node = Union["Simple", "Group", "If", "Loop", "Case", "Function"]
 
@@ -124,3 +128,29 @@ class Script:
     error: ShellError | None = None
     broken: list[int] = field(default_factory=list)
     data_lines: set[int] = field(default_factory=set)
+
+
+def assigned(nodes: list[Node]) -> Iterator[str]:
+    """Yield the variables that are assigned anywhere in these nodes."""
+    for node in nodes:
+        if isinstance(node, Simple):
+            yield from _assigned_by(node)
+        elif isinstance(node, Loop) and node.name:
+            yield node.name
+        yield from assigned(_inner_nodes(node))
+
+
+def _assigned_by(command: Simple) -> Iterator[str]:
+    yield from (assign.name for assign in command.assigns)
+    if command.words and command.words[0].raw in ("((", "let"):
+        yield from _ASSIGNED_BY_ARITHMETIC.findall(command.words[-1].raw)
+
+
+def _inner_nodes(node: Node) -> list[Node]:
+    """Return the nodes of a compound command, of all its branches."""
+    if isinstance(node, If):
+        branches = [part for condition, body in node.branches for part in (*condition, *body)]
+        return [*branches, *(node.otherwise or [])]
+    if isinstance(node, Case):
+        return [part for body in node.bodies for part in body]
+    return node.body if isinstance(node, Loop | Group) else []

@@ -137,34 +137,28 @@ class Expander:
     def fields(self, word: Word) -> list[Arg]:
         """Return the arguments to which a word expands."""
         texts: list[str] = []
-        current, begun = "", False
         for part in word.parts:
-            if part.kind == "text":
-                current += part.text
-                begun = begun or part.quoted or bool(part.text)
-                continue
-            many = self._many(part)
-            pieces = many if many is not None else self._split(self.part(part), part.quoted)
-            if pieces:
-                current += pieces[0]
-                begun = True
-                for piece in pieces[1:]:
-                    texts.append(current)
-                    current = piece
-            elif part.quoted and many is None:
-                begun = True
-        if begun:
-            texts.append(current)
-        loose_ok = all(
-            not p.quoted or p.index in ("[@]", "[*]") or p.text in ("@", "") for p in word.parts
-        )
-        return [Arg(text, word.line, loose_ok and self._loose(text)) for text in texts]
+            pieces = self._pieces(part)
+            if texts and pieces:
+                texts[-1] += pieces.pop(0)
+            texts += pieces
+        may_be_several = all(_may_be_several(part) for part in word.parts)
+        return [Arg(text, word.line, may_be_several and self._loose(text)) for text in texts]
+
+    def _pieces(self, part: Part) -> list[str]:
+        """Return the texts of a part: the first continues the last argument, others follow."""
+        if part.kind == "text":
+            return [part.text] if part.text or part.quoted else []
+        elements = self._elements(part)
+        if elements is not None:
+            return elements
+        text = self.part(part)
+        return [text] if part.quoted else text.split()
 
     def text(self, word: Word) -> str:
         """Return the expansion of a word without splitting, as in an assignment."""
-        return self._cut(
-            "".join(part.text if part.kind == "text" else self.part(part) for part in word.parts)
-        )
+        pieces = (part.text if part.kind == "text" else self.part(part) for part in word.parts)
+        return self._cut("".join(pieces))
 
     def _cut(self, text: str) -> str:
         return text if len(text) <= MOST_TEXT else self._unknown("...", loose=True)
@@ -173,13 +167,7 @@ class Expander:
         symbol = self.symbols.only(text)
         return symbol is not None and symbol.loose
 
-    @staticmethod
-    def _split(text: str, quoted: bool) -> list[str]:
-        if quoted:
-            return [text]
-        return text.split()
-
-    def _many(self, part: Part) -> list[str] | None:
+    def _elements(self, part: Part) -> list[str] | None:
         """Return the elements of ``"$@"`` or ``"${array[@]}"``, None for a single value."""
         if part.kind != "var" or part.op or part.index.startswith(("#", "!")):
             return None
@@ -208,21 +196,29 @@ class Expander:
         """Return the value of a variable, a symbol if the script does not set it."""
         value = self.values.get(name)
         if isinstance(value, list):
-            if not value:
-                return ""
-            is_unknown = self._loose(value[0])  # an unknown list has one loose element
-            return self._unknown("${" + name + "[0]}") if is_unknown else value[0]
-        if value is not None:
-            return value
-        if name in self.presets:
-            return self.presets[name]
-        if self.arguments is not None and name.isdigit() and name != "0":
-            return self.arguments[int(name) - 1] if int(name) <= len(self.arguments) else ""
-        if self.arguments is not None and name == "#":
+            return self._first(name, value)
+        if value is None:
+            value = self.presets.get(name, self._positional(name))
+        if value is None:
+            return self._unknown(f"${name}", loose=not name.startswith("SLURM"), name=name)
+        return value
+
+    def _first(self, name: str, elements: list[str]) -> str:
+        """Return the first element of an array; an unknown array has one loose element."""
+        if elements and self._loose(elements[0]):
+            return self._unknown(f"${{{name}[0]}}")
+        return elements[0] if elements else ""
+
+    def _positional(self, name: str) -> str | None:
+        """Return ``$1``, ``$#`` or ``$@``; None if it is unknown, and for other names."""
+        if self.arguments is None:
+            return None
+        if name.isdigit() and name != "0":
+            place = int(name)
+            return self.arguments[place - 1] if place <= len(self.arguments) else ""
+        if name == "#":
             return str(len(self.arguments))
-        if self.arguments is not None and name in ("@", "*"):
-            return " ".join(self.arguments)
-        return self._unknown(f"${name}", loose=not name.startswith("SLURM"), name=name)
+        return " ".join(self.arguments) if name in ("@", "*") else None
 
     def _variable(self, part: Part) -> str:
         name, raw = part.text, "${" + part.index.rstrip("@]*[") + part.text + part.op + "}"
@@ -254,32 +250,25 @@ class Expander:
 
     def _element(self, part: Part) -> str:
         value, index = self.values.get(part.text), self.arithmetic(part.index[1:-1])
-        text = "${" + part.text + part.index + "}"
-        if (
-            isinstance(value, list)
-            and index.isdigit()
-            and all(not self._loose(item) for item in value)
-        ):
+        if isinstance(value, list) and index.isdigit() and not any(map(self._loose, value)):
             return value[int(index)] if int(index) < len(value) else ""
         if isinstance(value, str) and index == "0":
             return value
-        return self._unknown(text, name="" if part.text in self.values else part.text)
+        name = "" if part.text in self.values else part.text
+        return self._unknown(f"${{{part.text}{part.index}}}", name=name)
 
     def _defaulted(self, name: str, default: re.Match[str], part: Part) -> str:
         sign, otherwise = default[1], default[2]
+        text = f"${{{name}{part.op}}}"
         value = self.values.get(name, self.presets.get(name))
         is_set = isinstance(value, list) or (isinstance(value, str) and value != "")
         if sign == "+":
-            return (
-                self._inner(otherwise)
-                if is_set
-                else self._unknown("${" + name + part.op + "}", loose=True)
-            )
+            return self._inner(otherwise) if is_set else self._unknown(text, loose=True)
         if is_set:
             return self.value(name)
         if value == "":
             return self._inner(otherwise) if part.op.startswith(":") else ""
-        symbol = self._unknown("${" + name + part.op + "}", loose=" " in otherwise)
+        symbol = self._unknown(text, loose=" " in otherwise)
         if sign == "=":
             self.values[name] = symbol
         return symbol
@@ -302,10 +291,8 @@ class Expander:
     def arithmetic(self, source: str) -> str:
         """Return the value of an arithmetic expression, a symbol if part of it is unknown."""
         try:
-            plain = _NAME.sub(
-                self._number, self._inner(source) if "$(" in source or "`" in source else source
-            )
-            return str(_evaluate(plain))
+            expanded = self._inner(source) if "$(" in source or "`" in source else source
+            return str(_evaluate(_NAME.sub(self._number, expanded)))
         except (_Unknown, ShellError):
             return self._unknown(f"$(({source.strip()}))")
 
@@ -331,6 +318,11 @@ class Expander:
             if text and constant(text):
                 return self.arithmetic(text.replace("\\", ""))
         return self._unknown(f"$({source})", loose=True, command=source)
+
+
+def _may_be_several(part: Part) -> bool:
+    """Return whether a part may expand to several arguments, since it is not quoted or a list."""
+    return not part.quoted or part.index in ("[@]", "[*]") or part.text in ("@", "")
 
 
 class _Unknown(Exception):
