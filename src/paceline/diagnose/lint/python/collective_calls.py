@@ -11,17 +11,27 @@ from paceline.diagnose.lint.python.script import Script, keyword, words_of
 from paceline.text.syntax import constant, dotted, last
 
 _TORCH = words_of(
-    """all_reduce all_reduce_coalesced broadcast broadcast_object_list reduce all_gather all_gather_object
-    all_gather_into_tensor all_gather_coalesced gather gather_object scatter scatter_object_list reduce_scatter
-    reduce_scatter_tensor all_to_all all_to_all_single barrier monitored_barrier new_group new_subgroups"""
+    """
+    all_gather all_gather_coalesced all_gather_into_tensor all_gather_object
+    all_reduce all_reduce_coalesced all_to_all all_to_all_single
+    barrier broadcast broadcast_object_list gather gather_object monitored_barrier
+    new_group new_subgroups reduce reduce_scatter reduce_scatter_tensor
+    scatter scatter_object_list
+    """
 )
 _HOROVOD = words_of(
-    """allreduce allreduce_ allreduce_async grouped_allreduce allgather allgather_object broadcast broadcast_
-    broadcast_object broadcast_parameters broadcast_optimizer_state alltoall reducescatter barrier"""
+    """
+    allgather allgather_object allreduce allreduce_ allreduce_async alltoall barrier
+    broadcast broadcast_ broadcast_object broadcast_optimizer_state broadcast_parameters
+    grouped_allreduce reducescatter
+    """
 )
 _METHODS = {
     "accelerator": words_of(
-        """gather gather_for_metrics reduce wait_for_everyone pad_across_processes main_process_first backward"""
+        """
+        backward gather gather_for_metrics main_process_first pad_across_processes reduce
+        wait_for_everyone
+        """
     ),
     "fabric": words_of(
         """barrier broadcast all_gather all_reduce save setup setup_module rank_zero_first backward"""

@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterator
 
 from paceline.diagnose.lint.python import loaders
-from paceline.diagnose.lint.python.objects import DOES_IT_ALL, argument, is_sharded_run, made_by
+from paceline.diagnose.lint.python.objects import DOES_IT_ALL, argument, is_sharded_run, makes
 from paceline.diagnose.lint.python.ranks import RankBlock, rank_block, runs_alone
 from paceline.diagnose.lint.python.script import (
     Script,
     arguments_of,
+    expects_error,
     has_unknown_arguments,
     inside,
     keyword,
@@ -21,7 +22,7 @@ from paceline.diagnose.lint.python.script import (
 )
 from paceline.errors import Finding
 from paceline.machine import python_fork
-from paceline.text.rank_conditions import sides
+from paceline.text.rank_conditions import Sides, sides
 from paceline.text.syntax import constant, dotted, last
 
 _LOCAL_FOLDER = re.compile(
@@ -126,25 +127,31 @@ def _uses_sampler(script: Script, loader: ast.Call, sampler: ast.Call) -> bool:
 
 
 def _leaves_the_file(script: Script, names: list[str]) -> bool:
-    """Return whether a loop over epochs passes one of the names to a function outside the file."""
+    """Return whether one of the names is passed to a function outside the file.
+
+    Within a loop over epochs, methods of unknown objects count too.
+    """
+    in_epochs = [node for loop in loaders.epoch_loops(script) for node in inside(loop)]
+    calls = [node for node in in_epochs if _may_be_foreign(script, node)]
+    calls += [call for call in script.calls if _is_foreign(script, call)]
     short = {name.rpartition(".")[2] for name in names}
-    for loop in loaders.epoch_loops(script):
-        for node in inside(loop):
-            if (
-                not isinstance(node, ast.Call)
-                or last(node) in _NEUTRAL
-                or last(node) in script.functions
-            ):
-                continue
-            if any(last(argument) in short for argument in arguments_of(node)):
-                return True
-    for call in script.calls:
-        full = script.full(call.func)
-        if not full or full.startswith(("torch.", "tqdm", "itertools")):
-            continue
-        if any(last(argument) in short for argument in arguments_of(call)):
-            return True
-    return False
+    return any(
+        last(argument) in short
+        for call in calls
+        if isinstance(call, ast.Call)
+        for argument in arguments_of(call)
+    )
+
+
+def _may_be_foreign(script: Script, node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    return last(node) not in _NEUTRAL and last(node) not in script.functions
+
+
+def _is_foreign(script: Script, call: ast.Call) -> bool:
+    full = script.full(call.func)
+    return bool(full) and not full.startswith(("torch.", "tqdm", "itertools"))
 
 
 def sampler_missing(script: Script) -> Iterator[Finding]:
@@ -156,23 +163,10 @@ def sampler_missing(script: Script) -> Iterator[Finding]:
     """
     if not is_sharded_run(script) or script.roots & (DOES_IT_ALL | {"transformers"}):
         return
-    wraps = [call for call in script.calls if made_by(script, call) in ("ddp", "fsdp")]
-    if not wraps and "horovod" not in script.roots:
+    if not makes(script, "ddp", "fsdp") and "horovod" not in script.roots:
         return
     for call in loaders.data_loaders(script):
-        if (
-            loaders.sampler_of(script, call) is not None
-            or loaders.is_for_training(script, call) is not True
-        ):
-            continue
-        if (
-            loaders.may_shard_itself(script, call)
-            or not loaders.runs_in_parallel(script, call)
-            or rank_block(script, call)
-        ):
-            continue
-        names = loaders.targets(script, call)
-        if loaders.handed_to_framework(script, call, names) or _has_sharded_twin(script, call):
+        if not _reads_all_samples(script, call):
             continue
         yield script.finding(
             "sampler-missing",
@@ -188,6 +182,17 @@ def sampler_missing(script: Script) -> Iterator[Finding]:
                 " shuffle=True"
             ),
         )
+
+
+def _reads_all_samples(script: Script, call: ast.Call) -> bool:
+    """Return whether a DataLoader certainly gives every rank all samples of the training set."""
+    if loaders.sampler_of(script, call) is not None or _has_sharded_twin(script, call):
+        return False
+    if loaders.is_for_training(script, call) is not True or loaders.may_shard_itself(script, call):
+        return False
+    if rank_block(script, call) or not loaders.runs_in_parallel(script, call):
+        return False
+    return not loaders.passed_to_framework(script, call, loaders.targets(script, call))
 
 
 def _has_sharded_twin(script: Script, call: ast.Call) -> bool:
@@ -206,33 +211,36 @@ def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
     ValueError.
     """
     for call in loaders.data_loaders(script):
-        if constant(argument(call, "shuffle", 2)) is not True:
-            continue
         sampler = loaders.sampler_of(script, call)
-        if sampler is None or _expects_an_error(script, call):
+        if sampler is None or constant(argument(call, "shuffle", 2)) is not True:
             continue
-        sure = isinstance(sampler, ast.Call) and made_or_known(script, sampler)
-        if not sure:
-            values = script.assigned(dotted(sampler), sampler) if dotted(sampler) else []
-            sure = bool(values) and all(
-                isinstance(value.value, ast.Call)
-                and value.place < 0
-                and made_or_known(script, value.value)
-                for value in values
-            )
-            if not sure and not any(isinstance(value.value, ast.Call) for value in values):
-                continue
+        is_sampler = None if _expects_an_error(script, call) else _is_sampler(script, sampler)
+        if is_sampler is None:
+            continue
         yield script.finding(
             "shuffle-with-sampler",
             call,
             "this DataLoader has shuffle=True beside a sampler",
             why="torch refuses that with a ValueError when the DataLoader is made",
             fix="leave out shuffle=True and give DistributedSampler(dataset, shuffle=True)",
-            severity="error" if sure and not _is_guarded(script, call) else "warning",
+            severity="error" if is_sampler and not _is_guarded(script, call) else "warning",
         )
 
 
-def made_or_known(script: Script, call: ast.Call) -> bool:
+def _is_sampler(script: Script, node: ast.expr) -> bool | None:
+    """Return whether an expression is certainly a sampler, None if no call shows what it is."""
+    if isinstance(node, ast.Call):
+        return True if _creates_sampler(script, node) else None
+    values = script.assigned(dotted(node), node)
+    calls = [value.value for value in values if isinstance(value.value, ast.Call)]
+    if not calls:
+        return None
+    if len(calls) < len(values) or any(value.place >= 0 for value in values):
+        return False
+    return all(_creates_sampler(script, call) for call in calls)
+
+
+def _creates_sampler(script: Script, call: ast.Call) -> bool:
     """Return whether a call certainly creates a sampler: one of torch's classes, or a class of the
     file.
     """
@@ -241,16 +249,15 @@ def made_or_known(script: Script, call: ast.Call) -> bool:
 
 
 def _expects_an_error(script: Script, node: ast.AST) -> bool:
+    """Return whether a node is in a ``try``, a lambda, or a test that expects an exception."""
     for parent in script.up(node):
-        if isinstance(parent, ast.With) and any(
-            "aises" in last(item.context_expr) for item in parent.items
-        ):
+        if isinstance(parent, ast.Lambda) or expects_error(parent):
             return True
-        if isinstance(parent, ast.Lambda) or (isinstance(parent, ast.Try) and parent.handlers):
+        if isinstance(parent, ast.Try) and parent.handlers:
             return True
-    return any(
-        "aises" in last(parent) for parent in script.up(node) if isinstance(parent, ast.Call)
-    )
+        if isinstance(parent, ast.Call) and "aises" in last(parent):
+            return True
+    return False
 
 
 def _is_guarded(script: Script, node: ast.AST) -> bool:
@@ -271,12 +278,12 @@ def download_on_global_rank_only(script: Script) -> Iterator[Finding]:
         condition = _fetches_on_one(script, call)
         if not condition or runs_alone(script, call) or loaders.started(script):
             continue
-        local = _LOCAL_FOLDER.search(" ".join(_texts(script, call)))
+        local = _is_local(script, call)
         yield script.finding(
             "download-on-global-rank-only",
             call,
             f"only global rank 0 (`{condition}`) fetches this data"
-            + (", into a folder of its own node" if local else ""),
+            + (", into a folder that is local to its node" if local else ""),
             why="the other nodes do not see it unless the folder is shared between them",
             fix="let one rank of each node fetch: if int(os.environ['LOCAL_RANK']) == 0: ...",
             severity="warning" if local else "hint",
@@ -286,18 +293,26 @@ def download_on_global_rank_only(script: Script) -> Iterator[Finding]:
 
 
 def _fetches_on_one(script: Script, call: ast.Call) -> str:
+    """Return the condition under which only global rank 0 downloads by a call, or empty."""
     download = keyword(call, "download")
-    # A rank that returns what it fetches fetches it for itself.
-    for_others = not isinstance(script.parents.get(call), ast.Return)
-    fetches = (bool(_DOWNLOADS.search(last(call))) and for_others) or constant(download) is True
     if download is not None and constant(download) is ...:
         condition = sides(script, download)
-        if condition and condition.true == "one" and condition.scope == "global" and condition.sure:
+        if condition and _is_global_rank_0(condition.true, condition):
             return dotted(download) or "rank == 0"
-    block: RankBlock | None = rank_block(script, call) if fetches else None
-    if block is None or block.side != "one" or block.scope != "global" or not block.sure:
-        return ""
-    return block.condition
+    block = rank_block(script, call) if _fetches(script, call) else None
+    return block.condition if block and _is_global_rank_0(block.side, block) else ""
+
+
+def _fetches(script: Script, call: ast.Call) -> bool:
+    """Return whether a call downloads; a rank that returns what it downloads does so for itself."""
+    if constant(keyword(call, "download")) is True:
+        return True
+    is_returned = isinstance(script.parents.get(call), ast.Return)
+    return bool(_DOWNLOADS.search(last(call))) and not is_returned
+
+
+def _is_global_rank_0(side: str, condition: Sides | RankBlock) -> bool:
+    return side == "one" and condition.scope == "global" and condition.sure
 
 
 def _all_at_once(script: Script) -> Iterator[Finding]:
@@ -307,13 +322,9 @@ def _all_at_once(script: Script) -> Iterator[Finding]:
     for call in script.calls:
         if constant(keyword(call, "download")) is not True:
             continue
-        block = next((p for p in script.up(call) if isinstance(p, ast.With)), None)
-        first = (
-            [i.context_expr for i in block.items if _lets_one_first(i.context_expr)]
-            if block
-            else []
-        )
-        if not first or not _LOCAL_FOLDER.search(" ".join(_texts(script, call))):
+        block = next((parent for parent in script.up(call) if isinstance(parent, ast.With)), None)
+        contexts = [item.context_expr for item in block.items] if block else []
+        if not any(map(_lets_one_first, contexts)) or not _is_local(script, call):
             continue
         yield script.finding(
             "download-on-global-rank-only",
@@ -326,6 +337,11 @@ def _all_at_once(script: Script) -> Iterator[Finding]:
         )
 
 
+def _is_local(script: Script, call: ast.Call) -> bool:
+    """Return whether a download goes to a folder that each node has for itself."""
+    return bool(_LOCAL_FOLDER.search(" ".join(_texts(script, call))))
+
+
 def _lets_one_first(node: ast.expr) -> bool:
     if not isinstance(node, ast.Call):
         return False
@@ -335,12 +351,9 @@ def _lets_one_first(node: ast.expr) -> bool:
 
 
 def _texts(script: Script, call: ast.Call) -> Iterator[str]:
+    """Yield the texts and names in the arguments of a call, and in values assigned to them."""
     for part in arguments_of(call):
-        values = [
-            part,
-            *(v.value for v in (script.assigned(dotted(part), call) if dotted(part) else [])),
-        ]
-        for value in values:
+        for value in script.candidates(part, call):
             for node in ast.walk(value):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     yield node.value

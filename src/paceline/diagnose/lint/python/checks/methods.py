@@ -12,6 +12,7 @@ from paceline.diagnose.lint.python.script import (
     Assigned,
     Function,
     Script,
+    expects_error,
     inside,
     parameters,
     receiver,
@@ -49,13 +50,8 @@ def _of_frameworks(script: Script) -> Iterator[Finding]:
         constructors = makes(script, kind)
         names = {name for call in constructors for name in _only_names(script, call)}
         for call in script.calls if names else ():
-            owner = receiver(call)
-            if owner not in names or kinds(script, call.func.value, call) != {kind}:  # type: ignore[attr-defined]
-                continue
-            method = last(call)
-            if method in methods or method in _REMOVED.get(kind, {}) or method.startswith("_"):
-                continue
-            if f"{owner}.{method}" in script.values or handles_missing(script, method, call):
+            owner, method = receiver(call), last(call)
+            if owner not in names or not _lacks(script, call, kind):
                 continue
             near = closest(method, methods)
             yield script.finding(
@@ -66,6 +62,18 @@ def _of_frameworks(script: Script) -> Iterator[Finding]:
                 fix=f"{owner}.{near}(...)" if near else f"see the methods of {title}",
                 severity="error",
             )
+
+
+def _lacks(script: Script, call: ast.Call, kind: str) -> bool:
+    """Return whether the object of a method call is of a kind that certainly lacks the method."""
+    method = last(call)
+    if method in _HAS[kind][1] or method in _REMOVED.get(kind, {}) or method.startswith("_"):
+        return False
+    if not isinstance(call.func, ast.Attribute) or kinds(script, call.func.value, call) != {kind}:
+        return False
+    if f"{receiver(call)}.{method}" in script.values:
+        return False
+    return not handles_missing(script, method, call)
 
 
 def _only_names(script: Script, constructor: ast.Call) -> Iterator[str]:
@@ -131,30 +139,43 @@ def _plain_module(script: Script, node: ast.ClassDef) -> str:
 
 
 def _module_of(script: Script, call: ast.Call, plain: dict[str, str]) -> str:
+    """Return the title of the object's class if it lacks the method that is called, or empty.
+
+    Args:
+        script: The file.
+        call: The call of a method of Hugging Face's models.
+        plain: Titles of the file's classes that lack such methods, by their names.
+    """
     assert isinstance(call.func, ast.Attribute)
     owner, method = receiver(call), call.func.attr
     if owner == "self":
-        node = script.owner(call)
-        if node is None or node.name not in plain or script.classes.get(node.name) is not node:
-            return ""
-        if _has(node, method):
-            return ""
-        has_subclass = any(
-            last(base) == node.name for c in script.classes.values() for base in c.bases
-        )
-        return "" if has_subclass else plain[node.name]
+        return _own_class(script, call, plain)
     values = script.assigned(owner, call) if owner and "." not in owner else []
-    if len(values) != 1 or values[0].place >= 0 or owner in parameters(script.scope(call)):
-        return _wrapped(script, call, values)
-    value = values[0].value
-    node = (
-        script.classes.get(last(value))
-        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name)
-        else None
-    )
-    if node is not None and node.name in plain and not _has(node, method):
-        return plain[node.name]
+    is_certain = len(values) == 1 and values[0].place < 0
+    if is_certain and owner not in parameters(script.scope(call)):
+        node = _created_class(script, values[0].value)
+        if node is not None and node.name in plain and not _has(node, method):
+            return plain[node.name]
     return _wrapped(script, call, values)
+
+
+def _own_class(script: Script, call: ast.Call, plain: dict[str, str]) -> str:
+    """Return the title of the class around ``self.method()`` if the class lacks the method."""
+    node = script.owner(call)
+    if node is None or node.name not in plain or script.classes.get(node.name) is not node:
+        return ""
+    if _has(node, last(call)):
+        return ""
+    bases = [base for definition in script.classes.values() for base in definition.bases]
+    has_subclass = any(last(base) == node.name for base in bases)
+    return "" if has_subclass else plain[node.name]
+
+
+def _created_class(script: Script, value: ast.expr) -> ast.ClassDef | None:
+    """Return the class of the file that an expression creates an object of, or None."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+        return script.classes.get(last(value))
+    return None
 
 
 def _wrapped(script: Script, call: ast.Call, values: list[Assigned]) -> str:
@@ -188,31 +209,28 @@ def made_by_ddp(script: Script, node: ast.expr) -> bool:
 
 def _has(node: ast.ClassDef, method: str) -> bool:
     """Return whether a class defines a method or sets an attribute of the name."""
-    for part in inside(node, functions=True):
-        if isinstance(part, Function) and part.name == method:
-            return True
-        if (
-            isinstance(part, ast.Attribute)
-            and part.attr == method
-            and isinstance(part.ctx, ast.Store)
-        ):
-            return True
-        if isinstance(part, ast.Name) and part.id == method and isinstance(part.ctx, ast.Store):
-            return True
-    return False
+    return any(_defines(part, method) for part in inside(node, functions=True))
+
+
+def _defines(node: ast.AST, name: str) -> bool:
+    if isinstance(node, Function):
+        return node.name == name
+    if not isinstance(node, ast.Attribute | ast.Name) or not isinstance(node.ctx, ast.Store):
+        return False
+    return last(node) == name
 
 
 def handles_missing(script: Script, method: str, call: ast.Call) -> bool:
     """Return whether the script handles a missing method: ``hasattr(trainer, "tune")``, or a
     try.
     """
-    if any(isinstance(n, ast.Constant) and n.value == method for n in script.nodes):
+    if any(isinstance(node, ast.Constant) and node.value == method for node in script.nodes):
         return True
-    return any(
-        (isinstance(parent, ast.Try) and parent.handlers)
-        or (
-            isinstance(parent, ast.With)
-            and any("aises" in last(i.context_expr) for i in parent.items)
-        )
-        for parent in script.up(call)
-    )
+    return any(_catches(parent) for parent in script.up(call))
+
+
+def _catches(node: ast.AST) -> bool:
+    """Return whether a block catches or expects exceptions: ``try``, ``with pytest.raises``."""
+    if isinstance(node, ast.Try):
+        return bool(node.handlers)
+    return expects_error(node)

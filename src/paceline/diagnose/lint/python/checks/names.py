@@ -19,6 +19,12 @@ from paceline.diagnose.lint.python.script import (
 from paceline.errors import Finding
 from paceline.text.syntax import dotted, last
 
+_REMOVED_ARGUMENTS = {
+    "trainer": ("Trainer", public_names.REMOVED_TRAINER_ARGUMENTS, "Lightning 2"),
+    "accelerator": ("Accelerator", public_names.REMOVED_ACCELERATOR_ARGUMENTS, "Accelerate 1"),
+}
+_OLD_FUNCTIONS = {**public_names.OLD_TORCH, **public_names.GONE_FROM_TORCH}
+
 
 def deprecated_name(script: Script) -> Iterator[Finding]:
     """Find names that are deprecated (a hint) or removed (a warning); files with relative imports
@@ -27,69 +33,52 @@ def deprecated_name(script: Script) -> Iterator[Finding]:
     if any(full.startswith(".") for full in script.imports.values()):
         return
     yield from _old_arguments(script)
+    yield from _old_methods(script)
     yield from _old_hooks(script)
     yield from _old_functions(script)
 
 
 def _old_arguments(script: Script) -> Iterator[Finding]:
-    tables = (("trainer", "Trainer", public_names.REMOVED_TRAINER_ARGUMENTS, "Lightning 2"),
-              ("accelerator", "Accelerator", public_names.REMOVED_ACCELERATOR_ARGUMENTS, "Accelerate 1"))  # fmt: skip
-    for kind, title, removed, release in tables:
+    for kind, (title, removed, release) in _REMOVED_ARGUMENTS.items():
         for constructor in makes(script, kind):
             for keyword in constructor.keywords:
                 if keyword.arg in removed:
-                    yield _gone(
-                        script,
-                        keyword.value,
-                        f"{title}({keyword.arg}=...)",
-                        removed[keyword.arg],
-                        release,
-                    )
+                    what = f"{title}({keyword.arg}=...)"
+                    yield _gone(script, keyword.value, what, removed[keyword.arg], release)
+
+
+def _old_methods(script: Script) -> Iterator[Finding]:
     for call in script.calls:
-        if (
-            not isinstance(call.func, ast.Attribute)
-            or last(call) not in public_names.REMOVED_TRAINER
-        ):
+        method = last(call)
+        if not isinstance(call.func, ast.Attribute) or method not in public_names.REMOVED_TRAINER:
             continue
+        today = public_names.REMOVED_TRAINER[method]
         full = script.full(call.func)
-        if full.partition(".")[0] in LIGHTNING and full.endswith(f".Trainer.{last(call)}"):
-            yield _gone(
-                script,
-                call,
-                f"Trainer.{last(call)}",
-                public_names.REMOVED_TRAINER[last(call)],
-                "Lightning 2",
-            )
-        if kinds(script, call.func.value, call) == {"trainer"} and not handles_missing(
-            script, last(call), call
-        ):
-            yield _gone(
-                script,
-                call,
-                f"{dotted(call.func)}()",
-                public_names.REMOVED_TRAINER[last(call)],
-                "Lightning 2",
-            )
+        if full.partition(".")[0] in LIGHTNING and full.endswith(f".Trainer.{method}"):
+            yield _gone(script, call, f"Trainer.{method}", today, "Lightning 2")
+        is_trainer = kinds(script, call.func.value, call) == {"trainer"}
+        if is_trainer and not handles_missing(script, method, call):
+            yield _gone(script, call, f"{dotted(call.func)}()", today, "Lightning 2")
 
 
 def _old_hooks(script: Script) -> Iterator[Finding]:
     for node in script.classes.values():
-        bases = [script.full(base) for base in node.bases]
-        is_lightning = any(
-            b.partition(".")[0] in LIGHTNING and b.endswith((".LightningModule", ".Callback"))
-            for b in bases
-        )
-        for part in node.body if is_lightning else ():
-            if isinstance(part, Function) and part.name in public_names.REMOVED_HOOKS:
-                called = any(last(c) == part.name and receiver(c) == "self" for c in script.calls)
-                if not called:
-                    yield _gone(
-                        script,
-                        part,
-                        f"the hook {part.name}",
-                        public_names.REMOVED_HOOKS[part.name],
-                        "Lightning 2",
-                    )
+        for part in node.body if _has_hooks(script, node) else ():
+            if not isinstance(part, Function) or part.name not in public_names.REMOVED_HOOKS:
+                continue
+            calls = script.calls_of(part.name)
+            if not any(receiver(call) == "self" for call in calls):
+                today = public_names.REMOVED_HOOKS[part.name]
+                yield _gone(script, part, f"the hook {part.name}", today, "Lightning 2")
+
+
+def _has_hooks(script: Script, node: ast.ClassDef) -> bool:
+    """Return whether a class is a LightningModule or a Callback of Lightning."""
+    for full in map(script.full, node.bases):
+        is_lightning = full.partition(".")[0] in LIGHTNING
+        if is_lightning and full.endswith((".LightningModule", ".Callback")):
+            return True
+    return False
 
 
 def _gone(script: Script, node: ast.AST, what: str, today: str, release: str) -> Finding:
@@ -103,75 +92,80 @@ def _gone(script: Script, node: ast.AST, what: str, today: str, release: str) ->
 
 
 def _old_functions(script: Script) -> Iterator[Finding]:
-    if not script.calls_of("backward") and not any(
-        _is_main_guard(node) for node in script.tree.body
-    ):
+    is_program = any(_is_main_guard(node) for node in script.tree.body)
+    if not is_program and not script.calls_of("backward"):
         return
+    functions = [function for same in script.functions.values() for function in same]
+    decorators = [decorator for function in functions for decorator in function.decorator_list]
+    called = {script.full(call.func) for call in script.calls}
     reported: set[str] = set()
-    for call in [
-        *script.calls,
-        *(d for fs in script.functions.values() for f in fs for d in f.decorator_list),
-    ]:
-        full = script.full(call.func if isinstance(call, ast.Call) else call)
-        if full in reported or (
-            full not in public_names.OLD_TORCH and full not in public_names.GONE_FROM_TORCH
-        ):
+    for node in [*script.calls, *decorators]:
+        full = script.full(node.func if isinstance(node, ast.Call) else node)
+        if full in reported or full not in _OLD_FUNCTIONS:
             continue
-        if f"torch.amp.{full.rpartition('.')[2]}" in {script.full(c.func) for c in script.calls}:
+        if f"torch.amp.{full.rpartition('.')[2]}" in called:
             continue  # the script uses both, depending on the version of torch
         reported.add(full)
-        today = public_names.OLD_TORCH.get(full) or public_names.GONE_FROM_TORCH[full]
-        gone = full in public_names.GONE_FROM_TORCH
-        yield script.finding(
-            "deprecated-name",
-            call,
-            f"{full} {'was removed' if gone else 'is deprecated'}",
-            why=(
-                "current PyTorch does not have it"
-                if gone
-                else "it warns today and may go in a later release"
-            ),
-            fix=f"use {today}",
-            severity="warning" if gone else "hint",
-        )
+        yield _old_function(script, node, full)
+
+
+def _old_function(script: Script, node: ast.AST, full: str) -> Finding:
+    state, why, severity = (
+        "is deprecated",
+        "it warns today and may go in a later release",
+        "hint",
+    )
+    if full in public_names.GONE_FROM_TORCH:
+        state, why, severity = "was removed", "current PyTorch does not have it", "warning"
+    return script.finding(
+        "deprecated-name",
+        node,
+        f"{full} {state}",
+        why=why,
+        fix=f"use {_OLD_FUNCTIONS[full]}",
+        severity=severity,
+    )
 
 
 def names_not_judged(script: Script) -> Iterator[Finding]:
     """Report names that may come from ``import *``: they are unknown, so their uses are not
     checked.
     """
-    stars = [
-        node
-        for node in script.nodes
-        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
-    ]
-    foreign = [
-        node
-        for node in stars
-        if (node.module or "").partition(".")[0] not in sys.stdlib_module_names
-    ]
-    if not foreign:
+    star = next((node for node in script.nodes if _imports_all(node)), None)
+    if not isinstance(star, ast.ImportFrom):
         return
+    bound = _bound_names(script)
+    called = [call.func.id for call in script.calls if isinstance(call.func, ast.Name)]
+    unknown = list(dict.fromkeys(name for name in called if name not in bound))
+    if not unknown:
+        return
+    first = ", ".join(unknown[:3])
+    more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+    yield script.finding(
+        "input-unreadable",
+        star,
+        f"not judged: {first}{more}, which may come from this import *",
+        why="what a name stands for cannot be seen from this file",
+        fix=f"from {'.' * star.level}{star.module or ''} import {first}",
+        severity="hint",
+    )
+
+
+def _imports_all(node: ast.AST) -> bool:
+    """Return whether a node is ``from module import *`` of a module outside Python itself."""
+    if not isinstance(node, ast.ImportFrom) or node.names[0].name != "*":
+        return False
+    return (node.module or "").partition(".")[0] not in sys.stdlib_module_names
+
+
+def _bound_names(script: Script) -> set[str]:
+    """Return the names that the file binds anywhere, and Python's own."""
     bound = {*script.imports, *script.functions, *script.classes, *dir(builtins)}
     for node in script.nodes:
         bound |= parameters(node)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             bound.add(node.id)
-    called = [call.func.id for call in script.calls if isinstance(call.func, ast.Name)]
-    unknown = list(dict.fromkeys(name for name in called if name not in bound))
-    if unknown:
-        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
-        yield script.finding(
-            "input-unreadable",
-            foreign[0],
-            f"not judged: {', '.join(unknown[:3])}{more}, which may come from this import *",
-            why="what a name stands for cannot be seen from this file",
-            fix=(
-                f"from {'.' * foreign[0].level}{foreign[0].module or ''} import"
-                f" {', '.join(unknown[:3])}"
-            ),
-            severity="hint",
-        )
+    return bound
 
 
 def _is_main_guard(node: ast.stmt) -> bool:

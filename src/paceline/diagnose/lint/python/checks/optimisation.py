@@ -14,9 +14,11 @@ from paceline.errors import Finding
 from paceline.text.syntax import constant, last, words
 
 _NO_SYNC = words_of(
-    """no_sync no_backward_sync require_backward_grad_sync sync_gradients set_requires_gradient_sync
-    set_is_last_backward is_gradient_accumulation_boundary"""
-)  # fmt: skip
+    """
+    no_sync no_backward_sync require_backward_grad_sync sync_gradients
+    set_requires_gradient_sync set_is_last_backward is_gradient_accumulation_boundary
+    """
+)
 _SCHEDULER = re.compile(r"sched", re.I)
 _OPTIMIZER = re.compile(r"^(opt|optim|optimi[sz]er)\w*$|_(opt|optim|optimi[sz]er)$", re.I)
 _SIZE = re.compile(
