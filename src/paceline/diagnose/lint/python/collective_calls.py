@@ -28,25 +28,22 @@ _HOROVOD = words_of(
 )
 _METHODS = {
     "accelerator": words_of(
-        """
-        backward gather gather_for_metrics main_process_first pad_across_processes reduce
-        wait_for_everyone
-        """
+        "backward gather gather_for_metrics main_process_first pad_across_processes reduce"
+        " wait_for_everyone"
     ),
     "fabric": words_of(
-        """barrier broadcast all_gather all_reduce save setup setup_module rank_zero_first backward"""
+        "all_gather all_reduce backward barrier broadcast rank_zero_first save setup setup_module"
     ),
-    "trainer": frozenset(["fit", "validate", "test", "predict", "save_checkpoint"]),
-    "session": words_of("""setup reduce gather once save restore barrier backward"""),
-    "paceline-trainer": frozenset(["fit", "validate", "test"]),
-    "engine": frozenset(
-        ["save_checkpoint", "save_16bit_model", "load_checkpoint", "backward", "step"]
-    ),
-    "fsdp": frozenset(["state_dict"]),
+    "trainer": words_of("fit predict save_checkpoint test validate"),
+    "session": words_of("backward barrier gather once reduce restore save setup"),
+    "paceline-trainer": words_of("fit test validate"),
+    "engine": words_of("backward load_checkpoint save_16bit_model save_checkpoint step"),
+    "fsdp": words_of("state_dict"),
 }
 _ACCELERATE = words_of(
-    """gather gather_object broadcast broadcast_object_list reduce wait_for_everyone"""
+    "broadcast broadcast_object_list gather gather_object reduce wait_for_everyone"
 )
+_SHARDED_STATE = re.compile(r"LOCAL_STATE_DICT|SHARDED_STATE_DICT|ShardedStateDict|LocalStateDict")
 _SUBGROUP = re.compile(r"group|(^|_)pg|mesh|subset", re.I)
 
 
@@ -71,23 +68,16 @@ def as_collective(script: Script, call: ast.Call) -> Collective | None:
 
 
 def _as_collective(script: Script, call: ast.Call) -> Collective | None:
-    full = script.full(call.func)
-    name = last(call)
+    full, name = script.full(call.func), last(call)
     if full.startswith(("torch.distributed.", "deepspeed.comm.")) and name in _TORCH:
-        return (
-            None
-            if _of_subgroup(call, name)
-            else Collective(name.replace("monitored_", ""), f"{name}()")
-        )
+        kind = name.replace("monitored_", "")
+        return None if _of_subgroup(call, name) else Collective(kind, f"{name}()")
     if full.startswith("horovod.") and name in _HOROVOD:
         return Collective(name.rstrip("_"), f"{name}()")
     if full.startswith("accelerate.utils.") and name in _ACCELERATE:
         return Collective(name, f"{name}()")
-    if (
-        full
-        and kinds(script, call) & {"ddp", "fsdp", "engine"}
-        and name not in ("to", "cuda", "compile")
-    ):
+    wraps = bool(full) and name not in ("to", "cuda", "compile")
+    if wraps and kinds(script, call) & {"ddp", "fsdp", "engine"}:
         return Collective("wrap", f"{name}(...)")
     return _method(script, call, name)
 
@@ -96,9 +86,8 @@ def _method(script: Script, call: ast.Call, name: str) -> Collective | None:
     if not isinstance(call.func, ast.Attribute) or name not in _ALL_METHODS:
         return _forward(script, call)
     chain = dotted(call.func)
-    if chain in ("self.all_gather", "self.trainer.strategy.barrier") and _in_lightning_module(
-        script, call
-    ):
+    is_own = chain in ("self.all_gather", "self.trainer.strategy.barrier")
+    if is_own and _in_lightning_module(script, call):
         return Collective(name, f"{chain}()")
     for kind in kinds(script, call.func.value, call):
         if name in _METHODS.get(kind, ()):
@@ -135,12 +124,9 @@ def _of_subgroup(call: ast.Call, name: str) -> bool:
 
 
 def _saves_shards(script: Script) -> bool:
-    text = " ".join(script.imports.values()) + " ".join(
-        last(n) for n in script.nodes if isinstance(n, ast.Attribute)
-    )
-    return bool(
-        re.search(r"LOCAL_STATE_DICT|SHARDED_STATE_DICT|ShardedStateDict|LocalStateDict", text)
-    )
+    """Return whether the file names the state dicts of FSDP that each rank saves for itself."""
+    attributes = [node.attr for node in script.nodes if isinstance(node, ast.Attribute)]
+    return any(map(_SHARDED_STATE.search, [*script.imports.values(), *attributes]))
 
 
 def _in_lightning_module(script: Script, node: ast.AST) -> bool:
@@ -160,10 +146,5 @@ def _sure_of(script: Script, call: ast.Call, kind: str) -> bool:
 
 def several(constructor: ast.Call) -> bool:
     """Return whether a Trainer or Fabric certainly has several processes, by its arguments."""
-    devices, nodes = (
-        constant(keyword(constructor, "devices")),
-        constant(keyword(constructor, "num_nodes")),
-    )
-    if isinstance(nodes, int) and nodes > 1:
-        return True
-    return isinstance(devices, int) and devices > 1
+    counts = [constant(keyword(constructor, name)) for name in ("devices", "num_nodes")]
+    return any(isinstance(count, int) and count > 1 for count in counts)

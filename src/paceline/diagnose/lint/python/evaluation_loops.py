@@ -60,23 +60,16 @@ def _shares(script: Script) -> dict[str, tuple[bool, str]]:
     """Return the names of sharded loaders, with whether they are padded, and by what."""
     shares: dict[str, tuple[bool, str]] = {}
     for call in loaders.data_loaders(script):
-        sampler_argument = loaders.sampler_of(script, call)
-        sampler = (
-            loaders.sampler_call(script, sampler_argument) if sampler_argument is not None else None
-        )
+        sampler = loaders.sharding_sampler(script, call)
         if sampler is None or constant(argument(sampler, "num_replicas", 1)) == 1:
             continue
-        exact = (
-            constant(keyword(sampler, "drop_last")) is True
-            or constant(keyword(call, "drop_last")) is True
-        )
+        exact = any(constant(keyword(part, "drop_last")) is True for part in (sampler, call))
         for name in loaders.targets(script, call):
             shares[name] = (not exact, "DistributedSampler")
     for name, values in script.values.items():
         for value in values:
-            share = _share_by_framework(script, value.value, value.at) or _share_by_factory(
-                script, value.value
-            )
+            share = _share_by_framework(script, value.value, value.at)
+            share = share or _share_by_factory(script, value.value)
             if share:
                 shares[name] = share
     return shares
@@ -138,23 +131,33 @@ def _parameter_places(function: Function) -> dict[str, int]:
 
 def is_evaluation(script: Script, loop: ast.For) -> bool:
     """Return whether a loop runs without gradients or with the model in evaluation mode."""
+    if _runs_without_gradients(script, loop) or _follows_eval(script, loop):
+        return True
+    return any(_enters(node, _NO_GRADIENTS) for node in inside(loop))
+
+
+def _runs_without_gradients(script: Script, loop: ast.For) -> bool:
+    """Return whether a block around a loop, or a decorator of its function, disables gradients."""
     for parent in script.up(loop):
         if _enters(parent, (*_NO_GRADIENTS, "eval_mode")):
             return True
         if isinstance(parent, Function):
-            if any(last(decorator) in _NO_GRADIENTS for decorator in parent.decorator_list):
-                return True
-            break
-    scope = script.scope(loop)
-    before = [
-        n
-        for n in inside(scope)
-        if isinstance(n, ast.Call) and last(n) in ("eval", "train", "no_grad")
+            return any(last(decorator) in _NO_GRADIENTS for decorator in parent.decorator_list)
+    return False
+
+
+def _follows_eval(script: Script, loop: ast.For) -> bool:
+    """Return whether the last change of the model's mode before a loop is ``eval()``."""
+    modes = [
+        last(node)
+        for node in inside(script.scope(loop))
+        if isinstance(node, ast.Call) and node.lineno < loop.lineno and _sets_mode(node)
     ]
-    earlier = [n for n in before if n.lineno < loop.lineno and not (last(n) == "train" and n.args)]
-    if earlier and last(earlier[-1]) == "eval":
-        return True
-    return any(_enters(node, _NO_GRADIENTS) for node in inside(loop))
+    return bool(modes) and modes[-1] == "eval"
+
+
+def _sets_mode(call: ast.Call) -> bool:
+    return last(call) in ("eval", "no_grad") or (last(call) == "train" and not call.args)
 
 
 def _enters(node: ast.AST, contexts: tuple[str, ...]) -> bool:

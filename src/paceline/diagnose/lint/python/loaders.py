@@ -93,8 +93,13 @@ def is_sharded(script: Script, loader: ast.Call) -> bool:
     """Return whether a DataLoader certainly uses torch's DistributedSampler in a distributed
     run.
     """
+    return sharding_sampler(script, loader) is not None
+
+
+def sharding_sampler(script: Script, loader: ast.Call) -> ast.Call | None:
+    """Return the DistributedSampler of a DataLoader, None if the file does not show one."""
     sampler = sampler_of(script, loader)
-    return sampler is not None and sampler_call(script, sampler) is not None
+    return sampler_call(script, sampler) if sampler is not None else None
 
 
 def sampler_call(script: Script, node: ast.expr, depth: int = 0) -> ast.Call | None:

@@ -22,6 +22,10 @@ _KNOWN_LIBRARIES = words_of(
 )
 
 
+_PERHAPS = (ast.Try, ast.ExceptHandler, ast.While, ast.IfExp, ast.BoolOp, ast.Lambda)
+_EXPECTS_FAILURE = re.compile(r"raises|assertRaises|assertWarns")
+
+
 def collective_in_rank_block(script: Script) -> Iterator[Finding]:
     """Find collective calls that only some ranks reach: the other ranks never join, and the run
     hangs.
@@ -108,30 +112,25 @@ def _may_be_answered_elsewhere(script: Script, block: RankBlock) -> bool:
     """Return whether the other ranks call code outside this file, which may make the matching
     call.
     """
-    for statement in _others(script, block):
-        for node in inside(statement):
-            if (
-                not isinstance(node, ast.Call)
-                or last(node) in script.functions
-                or last(node) in script.classes
-            ):
-                continue
-            full = script.full(node.func)
-            if full.partition(".")[0] not in _KNOWN_LIBRARIES and (
-                full or dotted(node.func).startswith("self.")
-            ):
-                return True
-    return False
+    nodes = [node for statement in _others(script, block) for node in inside(statement)]
+    return any(isinstance(node, ast.Call) and _is_of_another_file(script, node) for node in nodes)
+
+
+def _is_of_another_file(script: Script, call: ast.Call) -> bool:
+    """Return whether a call may be of code that is neither in this file nor in a known library."""
+    if last(call) in script.functions or last(call) in script.classes:
+        return False
+    full = script.full(call.func)
+    if full.partition(".")[0] in _KNOWN_LIBRARIES:
+        return False
+    return bool(full) or dotted(call.func).startswith("self.")
 
 
 def _in_other_branch(script: Script, block: RankBlock, collective: Collective) -> bool:
-    branch = block.at
-    assert isinstance(branch, ast.If)
-    for statement in _others(script, block):
-        for node in inside(statement):
-            if isinstance(node, ast.Call) and _reaches(script, node, collective.kind):
-                return True
-    return False
+    nodes = [node for statement in _others(script, block) for node in inside(statement)]
+    return any(
+        isinstance(node, ast.Call) and _reaches(script, node, collective.kind) for node in nodes
+    )
 
 
 def _after(script: Script, statement: ast.stmt) -> list[ast.stmt]:
@@ -154,9 +153,9 @@ def _is_in_body(script: Script, block: RankBlock) -> bool:
 
 def _reaches(script: Script, call: ast.Call, kind: str) -> bool:
     collective = as_collective(script, call)
-    return (collective is not None and collective.kind == kind) or kind in _kinds_within(
-        script, last(call)
-    )
+    if collective is not None and collective.kind == kind:
+        return True
+    return kind in _kinds_within(script, last(call))
 
 
 def _kinds_within(script: Script, name: str) -> set[str]:
@@ -191,12 +190,9 @@ def _made_inside(script: Script, call: ast.Call, block: RankBlock) -> bool:
 
 
 def _expected_to_fail(script: Script, node: ast.AST) -> bool:
-    for parent in script.up(node):
-        if isinstance(parent, ast.With):
-            for item in parent.items:
-                if re.search(r"raises|assertRaises|assertWarns", last(item.context_expr)):
-                    return True
-    return False
+    blocks = [parent for parent in script.up(node) if isinstance(parent, ast.With)]
+    contexts = [last(item.context_expr) for block in blocks for item in block.items]
+    return any(_EXPECTS_FAILURE.search(name) for name in contexts)
 
 
 def _finding(
@@ -272,21 +268,16 @@ def _has_match_on_other_side(script: Script, collective: Collective, block: Rank
 
 
 def _functions_with_collective(script: Script) -> dict[str, tuple[ast.Call, Collective]]:
+    """Return the functions that certainly make a collective call, with that call."""
     collectives: dict[str, tuple[ast.Call, Collective]] = {}
     for name, functions in script.functions.items():
-        for function in functions:
-            for node in inside(function):
-                if not isinstance(node, ast.Call):
-                    continue
-                collective = as_collective(script, node)
-                if (
-                    collective is None
-                    or not collective.sure
-                    or rank_block(script, node) is not None
-                ):
-                    continue
-                if _always(script, node, function):
-                    collectives.setdefault(name, (node, collective))
+        nodes = [(function, node) for function in functions for node in inside(function)]
+        for function, node in nodes:
+            collective = as_collective(script, node) if isinstance(node, ast.Call) else None
+            if not isinstance(node, ast.Call) or collective is None or not collective.sure:
+                continue
+            if rank_block(script, node) is None and _always(script, node, function):
+                collectives.setdefault(name, (node, collective))
     return collectives
 
 
@@ -298,14 +289,12 @@ def _always(script: Script, node: ast.AST, function: Function) -> bool:
     for parent in script.up(node):
         if parent is function:
             return not _may_leave_before(function, child)
+        if isinstance(parent, _PERHAPS):
+            return False
         if isinstance(parent, ast.If) and child is not parent.test:
             holds = together(parent.test) if child in parent.body else alone(parent.test)
             if not holds:
                 return False
-        elif isinstance(
-            parent, ast.Try | ast.ExceptHandler | ast.While | ast.IfExp | ast.BoolOp | ast.Lambda
-        ):
-            return False
         child = parent
     return False
 
@@ -323,21 +312,17 @@ def _forward_of_one(script: Script) -> Iterator[Finding]:
     """Find calls of the DDP model by a single rank, which only work as long as DDP has no buffers
     to broadcast.
     """
-    if not names_of(script, "ddp"):
+    broadcasts = [keyword(call, "broadcast_buffers") for call in makes(script, "ddp")]
+    if not names_of(script, "ddp") or any(constant(value) is False for value in broadcasts):
         return
     for call in script.calls:
         name = dotted(call.func)
         if not name or script.full(call.func) or "ddp" not in kinds(script, call.func, call):
             continue
         block = rank_block(script, call)
-        if block is None or block.side != "one" or not block.sure or block.scope == "group":
+        if block is None or not _is_for_one(block) or runs_alone(script, call):
             continue
-        if runs_alone(script, call) or _others_run_forward(script, block):
-            continue
-        if any(
-            constant(keyword(constructor, "broadcast_buffers")) is False
-            for constructor in makes(script, "ddp")
-        ):
+        if _others_run_forward(script, block):
             continue
         yield script.finding(
             "collective-in-rank-block",
@@ -350,6 +335,11 @@ def _forward_of_one(script: Script) -> Iterator[Finding]:
             fix=f"call {name}.module(...) where one rank works alone",
             severity="hint",
         )
+
+
+def _is_for_one(block: RankBlock) -> bool:
+    """Return whether a block certainly selects one of all ranks."""
+    return block.side == "one" and block.sure and block.scope != "group"
 
 
 def _others_run_forward(script: Script, block: RankBlock) -> bool:

@@ -28,18 +28,12 @@ def device_not_set(script: Script) -> Iterator[Finding]:
     the first.
 
     Nothing is reported if anything in the file may select a GPU: set_device, device_ids, a device
-    that depends on the
-    rank, CUDA_VISIBLE_DEVICES.
+    that depends on the rank, CUDA_VISIBLE_DEVICES.
     """
-    if script.roots & (DOES_IT_ALL | {"deepspeed", "transformers", "horovod"}) or not makes(
-        script, "ddp"
-    ):
+    if script.roots & (DOES_IT_ALL | {"deepspeed", "transformers", "horovod"}):
         return
-    starts = [
-        c for c in script.calls if script.full(c.func) == "torch.distributed.init_process_group"
-    ]
-    starts = [c for c in starts if _is_nccl(script, c) and keyword(c, "device_id") is None]
-    if not starts or _selects(script):
+    starts = [call for call in script.calls if _starts_nccl(script, call)]
+    if not makes(script, "ddp") or not starts or _selects(script):
         return
     first = next((call for call in script.calls if _takes_first(script, call)), None)
     if first is None or not loaders.runs_in_parallel(script, first):
@@ -56,37 +50,37 @@ def device_not_set(script: Script) -> Iterator[Finding]:
     )
 
 
+def _starts_nccl(script: Script, call: ast.Call) -> bool:
+    """Return whether a call creates a process group for NCCL and names no device for it."""
+    if script.full(call.func) != "torch.distributed.init_process_group":
+        return False
+    return _is_nccl(script, call) and keyword(call, "device_id") is None
+
+
 def _is_nccl(script: Script, call: ast.Call) -> bool:
     backend = argument(call, "backend", 0)
     if backend is None:
         return True
-    values = [
-        backend,
-        *(
-            value.value
-            for value in (script.assigned(dotted(backend), call) if dotted(backend) else [])
-        ),
-    ]
-    return any(
-        isinstance(constant(value), str) and "nccl" in str(constant(value)) for value in values
-    )
+    values = [constant(value) for value in script.candidates(backend, call)]
+    return any(isinstance(value, str) and "nccl" in value for value in values)
 
 
 def _selects(script: Script) -> bool:
+    """Return whether anything in the file may select a GPU for each rank."""
     if any(isinstance(n, ast.Constant) and n.value == "CUDA_VISIBLE_DEVICES" for n in script.nodes):
         return True
-    for call in script.calls:
-        name = last(call)
-        device_ids = keyword(call, "device_ids")
-        if name in _SELECTS or (device_ids is not None and constant(device_ids) is not None):
-            return True
-        if script.full(call.func) == "torch.cuda.device":
-            return True
-        if name in ("cuda", "to", "device", "DistributedDataParallel") and any(
-            _may_be_own(script, a) for a in arguments_of(call)
-        ):
-            return True
-    return False
+    return any(_may_select(script, call) for call in script.calls)
+
+
+def _may_select(script: Script, call: ast.Call) -> bool:
+    name, device_ids = last(call), keyword(call, "device_ids")
+    if name in _SELECTS or script.full(call.func) == "torch.cuda.device":
+        return True
+    if device_ids is not None and constant(device_ids) is not None:
+        return True
+    if name not in ("cuda", "to", "device", "DistributedDataParallel"):
+        return False
+    return any(_may_be_own(script, argument) for argument in arguments_of(call))
 
 
 def _may_be_own(script: Script, node: ast.expr) -> bool:
@@ -97,16 +91,18 @@ def _may_be_own(script: Script, node: ast.expr) -> bool:
         return isinstance(node.value, int) and not isinstance(node.value, bool)
     if isinstance(node, ast.IfExp):
         return _may_be_own(script, node.body) or _may_be_own(script, node.orelse)
-    if isinstance(node, ast.Call):
-        if script.full(node.func) == "torch.device":
-            return len(node.args) > 1 or any(_may_be_own(script, a) for a in node.args)
-        return mentions_rank(node)
-    if isinstance(node, ast.JoinedStr | ast.BinOp):
+    if isinstance(node, ast.Call) and script.full(node.func) == "torch.device":
+        return len(node.args) > 1 or any(_may_be_own(script, arg) for arg in node.args)
+    if isinstance(node, ast.JoinedStr | ast.BinOp) or mentions_rank(node):
         return True
     name = dotted(node)
-    if not name or script.full(node).startswith("torch."):
-        return mentions_rank(node)
-    if mentions_rank(node) or name.rpartition(".")[2] in ("gpu", "gpu_id", "local"):
+    return bool(name) and _name_may_be_own(script, node, name)
+
+
+def _name_may_be_own(script: Script, node: ast.expr, name: str) -> bool:
+    if script.full(node).startswith("torch."):
+        return False
+    if name.rpartition(".")[2] in ("gpu", "gpu_id", "local"):
         return True
     if "device" not in name.lower():
         return False
@@ -115,31 +111,21 @@ def _may_be_own(script: Script, node: ast.expr) -> bool:
 
 
 def _takes_first(script: Script, call: ast.Call) -> bool:
+    """Return whether a call moves something to the current GPU: ``.cuda()`` or ``.to("cuda")``."""
     if not isinstance(call.func, ast.Attribute):
         return False
     if call.func.attr == "cuda" and not script.full(call.func):
         return not call.args and keyword(call, "device") is None
     if call.func.attr != "to" or not call.args:
         return False
-    device = call.args[0]
-    values = [
-        device,
-        *(
-            value.value
-            for value in (script.assigned(dotted(device), call) if dotted(device) else [])
-        ),
-    ]
-    return any(_is_plain_cuda(script, value) for value in values)
+    return any(_is_plain_cuda(script, value) for value in script.candidates(call.args[0], call))
 
 
 def _is_plain_cuda(script: Script, node: ast.expr) -> bool:
     if isinstance(node, ast.IfExp):
         return _is_plain_cuda(script, node.body)
-    if (
-        isinstance(node, ast.Call)
-        and script.full(node.func) == "torch.device"
-        and len(node.args) == 1
-    ):
+    is_device = isinstance(node, ast.Call) and script.full(node.func) == "torch.device"
+    if isinstance(node, ast.Call) and is_device and len(node.args) == 1:
         return _is_plain_cuda(script, node.args[0])
     return constant(node) == "cuda"
 
@@ -151,20 +137,12 @@ def local_rank_argument_unknown(script: Script) -> Iterator[Finding]:
     torch.distributed.launch of torch 2 passes --local-rank, which argparse does not accept as
     --local_rank.
     """
-    if "deepspeed" in script.roots or script.roots & DOES_IT_ALL:
+    if script.roots & (DOES_IT_ALL | {"deepspeed"}) or "torch" not in script.roots:
         return
-    if any(
-        isinstance(n, ast.Constant) and n.value in ("LOCAL_RANK", "--local-rank", "--use-env")
-        for n in script.nodes
-    ):
+    if "deepspeed" in " ".join(script.imports) or any(map(_reads_local_rank, script.nodes)):
         return
     for call in script.calls_of("add_argument"):
-        forms = [constant(a) for a in call.args]
-        if (
-            "--local_rank" not in forms
-            or not script.roots & {"torch"}
-            or "deepspeed" in " ".join(script.imports)
-        ):
+        if "--local_rank" not in map(constant, call.args):
             continue
         yield script.finding(
             "local-rank-argument-unknown",
@@ -176,3 +154,9 @@ def local_rank_argument_unknown(script: Script) -> Iterator[Finding]:
             severity="hint",
         )
         return
+
+
+def _reads_local_rank(node: ast.AST) -> bool:
+    """Return whether a node names what current launchers pass or set."""
+    values = ("LOCAL_RANK", "--local-rank", "--use-env")
+    return isinstance(node, ast.Constant) and node.value in values

@@ -24,9 +24,11 @@ from paceline.text.syntax import constant, dotted, last
 _REDUCES = re.compile(
     r"all_?reduce|all_?gather|^_?gather|gather_(object|for|all|across)|(^|_)reduce(_|$)"
     r"|reduce(d|_?(tensor|mean|sum|dict|loss))"
-    r"|synchroni[sz]e|sync_(dist|between)|^sync$|aggregate|^compute(_on)?$|average_across|mean_across|to_global|collect",
+    r"|synchroni[sz]e|sync_(dist|between)|^sync$|aggregate|^compute(_on)?$|average_across"
+    r"|mean_across|to_global|collect",
     re.I,
 )
+_NOT_ACROSS_RANKS = ("functools.reduce", "torch.gather", "torch.cuda.synchronize")
 _NOT_REDUCING = re.compile(r"plateau|gather_nd|reduction|cuda$")
 _REPORTS = re.compile(
     r"^(print|info|log|log_dict|add_scalar|add_scalars|master_print|print_log|warning|report)$"
@@ -92,22 +94,20 @@ def reduces(script: Script, nodes: list[ast.AST]) -> bool:
     """Return whether any of the nodes calls a function that, by its name, combines the values of
     the ranks.
     """
-    for node in nodes:
-        if not isinstance(node, ast.Call):
-            continue
-        name = last(node)
-        full = script.full(node.func)
-        if full in (
-            "functools.reduce",
-            "torch.gather",
-            "torch.cuda.synchronize",
-        ) or _NOT_REDUCING.search(name):
-            continue
-        if name == "synchronize" and not full.startswith("accelerate"):
-            continue
-        if _REDUCES.search(name):
-            return True
+    if any(_reduces_by_name(script, node) for node in nodes):
+        return True
     return bool(script.roots & {"torchmetrics", "ignite", "evaluate"})
+
+
+def _reduces_by_name(script: Script, node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    name, full = last(node), script.full(node.func)
+    if full in _NOT_ACROSS_RANKS or _NOT_REDUCING.search(name):
+        return False
+    if name == "synchronize" and not full.startswith("accelerate"):
+        return False
+    return _REDUCES.search(name) is not None
 
 
 def _reported(script: Script, evaluation: Evaluation) -> ast.AST | None:
@@ -115,49 +115,41 @@ def _reported(script: Script, evaluation: Evaluation) -> ast.AST | None:
     loop = evaluation.loop
     function = script.function(loop)
     for node in inside(function or script.tree):
-        if (
-            not isinstance(node, ast.Call)
-            or node.lineno <= loop.lineno
-            or not _REPORTS.search(last(node))
-        ):
+        if not isinstance(node, ast.Call) or node.lineno <= loop.lineno:
             continue
-        if _shows_value(node) and not any(parent is loop for parent in script.up(node)):
+        if _REPORTS.search(last(node)) and _shows_value(node) and loop not in script.up(node):
             return node
-    if function is None:
+    return _returned(script, function, loop) if function is not None else None
+
+
+def _returned(script: Script, function: Function, loop: ast.For) -> ast.Return | None:
+    """Return the statement after a loop that returns a value, if anything uses the value."""
+    calls = script.calls_of(function.name)
+    if all(isinstance(script.parents.get(call), ast.Expr) for call in calls):
         return None
-    if all(
-        isinstance(script.parents.get(call), ast.Expr) for call in script.calls_of(function.name)
-    ):
-        return None  # nothing uses what the function returns
-    returns = [
-        node for node in inside(function) if isinstance(node, ast.Return) and node.value is not None
-    ]
-    return next((node for node in returns if node.lineno > loop.lineno), None)
+    for node in inside(function):
+        if isinstance(node, ast.Return) and node.value is not None and node.lineno > loop.lineno:
+            return node
+    return None
 
 
 def _shows_value(call: ast.Call) -> bool:
-    return any(
-        isinstance(n, ast.Name | ast.Attribute)
-        for a in call.args
-        for n in ast.walk(a)
-        if n is not call.func
-    )
+    """Return whether a variable is in the arguments of a call."""
+    parts = (part for argument in call.args for part in ast.walk(argument))
+    return any(isinstance(part, ast.Name | ast.Attribute) for part in parts)
 
 
 def _trims(nodes: list[ast.AST]) -> bool:
     """Return whether repeated samples are removed: a slice up to the length of the data, or a
     sample count.
     """
-    for node in nodes:
-        if (
-            isinstance(node, ast.Slice)
-            and node.upper is not None
-            and "dataset" in ast.dump(node.upper)
-        ):
-            return True
-        if isinstance(node, ast.Name | ast.Attribute) and _TRIMS.search(last(node)):
-            return True
-    return False
+    return any(_is_trim(node) for node in nodes)
+
+
+def _is_trim(node: ast.AST) -> bool:
+    if isinstance(node, ast.Slice):
+        return node.upper is not None and "dataset" in ast.dump(node.upper)
+    return isinstance(node, ast.Name | ast.Attribute) and bool(_TRIMS.search(last(node)))
 
 
 def _gathered_with_padding(script: Script) -> Iterator[Finding]:
@@ -168,18 +160,14 @@ def _gathered_with_padding(script: Script) -> Iterator[Finding]:
         return
     prepared = _evaluation_loaders(script)
     for call in script.calls_of("gather"):
-        if not isinstance(call.func, ast.Attribute) or "accelerator" not in kinds(
-            script, call.func.value, call
-        ):
+        if not isinstance(call.func, ast.Attribute):
             continue
-        loop = next(
-            (p for p in script.up(call) if isinstance(p, ast.For) and loaders.iterated(p)), None
-        )
-        if loop is None or loaders.learns(script, loop) or not is_evaluation(script, loop):
+        if "accelerator" not in kinds(script, call.func.value, call):
             continue
-        if loaders.iterated(loop).rpartition(".")[2] not in prepared or _trims(
-            around_of(script, loop)
-        ):
+        loop = _evaluation_loop_around(script, call)
+        if loop is None or loaders.iterated(loop).rpartition(".")[2] not in prepared:
+            continue
+        if _trims(around_of(script, loop)):
             continue
         yield script.finding(
             "evaluation-padded",
@@ -189,6 +177,15 @@ def _gathered_with_padding(script: Script) -> Iterator[Finding]:
             fix=f"{dotted(call.func).rpartition('.')[0]}.gather_for_metrics(...)",
             severity="hint",
         )
+
+
+def _evaluation_loop_around(script: Script, call: ast.Call) -> ast.For | None:
+    """Return the innermost loop over a loader around a call, if it evaluates."""
+    for parent in script.up(call):
+        if isinstance(parent, ast.For) and loaders.iterated(parent):
+            evaluates = not loaders.learns(script, parent) and is_evaluation(script, parent)
+            return parent if evaluates else None
+    return None
 
 
 def _evaluation_loaders(script: Script) -> set[str]:
@@ -218,37 +215,31 @@ def _logged_without_sync(script: Script) -> Iterator[Finding]:
     """Find self.log without sync_dist in evaluation steps on several devices, which reports rank
     0's mean.
     """
-    if not _trainers(script) or script.roots & {"torchmetrics"}:
+    if not _trainers(script) or "torchmetrics" in " ".join(script.imports.values()):
         return
-    for module in _lightning_modules(script):
-        if "torchmetrics" in " ".join(script.imports.values()):
-            return
-        for part in module.body:
-            if not isinstance(part, Function) or part.name not in ("validation_step", "test_step"):
-                continue
-            for call in inside(part):
-                if not isinstance(call, ast.Call) or dotted(call.func) not in (
-                    "self.log",
-                    "self.log_dict",
-                ):
-                    continue
-                if keyword(call, "sync_dist") is not None or any(
-                    k.arg is None for k in call.keywords
-                ):
-                    continue
-                if constant(keyword(call, "on_epoch")) is False or not _is_plain_value(
-                    script, call
-                ):
-                    continue
-                yield script.finding(
-                    "evaluation-not-reduced",
-                    call,
-                    "this metric is the mean of one rank's share: it is logged without"
-                    " sync_dist=True",
-                    why="each rank evaluates other samples, and rank 0's mean is reported for all",
-                    fix="self.log(..., sync_dist=True)",
-                )
-                break
+    parts = [part for module in _lightning_modules(script) for part in module.body]
+    for part in parts:
+        if not isinstance(part, Function) or part.name not in ("validation_step", "test_step"):
+            continue
+        call = next((node for node in inside(part) if _logs_own_mean(script, node)), None)
+        if call is None:
+            continue
+        yield script.finding(
+            "evaluation-not-reduced",
+            call,
+            "this metric is the mean of one rank's share: it is logged without sync_dist=True",
+            why="each rank evaluates other samples, and rank 0's mean is reported for all",
+            fix="self.log(..., sync_dist=True)",
+        )
+
+
+def _logs_own_mean(script: Script, node: ast.AST) -> bool:
+    """Return whether a node logs a plain value of one rank as the mean of an epoch."""
+    if not isinstance(node, ast.Call) or dotted(node.func) not in ("self.log", "self.log_dict"):
+        return False
+    if any(argument.arg in ("sync_dist", None) for argument in node.keywords):
+        return False
+    return constant(keyword(node, "on_epoch")) is not False and _is_plain_value(script, node)
 
 
 def _is_plain_value(script: Script, call: ast.Call) -> bool:
@@ -261,26 +252,23 @@ def _is_plain_value(script: Script, call: ast.Call) -> bool:
 
 
 def _is_computed(script: Script, node: ast.expr) -> bool:
-    if isinstance(node, ast.Call):
-        return script.full(node.func).startswith("torch.nn.functional") or last(node) in (
-            "mean",
-            "item",
-        )
-    return False
+    if not isinstance(node, ast.Call):
+        return False
+    is_function = script.full(node.func).startswith("torch.nn.functional")
+    return is_function or last(node) in ("mean", "item")
 
 
 def _trainer_pads(script: Script) -> Iterator[Finding]:
-    for call in script.calls:
-        if last(call) != "test" or not isinstance(call.func, ast.Attribute):
+    trainers = makes(script, "trainer")
+    if not trainers or not all(map(several, trainers)):
+        return
+    samplers = [constant(keyword(trainer, "use_distributed_sampler")) for trainer in trainers]
+    if any(sampler is False for sampler in samplers):
+        return
+    for call in script.calls_of("test"):
+        if not isinstance(call.func, ast.Attribute):
             continue
         if "trainer" not in kinds(script, call.func.value, call):
-            continue
-        trainers = makes(script, "trainer")
-        if not trainers or not all(several(trainer) for trainer in trainers):
-            continue
-        if any(
-            constant(keyword(trainer, "use_distributed_sampler")) is False for trainer in trainers
-        ):
             continue
         yield script.finding(
             "evaluation-padded",

@@ -95,11 +95,9 @@ def _old_functions(script: Script) -> Iterator[Finding]:
     is_program = any(_is_main_guard(node) for node in script.tree.body)
     if not is_program and not script.calls_of("backward"):
         return
-    functions = [function for same in script.functions.values() for function in same]
-    decorators = [decorator for function in functions for decorator in function.decorator_list]
     called = {script.full(call.func) for call in script.calls}
     reported: set[str] = set()
-    for node in [*script.calls, *decorators]:
+    for node in [*script.calls, *_decorators(script)]:
         full = script.full(node.func if isinstance(node, ast.Call) else node)
         if full in reported or full not in _OLD_FUNCTIONS:
             continue
@@ -107,6 +105,12 @@ def _old_functions(script: Script) -> Iterator[Finding]:
             continue  # the script uses both, depending on the version of torch
         reported.add(full)
         yield _old_function(script, node, full)
+
+
+def _decorators(script: Script) -> Iterator[ast.expr]:
+    for functions in script.functions.values():
+        for function in functions:
+            yield from function.decorator_list
 
 
 def _old_function(script: Script, node: ast.AST, full: str) -> Finding:

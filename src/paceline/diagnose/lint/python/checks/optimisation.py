@@ -33,29 +33,17 @@ def accumulation_syncs_every_step(script: Script) -> Iterator[Finding]:
     Nothing is reported if no_sync or an equivalent appears in the file, and under FSDP, where
     no_sync costs memory.
     """
-    if (
-        _names(script) & _NO_SYNC
-        or script.calls_of("accumulate")
-        or makes(script, "fsdp", "engine")
-    ):
+    if _names(script) & _NO_SYNC or script.calls_of("accumulate"):
+        return
+    if makes(script, "fsdp", "engine"):
         return
     for loop, _ in _accumulating(script):
-        backward = next(
-            (n for n in inside(loop) if isinstance(n, ast.Call) and last(n) == "backward"), None
-        )
-        if backward is None:
+        calls = (node for node in inside(loop) if isinstance(node, ast.Call))
+        backward = next((call for call in calls if last(call) == "backward"), None)
+        if backward is None or in_rank_block(script, backward):
             continue
-        owner = (
-            kinds(script, backward.func.value, backward)
-            if isinstance(backward.func, ast.Attribute)
-            else set()
-        )
-        fix = _no_sync_for(script, owner)
-        if (
-            not fix
-            or in_rank_block(script, backward)
-            or not loaders.runs_in_parallel(script, backward)
-        ):
+        fix = _no_sync_for(script, _kinds_of(script, backward))
+        if not fix or not loaders.runs_in_parallel(script, backward):
             continue
         yield script.finding(
             "accumulation-syncs-every-step",
@@ -84,48 +72,42 @@ def _no_sync_for(script: Script, owner: set[str]) -> str:
 
 
 def _names(script: Script) -> set[str]:
-    return (
-        script.cached(
-            "names",
-            lambda: {last(n) for n in script.nodes if isinstance(n, ast.Name | ast.Attribute)},
-        )
-        or set()
-    )
+    nodes = (node for node in script.nodes if isinstance(node, ast.Name | ast.Attribute))
+    return script.cached("names", lambda: {last(node) for node in nodes})
 
 
 def _accumulating(script: Script) -> Iterator[tuple[ast.For, ast.If]]:
     """Yield loops that call backward in each iteration and the optimizer's step only in every
-    nth.
+    nth, with the branch of the step.
     """
-    for loop in script.nodes:
-        if not isinstance(loop, ast.For):
-            continue
+    for loop in _loops(script):
         for statement in loop.body:
-            if not isinstance(statement, ast.If) or not _every_nth(statement.test):
-                continue
-            if not any(
-                _is_step(script, n, _OPTIMIZER) for part in statement.body for n in inside(part)
-            ):
-                continue
-            if any(
-                _is_step(script, n, _OPTIMIZER)
-                for other in loop.body
-                if other is not statement
-                for n in inside(other)
-            ):
-                continue
-            if any(
-                isinstance(n, ast.Call) and last(n) == "backward" for s in _direct(loop) for n in s
-            ):
+            if isinstance(statement, ast.If) and _is_boundary(script, loop, statement):
                 yield loop, statement
 
 
-def _direct(loop: ast.For) -> Iterator[list[ast.AST]]:
-    """Yield the nodes of a loop's body outside conditions and inner loops."""
-    for statement in loop.body:
-        if isinstance(statement, ast.If | ast.For | ast.While):
-            continue
-        yield list(inside(statement))
+def _is_boundary(script: Script, loop: ast.For, branch: ast.If) -> bool:
+    """Return whether a loop steps the optimizer only in a branch for every nth batch."""
+    others = [statement for statement in loop.body if statement is not branch]
+    if not _every_nth(branch.test) or not _steps_optimizer(script, branch.body):
+        return False
+    return not _steps_optimizer(script, others) and _learns_each_time(loop)
+
+
+def _steps_optimizer(script: Script, statements: list[ast.stmt]) -> bool:
+    nodes = (node for statement in statements for node in inside(statement))
+    return any(_is_step(script, node, _OPTIMIZER) for node in nodes)
+
+
+def _learns_each_time(loop: ast.For) -> bool:
+    """Return whether a loop calls backward outside conditions and inner loops."""
+    direct = [part for part in loop.body if not isinstance(part, ast.If | ast.For | ast.While)]
+    nodes = (node for statement in direct for node in inside(statement))
+    return any(isinstance(node, ast.Call) and last(node) == "backward" for node in nodes)
+
+
+def _loops(script: Script) -> list[ast.For]:
+    return [node for node in script.nodes if isinstance(node, ast.For)]
 
 
 def _every_nth(test: ast.expr) -> bool:
@@ -176,21 +158,16 @@ def scheduler_stepped_n_times(script: Script) -> Iterator[Finding]:
 
 
 def _per_micro_batch(script: Script) -> Iterator[Finding]:
-    if not makes(script, "ddp", "fabric", "accelerator", "fsdp"):
+    if not makes(script, "ddp", "fabric", "accelerator", "fsdp") or script.calls_of("accumulate"):
         return
     for loop, boundary in _accumulating(script):
-        if script.calls_of("accumulate"):
-            return
         for statement in loop.body:
-            if (
-                statement is boundary
-                or not isinstance(statement, ast.Expr)
-                or not _is_step(script, statement.value, _SCHEDULER)
-            ):
+            call = statement.value if isinstance(statement, ast.Expr) else None
+            if call is None or not _is_step(script, call, _SCHEDULER):
                 continue
             yield script.finding(
                 "scheduler-stepped-n-times",
-                statement.value,
+                call,
                 f"the scheduler is stepped for every batch, the optimizer (line {boundary.lineno})"
                 " only for every nth",
                 why="the learning rate falls n times as fast as the updates are counted",
@@ -199,30 +176,25 @@ def _per_micro_batch(script: Script) -> Iterator[Finding]:
 
 
 def _once_per_process(script: Script) -> Iterator[Finding]:
-    for loop in script.nodes:
-        if (
-            not isinstance(loop, ast.For)
-            or not any(_SIZE.search(w) for w in words(loop.iter))
-            or not _counts(loop.iter)
-        ):
+    loops = [loop for loop in _loops(script) if _counts_processes(loop.iter)]
+    for node in [node for loop in loops for node in inside(loop)]:
+        if not isinstance(node, ast.Call) or not _is_step(script, node, _SCHEDULER):
             continue
-        for node in inside(loop):
-            if (
-                _is_step(script, node, _SCHEDULER)
-                and isinstance(node, ast.Call)
-                and "prepared" in _kinds_of(script, node)
-            ):
-                yield script.finding(
-                    "scheduler-stepped-n-times",
-                    node,
-                    "a scheduler that Accelerate has prepared is stepped once per process by hand",
-                    why="each call steps it once per process already",
-                    fix=f"{receiver(node)}.step()  # once",
-                )
+        if "prepared" in _kinds_of(script, node):
+            yield script.finding(
+                "scheduler-stepped-n-times",
+                node,
+                "a scheduler that Accelerate has prepared is stepped once per process by hand",
+                why="each call steps it once per process already",
+                fix=f"{receiver(node)}.step()  # once",
+            )
 
 
-def _counts(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and last(node) == "range"
+def _counts_processes(node: ast.expr) -> bool:
+    """Return whether an expression is a range over the number of processes."""
+    if not isinstance(node, ast.Call) or last(node) != "range":
+        return False
+    return any(_SIZE.search(word) for word in words(node))
 
 
 def _kinds_of(script: Script, call: ast.Call) -> set[str]:
@@ -238,20 +210,12 @@ def _prepared_per_epoch(script: Script) -> Iterator[Finding]:
     if not makes(script, "accelerator") or _splits(script):
         return
     for call in script.calls_of("step"):
-        name = receiver(call)
         if not _is_step(script, call, _SCHEDULER) or "prepared" not in _kinds_of(script, call):
             continue
-        schedulers = [v.value for v in script.assigned(name, call) if isinstance(v.value, ast.Call)]
-        plain = [
-            m
-            for m in schedulers
-            if script.full(m.func).startswith("torch.optim.lr_scheduler") and last(m) in _BY_EPOCH
-        ]
-        if not plain or any(_SIZE.search(word) for m in plain for word in words(m)):
+        loop = next((p for p in script.up(call) if isinstance(p, ast.For | ast.While)), None)
+        if loop not in loaders.epoch_loops(script) or not _counts_epochs(script, call):
             continue
-        loops = [p for p in script.up(call) if isinstance(p, ast.For | ast.While)]
-        if not loops or loops[0] not in loaders.epoch_loops(script):
-            continue
+        name = receiver(call)
         yield script.finding(
             "scheduler-stepped-n-times",
             call,
@@ -263,6 +227,20 @@ def _prepared_per_epoch(script: Script) -> Iterator[Finding]:
                 " Accelerator(step_scheduler_with_optimizer=False)"
             ),
         )
+
+
+def _counts_epochs(script: Script, step: ast.Call) -> bool:
+    """Return whether a scheduler of torch counts epochs, whatever the number of processes is."""
+    values = [assigned.value for assigned in script.assigned(receiver(step), step)]
+    schedulers = [
+        value
+        for value in values
+        if isinstance(value, ast.Call)
+        and last(value) in _BY_EPOCH
+        and script.full(value.func).startswith("torch.optim.lr_scheduler")
+    ]
+    all_words = [word for scheduler in schedulers for word in words(scheduler)]
+    return bool(schedulers) and not any(map(_SIZE.search, all_words))
 
 
 def _splits(script: Script) -> bool:
@@ -279,34 +257,35 @@ def learning_rate_not_scaled(script: Script) -> Iterator[Finding]:
     """
     if not makes(script, "ddp") or any(_SIZE.search(w) for w in _factors(script)):
         return
-    sharded = [c for c in loaders.data_loaders(script) if loaders.is_sharded(script, c)]
-    if not any(
-        isinstance(constant(argument(c, "batch_size", 1)), int)
-        and loaders.is_for_training(script, c)
-        for c in sharded
-    ):
+    if not any(_has_fixed_batch(script, loader) for loader in loaders.data_loaders(script)):
         return
     for call in script.calls:
-        if script.full(call.func) == "torch.optim.SGD" and isinstance(
-            constant(argument(call, "lr", 1)), int | float
-        ):
-            if in_rank_block(script, call):
-                continue
-            yield script.finding(
-                "learning-rate-not-scaled",
-                call,
-                "the batch of all ranks together grows with their number, the learning rate stays",
-                why=(
-                    "with a larger global batch SGD usually needs a larger rate to learn as much"
-                    " per epoch"
-                ),
-                fix=(
-                    "lr = base_lr * dist.get_world_size(), or divide the batch size by the number"
-                    " of ranks"
-                ),
-                severity="hint",
-            )
-            return
+        if script.full(call.func) != "torch.optim.SGD" or in_rank_block(script, call):
+            continue
+        if not isinstance(constant(argument(call, "lr", 1)), int | float):
+            continue
+        yield script.finding(
+            "learning-rate-not-scaled",
+            call,
+            "the batch of all ranks together grows with their number, the learning rate stays",
+            why=(
+                "with a larger global batch SGD usually needs a larger rate to learn as much per"
+                " epoch"
+            ),
+            fix=(
+                "lr = base_lr * dist.get_world_size(), or divide the batch size by the number of"
+                " ranks"
+            ),
+            severity="hint",
+        )
+        return
+
+
+def _has_fixed_batch(script: Script, loader: ast.Call) -> bool:
+    """Return whether a sharded loader for training has a constant number of rows per rank."""
+    if not loaders.is_sharded(script, loader) or not loaders.is_for_training(script, loader):
+        return False
+    return isinstance(constant(argument(loader, "batch_size", 1)), int)
 
 
 def _factors(script: Script) -> Iterator[str]:

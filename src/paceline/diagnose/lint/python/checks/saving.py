@@ -28,20 +28,10 @@ def save_on_every_rank(script: Script) -> Iterator[Finding]:
     if not makes(script, "ddp", "fsdp", "engine") and "horovod" not in script.roots:
         return
     for call in script.calls:
-        if script.full(call.func) != "torch.save":
+        if script.full(call.func) != "torch.save" or not _runs_on_every_rank(script, call):
             continue
         path = argument(call, "f", 1)
-        if (
-            path is None
-            or in_rank_block(script, call)
-            or not loaders.runs_in_parallel(script, call)
-        ):
-            continue
-        if (
-            _is_of_the_rank(script, path, call, 0)
-            or _is_uncalled(script, call)
-            or _is_tested(script, call)
-        ):
+        if path is None or _is_of_the_rank(script, path, call, 0):
             continue
         if not _saves_training(script, call):
             continue
@@ -54,19 +44,26 @@ def save_on_every_rank(script: Script) -> Iterator[Finding]:
         )
 
 
+def _runs_on_every_rank(script: Script, call: ast.Call) -> bool:
+    """Return whether every rank makes a call, as far as the file shows."""
+    if in_rank_block(script, call) or not loaders.runs_in_parallel(script, call):
+        return False
+    return not _is_uncalled(script, call) and not _is_tested(script, call)
+
+
 def _is_of_the_rank(script: Script, node: ast.expr, at: ast.AST, depth: int) -> bool:
+    """Return whether a path may differ between ranks, or is not a path."""
     if depth > _DEPTH:
         return True
     if mentions_rank(node) or any(_NOT_A_FILE.search(word) for word in words(node)):
         return True
-    for part in ast.walk(node):
-        name = dotted(part) if isinstance(part, ast.Name | ast.Attribute) else ""
-        for value in script.assigned(name, at) if name else []:
-            if value.value is not node and _is_of_the_rank(
-                script, value.value, value.at, depth + 1
-            ):
-                return True
-    return False
+    names = [dotted(part) for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute)]
+    values = [value for name in names for value in script.assigned(name, at)]
+    return any(
+        _is_of_the_rank(script, value.value, value.at, depth + 1)
+        for value in values
+        if value.value is not node
+    )
 
 
 def _is_uncalled(script: Script, node: ast.AST) -> bool:
@@ -77,21 +74,22 @@ def _is_uncalled(script: Script, node: ast.AST) -> bool:
     while function is not None:
         if function.name in ("main", "__init__"):
             return False
-        if not script.calls_of(function.name) and not any(
-            isinstance(n, ast.Name | ast.Attribute) and last(n) == function.name
-            for n in script.nodes
-        ):
+        if not _is_mentioned(script, function.name):
             return True
         function = script.function(function)
     return False
 
 
+def _is_mentioned(script: Script, name: str) -> bool:
+    nodes = (node for node in script.nodes if isinstance(node, ast.Name | ast.Attribute))
+    return any(last(node) == name for node in nodes)
+
+
 def _is_tested(script: Script, node: ast.AST) -> bool:
-    owner = script.owner(node)
-    function = script.function(node)
-    return (owner is not None and "Test" in owner.name) or (
-        function is not None and function.name.startswith("test_")
-    )
+    owner, function = script.owner(node), script.function(node)
+    if owner is not None and "Test" in owner.name:
+        return True
+    return function is not None and function.name.startswith("test_")
 
 
 def _saves_training(script: Script, call: ast.Call) -> bool:
@@ -101,15 +99,8 @@ def _saves_training(script: Script, call: ast.Call) -> bool:
     saved = argument(call, "obj", 0)
     if saved is None:
         return False
-    parts = [
-        saved,
-        *(v.value for v in (script.assigned(dotted(saved), saved) if dotted(saved) else [])),
-    ]
-    if any(
-        isinstance(n, ast.Call) and last(n) == "state_dict"
-        for part in parts
-        for n in ast.walk(part)
-    ):
+    parts = [part for value in script.candidates(saved, saved) for part in ast.walk(value)]
+    if any(isinstance(part, ast.Call) and last(part) == "state_dict" for part in parts):
         return True
     return bool(re.search(r"state|ckpt|checkpoint|model|net", last(saved), re.I))
 
@@ -120,12 +111,7 @@ def save_wrapped_model(script: Script) -> Iterator[Finding]:
     The severity is a hint if the file also loads into the wrapper, which works as long as the model
     is always wrapped.
     """
-    loads = [c for c in script.calls_of("load_state_dict") if isinstance(c.func, ast.Attribute)]
-    loads = [
-        c
-        for c in loads
-        if isinstance(c.func, ast.Attribute) and "ddp" in kinds(script, c.func.value, c)
-    ]
+    loads = any(_is_of_wrapper(script, call) for call in script.calls_of("load_state_dict"))
     for call in script.calls_of("state_dict"):
         if not isinstance(call.func, ast.Attribute) or not (name := dotted(call.func.value)):
             continue
@@ -143,6 +129,11 @@ def save_wrapped_model(script: Script) -> Iterator[Finding]:
             fix=f"{name}.module.state_dict()",
             severity="hint" if loads else "warning",
         )
+
+
+def _is_of_wrapper(script: Script, call: ast.Call) -> bool:
+    """Return whether a call may be of a method of the DDP wrapper."""
+    return isinstance(call.func, ast.Attribute) and "ddp" in kinds(script, call.func.value, call)
 
 
 def _is_saved(script: Script, call: ast.Call) -> bool:
@@ -166,24 +157,24 @@ def _knows_the_module(script: Script, name: str, call: ast.Call) -> bool:
     """Return whether the function also uses ``.module`` of this object, so it distinguishes wrapper
     and model.
     """
-    for node in inside(script.scope(call)):
-        if isinstance(node, ast.Attribute) and node.attr == "module" and dotted(node.value) == name:
-            return True
-        if (
-            isinstance(node, ast.Call)
-            and last(node) == "hasattr"
-            and node.args
-            and dotted(node.args[0]) == name
-        ):
-            return True
-    return False
+    return any(_distinguishes(node, name) for node in inside(script.scope(call)))
+
+
+def _distinguishes(node: ast.AST, name: str) -> bool:
+    """Return whether a node is ``name.module`` or ``hasattr(name, ...)``."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "module" and dotted(node.value) == name
+    if not isinstance(node, ast.Call) or last(node) != "hasattr" or not node.args:
+        return False
+    return dotted(node.args[0]) == name
 
 
 def _is_unwrapped_before(script: Script, name: str, call: ast.Call) -> bool:
     """Return whether the name is also assigned the model itself, by assignments that end in
     ``.module``.
     """
-    return any(
-        isinstance(value.value, ast.Attribute) and value.value.attr in ("module", "_orig_mod")
-        for value in script.assigned(name, call)
-    ) or any(last(n) == "consume_prefix_in_state_dict_if_present" for n in script.calls)
+    if script.calls_of("consume_prefix_in_state_dict_if_present"):
+        return True
+    values = [assigned.value for assigned in script.assigned(name, call)]
+    attributes = [value.attr for value in values if isinstance(value, ast.Attribute)]
+    return any(attribute in ("module", "_orig_mod") for attribute in attributes)
