@@ -83,10 +83,10 @@ class Signature:
                 break
         else:
             return None
-        found = self._compiled.search(text)
-        if found is None or (self._excluded is not None and self._excluded.search(text)):
+        match = self._compiled.search(text)
+        if match is None or (self._excluded is not None and self._excluded.search(text)):
             return None
-        return {key: value for key, value in found.groupdict().items() if value}
+        return {name: value for name, value in match.groupdict().items() if value}
 
 
 def fill(templates: tuple[str, ...], groups: Mapping[str, str]) -> str:

@@ -12,7 +12,8 @@ from paceline.diagnose.lint.job.directives import Directives
 
 _NO_ACCELERATOR = re.compile(
     r"(gres[/:])?"
-    r"(none|gpumem|vram|nvme|ssd|disk|tmp\w*|local\w*|l?scratch|craynetwork|bandwidth|lustre|fs|mem\w*)",
+    r"(none|gpumem|vram|nvme|ssd|disk|tmp\w*|local\w*|l?scratch|craynetwork|bandwidth|lustre|fs"
+    r"|mem\w*)",
     re.I,
 )
 GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "tres-per-task")

@@ -17,7 +17,8 @@ from paceline.errors import Finding
 MOST_SETTINGS = 100
 
 _NODE_LOCAL = re.compile(
-    r"(\$\{?(SLURM_TMPDIR|TMPDIR|LOCAL_SCRATCH|LOCALSCRATCH|TMP_LOCAL|LSCRATCH|JOBTMP|SLURM_JOB_TMP)"
+    r"(\$\{?(SLURM_TMPDIR|TMPDIR|LOCAL_SCRATCH|LOCALSCRATCH|TMP_LOCAL|LSCRATCH|JOBTMP"
+    r"|SLURM_JOB_TMP)"
     r"\b|/tmp\b|/dev/shm\b|/local(_?scratch)?\b|/scratch/local\b)"
 )
 _CONDA_READY = re.compile(

@@ -7,16 +7,17 @@ from collections.abc import Iterator
 
 from paceline.diagnose.lint.job.case import Case
 from paceline.diagnose.lint.job.launcher_options import TABLES
-from paceline.diagnose.lint.job.launches import Launch, nnodes, requested_devices
+from paceline.diagnose.lint.job.launches import Launch, Shape, nnodes, requested_devices
 from paceline.errors import Finding, closest
 
-# Programs that start themselves on the nodes, and programs that are not a training.
+# Programs that start themselves on the nodes, and programs that are not a training run.
 _SELF_SPREADING = re.compile(
     r"launch|submit|dispatch|schedul|orchestr|\bray\b|dask|spark|slurm|sweep|mpi|spawn", re.I
 )
 _BEFOREHAND = re.compile(
-    r"prepare|preproc|download|convert|token|setup|install|check|split|build|make_|create|generate|extract|collect|test"
-    r"|eval|infer|predict|merge|export|plot|report|summar|analy|stat|parse|get_|cache|index|post",
+    r"prepare|preproc|download|convert|token|setup|install|check|split|build|make_|create|generate"
+    r"|extract|collect|test|eval|infer|predict|merge|export|plot|report|summar|analy|stat|parse"
+    r"|get_|cache|index|post",
     re.I,
 )
 # The switch of torch's ImageNet example and of its many descendants: one process for each GPU by
@@ -95,24 +96,28 @@ def _one_task_per_gpu(case: Case) -> bool:
 
 
 def _spreads_itself(case: Case, launch: Launch) -> bool:
+    """Return whether a program may start itself on the nodes, or another check covers it."""
     if launch.kind == "deepspeed":
-        return True  # it has a separate check
+        return True
     if launch.kind == "accelerate launch":
-        if launch.vague or {"deepspeed_hostfile", "mpirun_hostfile"} & set(launch.options):
-            return True
-        # a config file may name a multi-node launcher; then the command does not number the
-        # machines
-        return "config_file" in launch.options and not {"nnodes", "node_rank", "addr"} & set(
-            launch.says
-        )
-    if not launch.spawns:
-        spreads = (
-            _SELF_SPREADING.search(launch.script)
-            or _BEFOREHAND.search(launch.script)
-            or case.names_hosts
-        )
-        return not launch.program or bool(spreads)
-    return launch.vague and launch.call.maybe
+        return _is_configured(launch)
+    if launch.spawns:
+        return launch.vague and launch.call.maybe
+    if not launch.program or case.names_hosts:
+        return True
+    patterns = (_SELF_SPREADING, _BEFOREHAND)
+    return any(pattern.search(launch.script) for pattern in patterns)
+
+
+def _is_configured(launch: Launch) -> bool:
+    """Return whether a file may configure Accelerate for several nodes.
+
+    The command then does not number the machines.
+    """
+    if launch.vague or {"deepspeed_hostfile", "mpirun_hostfile"} & set(launch.options):
+        return True
+    numbers_machines = {"nnodes", "node_rank", "addr"} & set(launch.says)
+    return "config_file" in launch.options and not numbers_machines
 
 
 def ntasks_per_node_with_torchrun(case: Case) -> Iterator[Finding]:
@@ -142,20 +147,11 @@ def double_launch(case: Case) -> Iterator[Finding]:
     node.
     """
     for launch in case.training:
-        spread, processes = case.shape(launch), case.processes(launch)
-        tasks = spread.tasks_per_node
+        tasks = case.shape(launch).tasks_per_node
         if not launch.spawns or launch.call.step is None or launch.call.maybe:
             continue
-        if processes is None or tasks is None or tasks < 2:
-            continue
-        if processes > 1:
-            effect = _starts(processes, tasks, spread.node_gpus)
-        else:
-            node_range = nnodes(launch)
-            if node_range is None or spread.nodes is None or node_range[1] >= spread.nodes * tasks:
-                continue
-            effect = f"counts as a node, of which it expects {node_range[1]}"
-        if _one_agent_per_task(launch, processes, spread.gpus_per_task, tasks, spread.nodes):
+        effect = _effect_of_each(case, launch, tasks) if tasks and tasks > 1 else ""
+        if not effect:
             continue
         yield case.finding(
             "double-launch",
@@ -166,6 +162,19 @@ def double_launch(case: Case) -> Iterator[Finding]:
             fix="#SBATCH --ntasks-per-node=1  (one launcher on each node)",
             severity=case.severity(launch),
         )
+
+
+def _effect_of_each(case: Case, launch: Launch, tasks: int) -> str:
+    """Return what the launcher does in each of several tasks, empty if that is certainly right."""
+    spread, processes = case.shape(launch), case.processes(launch)
+    if processes is None or _is_agent_per_task(launch, processes, tasks, spread):
+        return ""
+    if processes > 1:
+        return _starts(processes, tasks, spread.node_gpus)
+    node_range = nnodes(launch)
+    if node_range is None or spread.nodes is None or node_range[1] >= spread.nodes * tasks:
+        return ""
+    return f"counts as a node, of which it expects {node_range[1]}"
 
 
 def spawning_in_each_task(case: Case) -> Iterator[Finding]:
@@ -191,21 +200,18 @@ def spawning_in_each_task(case: Case) -> Iterator[Finding]:
 
 
 def _starts(processes: int, tasks: int, gpus: int | None) -> str:
-    return f"starts {processes} processes: {tasks * processes} on a node" + (
-        f" with {gpus} GPUs" if gpus else ""
-    )
+    on_gpus = f" with {gpus} GPUs" if gpus else ""
+    return f"starts {processes} processes: {tasks * processes} on a node{on_gpus}"
 
 
-def _one_agent_per_task(
-    launch: Launch, processes: int, gpus_per_task: int | None, tasks: int, nodes: int | None
-) -> bool:
+def _is_agent_per_task(launch: Launch, processes: int, tasks: int, spread: Shape) -> bool:
     """Return whether each task is a separate node for the launcher: one agent per task, with bound
     GPUs.
     """
-    if gpus_per_task is None or processes > gpus_per_task:
+    if spread.gpus_per_task is None or processes > spread.gpus_per_task:
         return False
     node_range = nnodes(launch)
-    return node_range is None or nodes is None or node_range[1] >= nodes * tasks
+    return node_range is None or spread.nodes is None or node_range[1] >= spread.nodes * tasks
 
 
 def deepspeed_without_hostfile(case: Case) -> Iterator[Finding]:
@@ -276,8 +282,11 @@ def launcher_option_unknown(case: Case) -> Iterator[Finding]:
 
 
 def _near(typed: str, near: str) -> bool:
-    left, right = typed.lstrip("-").replace("-", "_"), near
-    return left.rstrip("s") == right.rstrip("s") or left.replace("_", "") == right.replace("_", "")
+    """Return whether two options differ in dashes and underscores, or in a final s only."""
+    typed = typed.lstrip("-").replace("-", "_")
+    if typed.rstrip("s") == near.rstrip("s"):
+        return True
+    return typed.replace("_", "") == near.replace("_", "")
 
 
 CHECKS = (

@@ -17,8 +17,8 @@ from paceline.diagnose.lint.job.shell.values import Arg
 
 # Known programs and shells: after a wrapper with many options, the first of these is the program.
 _PROGRAM = re.compile(
-    r"(?:[^=\s]*/)?(python[0-9.]*|torchrun|accelerate|accelerate-launch|deepspeed|ds|composer|fabric|lightning|paceline"
-    r"|bash|sh|zsh|env|srun|numactl|time|nohup)$"
+    r"(?:[^=\s]*/)?(python[0-9.]*|torchrun|accelerate|accelerate-launch|deepspeed|ds|composer"
+    r"|fabric|lightning|paceline|bash|sh|zsh|env|srun|numactl|time|nohup)$"
 )
 # Wrappers whose options are skipped up to the first known program.
 _SEEKING = names(

@@ -22,7 +22,8 @@ _NO_SYNC = words_of(
 _SCHEDULER = re.compile(r"sched", re.I)
 _OPTIMIZER = re.compile(r"^(opt|optim|optimi[sz]er)\w*$|_(opt|optim|optimi[sz]er)$", re.I)
 _SIZE = re.compile(
-    r"world_?size|num_replicas|num_processes|n_?gpus|num_gpus|get_world_size|^size$|nprocs|num_nodes",
+    r"world_?size|num_replicas|num_processes|n_?gpus|num_gpus|get_world_size|^size$|nprocs"
+    r"|num_nodes",
     re.I,
 )
 
