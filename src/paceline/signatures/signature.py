@@ -18,7 +18,8 @@ To add a signature:
    more precisely, HINTED if training may continue after it. A line that surviving ranks print is
    VICTIM, regardless of its words.
 5. For a fault that only several lines show, add a ``note`` here and a rule in ``inference``.
-6. Add the text as a program really prints it to ``tests/unit/explain``, and a similar harmless one.
+6. Add the text as a program really prints it to ``tests/unit/diagnose/explain``, and a similar
+   harmless one.
 """
 
 from __future__ import annotations

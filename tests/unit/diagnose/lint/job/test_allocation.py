@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.diagnose.lint.job import judge
 from paceline.diagnose.lint.job.allocation import (
     count_gpus,
     describe,
@@ -147,3 +148,9 @@ def test_slurm_sets_some_variables_only_if_their_option_is_given():
 )
 def test_hosts_of_a_list(text, hosts):
     assert count_hosts(text) == hosts
+
+
+def test_a_step_without_tasks_is_no_division_by_zero():
+    directives = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n"
+    findings = judge(directives + "srun --ntasks=0 python fit.py\n", "job.sbatch")
+    assert "time-missing" in {finding.name for finding in findings}
