@@ -7,10 +7,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.diagnose.lint.job import launches, wrappers
+from paceline.diagnose.lint.job import launches
 from paceline.diagnose.lint.job.launcher_options import TABLES
-from paceline.diagnose.lint.job.story import Call
-from paceline.diagnose.lint.job.values import Arg, Symbols
+from paceline.diagnose.lint.job.shell import wrappers
+from paceline.diagnose.lint.job.shell.trace import Call
+from paceline.diagnose.lint.job.shell.values import Arg, Symbols
 from paceline.errors import Finding, UsageError, closest
 
 KINDS = (

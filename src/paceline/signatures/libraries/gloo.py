@@ -11,8 +11,8 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "gloo-loopback",
         "connect [127|remote=[127|connection refused|connection timed out",
-        r"(?:connect|gloo|pair\.cc|connectFullMesh).*\[?(?P<address>127\.\d+\.\d+\.\d+)\]?:?\d*.*?(?:Connection "
-        r"refused|timed out)"
+        r"(?:connect|gloo|pair\.cc|connectFullMesh).*\[?(?P<address>127\.\d+\.\d+\.\d+)\]?:?\d*.*?"
+        r"(?:Connection refused|timed out)"
         r"|connect.*remote=\[?(?P<remote>127\.\d+\.\d+\.\d+)",
         what=(
             "Gloo connects to {address}: another rank gave its loopback address",
