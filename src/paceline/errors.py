@@ -142,12 +142,12 @@ class PacelineError(Exception):
 
     Attributes:
         found_by_all: Whether all processes of the same start find the same fault.
-        said_elsewhere: Whether another process prints this error to the same output.
+        reported_elsewhere: Whether another process prints this error to the same output.
     """
 
     exit_status = EXIT_FAILED
     found_by_all = False
-    said_elsewhere = False
+    reported_elsewhere = False
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.render())

@@ -51,7 +51,7 @@ def misused(error: click.ClickException) -> UsageError:
 def refuse(error: PacelineError) -> NoReturn:
     """Print an error and exit with its status."""
     status = error.exit_status if error.exit_status else EXIT_MISUSE
-    if not error.said_elsewhere:
+    if not error.reported_elsewhere:
         terminal.show(error.finding.render(), sys.stderr)
     if error.found_by_all:
         # when the first task fails, srun may end the others before they print this, or with the
