@@ -21,7 +21,7 @@ from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.task import FUNCTION, RankTask
 from paceline.launch.run.console import Console
 from paceline.launch.run.notices import Notices
-from paceline.rundir import events, identity, lease
+from paceline.rundir import events, identity, lease, lease_file
 from paceline.rundir.files import RUNS, RunDir, new_run_id, shown
 from paceline.rundir.identity import Training
 from paceline.rundir.lease import Lease
@@ -57,7 +57,7 @@ class RunFolder:
         conflict = identity.conflict(root, recorded, training)
         if conflict is not None:
             raise UsageError(conflict)
-        owner = lease.this_process(token, element=training.element)
+        owner = lease_file.this_process(token, element=training.element)
         try:
             self.lease = lease.take(root, owner, say=say)
         except OSError as error:
