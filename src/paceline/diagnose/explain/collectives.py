@@ -10,6 +10,7 @@ from paceline.diagnose.explain.candidates import Candidate, quoted
 from paceline.diagnose.explain.scan import Scanned
 from paceline.signatures.lines import Line
 from paceline.signatures.tier import Tier
+from paceline.text.wording import is_or_are
 
 _INIT = re.compile(
     r"Channel \d|Trees \[|Ring \d|Connected (?:all )?|Setting affinity|NET/|Bootstrap|NCCL version"
@@ -68,7 +69,7 @@ def _with_suspect(
     if len(ranks) * 2 > len(behind):
         return candidate
     whom = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:6])}"
-    what = f"{candidate.what}; {whom} {'are' if len(ranks) > 1 else 'is'} behind"
+    what = f"{candidate.what}; {whom} {is_or_are(ranks)} behind"
     what += f" (collective {least}, others {max(behind.values())})"
     return replace(candidate, what=what, where=whom)
 

@@ -9,6 +9,7 @@ from paceline.diagnose.doctor.facts import Facts, Leftover
 from paceline.diagnose.doctor.render import size
 from paceline.errors import Finding
 from paceline.machine import python_fork
+from paceline.text.wording import is_or_are
 
 _TURING, _BLACKWELL = (7, 5), (10, 0)  # compute capabilities
 _WITHOUT_OLD, _WITH_BLACKWELL = (13, 0), (12, 8)  # versions of CUDA
@@ -125,7 +126,7 @@ def _leftovers(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "orphan-processes",
         f"{count} process{'es' if count > 1 else ''} of an earlier run"
-        f" {'are' if count > 1 else 'is'} still there without a launcher, holding"
+        f" {is_or_are(left)} still there without a launcher, holding"
         f" {' and '.join(holds)}",
         where=f"pid {', '.join(str(each.pid) for each in left[:8])}",
         evidence=tuple(_words(each) for each in left[:8]),
