@@ -24,7 +24,7 @@ from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.preflight import bandwidth, consistency, facts, interfaces
 from paceline.launch.preflight.facts import Facts
-from paceline.rundir.files import shown
+from paceline.rundir.files import display_path
 
 # A head that does not hold the comparison publishes that at once.
 _HELD_S = 15.0
@@ -329,7 +329,7 @@ def compare(
 
     if num_nodes == 1:
         asked = options.check and first
-        return Result(line=check_alone(gather(0), folder=shown(folder)) if asked else "")
+        return Result(line=check_alone(gather(0), folder=display_path(folder)) if asked else "")
     roll = RollCall(
         store, node=node, num_nodes=num_nodes, token=token, script=options.script, folder=folder
     )
