@@ -172,7 +172,7 @@ class RunError(PacelineError):
     exit_status = EXIT_FAILED
 
 
-def closest(word: str, known: Iterable[str]) -> str:
-    """Return the known word nearest to ``word``, or an empty string if none is near."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+def closest(word: str, candidates: Iterable[str]) -> str:
+    """Return the candidate nearest to ``word``, or an empty string if none is near."""
+    matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
     return matches[0] if matches else ""

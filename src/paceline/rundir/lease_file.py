@@ -132,7 +132,7 @@ def create(folder: Path, owner: Owner) -> bool:
 
 
 def write(folder: Path, owner: Owner) -> None:
-    """Write the lease of a folder, whoever owned it before.
+    """Write the lease of a folder, in place of any other.
 
     Raises:
         OSError: The file cannot be written.
