@@ -191,8 +191,8 @@ def _module(module: str, before: Sequence[str]) -> Item:
     return _wrong(subject, finding)
 
 
-def _shell(text: str, *words: str) -> commands.Said:
-    return commands.tell("bash", "-lc", text, "paceline", *words, timeout_s=_SHELL_LIMIT_S)
+def _shell(text: str, *words: str) -> commands.Reply:
+    return commands.run("bash", "-lc", text, "paceline", *words, timeout_s=_SHELL_LIMIT_S)
 
 
 def _prefix(site: Profile) -> Item:

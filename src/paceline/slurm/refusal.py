@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from paceline.errors import Finding, closest
-from paceline.machine.slurm_commands import MISSING, UNANSWERED, Said
+from paceline.machine.slurm_commands import MISSING, UNANSWERED, Reply
 
 # Pattern of Slurm's message, its meaning, and the fix. The first match wins.
 _MEANINGS: tuple[tuple[str, str, str], ...] = (
@@ -73,7 +73,7 @@ _UNREACHABLE = re.compile(
 )
 
 
-def unsure(result: Said) -> bool:
+def unsure(result: Reply) -> bool:
     """Return whether a job may have been queued although sbatch failed, since no answer came in
     time.
     """
@@ -84,7 +84,7 @@ def unsure(result: Said) -> bool:
     )
 
 
-def judge(result: Said, *, known_options: Callable[[], tuple[str, ...]]) -> Finding:
+def judge(result: Reply, *, known_options: Callable[[], tuple[str, ...]]) -> Finding:
     """Return why sbatch did not accept a job.
 
     Args:

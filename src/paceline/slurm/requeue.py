@@ -304,7 +304,7 @@ def _requeue_or_refusal(
         if failure is not None:
             return failure
         if exclude:  # Slurm accepts this only for a pending job
-            commands.tell(
+            commands.run(
                 "scontrol", "update", f"JobId={job.job_id}", f"ExcNodeList={','.join(exclude)}"
             )
         terminal.say(f"job {job.job_id} is queued again{_words(decision, exclude)}")
@@ -316,7 +316,7 @@ def _request_requeue(job: JobRecord) -> _Refusal | None:
     for number in range(_TRIES):
         if number:
             time.sleep(_PAUSE_S)
-        result = commands.tell("scontrol", "requeue", job.job_id, timeout_s=_ANSWER_S)
+        result = commands.run("scontrol", "requeue", job.job_id, timeout_s=_ANSWER_S)
         if result.status == 0:
             return None
         failure = _Refusal(
@@ -350,10 +350,10 @@ def _sigterm_ignored() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _submit(run_dir: RunDir, exclude: Sequence[str], *more: str) -> commands.Said:
+def _submit(run_dir: RunDir, exclude: Sequence[str], *more: str) -> commands.Reply:
     excluded = (f"--exclude={','.join(exclude)}",) if exclude else ()
     words = ("sbatch", "--parsable", *excluded, *more, str(run_dir.job_script.absolute()))
-    return commands.tell(*words, environ=commands.outside())
+    return commands.run(*words, environ=commands.outside())
 
 
 def _possible(run_dir: RunDir, lost: Sequence[str], job_state: JobState | None) -> tuple[str, ...]:
@@ -377,7 +377,7 @@ def _words(decision: Decision, exclude: Sequence[str]) -> str:
     return where + (f", without {', '.join(exclude)}" if exclude else "")
 
 
-def _first_line(result: commands.Said) -> str:
+def _first_line(result: commands.Reply) -> str:
     return next(
         (line.strip() for line in result.err.splitlines() if line.strip()),
         f"status {result.status}",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paceline import env
 from paceline.errors import UsageError
-from paceline.rundir import identity, lease
+from paceline.rundir import identity, lease, lease_file
 from paceline.rundir.files import RunDir
 from paceline.slurm import lookup, record
 from paceline.slurm.record import JobRecord
@@ -44,9 +44,8 @@ def reserve(
     if conflict is not None:
         raise UsageError(conflict)
     folder.mkdir(parents=True, exist_ok=True)
-    lease.acquire(
-        folder, lease.this_job(element=own_identity.element), say=terminal.say, ended=_has_ended
-    )
+    mine = lease_file.this_job(element=own_identity.element)
+    lease.acquire(folder, mine, say=terminal.say, ended=_has_ended)
     job = record.read(run_dir)
     if job is None and script is not None:
         job = JobRecord(job_id, submitted_ns=time.time_ns(), on_node_loss=on_node_loss)

@@ -215,7 +215,7 @@ def _own_command() -> tuple[str, ...]:
 
 def _require_sbatch() -> None:
     if shutil.which("sbatch") is None:
-        result = commands.Said(commands.MISSING)
+        result = commands.Reply(commands.MISSING)
         raise SetupError(refusal.judge(result, known_options=tuple))
 
 
@@ -304,7 +304,7 @@ def _submit(requested: Request, place: Place, text: str) -> JobRecord:
             fix="give another folder with --run-dir",
         )
         raise SetupError(finding) from None
-    result = commands.tell(
+    result = commands.run(
         "sbatch", "--parsable", place.script, timeout_s=60.0, environ=_environ(requested)
     )
     match = re.search(r"^(\d+)(?:;(\S+))?\s*$", result.out, re.MULTILINE)
@@ -328,7 +328,7 @@ def _submit(requested: Request, place: Place, text: str) -> JobRecord:
 
 
 def _submission_failure(
-    result: commands.Said, run: RunDir, *, new: bool, old: bytes | None
+    result: commands.Reply, run: RunDir, *, new: bool, old: bytes | None
 ) -> Finding:
     """Return why there is no job, and restore the run folder, unless the job may have been queued
     after all.

@@ -39,7 +39,7 @@ def gather(*, account: bool) -> Cluster:
     return cluster.read(*answers)
 
 
-def trial(request: Request, *, environ: Mapping[str, str]) -> commands.Said:
+def trial(request: Request, *, environ: Mapping[str, str]) -> commands.Reply:
     """Call ``sbatch --test-only``: only sbatch knows QOS, features and the site's job submit
     plugins.
     """
@@ -47,7 +47,7 @@ def trial(request: Request, *, environ: Mapping[str, str]) -> commands.Said:
         f"--{name}" if value is None else f"--{name}={value}"
         for name, value in request.directives()
     ]
-    return commands.tell(
+    return commands.run(
         "sbatch", "--test-only", "--wrap=true", *words, timeout_s=_TRIAL_S, environ=environ
     )
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from paceline.errors import Finding, Notice
 from paceline.launch.monitor import locate, proof, waiting
 from paceline.launch.monitor.position import DATA, STOPPED, Position
-from paceline.text.wording import few_lines, named
+from paceline.text.wording import few_lines, is_or_are, named
 from paceline.why.loops import left_loop
 from paceline.why.rank_state import RUNNING, STILL, Account
 
@@ -163,8 +163,8 @@ def _left(
     file, first, last = loop
     return Finding(
         "uneven-inputs",
-        f"{gone} left the loop of {file}:{first}-{last}, and {named(still)} {_are(still)} still"
-        " in it",
+        f"{gone} left the loop of {file}:{first}-{last}, and {named(still)} {is_or_are(still)}"
+        " still in it",
         where=gone,
         why="each waits in a collective that the other does not call",
         fix=(
@@ -198,8 +198,8 @@ def _waits(
 ) -> Notice:
     if not absent:
         what = (
-            f"{_named(waits)} {_are(waits)} in collectives, and bytes move between them: no hang,"
-            " as far as is visible"
+            f"{_named(waits)} {is_or_are(waits)} in collectives, and bytes move between them: no"
+            " hang, as far as is visible"
         )
     else:
         what = f"{_named(waits)} {_wait(waits)} for {_named(absent)}, which {_runs(absent)}"
@@ -220,8 +220,8 @@ def _runs(absent: Sequence[Account]) -> str:
 
 def _waits_for_unknown(waits: Sequence[Account], unknown: Sequence[int]) -> Notice:
     return Notice(
-        f"{_named(waits)} {_wait(waits)} for others; {named(unknown)} {_are(unknown)} not on the"
-        " hosts that were looked at",
+        f"{_named(waits)} {_wait(waits)} for others; {named(unknown)} {is_or_are(unknown)} not on"
+        " the hosts that were looked at",
         _lines(waits),
         advice=(
             "look at all hosts: paceline why JOBID, or paceline why NODE..., or files of paceline"
@@ -271,7 +271,7 @@ def _unseen(living: Sequence[Account]) -> Notice:
     ]
     dark = [account for account in living if not account.is_visible]
     what = (
-        f"in which line {_named(dark)} {_are(dark)} is not visible:"
+        f"in which line {_named(dark)} {is_or_are(dark)} is not visible:"
         f" {dark[0].error or 'py-spy shows no stack'}"
     )
     return Notice(what, few_lines(lines, 2 * _LINES), advice=_to_see(dark[0].error))
@@ -317,10 +317,6 @@ def _words(account: Account) -> str:
 
 def _named(accounts: Sequence[Account]) -> str:
     return named(account.rank for account in accounts)
-
-
-def _are(items: Sequence[object]) -> str:
-    return "is" if len(items) == 1 else "are"
 
 
 def _wait(items: Sequence[object]) -> str:

@@ -11,6 +11,7 @@ from paceline.diagnose.explain.candidates import Candidate, changed, quoted
 from paceline.diagnose.explain.scan import Scanned
 from paceline.signatures.lines import Line
 from paceline.signatures.tier import Tier
+from paceline.text.wording import is_or_are
 
 _INIT = re.compile(
     r"Channel \d|Trees \[|Ring \d|Connected (?:all )?|Setting affinity|NET/|Bootstrap|NCCL version"
@@ -40,8 +41,9 @@ def name_ranks_behind(scanned: Scanned, candidates: Sequence[Candidate]) -> list
     if len(ranks) * 2 > len(positions):
         return list(candidates)
     who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:6])}"
-    verb = "are" if len(ranks) > 1 else "is"
-    behind = f"{who} {verb} behind (collective {least}, others {max(positions.values())})"
+    behind = (
+        f"{who} {is_or_are(ranks)} behind (collective {least}, others {max(positions.values())})"
+    )
     return changed(
         candidates,
         lambda candidate: replace(candidate, what=f"{candidate.what}; {behind}", where=who),

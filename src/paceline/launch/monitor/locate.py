@@ -16,7 +16,7 @@ from paceline.errors import Finding
 from paceline.launch.monitor.position import DATA, Position
 from paceline.launch.monitor.proof import Call, Proof
 from paceline.launch.monitor.waiting import longer
-from paceline.text.wording import named
+from paceline.text.wording import has_or_have, is_or_are, named
 
 # Findings that explain why ranks are in different places; the others only report that they are.
 _REASONS = ("conditional-collective", "uneven-inputs", "rank-ended-early")
@@ -163,7 +163,7 @@ def _stuck(
     others = f"; {_ranks(waiting)} {wait} for {pronoun}" if waiting else ""
     return Finding(
         "rank-stuck-in-data" if data else "rank-stuck-in-code",
-        f"{_with_host(alike)} {'has' if len(alike) == 1 else 'have'} {longest.stuck}{others}",
+        f"{_with_host(alike)} {has_or_have(alike)} {longest.stuck}{others}",
         where=_where(alike),
         evidence=_lines(positions),
         why="" if waiting else "no rank makes progress or uses the CPU",
@@ -178,7 +178,7 @@ def _conditional(guarded: Sequence[Position], positions: Sequence[Position]) -> 
     first = guarded[0]
     return Finding(
         "conditional-collective",
-        f"{_with_host(guarded)} {'is' if len(guarded) == 1 else 'are'} in a collective that not all"
+        f"{_with_host(guarded)} {is_or_are(guarded)} in a collective that not all"
         f" ranks reach: {first.doing}, under {first.guard}",
         where=_where(guarded),
         evidence=_lines(positions),
@@ -213,7 +213,7 @@ def _some_have_ended(
     count = f" after {ended[0].steps} steps" if ended[0].steps else ""
     return Finding(
         name,
-        f"{_with_host(ended)} {'has' if len(ended) == 1 else 'have'} ended{count}, and "
+        f"{_with_host(ended)} {has_or_have(ended)} ended{count}, and "
         f"{_ranks(waiting)} still {wait}: {waiting[0].doing}",
         where=_where(ended),
         evidence=_lines(positions),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import Finding
-from paceline.text.wording import named
+from paceline.text.wording import has_or_have, named
 
 # A host is a straggler if it is slower by this factor, in this many consecutive windows of time.
 SLOWER = 1.2
@@ -212,7 +212,7 @@ def uneven(pulses: Sequence[Mapping[str, Any]]) -> Finding | None:
     lengths = {entry["rank"]: entry["loop_length"] for entry in pulses if entry["rank"] in behind}
     if behind and min(behind.values()) == max(ended.values()) < min(lengths.values()):
         # the ranks behind hang before they take one more batch
-        return _uneven(ended, lengths, "has" if len(behind) == 1 else "have", furthest)
+        return _uneven(ended, lengths, has_or_have(behind), furthest)
     if not behind and len(set(ended.values())) > 1:
         return _uneven_ended(ended, furthest)
     first = {entry["rank"]: entry["first_loop_batches"] for entry in pulses if entry["loops"]}
@@ -342,7 +342,7 @@ def replicas(groups: Sequence[Parameters], *, step: int) -> Finding | None:
     first_name = f", first in {names[place].partition(' ')[0]}" if place < len(names) else ""
     return Finding(
         "replicas-differ",
-        f"after step {step} {named(ranks)} {'has' if len(ranks) == 1 else 'have'} other parameters"
+        f"after step {step} {named(ranks)} {has_or_have(ranks)} other parameters"
         f" than {named(most.ranks)}{first_name}",
         where=named(ranks),
         evidence=tuple(evidence),

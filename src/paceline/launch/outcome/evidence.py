@@ -20,7 +20,7 @@ from paceline.errors import Finding
 from paceline.launch.monitor.position import Frame
 from paceline.launch.outcome.rank_exit import Failure
 from paceline.launch.outcome.resume import Checkpoint
-from paceline.rundir.files import RunDir, open_file, shown
+from paceline.rundir.files import RunDir, display_path, open_file
 from paceline.train import checkpoint
 
 _PACKAGE = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
@@ -117,7 +117,9 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
     last = checkpoint.last_committed(folder)
     if last is None:
         return None
-    return Checkpoint(shown(last.path), last.serial, last.manifest.step, last.manifest.seconds)
+    return Checkpoint(
+        display_path(last.path), last.serial, last.manifest.step, last.manifest.seconds
+    )
 
 
 def read_nccl_logs(run_dir: RunDir, *, since: int) -> list[str]:
@@ -143,7 +145,7 @@ def half_saved(folder: Path, *, since_ns: int) -> str:
             and not path.name.startswith(".trash")
             and _changed_ns(path) >= since_ns
         ):
-            return shown(path)
+            return display_path(path)
     return ""
 
 

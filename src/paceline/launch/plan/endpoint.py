@@ -29,8 +29,8 @@ def find(node_name: str) -> str:
     name = node_name or socket.gethostname()
     mine = [address for _, address in interfaces.addresses()]
     named = _resolve(name)
-    slurms = "" if choose(named, mine) else nodeaddr.slurms(name)
-    address = choose(named, mine) or _numeric(slurms) or choose(mine, mine) or "127.0.0.1"
+    in_slurm = "" if choose(named, mine) else nodeaddr.address_in_slurm(name)
+    address = choose(named, mine) or _numeric(in_slurm) or choose(mine, mine) or "127.0.0.1"
     return f"{bracketed(address)}:{_free_port(address)}"
 
 

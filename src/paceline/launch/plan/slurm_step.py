@@ -357,7 +357,7 @@ def _once(step: Step, finding: Finding) -> UsageError:
     output.
     """
     error = UsageError(finding)
-    error.found_by_all, error.said_elsewhere = True, step.task > 0
+    error.found_by_all, error.reported_elsewhere = True, step.task > 0
     return error
 
 

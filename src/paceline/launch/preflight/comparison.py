@@ -26,7 +26,7 @@ from paceline.launch.plan.plan import Plan
 from paceline.launch.preflight import bandwidth, consistency, facts, interfaces
 from paceline.launch.preflight.facts import Facts
 from paceline.machine.interfaces import Interface
-from paceline.rundir.files import shown
+from paceline.rundir.files import display_path
 
 # How long to wait for what the head publishes at once: whether it compares, or the link's speed.
 _HEAD_S = 15.0
@@ -334,7 +334,7 @@ def compare(
 
     if num_nodes == 1:
         if options.check and first:
-            return Result(line=check_alone(gather(0), folder=shown(folder)))
+            return Result(line=check_alone(gather(0), folder=display_path(folder)))
         return Result()
     comparison = Comparison(
         store, node=node, num_nodes=num_nodes, token=token, script=options.script, folder=folder

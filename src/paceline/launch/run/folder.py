@@ -21,8 +21,8 @@ from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.task import FUNCTION, RankTask
 from paceline.launch.run.console import Console
 from paceline.launch.run.notices import Notices
-from paceline.rundir import events, identity, lease
-from paceline.rundir.files import RUNS, RunDir, new_run_id, shown
+from paceline.rundir import events, identity, lease, lease_file
+from paceline.rundir.files import RUNS, RunDir, display_path, new_run_id
 from paceline.rundir.identity import Training
 from paceline.rundir.lease import Lease
 
@@ -57,7 +57,7 @@ class RunFolder:
         conflict = identity.conflict(root, recorded, training)
         if conflict is not None:
             raise UsageError(conflict)
-        owner = lease.this_process(token, element=training.element)
+        owner = lease_file.this_process(token, element=training.element)
         try:
             self.lease = lease.take(root, owner, say=say)
         except OSError as error:
@@ -163,11 +163,11 @@ def resume_command(run_dir: RunDir, options: Options, plan: Plan, task: RankTask
     """Return the resume command of the run."""
     return resume.plan(
         options,
-        run_dir=shown(run_dir.root),
+        run_dir=display_path(run_dir.root),
         function=task.kind == FUNCTION,
         numbered=plan.rendezvous == "static",
         environ=env.snapshot(),
-        job_script=shown(run_dir.job_script) if run_dir.job_script.exists() else "",
+        job_script=display_path(run_dir.job_script) if run_dir.job_script.exists() else "",
     )
 
 

@@ -36,7 +36,7 @@ from paceline.launch.run.notices import Notices
 from paceline.launch.run.peers import Peers
 from paceline.launch.run.signals import NOTICES, Caught, Signals
 from paceline.machine import processes
-from paceline.rundir.files import shown
+from paceline.rundir.files import display_path
 
 if TYPE_CHECKING:
     from paceline.launch.run.supervision import Supervision
@@ -319,7 +319,7 @@ class Launcher:
         if folder is None:
             return account.Run(stops=stops)
         return account.Run(
-            folder=shown(folder.run_dir.root),
+            folder=display_path(folder.run_dir.root),
             stops=stops,
             again=resume_command(folder.run_dir, self._options, self._plan, self._task),
             last=evidence.last_checkpoint(folder.run_dir.checkpoints),

@@ -17,7 +17,7 @@ from paceline.launch.run.link import NodeEnd
 from paceline.machine import interfaces, torch_requirements
 from paceline.machine.cpus import usable_cpus
 from paceline.rundir import identity
-from paceline.rundir.files import RunDir, shown, write_whole
+from paceline.rundir.files import RunDir, display_path, write_whole
 
 if TYPE_CHECKING:
     from paceline.launch.rendezvous.handler import Meeting
@@ -120,7 +120,7 @@ class Node:
                 self._plan,
                 self._options,
                 address=meeting.endpoint,
-                run_dir=shown(folder.run_dir.root),
+                run_dir=display_path(folder.run_dir.root),
                 is_signed=meeting.signing.is_on,
             )
         )

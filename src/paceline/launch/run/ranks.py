@@ -287,7 +287,7 @@ class RankGroup(PContext):
             steps=beat.steps,
             failure=failure,
             position=self._last_position(local, failure, crashed),
-            log=rundir.shown(log),
+            log=rundir.display_path(log),
             log_tail=evidence.last_lines(self._context.console.tail(str(log))) if bad else (),
             stack=evidence.read_stack(attempt.files[local].crash_path) if crashed else (),
             oom_kills=evidence.count_oom_kills() - attempt.oom_before if bad else 0,

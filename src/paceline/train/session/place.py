@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paceline import env
 from paceline.errors import Finding, Notice, RunError, UsageError
-from paceline.rundir import identity, lease
+from paceline.rundir import identity, lease, lease_file
 from paceline.rundir.files import RunDir
 from paceline.rundir.identity import Training
 from paceline.rundir.lease import Lease
@@ -134,7 +134,7 @@ class Place:
             RunError: Another run has taken the folder.
         """
         token = self._lease.owner.token if self._lease else env.read(env.RUN_TOKEN)
-        owner = lease.is_held_by(self._leased_folder(), token) if token else None
+        owner = lease.new_owner(self._leased_folder(), token) if token else None
         if owner is not None:
             raise RunError(lease.taken_over(self.run_dir.root, owner))
 
@@ -196,7 +196,7 @@ class Place:
     def _take(self) -> Lease | None:
         root = self.run_dir.root
         recorded = identity.read(self.run_dir)
-        owner = lease.this_process(secrets.token_hex(8), element=self._training.element)
+        owner = lease_file.this_process(secrets.token_hex(8), element=self._training.element)
         try:
             root.mkdir(parents=True, exist_ok=True)
             lease_of_folder = lease.take(root, owner, say=terminal.say)

@@ -188,12 +188,12 @@ def test_several_launchers_on_a_node(nproc):
     assert "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 paceline run" in error.finding.fix
     if nproc.isdigit():
         assert f"would start {nproc} rank" in error.finding.what
-    assert not error.said_elsewhere
+    assert not error.reported_elsewhere
 
 
 def test_only_the_first_task_says_it():
-    assert refused(step(tasks="2(x2)", node=1, task=3)).said_elsewhere
-    assert refused(step(tasks="2,1", node=1, task=2)).said_elsewhere
+    assert refused(step(tasks="2(x2)", node=1, task=3)).reported_elsewhere
+    assert refused(step(tasks="2,1", node=1, task=2)).reported_elsewhere
 
 
 def test_a_task_for_each_gpu_as_a_node_of_its_own():

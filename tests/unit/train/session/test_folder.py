@@ -12,8 +12,7 @@ from torch import nn
 
 from paceline import Session, env
 from paceline.errors import RunError, UsageError
-from paceline.rundir import lease
-from paceline.rundir.files import RunDir
+from paceline.rundir import lease, lease_file
 from paceline.train.session import place
 from unit.train.trainer.training import first_optimizer, no_signals, unlaunched  # noqa: F401  fixtures
 
@@ -113,7 +112,7 @@ def test_the_line_says_what_is_loaded(trained, which, line, capsys):
 
 def living(folder):
     """Another run that lives: this process, under another token, whose lease it does not know of."""
-    lease.acquire(folder, lease.this_process(), say=print)
+    lease.acquire(folder, lease_file.this_process(), say=print)
 
 
 def test_a_reader_is_never_refused_and_who_trains_is(trained):
@@ -134,8 +133,8 @@ def test_a_reader_is_never_refused_and_who_trains_is(trained):
 def test_nothing_is_committed_to_a_folder_that_another_run_has_taken(trained):
     session, model = begin("run")
     session.restore("latest")
-    other = replace(lease.this_process(), job="4712")
-    lease._write(RunDir(session.run_dir.root).lease, other, flags=0)
+    other = replace(lease_file.this_process(), job="4712")
+    lease_file.write(session.run_dir.root, other)
     with pytest.raises(RunError) as caught:
         train(session, model, 4)
     assert caught.value.finding.name == "run-folder-taken-over"
@@ -160,9 +159,9 @@ def test_two_sessions_share_a_folder_on_purpose(trained):
 
 def test_a_folder_that_takes_no_lease_costs_one_warning(monkeypatch, capsys):
     monkeypatch.setattr(
-        lease,
-        "_write",
-        lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+        lease_file,
+        "create",
+        lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
     )
     session, model = begin("run")
     train(session, model, 2)

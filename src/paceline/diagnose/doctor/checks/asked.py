@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu
-from paceline.machine.gpus import shown
+from paceline.machine.gpus import visible_entries
 from paceline.text.wording import few
 
 # NCCL: src/graph/topo.h, topoPathTypeStr. Before version 2.4, numbers stood for the levels.
@@ -19,7 +19,9 @@ def visible_gpus(facts: Facts) -> tuple[Gpu, ...]:
     """Return the GPUs visible to CUDA, which stops at the first entry that matches no GPU."""
     if facts.visible_devices is None:
         return facts.gpus
-    entries = shown(facts.visible_devices, lambda entry: named(entry, facts.gpus) is not None)
+    entries = visible_entries(
+        facts.visible_devices, lambda entry: named(entry, facts.gpus) is not None
+    )
     gpus = [gpu for entry in entries if (gpu := named(entry, facts.gpus)) is not None]
     return tuple({gpu.index: gpu for gpu in gpus}.values())  # several slices may belong to one GPU
 

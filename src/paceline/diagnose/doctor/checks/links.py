@@ -8,7 +8,7 @@ from paceline.diagnose.doctor.checks.asked import gpus_in_words, p2p_level, plac
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import AcsBridge, Gpu, GpuPair
 from paceline.errors import Finding
-from paceline.text.wording import few
+from paceline.text.wording import few, is_or_are
 
 _BROKEN = ("hang", "wrong-data")
 _BETWEEN_GPUS = (
@@ -304,7 +304,7 @@ def _far_cpus(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "numa-affinity",
         f"this process may use CPUs of NUMA node {', '.join(home)} only, and {gpus_in_words(far)}"
-        f" {'is' if len(far) == 1 else 'are'} attached to node"
+        f" {is_or_are(far)} attached to node"
         f" {few(sorted({str(gpu.numa_node) for gpu in far}))}",
         where=gpus_in_words(far),
         evidence=(

@@ -9,6 +9,7 @@ from paceline.diagnose.doctor.facts import Facts, Leftover
 from paceline.diagnose.doctor.render import size
 from paceline.errors import Finding
 from paceline.machine import python_fork
+from paceline.text.wording import is_or_are
 
 _TURING, _BLACKWELL = (7, 5), (10, 0)  # compute capabilities
 _WITHOUT_OLD, _WITH_BLACKWELL = (13, 0), (12, 8)  # versions of CUDA
@@ -112,7 +113,7 @@ def _leftovers(facts: Facts) -> Iterator[Finding]:
     processes = "1 process" if len(pids) == 1 else f"{len(pids)} processes"
     yield Finding(
         "orphan-processes",
-        f"{processes} of an earlier run {'is' if len(pids) == 1 else 'are'} still there without a"
+        f"{processes} of an earlier run {is_or_are(pids)} still there without a"
         f" launcher, holding {' and '.join(_holdings(facts))}",
         where=f"pid {', '.join(pids[:8])}",
         evidence=tuple(_words(process) for process in facts.leftovers[:8]),

@@ -12,6 +12,7 @@ from paceline.machine import files, ulimits
 from paceline.machine.cpus import usable_cpus
 from paceline.machine.processes import parse_status
 from paceline.rundir.files import run_folders
+from paceline.text.wording import fold
 
 _NODES = Path("/sys/devices/system/node")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -26,7 +27,7 @@ def gather_limits() -> Limits:
     return Limits(
         cpus=cpus,
         cpus_reason=reason,
-        affinity=files.ranges(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "",
+        affinity=_affinity(),
         total_cpus=os.cpu_count() or 0,
         numa_cpus=_numa(),
         memory_bytes=_memory(),
@@ -41,6 +42,13 @@ def gather_limits() -> Limits:
         open_files_hard=ulimits.hard("nofile"),
         stack_bytes=ulimits.soft("stack"),
     )
+
+
+def _affinity() -> str:
+    """Return the CPUs that this process may use in the kernel's notation: ``0-15,32-47``."""
+    if not hasattr(os, "sched_getaffinity"):
+        return ""
+    return fold(os.sched_getaffinity(0)).replace(" ", "")
 
 
 def may_lock_any(status: str, uid_map: str) -> bool:
