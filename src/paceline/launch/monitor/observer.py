@@ -40,7 +40,7 @@ class Observer:
     Args:
         group: The ranks of this node.
         pulses: Their counters.
-        board: Channel to the other nodes, None if there are none.
+        channel: Channel to the other nodes, None if there are none.
         run_dir: The run folder.
         notice: Prints a warning.
     """
@@ -49,21 +49,21 @@ class Observer:
         self,
         group: WatchedRanks,
         pulses: SharedCounters,
-        board: ControlChannel | None,
+        channel: ControlChannel | None,
         *,
         run_dir: RunDir,
         notice: Callable[[Finding], None],
     ) -> None:
-        self._group, self._pulses, self._board = group, pulses, board
+        self._group, self._pulses, self._channel = group, pulses, channel
         self._run_dir, self._notice = run_dir, notice
         self._head = Head(group.attempt.world_size)
-        self._pace = _Pace(0 if board is None else board.node)
+        self._pace = _Pace(0 if channel is None else channel.node)
         self._last_facts: dict[str, Any] = {}
         self._num_words = 0  # announced by the head so far
         self._list_step = 0  # the step for which the head requests lists of parameters, 0 for none
         self._listed = False
         self._all: Mapping[int, Mapping[str, Any]] = {}  # at the head: facts by node rank
-        self._every_s = _EVERY_S if board is None else max(_EVERY_S, board.num_nodes / 400)
+        self._every_s = _EVERY_S if channel is None else max(_EVERY_S, channel.num_nodes / 400)
         self._next_s = self._closing_s = 0.0
 
     def tick(self) -> None:
@@ -86,14 +86,14 @@ class Observer:
 
     def _look(self) -> None:
         facts = self._facts()
-        if self._board is None:
+        if self._channel is None:
             self._all = {0: facts}
         elif facts != self._last_facts:
             self._last_facts = facts
-            self._board.tell("facts", facts)
+            self._channel.tell("facts", facts)
         self.listen()
-        if self._board is not None and not self._board.node:
-            self._all = self._board.hear("facts") or self._all
+        if self._channel is not None and not self._channel.node:
+            self._all = self._channel.hear("facts") or self._all
         if self._all:
             self._judge()
 
@@ -110,17 +110,17 @@ class Observer:
             self._look()  # sends this node's own lists
 
     def _announce(self, word: Mapping[str, Any]) -> None:
-        if self._board is not None:
-            self._board.announce("word", self._num_words, word)
+        if self._channel is not None:
+            self._channel.announce("word", self._num_words, word)
             self._num_words += 1
 
     def listen(self) -> None:
         """Process what the head has announced since the last call; nothing to do at the head or on
         a single node.
         """
-        if self._board is None or not self._board.node:
+        if self._channel is None or not self._channel.node:
             return
-        while (word := self._board.announced("word", self._num_words)) is not None:
+        while (word := self._channel.announced("word", self._num_words)) is not None:
             self._num_words += 1
             if "finding" in word:
                 self._notice(Finding.from_json(word["finding"]))

@@ -80,7 +80,7 @@ class Watch:
 
     Args:
         group: The ranks of this node.
-        board: Channel to the other nodes, None if there are none.
+        channel: Channel to the other nodes, None if there are none.
         asked_s: ``--hang-timeout``, None if it was not given.
         give_up: Returns whether the launcher must end and no longer waits for other nodes.
         inform: Prints a notice.
@@ -94,16 +94,16 @@ class Watch:
     def __init__(
         self,
         group: WatchedRanks,
-        board: ControlChannel | None,
+        channel: ControlChannel | None,
         *,
         asked_s: float | None,
         give_up: Callable[[], bool],
         inform: Callable[[Notice], None],
         ask_nccl: Callable[[], list[str]] | None = None,
     ) -> None:
-        self._group, self._board, self._requested_s, self._ask_nccl = (
+        self._group, self._channel, self._requested_s, self._ask_nccl = (
             group,
-            board,
+            channel,
             asked_s,
             ask_nccl,
         )
@@ -136,15 +136,15 @@ class Watch:
             self._quiet_s = now + self._apart_s()
         quiet_look_due = quiet and now >= self._quiet_s
         calls = late or (quiet_look_due and self._is_worth_a_look(now))
-        if self._board is None:
+        if self._channel is None:
             if not calls:
                 return None
             return self._report(self._judge([self._account(quiet=not late)]), late=late)
-        requested_round = self._board.remote.look
+        requested_round = self._channel.remote.look
         if requested_round <= self._round and not calls:
             return None
         self._round = max(requested_round, self._round + 1 if calls else 0)
-        return self._report(self._look_together(self._board, quiet=not late), late=late)
+        return self._report(self._look_together(self._channel, quiet=not late), late=late)
 
     def _is_quiet(self) -> bool:
         """Return whether no living rank of this node has made progress for some seconds, and none
@@ -174,7 +174,7 @@ class Watch:
         """
         self._quiet_again_s = min(_QUIET_LAST_S, self._quiet_again_s * 1.5)
         self._quiet_s = now + max(self._apart_s(), deadlines.scaled(self._quiet_again_s))
-        if self._board is None:
+        if self._channel is None:
             return True
         looks, earlier = self._look(quiet=True)
         stands = (
@@ -191,19 +191,19 @@ class Watch:
         if self.cause is not None or self._notice_key:
             self.cause, self._notice_key, self._notice_s = None, "", 0.0
 
-    def _look_together(self, board: ControlChannel, *, quiet: bool) -> Verdict:
+    def _look_together(self, channel: ControlChannel, *, quiet: bool) -> Verdict:
         """Send the positions of this node's ranks to the head, and return its verdict."""
         kind, key = f"stand/{self._round}", f"verdict/{self._round}"
-        board.call_look(self._round)
-        board.post(kind, self._account(quiet=quiet))
-        if board.node == 0:
-            accounts = board.collect(kind, until_s=_POSITIONS_S, give_up=self._give_up)
+        channel.call_look(self._round)
+        channel.post(kind, self._account(quiet=quiet))
+        if channel.node == 0:
+            accounts = channel.collect(kind, until_s=_POSITIONS_S, give_up=self._give_up)
             verdict = (
-                self._judge(accounts.values()) if len(accounts) == board.num_nodes else Verdict()
+                self._judge(accounts.values()) if len(accounts) == channel.num_nodes else Verdict()
             )
-            board.post(key, verdict.to_json())
+            channel.post(key, verdict.to_json())
             return verdict
-        content = board.await_head(key, until_s=_VERDICT_S, give_up=self._give_up)
+        content = channel.await_head(key, until_s=_VERDICT_S, give_up=self._give_up)
         return Verdict.from_json(content) if content else Verdict()
 
     def _report(self, verdict: Verdict, *, late: bool) -> Finding | None:

@@ -136,7 +136,7 @@ class RankExit:
         return bool(self.stopped) or self.code in _CRASHES
 
     @property
-    def fell(self) -> bool:
+    def failed(self) -> bool:
         """Whether it failed."""
         return not self.succeeded and not self.unfinished
 

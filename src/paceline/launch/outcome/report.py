@@ -114,11 +114,11 @@ class Run:
     @property
     def to_resume(self) -> bool:
         """Whether all ranks have ended well, and some of them to be resumed."""
-        well = bool(self.ends) and not self.lost and not any(end.fell for end in self.ends)
+        well = bool(self.ends) and not self.lost and not any(end.failed for end in self.ends)
         return well and any(end.unfinished for end in self.ends)
 
 
-def tell(run: Run) -> Report:
+def conclude(run: Run) -> Report:
     """Return the report of a run whose ranks have ended.
 
     A signal explains the end unless a rank had failed before it. All nodes of a run report the
@@ -154,7 +154,7 @@ def tell(run: Run) -> Report:
 
 def _failed_before(ends: Sequence[RankExit], stop: Stop) -> bool:
     return any(
-        end.fell
+        end.failed
         and root_cause.weigh(end) == root_cause.CAUSE
         and end.first_ns < stop.time_ns
         and not _same_sender(end, stop)

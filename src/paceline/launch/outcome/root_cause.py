@@ -175,7 +175,7 @@ def judge(
     lost = tuple(lost)
     if hang is not None:
         return Verdict(hang, hung=True)
-    failed = [end for end in ends if end.fell]
+    failed = [end for end in ends if end.failed]
     left = [end for end in ends if end.unfinished]
     ranked = sorted(failed + left, key=lambda end: (weigh(end), end.first_ns, end.rank))
     first = ranked[0] if ranked else None

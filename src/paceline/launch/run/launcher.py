@@ -18,8 +18,7 @@ from paceline import env
 from paceline.counters import SharedCounters
 from paceline.errors import EXIT_OK, PacelineError
 from paceline.launch.channel.silence import NodeLost
-from paceline.launch.outcome import evidence, nccl, node_account
-from paceline.launch.outcome import report as account
+from paceline.launch.outcome import evidence, nccl, node_account, report
 from paceline.launch.outcome.node_account import NodeAccount
 from paceline.launch.outcome.report import Report, Stop
 from paceline.launch.plan import slurm_times
@@ -126,8 +125,8 @@ class Launcher:
         self._taken = Signals(list(dict.fromkeys(handled)))
         try:
             threading.Thread(target=self._node.run, name="paceline-agent", daemon=True).start()
-            report = self._report(self._attend())
-            self._finish(report)
+            final_report = self._report(self._attend())
+            self._finish(final_report)
         except BaseException:
             self._warm.kill()  # no rank may outlive its launcher
             raise
@@ -135,7 +134,7 @@ class Launcher:
             self._release()
             os.dup2(self._console.err, 2)
             self._noise.close()
-        return report
+        return final_report
 
     # While the node runs
 
@@ -252,22 +251,22 @@ class Launcher:
     def _report(self, end: NodeEnd) -> Report:
         if isinstance(end.error, PacelineError):
             if self._stop is None:
-                return account.refused(end.error)
+                return report.refused(end.error)
         elif end.error is not None:
             self._warm.kill()
-            if self._peers.board is None:
-                return account.broken(end.error, host=socket.gethostname(), run=self._run_alone())
+            if self._peers.channel is None:
+                return report.broken(end.error, host=socket.gethostname(), run=self._run_alone())
             if not isinstance(end.error, NodeLost):
                 self._peers.lose_store()  # the lost store caused the error
         progress = self._link.progress
         if progress.supervision is None:
-            return account.tell(self._run_alone())
+            return report.conclude(self._run_alone())
         run = self._hear_all(progress.supervision, succeeded=end.succeeded)
         number = progress.supervision.ranks.attempt.number
         self._event("end", attempt=number, ends=[rank_end.to_json() for rank_end in run.ends])
-        return account.tell(run)
+        return report.conclude(run)
 
-    def _hear_all(self, supervision: Supervision, *, succeeded: bool) -> account.Run:
+    def _hear_all(self, supervision: Supervision, *, succeeded: bool) -> report.Run:
         """Exchange accounts with the other nodes; return the account of the whole run."""
         seconds = time.monotonic() - self._started_s
         alone = self._run_alone()
@@ -286,7 +285,7 @@ class Launcher:
         accounts = [NodeAccount.from_json(entries[node]) for node in sorted(entries)]
         return node_account.join(accounts, run)
 
-    def _own_account(self, supervision: Supervision, alone: account.Run) -> NodeAccount:
+    def _own_account(self, supervision: Supervision, alone: report.Run) -> NodeAccount:
         """Return the account that this node sends to the others."""
         return NodeAccount(
             again=alone.again,
@@ -312,13 +311,13 @@ class Launcher:
         give_up = self._hears_insistence
         return self._peers.exchange(own, until_s=patience_s, linger=hosts_store, give_up=give_up)
 
-    def _run_alone(self) -> account.Run:
+    def _run_alone(self) -> report.Run:
         """Return what this node knows about the run, without its ranks."""
         stops = [self._stop] if self._stop else []
         folder = self._link.progress.folder
         if folder is None:
-            return account.Run(stops=stops)
-        return account.Run(
+            return report.Run(stops=stops)
+        return report.Run(
             folder=shown(folder.run_dir.root),
             stops=stops,
             again=resume_command(folder.run_dir, self._options, self._plan, self._task),
@@ -334,18 +333,18 @@ class Launcher:
             return ""
         return evidence.half_saved(folder.run_dir.checkpoints, since_ns=since_ns - _FILE_CLOCK_NS)
 
-    def _finish(self, report: Report) -> None:
+    def _finish(self, final_report: Report) -> None:
         """End the fork server, print the last lines, and record the outcome in the run folder."""
         progress = self._link.progress
-        self._let_ranks_go(succeeded=report.exit_status == EXIT_OK)
+        self._let_ranks_go(succeeded=final_report.exit_status == EXIT_OK)
         if progress.meeting is not None and progress.meeting.connection is not None:
             # so that the store's host sees that this node ends in order
             progress.meeting.connection.leave()
         if progress.supervision is not None:
             progress.supervision.ranks.keep_files()
         if progress.folder is not None:
-            self._keep_records(progress.folder, report)
-        self._print(report)
+            self._keep_records(progress.folder, final_report)
+        self._print(final_report)
 
     def _let_ranks_go(self, *, succeeded: bool) -> None:
         """Show the last output of the ranks, and end the fork server."""
@@ -357,27 +356,27 @@ class Launcher:
         if succeeded:
             self._warm.close(leave=True, streams=self._console.release())
 
-    def _keep_records(self, folder: RunFolder, report: Report) -> None:
+    def _keep_records(self, folder: RunFolder, final_report: Report) -> None:
         """Record torch's output and the outcome in the run folder."""
         if self._options.nccl_debug:
             texts = evidence.read_nccl_logs(folder.run_dir, since=folder.first_attempt)
-            report.lines[:0] = nccl.summarise(texts)
+            final_report.lines[:0] = nccl.summarise(texts)
         self._noise.seek(0)
         text = self._noise.read()
         if text:
             log = folder.run_dir.launcher_log(self._peers.node, folder.first_attempt)
             with contextlib.suppress(OSError):
                 log.write_bytes(text)
-        self._event("outcome", **report.to_json())
+        self._event("outcome", **final_report.to_json())
 
-    def _print(self, report: Report) -> None:
-        is_of_interest = report.exit_status != EXIT_OK or not self._options.check_only
+    def _print(self, final_report: Report) -> None:
+        is_of_interest = final_report.exit_status != EXIT_OK or not self._options.check_only
         if not self._head_reports and is_of_interest:
-            self._console.write(report.framed())
-        elif report.exit_status != EXIT_OK:
+            self._console.write(final_report.framed())
+        elif final_report.exit_status != EXIT_OK:
             time.sleep(_HEAD_SPEAKS_S)
         if self._options.json:
-            print(json.dumps(report.to_json()), flush=True)
+            print(json.dumps(final_report.to_json()), flush=True)
 
     def _event(self, kind: str, **fields: Any) -> None:
         folder = self._link.progress.folder

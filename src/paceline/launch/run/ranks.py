@@ -30,8 +30,7 @@ from paceline.launch.plan.task import RankTask
 from paceline.launch.run.console import DEFAULT_PREFIX, fill_prefix, plan_streams
 from paceline.launch.run.context import LaunchContext
 from paceline.machine import system
-from paceline.rundir import files as rundir
-from paceline.rundir.files import RunDir
+from paceline.rundir.files import RunDir, shown
 
 # After the first failure: how long to wait for a likelier cause than a victim, how long ranks have
 # between SIGTERM and SIGKILL, and how long the kernel has to remove them. Together they stay below
@@ -178,7 +177,7 @@ class RankGroup(PContext):
         self._listen(0)
         # Only ended ranks: the evidence of the others costs reads of files ten times a second.
         ends = [self._end(local) for local in self.attempt.ended]
-        if any(end.fell for end in ends):
+        if any(end.failed for end in ends):
             self._context.peers.fail()
             self.stop("another rank failed", settle=True)
             return self._result()
@@ -203,7 +202,7 @@ class RankGroup(PContext):
                 error_file=self.attempt.error_paths[local] if end.failure else "",
             )
             for local, end in ends.items()
-            if end.fell
+            if end.failed
         }
         return RunProcsResult(
             return_values=dict.fromkeys(self.attempt.ranks),
@@ -287,7 +286,7 @@ class RankGroup(PContext):
             steps=beat.steps,
             failure=failure,
             position=self._last_position(local, failure, crashed),
-            log=rundir.shown(log),
+            log=shown(log),
             log_tail=evidence.last_lines(self._context.console.tail(str(log))) if bad else (),
             stack=evidence.read_stack(attempt.files[local].crash_path) if crashed else (),
             oom_kills=evidence.count_oom_kills() - attempt.oom_before if bad else 0,
@@ -344,7 +343,7 @@ class RankGroup(PContext):
     def _cause_is_known(self) -> bool:
         ends = map(self._end, self.attempt.ended)
         return any(
-            root_cause.weigh(end) == root_cause.CAUSE for end in ends if end.fell and end.code
+            root_cause.weigh(end) == root_cause.CAUSE for end in ends if end.failed and end.code
         )
 
     def _end_living(self, signum: int, why: str, *, wait_s: float) -> None:

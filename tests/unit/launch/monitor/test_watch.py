@@ -371,7 +371,7 @@ def test_long_steps_are_looked_at_late(clock):
 
 
 class ControlChannel:
-    """The two ends of a board in one process: what is posted is there at once."""
+    """The two ends of a channel in one process: what is posted is there at once."""
 
     kept: ClassVar[dict] = {}
 
@@ -379,8 +379,8 @@ class ControlChannel:
         self.node, self.num_nodes, self.remote = node, 2, SimpleNamespace(look=0)
 
     def call_look(self, number):
-        for board in self.boards:
-            board.remote.look = max(board.remote.look, number)
+        for channel in self.channels:
+            channel.remote.look = max(channel.remote.look, number)
 
     def post(self, kind, content):
         self.kept[kind, self.node] = content
@@ -393,18 +393,18 @@ class ControlChannel:
 
 
 def test_what_the_head_makes_of_all_is_said_by_all(clock, monkeypatch):
-    boards = ControlChannel.boards = [ControlChannel(0), ControlChannel(1)]
+    channels = ControlChannel.channels = [ControlChannel(0), ControlChannel(1)]
     ControlChannel.kept = {}
     groups = [Group(0), Group(1)]
     groups[1].at[0] = Look((user(5),), cpu_s=1.0)
     head, other = (
-        Watch(group, board, asked_s=4, give_up=bool, inform=print)
-        for group, board in zip(groups, boards, strict=True)
+        Watch(group, channel, asked_s=4, give_up=bool, inform=print)
+        for group, channel in zip(groups, channels, strict=True)
     )
     groups[0].position = lambda local, look: Position(rank=0, frames=look.frames)
     clock.s += 4.5
     other.tick()  # it is the first to be late, and calls for a look; the head has not answered yet
-    assert boards[0].remote.look == 1
+    assert channels[0].remote.look == 1
     found = head.tick()
     assert found.name == "rank-stuck-in-code"
     assert Verdict.from_json(ControlChannel.kept["verdict/1", 0]).finding == found

@@ -606,7 +606,7 @@ def test_who_had_stopped_to_be_resumed_was_not_stopped_by_a_crash():
 )
 def test_who_stopped_to_be_resumed(ended, unfinished):
     assert ended.unfinished == unfinished
-    assert ended.fell == (not unfinished and not ended.succeeded)
+    assert ended.failed == (not unfinished and not ended.succeeded)
 
 
 def in_stop(rank, kind, message, at=7 * S):
