@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.launch.outcome.root_cause import CAUSE, Verdict, weigh
+from paceline.launch.outcome.root_cause import Verdict
+from paceline.launch.outcome.weight import CAUSE, weigh
 from paceline.text.wording import named, shorten
 
 # A block must fit on one screen, below the last lines of the script.

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFINISHED, Finding, PacelineError
 from paceline.launch.channel.silence import Loss
-from paceline.launch.outcome import block, resume, root_cause, summary
+from paceline.launch.outcome import block, resume, root_cause, summary, weight
 from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 from paceline.text.wording import fold
@@ -155,7 +155,7 @@ def conclude(run: Run) -> Report:
 def _failed_before(ends: Sequence[RankExit], stop: Stop) -> bool:
     return any(
         end.failed
-        and root_cause.weigh(end) == root_cause.CAUSE
+        and weight.weigh(end) == weight.CAUSE
         and end.first_ns < stop.time_ns
         and not _same_sender(end, stop)
         for end in ends

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from paceline.launch.channel import silence
 from paceline.launch.channel.remote import Remote
 from paceline.launch.channel.silence import Loss
-from paceline.launch.outcome import root_cause
 
 if TYPE_CHECKING:
     from paceline.launch.channel.control_channel import ControlChannel
@@ -101,7 +100,7 @@ class Peers:
         """
         losses: dict[str, Loss | None] = {}
         if store:
-            losses[f"{self.store_host} ({root_cause.STORE})"] = self._store_loss
+            losses[f"{self.store_host} (the host of the run's store)"] = self._store_loss
         for node in sorted(nodes):
             losses[silence.named(node, self._hosts.get(node, ""))] = self._losses.get(node)
         return losses

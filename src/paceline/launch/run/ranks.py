@@ -24,7 +24,7 @@ from paceline.launch.monitor import position, stacks
 from paceline.launch.monitor.attempt import Attempt, Ended
 from paceline.launch.monitor.position import Position
 from paceline.launch.monitor.stacks import Look
-from paceline.launch.outcome import evidence, root_cause
+from paceline.launch.outcome import evidence, weight
 from paceline.launch.outcome.rank_exit import Failure, RankExit
 from paceline.launch.plan.task import RankTask
 from paceline.launch.run.console import DEFAULT_PREFIX, fill_prefix, plan_streams
@@ -342,9 +342,7 @@ class RankGroup(PContext):
 
     def _cause_is_known(self) -> bool:
         ends = map(self._end, self.attempt.ended)
-        return any(
-            root_cause.weigh(end) == root_cause.CAUSE for end in ends if end.failed and end.code
-        )
+        return any(weight.weigh(end) == weight.CAUSE for end in ends if end.failed and end.code)
 
     def _end_living(self, signum: int, why: str, *, wait_s: float) -> None:
         """Signal the living ranks, wait, then kill all that remain."""

@@ -14,18 +14,8 @@ from paceline.launch.channel import silence
 from paceline.launch.monitor.position import Frame, Position
 from paceline.launch.outcome.block import render as block
 from paceline.launch.outcome.rank_exit import Failure, RankExit
-from paceline.launch.outcome.root_cause import (
-    CAUSE,
-    DESERTER,
-    SUSPECT,
-    UNCLEAR,
-    VICTIM,
-    Verdict,
-    broken_in_stop,
-    in_threads,
-    judge,
-    weigh,
-)
+from paceline.launch.outcome.root_cause import Verdict, broken_in_stop, in_threads, judge
+from paceline.launch.outcome.weight import CAUSE, EARLY_EXIT, SUSPECT, UNCLEAR, VICTIM, weigh
 from paceline.text.wording import fold
 
 S = 1_000_000_000  # a second in nanoseconds
@@ -361,9 +351,9 @@ def test_what_is_raised_after_the_order_to_stop_is_no_cause(raised_at, stopped_a
             end(code=1, log_tail=("Traceback (most recent call last):", f"RuntimeError: {CLOSED}")),
             VICTIM,
         ),
-        (end(code=75), DESERTER),
-        (end(code=75, stopped="SIGTERM to the launcher"), DESERTER),
-        (end(code=-signal.SIGABRT, left=True, log_tail=(CLOSED,)), DESERTER),
+        (end(code=75), EARLY_EXIT),
+        (end(code=75, stopped="SIGTERM to the launcher"), EARLY_EXIT),
+        (end(code=-signal.SIGABRT, left=True, log_tail=(CLOSED,)), EARLY_EXIT),
     ],
 )
 def test_endings_without_an_exception_of_their_own(ended, weight):
