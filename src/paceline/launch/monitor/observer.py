@@ -1,5 +1,4 @@
-"""Collect what the counters of a node's ranks show, so that the head can report problems of the
-running training.
+"""Collect what the counters of a node's ranks show, so that the head can report problems.
 
 ``observations`` decides; this module collects and sends. A node sends its facts when they change.
 The head receives those of all nodes and announces the findings, which every node prints. No node
@@ -16,7 +15,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from paceline.counters import Counters, SharedCounters
+from paceline.counters import Counters, Order, SharedCounters
 from paceline.errors import Finding
 from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.monitor import observations
@@ -74,8 +73,9 @@ class Observer:
             self._look()
 
     def close(self) -> bool:
-        """Observe once more after the ranks have succeeded; return False while the head waits for
-        lists of a node.
+        """Observe once more after the ranks have succeeded.
+
+        Return False while the head waits for lists of a node.
         """
         now = time.monotonic()
         if not self._closing_s:
@@ -98,9 +98,7 @@ class Observer:
             self._judge()
 
     def _judge(self) -> None:
-        """At the head: announce new findings, and request lists of parameters when they are
-        needed.
-        """
+        """At the head: announce new findings, and request lists of parameters if needed."""
         for finding in self._head.judge(self._all, last=bool(self._closing_s)):
             self._notice(finding)
             self._announce({"finding": finding.to_json()})
@@ -115,8 +113,9 @@ class Observer:
             self._num_words += 1
 
     def listen(self) -> None:
-        """Process what the head has announced since the last call; nothing to do at the head or on
-        a single node.
+        """Process what the head has announced since the last call.
+
+        At the head and on a single node there is nothing to do.
         """
         if self._channel is None or not self._channel.node:
             return
@@ -130,19 +129,13 @@ class Observer:
     def _facts(self) -> dict[str, Any]:
         """Return the facts about this node's ranks, as plain data."""
         ranks = self._group.attempt.ranks
-        orders = {rank: self._pulses.read_order(local) for local, rank in ranks.items()}
         checks = [self._pulses.read_checks(local) for local in ranks]
         names = {rank: self._pulses.read_nan(local) for local, rank in ranks.items()}
         facts: dict[str, Any] = {
             "ranks": len(ranks),
-            "data": sorted({order.data_hash for order in orders.values()}),
-            "works": sorted({order.work_hash for order in orders.values()}),
-            "indices": max((order.data_indices for order in orders.values()), default=0),
-            "orders": {
-                str(rank): [order.same_order, order.order_indices]
-                for rank, order in orders.items()
-                if order.same_order
-            },
+            **_describe_orders(
+                {rank: self._pulses.read_order(local) for local, rank in ranks.items()}
+            ),
             "padded": max((self._pulses.read_padded(local) for local in ranks), default=(0, 0)),
             "not_a_number": {str(rank): name for rank, name in names.items() if name},
             "pace": self._pace.look(
@@ -299,13 +292,13 @@ class _Pace:
         self._before: list[Counters] = []
 
     def look(self, pulses: list[Counters], now_s: float) -> dict[str, Any] | None:
-        """Return the last complete window: its number, from 1, and the means over the ranks; None
-        before the first.
+        """Return the last complete window; None before the first.
+
+        It consists of its number, from 1, and the means over the ranks.
         """
         new_steps = [new.steps - old.steps for new, old in zip(pulses, self._before, strict=False)]
-        if not new_steps or not all(
-            old.steps for old in self._before
-        ):  # the first steps are not typical
+        all_have_steps = all(old.steps for old in self._before)
+        if not new_steps or not all_have_steps:  # the first steps are not typical
             self._before, self._since_s = pulses, now_s
         elif now_s - self._since_s >= WINDOW_S and min(new_steps) >= _LEAST_STEPS:
             number = self._window["window"] + 1 if self._window else 1
@@ -313,27 +306,31 @@ class _Pace:
             mean = Pace(
                 host=socket.gethostname(),
                 node=self._node,
-                own_s=fmean(
-                    (new.own_s - old.own_s) / (new.steps - old.steps) for old, new in pairs
-                ),
-                data_s=fmean(
-                    (new.data_s - old.data_s) / (new.steps - old.steps) for old, new in pairs
-                ),
-                step_s=fmean(
-                    (new.seconds - old.seconds) / (new.steps - old.steps) for old, new in pairs
-                ),
+                own_s=_mean_per_step(pairs, "own_s"),
+                data_s=_mean_per_step(pairs, "data_s"),
+                step_s=_mean_per_step(pairs, "seconds"),
             )
             self._window = {"window": number, "mean": asdict(mean)}
             self._before, self._since_s = pulses, now_s
         return self._window
 
 
+def _mean_per_step(pairs: Sequence[tuple[Counters, Counters]], name: str) -> float:
+    """Return the mean increase of a counter per step, over the ranks.
+
+    Args:
+        pairs: The counters of each rank at the start and at the end of a window.
+        name: Name of the counter, in seconds.
+    """
+    return fmean(
+        (getattr(new, name) - getattr(old, name)) / (new.steps - old.steps) for old, new in pairs
+    )
+
+
 def read_parameters(
     run_dir: RunDir, rank: int, attempt: int, *, step: int
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return names and checksums of a rank's parameters after a step; empty if they are not
-    available any more.
-    """
+    """Return names and checksums of a rank's parameters after a step; empty if no longer kept."""
     try:
         content = json.loads(run_dir.parameters(rank, attempt).read_text(encoding="utf-8"))
         return tuple(content["names"]), tuple(content["steps"][str(step)])
@@ -341,10 +338,21 @@ def read_parameters(
         return (), ()
 
 
+def _describe_orders(orders: Mapping[int, Order]) -> dict[str, Any]:
+    """Return the facts about the order of the samples of a node's ranks, by rank."""
+    repeated = {rank: order for rank, order in orders.items() if order.same_order}
+    return {
+        "data": sorted({order.data_hash for order in orders.values()}),
+        "works": sorted({order.work_hash for order in orders.values()}),
+        "indices": max((order.data_indices for order in orders.values()), default=0),
+        "orders": {
+            str(rank): [order.same_order, order.order_indices] for rank, order in repeated.items()
+        },
+    }
+
+
 def _key(finding: Finding) -> str:
-    """Return the key under which a finding is reported once: its name, and for stragglers also the
-    host.
-    """
+    """Return the key under which a finding is reported once; a straggler's includes its host."""
     return finding.name + (finding.where if finding.name == "straggler" else "")
 
 

@@ -77,7 +77,7 @@ class Supervision:
             self._watch = Watch(
                 ranks,
                 context.peers.channel,
-                asked_s=context.options.hang_timeout,
+                requested_s=context.options.hang_timeout,
                 give_up=self._is_over,
                 inform=inform,
                 ask_nccl=self._ask_nccl if context.plan.backend == "nccl" else None,
