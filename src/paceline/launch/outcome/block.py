@@ -10,6 +10,7 @@ from paceline.text.wording import named, shorten
 
 # A block must fit on one screen, below the last lines of the script.
 MOST_LINES = 15
+_MOST_EVIDENCE = 5
 
 
 def render(
@@ -29,16 +30,14 @@ def render(
     before = [_label(verdict) + first]
     if finding.where:
         before.append(f"  where: {finding.where}")
-    after = [
-        f"  {line}"
-        for line in (f"why: {finding.why}" if finding.why else "", finding.advice)
-        if line
-    ]
+    after = [f"  why: {finding.why}"] if finding.why else []
+    if finding.advice:
+        after.append(f"  {finding.advice}")
     after += [f"  {finding.more}", *_about_the_others(verdict)]
     tried = f" after {attempts} attempts" if attempts > 1 else ""
     last = f"exit status {exit_status}{tried} · run folder {run_dir}"
-    room = MOST_LINES - len(before) - len(after) - len(again) - 1
-    evidence = [f"  {line}" for line in finding.evidence[: min(5, room)]]
+    num_free = MOST_LINES - len(before) - len(after) - len(again) - 1
+    evidence = [f"  {line}" for line in finding.evidence[: min(_MOST_EVIDENCE, num_free)]]
     return [*map(shorten, (*before, *evidence, *after)), *again, shorten(last)]
 
 
@@ -60,7 +59,7 @@ def _about_the_others(verdict: Verdict) -> list[str]:
     """Return a line for each other failure, one for the victims, and one for lost nodes."""
     lines = [*verdict.threads[:2], *verdict.others[:2]]
     if len(verdict.others) > 2:
-        lines.append(f"and {len(verdict.others) - 2} more failed by themselves")
+        lines.append(f"and {len(verdict.others) - 2} more failed independently")
     if verdict.victims:
         lines.append(f"{named(verdict.victims)}: stopped {_why_stopped(verdict)}")
     if verdict.lost and verdict.causes:

@@ -228,7 +228,7 @@ def _about_lost_worker(end: RankExit, failure: Failure) -> list[str]:
         "no kill for lack of memory" if not end.oom_kills else "kills for lack of memory, see below"
     )
     return [
-        f"the worker raised no exception; the rank noticed its end{where}",
+        f"the worker raised no exception; the rank noticed{where}",
         (
             f"the kernel counts {memory} during this run; other causes: a crash in native code,"
             " os._exit, kill"

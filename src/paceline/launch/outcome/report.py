@@ -11,7 +11,7 @@ from paceline.launch.channel.silence import Loss
 from paceline.launch.outcome import block, resume, root_cause, summary, weight
 from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
-from paceline.text.wording import fold
+from paceline.text.wording import fold, named
 
 # Signals that are sent to many processes together arrive within this time.
 _AT_ONCE_NS = 1_000_000_000
@@ -112,10 +112,21 @@ class Run:
     grace_s: int = 0
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the exits of all ranks are known, and there are some."""
+        return bool(self.ends) and not self.lost
+
+    @property
     def to_resume(self) -> bool:
         """Whether all ranks have ended well, and some of them to be resumed."""
-        well = bool(self.ends) and not self.lost and not any(end.failed for end in self.ends)
-        return well and any(end.unfinished for end in self.ends)
+        if not self.is_complete or any(end.failed for end in self.ends):
+            return False
+        return any(end.unfinished for end in self.ends)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether all ranks have ended well, at the end of their script."""
+        return self.is_complete and all(end.succeeded for end in self.ends)
 
 
 def conclude(run: Run) -> Report:
@@ -127,10 +138,14 @@ def conclude(run: Run) -> Report:
     stop = min(run.stops, key=lambda stop: stop.time_ns, default=None)
     if stop is not None and not _failed_before(run.ends, stop):
         return _stopped(run, stop)
-    if run.hang is None and run.ends and not run.lost and all(end.succeeded for end in run.ends):
+    if run.hang is None and run.succeeded:
         return _succeeded(run)
-    if run.to_resume and run.hang is None:
+    if run.hang is None and run.to_resume:
         return _unfinished(run, "the script itself", where="")
+    return _failed(run)
+
+
+def _failed(run: Run) -> Report:
     verdict = root_cause.judge(
         run.ends,
         lost=run.lost,
@@ -140,12 +155,9 @@ def conclude(run: Run) -> Report:
         pulses=run.pulses,
     )
     verdict = replace(verdict, threads=root_cause.in_threads(run.ends))
-    lost = verdict.lost and not verdict.causes
-    again = (
-        resume.after_loss(run.last, run.again)
-        if lost
-        else resume.after_failure(run.last, run.again)
-    )
+    was_lost = verdict.lost and not verdict.causes
+    advise = resume.after_loss if was_lost else resume.after_failure
+    again = advise(run.last, run.again)
     lines = block.render(
         verdict, exit_status=EXIT_FAILED, run_dir=run.folder, attempts=run.attempts, again=again
     )
@@ -171,22 +183,15 @@ def _stopped(run: Run, stop: Stop) -> Report:
     if run.to_resume:
         return _unfinished(run, stop.words, where=stop.host)
     status = 128 + stop.signum
-    closed = stop.name == "SIGHUP"
-    finding = Finding(
-        "sighup-terminal-closed" if closed else "stopped-by-signal",
-        f"the run was ended by {stop.words}{_how_far(run)}",
-        where=stop.host,
-        fix=(
-            "start it where it outlives the terminal: tmux, setsid, or a job scheduler"
-            if closed
-            else ""
-        ),
-        severity="warning",
-    )
+    what = f"the run was ended by {stop.words}{_how_far(run)}"
+    finding = Finding("stopped-by-signal", what, where=stop.host, severity="warning")
+    if stop.name == "SIGHUP":
+        fix = "start it where it outlives the terminal: tmux, setsid, or a job scheduler"
+        finding = replace(finding, name="sighup-terminal-closed", fix=fix)
     late = [end for end in run.ends if end.killed_after_s >= run.grace_s]
     if late and run.saving:
         finding = _grace_too_short(run, stop, late)
-    return _told(run, status, finding, resume.after_failure(run.last, run.again))
+    return _stop_report(run, status, finding, resume.after_failure(run.last, run.again))
 
 
 def _grace_too_short(run: Run, stop: Stop, late: Sequence[RankExit]) -> Finding:
@@ -214,15 +219,16 @@ def _unfinished(run: Run, by: str, *, where: str) -> Report:
         fix=run.again.line,
         severity="warning",
     )
-    return _told(run, EXIT_UNFINISHED, finding, lines)
+    return _stop_report(run, EXIT_UNFINISHED, finding, lines)
 
 
-def _told(run: Run, status: int, finding: Finding, again: Sequence[str]) -> Report:
+def _stop_report(run: Run, status: int, finding: Finding, again: Sequence[str]) -> Report:
     """Return the report of a stopped run: the finding in a few lines, and how to resume."""
     lines = [f"{finding.what}   [{finding.code} {finding.name}]"]
     if finding.severity == "error":
         lines += [f"  {line}" for line in finding.evidence]
-    if finding.fix and not any(finding.fix in line for line in again):
+    is_repeated = any(finding.fix in line for line in again)
+    if finding.fix and not is_repeated:
         lines.append(f"  fix: {finding.fix}")
     lines.append(f"  {finding.more}")
     lines += root_cause.broken_in_stop(run.ends)
@@ -240,11 +246,11 @@ def _succeeded(run: Run) -> Report:
     lines = summary.render(figures, run_dir=run.folder)
     late = [end.rank for end in run.ends if end.code]
     if late:
-        lines.insert(
-            0,
-            f"note: {'rank' if len(late) == 1 else 'ranks'} {fold(late)} crashed in the"
-            " interpreter's teardown, after the script's end; the run succeeded",
+        note = (
+            f"note: {named(late)} crashed in the interpreter's teardown, after the script's end;"
+            " the run succeeded"
         )
+        lines.insert(0, note)
     lines[:0] = [f"note: {text}" for text in root_cause.in_threads(run.ends)]
     # printed in full when it was noticed, which has scrolled away by now
     lines[:0] = [finding.render().splitlines()[0] for finding in run.noticed]
@@ -258,8 +264,8 @@ def refused(error: PacelineError) -> Report:
 
 def broken(error: BaseException, *, host: str, run: Run) -> Report:
     """Return the report of a run whose launcher could not continue."""
-    more: list[str] = []
     text = f"{type(error).__name__}: {error}".splitlines()[0]
+    lost_store = text.startswith(("DistNetworkError", "RendezvousConnectionError"))
     if isinstance(error, EOFError):
         finding = Finding(
             "agent-died",
@@ -267,7 +273,7 @@ def broken(error: BaseException, *, host: str, run: Run) -> Report:
             where=host,
             fix="look for who ended it: a user, or the memory limit of the job",
         )
-    elif text.startswith(("DistNetworkError", "RendezvousConnectionError")):
+    elif lost_store:
         finding = Finding(
             "agent-died",
             "the head, which hosts the run's store, has gone",
@@ -275,7 +281,6 @@ def broken(error: BaseException, *, host: str, run: Run) -> Report:
             evidence=(text,),
             fix="look at the head's own last lines, and start the run again",
         )
-        more = resume.after_loss(run.last, run.again)
     elif "RendezvousTimeout" in text:
         finding = Finding(
             "rendezvous-timeout",
@@ -287,8 +292,10 @@ def broken(error: BaseException, *, host: str, run: Run) -> Report:
     else:
         finding = Finding(
             "launcher-fault",
-            f"the launcher could not go on: {text}",
+            f"the launcher could not continue: {text}",
             where=host,
             fix="if this repeats, it is a fault of paceline; please report it with this text",
         )
-    return Report(EXIT_FAILED, [*finding.render().splitlines(), *more], [finding])
+    how_to_resume = resume.after_loss(run.last, run.again) if lost_store else []
+    lines = [*finding.render().splitlines(), *how_to_resume]
+    return Report(EXIT_FAILED, lines, [finding])

@@ -97,19 +97,13 @@ def plan(
 def retype(options: Options, *, run_dir: str) -> str:
     """Return the command that continues in a run folder, with all other options as typed."""
     words = ["paceline", "run"]
-    for name, value in (
-        *((n, v) for n, v in options.typed if n != "run_dir"),
-        ("run_dir", run_dir),
-    ):
+    others = [(name, value) for name, value in options.typed if name != "run_dir"]
+    for name, value in (*others, ("run_dir", run_dir)):
         option = "--" + name.replace("_", "-")
-        # a value with a leading dash would be parsed as an option
-        words += (
-            [f"{option}={value}"]
-            if value.startswith("-")
-            else [option, value]
-            if value
-            else [option]
-        )
+        if value.startswith("-"):  # it would be parsed as an option
+            words.append(f"{option}={value}")
+        else:
+            words += [option, value] if value else [option]
     return shlex.join([*words, options.script, *options.script_args])
 
 
@@ -120,11 +114,7 @@ def recall(name: str, *, run_dir: str) -> str:
 
 def after_stop(last: Checkpoint | None, again: ResumeCommand) -> list[str]:
     """Return the lines about resuming a run that stopped before its end without a failure."""
-    kept = (
-        f"last checkpoint: step {last.step}, {last.path}"
-        if last
-        else "last checkpoint: none in the run folder"
-    )
+    newest = f"step {last.step}, {last.path}" if last else "none in the run folder"
     loop = ""
     if again.slurm and not again.submitted:
         # The script keeps the run's status: Slurm must show whether the job finished or failed.
@@ -133,7 +123,7 @@ def after_stop(last: Checkpoint | None, again: ResumeCommand) -> list[str]:
     elif again.shell and not again.slurm:
         loop = _loop(again.line, f"[ $? -eq {EXIT_UNFINISHED} ] || break")
     label = "the job script queues it again; if it does not" if again.submitted else "resume"
-    return [kept, *_lines(label, again, loop)]
+    return [f"last checkpoint: {newest}", *_lines(label, again, loop)]
 
 
 def after_failure(last: Checkpoint | None, again: ResumeCommand) -> list[str]:
@@ -163,10 +153,11 @@ def _lines(label: str, again: ResumeCommand, loop: str) -> list[str]:
     if not again.line:
         return []
     if again.nodes > 1:
-        label += f", on all {again.nodes} nodes" + (
-            ", each with its own --node-rank" if again.numbered else ""
-        )
-    return [f"{label}: {again.line}", *([f"auto-resume: {loop}"] if loop else [])]
+        label += f", on all {again.nodes} nodes"
+        if again.numbered:
+            label += ", each with its own --node-rank"
+    command = f"{label}: {again.line}"
+    return [command, f"auto-resume: {loop}"] if loop else [command]
 
 
 def describe_short_grace(grace_s: int, again: ResumeCommand, *, needed_s: float = 0.0) -> str:
@@ -177,11 +168,12 @@ def describe_short_grace(grace_s: int, again: ResumeCommand, *, needed_s: float 
         again: The resume command of the run.
         needed_s: How long a save takes, in seconds; 0 if it was not measured.
     """
-    longer = max(60, 30 * math.ceil(2 * needed_s / 30) if needed_s else 2 * grace_s)
+    wanted_s = 30 * math.ceil(2 * needed_s / 30) if needed_s else 2 * grace_s
+    longer = max(60, wanted_s)
     if again.submitted:
         return f"paceline submit --grace-s {longer} ..., which sets the signal of the job too"
     if not again.slurm:
-        return f"--grace-s {longer}, and no shorter time at whoever sends the signal"
+        return f"--grace-s {longer}; the sender of the signal must allow at least as long"
     # Slurm signals the steps; it signals the job script's shell only with B:
     where = "" if again.step else "B:"
     return f"--grace-s {longer}, and #SBATCH --signal={where}TERM@{longer + 30}"

@@ -220,7 +220,7 @@ def test_a_grace_that_was_too_short_is_told_with_evidence_and_fix():
         "after 40 steps   [RUN016 grace-too-short]",
         "  ranks still at work: 0, 2",
         "  written to since the signal, not committed: runs/x/checkpoints/.tmp-4",
-        "  fix: --grace-s 60, and no shorter time at whoever sends the signal",
+        "  fix: --grace-s 60; the sender of the signal must allow at least as long",
         "  more: paceline explain RUN016",
         "resume from step 40: paceline run --run-dir runs/x train.py",
         "exit status 143 · run folder runs/x",
