@@ -286,9 +286,11 @@ class Agent(LocalElasticAgent):
         """Print and record why ranks were started again."""
         context = self._context
         losses = self._peers.losses(previous.lost)
-        known = peers.known(losses)
         verdict = root_cause.judge(
-            previous.ends, lost=list(losses), losses=known, hang=previous.hang
+            previous.ends,
+            lost=list(losses),
+            losses=peers.known(losses),
+            hang=previous.hang,
         )
         is_known = verdict.causes or verdict.lost or previous.hang
         what = verdict.finding.what if is_known else "a rank on another node failed"
@@ -352,8 +354,8 @@ class Agent(LocalElasticAgent):
 
 def _lost_meanwhile(channel: ControlChannel) -> Finding | None:
     """Return the finding to end with if a node was lost while the nodes meet again; else None."""
-    known = dict(channel.remote.losses)  # the channel's thread adds to it meanwhile
-    losses = {silence.named(node, loss.host): loss for node, loss in known.items()}
+    by_node = dict(channel.remote.losses)  # the channel's thread adds to it meanwhile
+    losses = {silence.named(node, loss.host): loss for node, loss in by_node.items()}
     store_loss = channel.remote.store_loss
     if store_loss is not None:
         losses = {silence.store_named(store_loss.host): store_loss, **losses}

@@ -23,7 +23,7 @@ class LaunchContext:
         options: The options of the run.
         plan: The plan of the run.
         task: The task of every rank, without its rank, environment and files.
-        starter: The fork server.
+        fork_server: The fork server.
         pulses: The counters of the ranks; None without the probe.
         pulse_handle: Descriptor of the counters' memory; -1 without the probe.
         console: Copies the output of ranks.
@@ -35,7 +35,7 @@ class LaunchContext:
     options: Options
     plan: Plan
     task: RankTask
-    starter: ForkServer
+    fork_server: ForkServer
     pulses: SharedCounters | None
     pulse_handle: int
     console: Console

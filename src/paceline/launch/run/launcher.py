@@ -69,7 +69,7 @@ class Launcher:
         options: The options of the run.
         plan: The plan of the run.
         task: The task of every rank.
-        warm: The fork server.
+        server: The fork server.
         handle: Descriptor of the counters' memory; -1 without the probe.
     """
 
@@ -78,13 +78,13 @@ class Launcher:
         options: Options,
         plan: Plan,
         task: RankTask,
-        warm: fork_server.ForkServer,
+        server: fork_server.ForkServer,
         handle: int,
     ) -> None:
         self._options = options
         self._plan = plan
         self._task = task
-        self._warm = warm
+        self._fork_server = server
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the process lives
         self._console = Console(err=os.dup(2))
         self._notices = Notices(self._console)
@@ -96,7 +96,7 @@ class Launcher:
                 options=options,
                 plan=plan,
                 task=task,
-                starter=warm,
+                fork_server=server,
                 pulses=SharedCounters(handle, int(plan.nproc.value)) if has_probe else None,
                 pulse_handle=handle,
                 console=self._console,
@@ -106,11 +106,11 @@ class Launcher:
             )
         )
         self._taken: Signals
-        self._insistence = signals.Insistence()
+        self._repeat_policy = signals.RepeatPolicy()
         self._stop: Stop | None = None
         self._stop_deadline_s = _NEVER_S  # when the node's thread must have noticed the stop
         self._head_reports = False
-        self._fork_server = fork_server.StopWatch(warm.pid)
+        self._stop_watch = fork_server.StopWatch(server.pid)
         self._lost_since_s = time.monotonic()
         self._started_s = time.monotonic()
         self._slurm_times = slurm_times.Watcher({} if options.no_slurm else env.snapshot())
@@ -128,7 +128,7 @@ class Launcher:
             final_report = self._report(self._attend())
             self._finish(final_report)
         except BaseException:
-            self._warm.kill()  # no rank may outlive its launcher
+            self._fork_server.kill()  # no rank may outlive its launcher
             raise
         finally:
             self._release()
@@ -143,7 +143,7 @@ class Launcher:
         while True:
             self._take_signal(self._taken.next(0.05))
             self._look_at_clock()
-            stopped = self._fork_server.look()
+            stopped = self._stop_watch.look()
             if stopped is not None:
                 self._notices.inform(stopped)
             if self._is_stuck():
@@ -156,7 +156,7 @@ class Launcher:
 
     def _abandon_node(self) -> NodeEnd:
         """Continue without the node's thread, which waits inside torch for nodes or the store."""
-        self._warm.kill()
+        self._fork_server.kill()
         return NodeEnd()
 
     def _is_stuck(self) -> bool:
@@ -176,17 +176,17 @@ class Launcher:
         if caught.number == signal.SIGWINCH:
             self._console.resize()
             return
-        is_insistent = self._insistence.hears(caught.number.name, time.monotonic())
+        ends_at_once = self._repeat_policy.record(caught.number.name, time.monotonic())
         if self._stop is None:
             self._obey(caught)
-        elif is_insistent:
+        elif ends_at_once:
             self._end_at_once()
 
     def _look_at_clock(self) -> None:
         limit_s = self._options.max_time
         if self._stop is not None or not limit_s or time.monotonic() <= self._started_s + limit_s:
             return
-        self._insistence.hears("", time.monotonic())
+        self._repeat_policy.record("", time.monotonic())
         typed = dict(self._options.typed)["max_time"]
         self._end_ranks(signal.SIGTERM, f"--max-time {typed}", "", for_ranks=signal.SIGTERM)
 
@@ -230,19 +230,19 @@ class Launcher:
             limits, now_s = self._slurm_times.limits, time.monotonic()
             seconds, whose = slurm_times.shortest(self._plan.grace_s, limits, now_s=now_s)
             time_left = f"at least {seconds} s ({whose})" if whose else time_left
-        return f"{by}: ranks have {time_left} to end by themselves; {again} ends them now"
+        return f"{by}: ranks have {time_left} to end; {again} ends them now"
 
     def _end_at_once(self) -> None:
         """Kill the remaining ranks after a repeated signal, here and on all other nodes."""
-        self._warm.kill()
+        self._fork_server.kill()
         self._peers.hurry()
 
-    def _hears_insistence(self) -> bool:
+    def _take_repeated_signal(self) -> bool:
         """Handle signals while accounts are awaited; always False, as no signal ends that wait."""
         caught = self._taken.next(0.0)
         if caught is None or self._stop is None:
             return False
-        if self._insistence.hears(caught.number.name, time.monotonic()):
+        if self._repeat_policy.record(caught.number.name, time.monotonic()):
             self._end_at_once()
         return False
 
@@ -253,7 +253,7 @@ class Launcher:
             if self._stop is None:
                 return report.refused(end.error)
         elif end.error is not None:
-            self._warm.kill()
+            self._fork_server.kill()
             if self._peers.channel is None:
                 return report.broken(end.error, host=socket.gethostname(), run=self._run_alone())
             if not isinstance(end.error, NodeLost):
@@ -308,7 +308,7 @@ class Launcher:
         patience_s = _ACCOUNTS_S + (self._plan.grace_s if has_stopped else 0)
         meeting = self._link.progress.meeting
         hosts_store = meeting is not None and meeting.hosts_store
-        give_up = self._hears_insistence
+        give_up = self._take_repeated_signal
         return self._peers.exchange(own, until_s=patience_s, linger=hosts_store, give_up=give_up)
 
     def _run_alone(self) -> report.Run:
@@ -349,12 +349,12 @@ class Launcher:
     def _let_ranks_go(self, *, succeeded: bool) -> None:
         """Show the last output of the ranks, and end the fork server."""
         if not succeeded:
-            self._warm.close()
+            self._fork_server.close()
         # All output of the ranks is in their pipes. A process that still holds a pipe runs in the
         # background.
         self._console.drain(_BACKGROUND_S if succeeded else _DRAIN_S)
         if succeeded:
-            self._warm.close(leave=True, streams=self._console.release())
+            self._fork_server.close(leave=True, streams=self._console.release())
 
     def _keep_records(self, folder: RunFolder, final_report: Report) -> None:
         """Record torch's output and the outcome in the run folder."""

@@ -92,7 +92,7 @@ class RankGroup(PContext):
             out, err = context.console.open(streams)
             files = attempt.files[local] = RankFiles.create()
             try:
-                context.starter.start(
+                context.fork_server.start(
                     self._task(local, rank), stdout=out, stderr=err, files=files.handles
                 )
             finally:
@@ -110,7 +110,8 @@ class RankGroup(PContext):
             env.LOG_PREFIX, ""
         )
         folder = Path(self.stdouts[local] or default).parent
-        kept = 0 if context.options.log_dir else number  # torch's layout has a folder per attempt
+        # torch's layout has a folder per attempt
+        number_in_name = 0 if context.options.log_dir else number
         return plan_streams(
             context.options,
             rank=rank,
@@ -120,8 +121,8 @@ class RankGroup(PContext):
                 template or DEFAULT_PREFIX, role=context.options.role, rank=rank, local_rank=local
             ),
             filtered=(
-                str(folder / self._run_dir.filtered("stdout", kept).name),
-                str(folder / self._run_dir.filtered("stderr", kept).name),
+                str(folder / self._run_dir.filtered("stdout", number_in_name).name),
+                str(folder / self._run_dir.filtered("stderr", number_in_name).name),
             ),
         )
 
@@ -148,7 +149,7 @@ class RankGroup(PContext):
 
     def _listen(self, timeout_s: float) -> None:
         try:
-            messages = self._context.starter.messages(timeout_s)
+            messages = self._context.fork_server.messages(timeout_s)
         except EOFError:
             # The fork server was killed, and the ranks with it. What they started has no parent
             # now, but every rank leads a session.
@@ -156,7 +157,7 @@ class RankGroup(PContext):
             raise
         for message in messages:
             local = message["rank"]
-            if message["said"] == "started":
+            if message["event"] == "started":
                 self.attempt.pids[local] = message["pid"]
             elif self.attempt.pids.get(local) == message["pid"]:
                 self.attempt.ended[local] = Ended(
@@ -231,28 +232,27 @@ class RankGroup(PContext):
         )
 
     def _askable(self) -> tuple[dict[int, int], dict[int, Path]]:
-        """Return the processes of the living ranks, and the files that they write their stacks
-        to.
-        """
+        """Return the processes of the living ranks, and the files for their stacks."""
         attempt = self.attempt
         pids = {local: attempt.pids[local] for local in attempt.living if local in attempt.pids}
         return pids, {local: attempt.files[local].stacks_path for local in pids}
 
     def position(self, local: int, look: Look | None) -> Position:
         """Return where a rank is, as far as the look at it shows."""
-        found, beat, ended = look or Look(), self.counted(local), self.attempt.ended.get(local)
+        look = look or Look()
+        beat, ended = self.counted(local), self.attempt.ended.get(local)
         return Position(
             rank=self.attempt.ranks[local],
             host=socket.gethostname(),
             ended=ended is not None and not ended.code,
-            frames=found.frames,
-            worker=found.worker,
-            guard=found.guard,
+            frames=look.frames,
+            worker=look.worker,
+            guard=look.guard,
             steps=beat.steps,
             batches=beat.batches,
             pid=self.attempt.pids.get(local, 0),
-            state=found.state,
-            **found.recorded,
+            state=look.state,
+            **look.recorded,
         )
 
     def _last_position(self, local: int, failure: Failure | None, crashed: bool) -> Position:
@@ -369,15 +369,10 @@ class RankGroup(PContext):
         It is in the same place as before the signal, and has no handler of paceline's, which waits.
         """
         old, new = before.get(local), after.get(local)
-        return (
-            not self.counted(local).armed
-            and old is not None
-            and new is not None
-            and position.classify(new.frames)[0] in position.WAITING
-            and old.recorded == new.recorded
-            and bool(old.frames)
-            and old.frames == new.frames
-        )
+        if old is None or new is None or not old.frames or self.counted(local).armed:
+            return False
+        has_not_moved = (old.recorded, old.frames) == (new.recorded, new.frames)
+        return has_not_moved and position.classify(new.frames)[0] in position.WAITING
 
     def _signal_living(self, signum: int, why: str) -> None:
         request = self._context.link.stop
@@ -386,13 +381,13 @@ class RankGroup(PContext):
         for local in self.attempt.living:
             self.attempt.stopped.setdefault(local, (why, time.time_ns()))
             if is_needed:
-                self._context.starter.signal(
+                self._context.fork_server.signal(
                     local, signum, group=self._context.task.method == "exec"
                 )
 
     def _kill(self) -> None:
         """Kill the remaining ranks and all that they started, and wait for their end."""
-        self._context.starter.kill()
+        self._context.fork_server.kill()
         deadline = time.monotonic() + _REAP_S
         while self.attempt.living and time.monotonic() < deadline:
             self._listen(0.1)
@@ -400,10 +395,10 @@ class RankGroup(PContext):
 
     def _wait_for_end(self, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
-        while self.attempt.living and (left := deadline - time.monotonic()) > 0:
+        while self.attempt.living and (remaining_s := deadline - time.monotonic()) > 0:
             if self._context.peers.remote.hurry:  # a repeated signal asks to end all ranks at once
                 return
-            self._listen(min(left, 0.1))
+            self._listen(min(remaining_s, 0.1))
             self._name_unkillable()
 
     def _name_unkillable(self) -> None:
