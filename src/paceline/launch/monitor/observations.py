@@ -193,25 +193,27 @@ def not_a_number(names: Mapping[int, str]) -> Finding | None:
     )
 
 
-def uneven(pulses: Sequence[Mapping[str, Any]]) -> Finding | None:
+def uneven(counters: Sequence[Mapping[str, Any]]) -> Finding | None:
     """Return a finding if ranks have different numbers of batches when they hang or fail.
 
     Args:
-        pulses: ``rank, loops, loop_batches, first_loop_batches, open_batches, loop_length`` of
+        counters: ``rank, loops, loop_batches, first_loop_batches, open_batches, loop_length`` of
             every rank.
     """
-    furthest = max((entry["loops"] for entry in pulses), default=0)
-    ended = {entry["rank"]: entry["loop_batches"] for entry in pulses if entry["loops"] == furthest}
-    behind = {
-        entry["rank"]: entry["open_batches"] for entry in pulses if entry["loops"] == furthest - 1
+    furthest = max((entry["loops"] for entry in counters), default=0)
+    ended = {
+        entry["rank"]: entry["loop_batches"] for entry in counters if entry["loops"] == furthest
     }
-    are_apart = len(ended) + len(behind) < len(pulses)  # for another reason
+    behind = {
+        entry["rank"]: entry["open_batches"] for entry in counters if entry["loops"] == furthest - 1
+    }
+    are_apart = len(ended) + len(behind) < len(counters)  # for another reason
     if not furthest or are_apart or min(ended.values()) < 1:
         return None
     if not behind:
         return _uneven_ended(ended, furthest)
-    lengths = {entry["rank"]: entry["loop_length"] for entry in pulses if entry["rank"] in behind}
-    return _uneven_open(ended, behind, lengths, furthest) or _uneven_first_loop(pulses)
+    lengths = {entry["rank"]: entry["loop_length"] for entry in counters if entry["rank"] in behind}
+    return _uneven_open(ended, behind, lengths, furthest) or _uneven_first_loop(counters)
 
 
 def _uneven_open(
@@ -235,9 +237,9 @@ def _uneven_open(
     return None
 
 
-def _uneven_first_loop(pulses: Sequence[Mapping[str, Any]]) -> Finding | None:
-    batches = {entry["rank"]: entry["first_loop_batches"] for entry in pulses if entry["loops"]}
-    all_counted = len(batches) == len(pulses) and min(batches.values()) > 0
+def _uneven_first_loop(counters: Sequence[Mapping[str, Any]]) -> Finding | None:
+    batches = {entry["rank"]: entry["first_loop_batches"] for entry in counters if entry["loops"]}
+    all_counted = len(batches) == len(counters) and min(batches.values()) > 0
     return _uneven_ended(batches, 1) if all_counted else None
 
 

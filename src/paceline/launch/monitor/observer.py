@@ -38,7 +38,7 @@ class Observer:
 
     Args:
         group: The ranks of this node.
-        pulses: Their counters.
+        counters: Their counters.
         channel: Channel to the other nodes, None if there are none.
         run_dir: The run folder.
         notice: Prints a warning.
@@ -47,13 +47,13 @@ class Observer:
     def __init__(
         self,
         group: WatchedRanks,
-        pulses: SharedCounters,
+        counters: SharedCounters,
         channel: ControlChannel | None,
         *,
         run_dir: RunDir,
         notice: Callable[[Finding], None],
     ) -> None:
-        self._group, self._pulses, self._channel = group, pulses, channel
+        self._group, self._counters, self._channel = group, counters, channel
         self._run_dir, self._notice = run_dir, notice
         self._head = Head(group.attempt.world_size)
         self._pace = _Pace(0 if channel is None else channel.node)
@@ -129,17 +129,17 @@ class Observer:
     def _facts(self) -> dict[str, Any]:
         """Return the facts about this node's ranks, as plain data."""
         ranks = self._group.attempt.ranks
-        checks = [self._pulses.read_checks(local) for local in ranks]
-        names = {rank: self._pulses.read_nan(local) for local, rank in ranks.items()}
+        checks = [self._counters.read_checks(local) for local in ranks]
+        names = {rank: self._counters.read_nan(local) for local, rank in ranks.items()}
         facts: dict[str, Any] = {
             "ranks": len(ranks),
             **_describe_orders(
-                {rank: self._pulses.read_order(local) for local, rank in ranks.items()}
+                {rank: self._counters.read_order(local) for local, rank in ranks.items()}
             ),
-            "padded": max((self._pulses.read_padded(local) for local in ranks), default=(0, 0)),
+            "padded": max((self._counters.read_padded(local) for local in ranks), default=(0, 0)),
             "not_a_number": {str(rank): name for rank, name in names.items() if name},
             "pace": self._pace.look(
-                [self._pulses.read(local) for local in ranks], time.monotonic()
+                [self._counters.read(local) for local in ranks], time.monotonic()
             ),
             "checks": {
                 str(step): _agreed(check[step] for check in checks) for step in _common(checks)
@@ -291,18 +291,20 @@ class _Pace:
         self._since_s = 0.0
         self._before: list[Counters] = []
 
-    def look(self, pulses: list[Counters], now_s: float) -> dict[str, Any] | None:
+    def look(self, counters: list[Counters], now_s: float) -> dict[str, Any] | None:
         """Return the last complete window; None before the first.
 
         It consists of its number, from 1, and the means over the ranks.
         """
-        new_steps = [new.steps - old.steps for new, old in zip(pulses, self._before, strict=False)]
+        new_steps = [
+            new.steps - old.steps for new, old in zip(counters, self._before, strict=False)
+        ]
         all_have_steps = all(old.steps for old in self._before)
         if not new_steps or not all_have_steps:  # the first steps are not typical
-            self._before, self._since_s = pulses, now_s
+            self._before, self._since_s = counters, now_s
         elif now_s - self._since_s >= WINDOW_S and min(new_steps) >= _LEAST_STEPS:
             number = self._window["window"] + 1 if self._window else 1
-            pairs = list(zip(self._before, pulses, strict=True))
+            pairs = list(zip(self._before, counters, strict=True))
             mean = Pace(
                 host=socket.gethostname(),
                 node=self._node,
@@ -311,7 +313,7 @@ class _Pace:
                 step_s=_mean_per_step(pairs, "seconds"),
             )
             self._window = {"window": number, "mean": asdict(mean)}
-            self._before, self._since_s = pulses, now_s
+            self._before, self._since_s = counters, now_s
         return self._window
 
 

@@ -287,7 +287,7 @@ class Watch:
                 self._position(local, looks.get(local), earlier).to_json() for local in ranks
             ],
             "stands": [self._stand(local, looks.get(local), earlier).to_json() for local in ranks],
-            "pulses": self._group.figures(),
+            "counters": self._group.figures(),
         }
 
     def _position(
@@ -338,7 +338,9 @@ class Watch:
         positions = [
             Position.from_json(values) for account in listed for values in account["positions"]
         ]
-        uneven = observations.uneven([values for account in listed for values in account["pulses"]])
+        uneven = observations.uneven(
+            [values for account in listed for values in account["counters"]]
+        )
         proven = proof.find(
             Stand.from_json(values) for account in listed for values in account["stands"]
         )

@@ -19,7 +19,7 @@ def render(
     exit_status: int,
     run_dir: str,
     attempts: int = 1,
-    again: Sequence[str] = (),
+    resume_lines: Sequence[str] = (),
 ) -> list[str]:
     """Return the lines of the final block, at most ``MOST_LINES``.
 
@@ -36,9 +36,9 @@ def render(
     after += [f"  {finding.more}", *_about_the_others(verdict)]
     tried = f" after {attempts} attempts" if attempts > 1 else ""
     last = f"exit status {exit_status}{tried} · run folder {run_dir}"
-    num_free = MOST_LINES - len(before) - len(after) - len(again) - 1
+    num_free = MOST_LINES - len(before) - len(after) - len(resume_lines) - 1
     evidence = [f"  {line}" for line in finding.evidence[: min(_MOST_EVIDENCE, num_free)]]
-    return [*map(shorten, (*before, *evidence, *after)), *again, shorten(last)]
+    return [*map(shorten, (*before, *evidence, *after)), *resume_lines, shorten(last)]
 
 
 def _label(verdict: Verdict) -> str:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from paceline.errors import EXIT_UNFINISHED, TRACEBACK, Finding
 from paceline.launch.channel import silence
 from paceline.launch.channel.silence import Loss
+from paceline.launch.monitor.worker_processes import signal_name
 from paceline.launch.outcome import weight
 from paceline.launch.outcome.rank_exit import Failure, RankExit
 from paceline.signatures import rank_errors, texts
@@ -287,7 +288,7 @@ def _explain_bus_error(end: RankExit, ranks: str) -> Finding:
     usage = f"/dev/shm is {end.shm}" if end.shm else "/dev/shm is not full now"
     return Finding(
         "dataloader-shm-too-small" if end.shm else "rank-died-signal",
-        f"{ranks} was ended by SIGBUS: memory that it had mapped could not be given",
+        f"{ranks} was ended by SIGBUS: memory that it had mapped is not available",
         where=_where(end),
         evidence=(usage, *_last_lines(end)[:3]),
         fix=(
@@ -341,7 +342,7 @@ def _explain_other_signal(end: RankExit, ranks: str) -> Finding:
         sender = ""  # a process sends it to itself
     return Finding(
         "rank-died-signal",
-        f"{ranks} was ended by {_signal_name(number)}{sender}",
+        f"{ranks} was ended by {signal_name(number)}{sender}",
         where=_where(end),
         evidence=_last_lines(end),
         fix=f"its last lines: {_less(end)}",
@@ -354,13 +355,6 @@ _BY_SIGNAL: Mapping[int, Callable[[RankExit, str], Finding]] = {
     signal.SIGSEGV: _explain_segfault,
     signal.SIGABRT: _explain_abort,
 }
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"  # a real-time signal
 
 
 def _last_lines(end: RankExit) -> tuple[str, ...]:

@@ -17,7 +17,9 @@ _EVERY_S = 15.0  # the folder has few entries, but may be on a file server
 _STEP_S = 2.0  # time for ranks with short steps to reach a step boundary
 
 
-def judge(last: Checkpoint | None, *, grace_s: int, again: ResumeCommand) -> Finding | None:
+def judge(
+    last: Checkpoint | None, *, grace_s: int, resume_command: ResumeCommand
+) -> Finding | None:
     """Return the warning that a stop would leave an unfinished checkpoint; None if it would not.
 
     It is None too if no save was measured. A final save may take half as long again as an earlier
@@ -34,7 +36,7 @@ def judge(last: Checkpoint | None, *, grace_s: int, again: ResumeCommand) -> Fin
             "they would be killed while they save, and the steps since the previous checkpoint"
             " would be lost"
         ),
-        fix=resume.describe_short_grace(grace_s, again, needed_s=last.seconds),
+        fix=resume.describe_short_grace(grace_s, resume_command, needed_s=last.seconds),
         severity="warning",
     )
 
@@ -45,14 +47,20 @@ class SaveWatch:
     Args:
         folder: The checkpoints of the run.
         grace_s: Seconds that ranks have between the signal and SIGKILL.
-        again: The resume command of the run.
+        resume_command: The resume command of the run.
         notice: Prints a warning.
     """
 
     def __init__(
-        self, folder: Path, *, grace_s: int, again: ResumeCommand, notice: Callable[[Finding], None]
+        self,
+        folder: Path,
+        *,
+        grace_s: int,
+        resume_command: ResumeCommand,
+        notice: Callable[[Finding], None],
     ) -> None:
-        self._folder, self._grace_s, self._again, self._notice = folder, grace_s, again, notice
+        self._folder, self._grace_s, self._notice = folder, grace_s, notice
+        self._resume_command = resume_command
         self._next_s = 0.0
         self._has_warned = False
 
@@ -63,7 +71,7 @@ class SaveWatch:
             return
         self._next_s = now_s + _EVERY_S
         last = evidence.last_checkpoint(self._folder)
-        warning = judge(last, grace_s=self._grace_s, again=self._again)
+        warning = judge(last, grace_s=self._grace_s, resume_command=self._resume_command)
         if warning is not None:
             self._has_warned = True
             self._notice(warning)

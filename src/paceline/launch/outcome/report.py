@@ -83,9 +83,9 @@ class Run:
         losses: Why they are lost, by the same words.
         stops: Signals that launchers received.
         attempts: Number of attempts.
-        pulses: The counters of every rank, as plain data.
+        counters: The counters of every rank, as plain data.
         seconds: Duration of the run.
-        again: The resume command of the run.
+        resume_command: The resume command of the run.
         last: The last committed checkpoint; None if there is none.
         hang: Why the ranks hung, if they were stopped for a hang; else None.
         noticed_hang: The cause that a notice named for a wait that lasted until the end.
@@ -101,9 +101,9 @@ class Run:
     losses: Mapping[str, Loss] = field(default_factory=dict)
     stops: Sequence[Stop] = ()
     attempts: int = 1
-    pulses: Sequence[Mapping[str, Any]] = ()
+    counters: Sequence[Mapping[str, Any]] = ()
     seconds: float = 0.0
-    again: ResumeCommand = field(default_factory=ResumeCommand)
+    resume_command: ResumeCommand = field(default_factory=ResumeCommand)
     last: Checkpoint | None = None
     hang: Finding | None = None
     noticed_hang: Finding | None = None
@@ -152,14 +152,18 @@ def _failed(run: Run) -> Report:
         losses=run.losses,
         hang=run.hang,
         noticed=run.noticed_hang,
-        pulses=run.pulses,
+        counters=run.counters,
     )
     verdict = replace(verdict, threads=root_cause.in_threads(run.ends))
     was_lost = verdict.lost and not verdict.causes
     advise = resume.after_loss if was_lost else resume.after_failure
-    again = advise(run.last, run.again)
+    resume_lines = advise(run.last, run.resume_command)
     lines = block.render(
-        verdict, exit_status=EXIT_FAILED, run_dir=run.folder, attempts=run.attempts, again=again
+        verdict,
+        exit_status=EXIT_FAILED,
+        run_dir=run.folder,
+        attempts=run.attempts,
+        resume_lines=resume_lines,
     )
     return Report(EXIT_FAILED, lines, [verdict.finding, *run.noticed])
 
@@ -191,7 +195,7 @@ def _stopped(run: Run, stop: Stop) -> Report:
     late = [end for end in run.ends if end.killed_after_s >= run.grace_s]
     if late and run.saving:
         finding = _grace_too_short(run, stop, late)
-    return _stop_report(run, status, finding, resume.after_failure(run.last, run.again))
+    return _stop_report(run, status, finding, resume.after_failure(run.last, run.resume_command))
 
 
 def _grace_too_short(run: Run, stop: Stop, late: Sequence[RankExit]) -> Finding:
@@ -205,44 +209,48 @@ def _grace_too_short(run: Run, stop: Stop, late: Sequence[RankExit]) -> Finding:
             f"ranks still at work: {ranks}",
             f"written to since the signal, not committed: {run.saving}",
         ),
-        fix=resume.describe_short_grace(run.grace_s, run.again),
+        fix=resume.describe_short_grace(run.grace_s, run.resume_command),
     )
 
 
 def _unfinished(run: Run, by: str, *, where: str) -> Report:
-    lines = resume.after_stop(run.last, run.again)
+    lines = resume.after_stop(run.last, run.resume_command)
     finding = Finding(
         "run-unfinished",
         f"stopped by {by}{_how_far(run)}, to be resumed",
         where=where,
         evidence=tuple(lines[:1]),
-        fix=run.again.line,
+        fix=run.resume_command.line,
         severity="warning",
     )
     return _stop_report(run, EXIT_UNFINISHED, finding, lines)
 
 
-def _stop_report(run: Run, status: int, finding: Finding, again: Sequence[str]) -> Report:
+def _stop_report(run: Run, status: int, finding: Finding, resume_lines: Sequence[str]) -> Report:
     """Return the report of a stopped run: the finding in a few lines, and how to resume."""
     lines = [f"{finding.what}   [{finding.code} {finding.name}]"]
     if finding.severity == "error":
         lines += [f"  {line}" for line in finding.evidence]
-    is_repeated = any(finding.fix in line for line in again)
-    if finding.fix and not is_repeated:
+    is_in_lines = any(finding.fix in line for line in resume_lines)
+    if finding.fix and not is_in_lines:
         lines.append(f"  fix: {finding.fix}")
     lines.append(f"  {finding.more}")
     lines += root_cause.broken_in_stop(run.ends)
     folder = f" · run folder {run.folder}" if run.folder else ""
-    return Report(status, [*lines, *again, f"exit status {status}{folder}"], [finding])
+    return Report(status, [*lines, *resume_lines, f"exit status {status}{folder}"], [finding])
 
 
 def _how_far(run: Run) -> str:
     steps = max((end.steps for end in run.ends), default=0)
-    return f", after {steps} step{'s' if steps != 1 else ''}" if steps else ""
+    return f", after {_count(steps)}" if steps else ""
+
+
+def _count(steps: int) -> str:
+    return "1 step" if steps == 1 else f"{steps} steps"
 
 
 def _succeeded(run: Run) -> Report:
-    figures = summary.summarise(run.pulses, seconds=run.seconds)
+    figures = summary.summarise(run.counters, seconds=run.seconds)
     lines = summary.render(figures, run_dir=run.folder)
     late = [end.rank for end in run.ends if end.code]
     if late:
@@ -296,6 +304,6 @@ def broken(error: BaseException, *, host: str, run: Run) -> Report:
             where=host,
             fix="if this repeats, it is a fault of paceline; please report it with this text",
         )
-    how_to_resume = resume.after_loss(run.last, run.again) if lost_store else []
+    how_to_resume = resume.after_loss(run.last, run.resume_command) if lost_store else []
     lines = [*finding.render().splitlines(), *how_to_resume]
     return Report(EXIT_FAILED, lines, [finding])

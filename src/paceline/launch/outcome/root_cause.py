@@ -60,7 +60,7 @@ def judge(
     losses: Mapping[str, Loss] = MappingProxyType({}),
     hang: Finding | None = None,
     noticed: Finding | None = None,
-    pulses: Sequence[Mapping[str, Any]] = (),
+    counters: Sequence[Mapping[str, Any]] = (),
 ) -> Verdict:
     """Return the likely root cause.
 
@@ -70,7 +70,7 @@ def judge(
         losses: Why they are lost, by the same words.
         hang: Why the ranks hung, if they were stopped for a hang.
         noticed: The cause that a notice named for a wait that lasted until the end.
-        pulses: The counters of every rank, as plain data.
+        counters: The counters of every rank, as plain data.
     """
     lost = tuple(lost)
     if hang is not None:
@@ -83,7 +83,7 @@ def judge(
     if not ranked:
         return Verdict(Finding("launcher-fault", "the run failed, but no rank did"))
     first = ranked[0]
-    elsewhere = _failed_collective(ends, first, noticed, pulses)
+    elsewhere = _failed_collective(ends, first, noticed, counters)
     if elsewhere is not None:
         return Verdict(elsewhere, end=first, hung=True)
     if weigh(first) == VICTIM:
@@ -131,7 +131,7 @@ def _failed_collective(
     ends: Sequence[RankExit],
     first: RankExit,
     noticed: Finding | None,
-    pulses: Sequence[Mapping[str, Any]],
+    counters: Sequence[Mapping[str, Any]],
 ) -> Finding | None:
     """Return why ranks lost each other in a collective, if the likeliest cause is such a loss.
 
@@ -143,7 +143,7 @@ def _failed_collective(
     if timeouts and noticed is not None:
         return _end_of_noticed_wait(noticed, first, timeouts[0].strip())
     positions = [end.position for end in ends if end.position is not None]
-    return locate.judge(positions, uneven=observations.uneven(pulses), broken=not timeouts)
+    return locate.judge(positions, uneven=observations.uneven(counters), broken=not timeouts)
 
 
 def _end_of_noticed_wait(noticed: Finding, first: RankExit, timeout: str) -> Finding:

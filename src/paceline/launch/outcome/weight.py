@@ -46,7 +46,7 @@ def _weigh_exception(end: RankExit, failure: Failure) -> int:
 def weigh_texts(texts: Sequence[str]) -> int | None:
     """Weigh error texts of a rank; None if they do not refer to another rank."""
     errors = [rank_errors.read(text) for text in texts]
-    # The rank caused the fault if its port was taken, whatever it then missed.
+    # A rank whose port was taken is itself the cause, also if it then waited in vain.
     errors = [error for error in errors if error.own_fault != rank_errors.PORT_IN_USE]
     if any(error.wait for error in errors):
         return SUSPECT

@@ -112,7 +112,9 @@ class Agent(LocalElasticAgent):
         self._saves = SaveWatch(
             folder.run_dir.checkpoints,
             grace_s=context.plan.grace_s,
-            again=resume_command(folder.run_dir, context.options, context.plan, context.task),
+            resume_command=resume_command(
+                folder.run_dir, context.options, context.plan, context.task
+            ),
             notice=context.notices.warn,
         )
         self._meeting = meeting

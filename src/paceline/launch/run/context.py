@@ -24,8 +24,8 @@ class LaunchContext:
         plan: The plan of the run.
         task: The task of every rank, without its rank, environment and files.
         fork_server: The fork server.
-        pulses: The counters of the ranks; None without the probe.
-        pulse_handle: Descriptor of the counters' memory; -1 without the probe.
+        counters: The counters of the ranks; None without the probe.
+        counters_handle: Descriptor of the counters' memory; -1 without the probe.
         console: Copies the output of ranks.
         notices: Prints warnings and notices.
         peers: The other nodes.
@@ -36,8 +36,8 @@ class LaunchContext:
     plan: Plan
     task: RankTask
     fork_server: ForkServer
-    pulses: SharedCounters | None
-    pulse_handle: int
+    counters: SharedCounters | None
+    counters_handle: int
     console: Console
     notices: Notices
     peers: Peers

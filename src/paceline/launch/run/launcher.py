@@ -97,8 +97,8 @@ class Launcher:
                 plan=plan,
                 task=task,
                 fork_server=server,
-                pulses=SharedCounters(handle, int(plan.nproc.value)) if has_probe else None,
-                pulse_handle=handle,
+                counters=SharedCounters(handle, int(plan.nproc.value)) if has_probe else None,
+                counters_handle=handle,
                 console=self._console,
                 notices=self._notices,
                 peers=self._peers,
@@ -224,13 +224,13 @@ class Launcher:
     def _describe_stop(self, name: str, sender: str) -> str:
         """Return the line to print when the orderly end begins."""
         by = f"{name} from {sender}" if sender else name
-        again = "SIGINT" if not sender or name in NOTICES else "once more"
+        repetition = "SIGINT" if not sender or name in NOTICES else "once more"
         time_left = f"{self._plan.grace_s} s"
         if name == "SIGTERM" and "Slurm" in sender:
             limits, now_s = self._slurm_times.limits, time.monotonic()
             seconds, whose = slurm_times.shortest(self._plan.grace_s, limits, now_s=now_s)
             time_left = f"at least {seconds} s ({whose})" if whose else time_left
-        return f"{by}: ranks have {time_left} to end; {again} ends them now"
+        return f"{by}: ranks have {time_left} to end; {repetition} ends them now"
 
     def _end_at_once(self) -> None:
         """Kill the remaining ranks after a repeated signal, here and on all other nodes."""
@@ -288,9 +288,9 @@ class Launcher:
     def _own_account(self, supervision: Supervision, alone: report.Run) -> NodeAccount:
         """Return the account that this node sends to the others."""
         return NodeAccount(
-            again=alone.again,
+            resume_command=alone.resume_command,
             ends=supervision.ranks.ends(),
-            pulses=supervision.ranks.figures(),
+            counters=supervision.ranks.figures(),
             stop=self._stop,
             last=alone.last,
             hang=supervision.hang,
@@ -320,7 +320,7 @@ class Launcher:
         return report.Run(
             folder=shown(folder.run_dir.root),
             stops=stops,
-            again=resume_command(folder.run_dir, self._options, self._plan, self._task),
+            resume_command=resume_command(folder.run_dir, self._options, self._plan, self._task),
             last=evidence.last_checkpoint(folder.run_dir.checkpoints),
             grace_s=self._plan.grace_s,
         )

@@ -82,8 +82,8 @@ class RankGroup(PContext):
     def _start(self) -> None:
         context = self._context
         attempt = self.attempt
-        if context.pulses is not None:
-            context.pulses.clear()
+        if context.counters is not None:
+            context.counters.clear()
         attempt.oom_before = evidence.count_oom_kills()
         attempt.error_paths = {local: str(path) for local, path in self.error_files.items()}
         for local, rank in attempt.ranks.items():
@@ -137,7 +137,7 @@ class RankGroup(PContext):
             ),
             "env": {**self._rank_env, **self.envs[local]},
             "error_file": self.attempt.error_paths[local],
-            "pulse": context.pulse_handle,
+            "pulse": context.counters_handle,
             "num_local_ranks": len(self.attempt.ranks),
             "check_finite": context.options.check_finite,
             "check_replicas": context.options.check_replicas,
@@ -218,7 +218,7 @@ class RankGroup(PContext):
 
     def counted(self, local: int) -> counters.Counters:
         """Return the counters of a rank; zeros without the probe."""
-        return self._context.pulses.read(local) if self._context.pulses else counters.NOTHING
+        return self._context.counters.read(local) if self._context.counters else counters.NOTHING
 
     def look(self, *, quiet: bool = False) -> dict[int, Look]:
         """Ask the living ranks where they are.

@@ -71,7 +71,7 @@ class Supervision:
         inform = context.notices.inform
         if self._is_first:
             self._late_variables = LateVariables(self._reported_variables, inform)
-        if context.pulses is None:
+        if context.counters is None:
             return
         if context.options.on_hang != "off":
             self._watch = Watch(
@@ -83,10 +83,10 @@ class Supervision:
                 ask_nccl=self._ask_nccl if context.plan.backend == "nccl" else None,
             )
             inform_of_forks = inform if self._is_first else None
-            self._forks = ForkWatch(ranks, context.pulses, inform=inform_of_forks)
+            self._forks = ForkWatch(ranks, context.counters, inform=inform_of_forks)
         self._observer = Observer(
             ranks,
-            context.pulses,
+            context.counters,
             context.peers.channel,
             run_dir=self._run_dir,
             notice=context.notices.warn,

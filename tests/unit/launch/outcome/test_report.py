@@ -55,8 +55,8 @@ def told_to_stop(rank=0):
 @pytest.mark.parametrize(
     ("run", "status", "name"),
     [
-        (Run(ends=[fine(0), fine(1)], pulses=PULSES), 0, None),
-        (Run(ends=[fine(0), RankExit(1, code=-6, finished=True)], pulses=PULSES), 0, None),
+        (Run(ends=[fine(0), fine(1)], counters=PULSES), 0, None),
+        (Run(ends=[fine(0), RankExit(1, code=-6, finished=True)], counters=PULSES), 0, None),
         (Run(ends=[fine(0), failed(1)]), 1, "script-error-on-one-rank"),
         (Run(ends=[failed(0), failed(1)]), 1, "user-exception"),
         (Run(ends=[fine(0)], lost=["node 1"]), 1, "agent-died"),
@@ -153,7 +153,7 @@ def test_exit_status_and_finding(run, status, name):
 
 
 def test_a_success_is_summarised():
-    report = conclude(Run(ends=[fine(0), fine(1)], pulses=PULSES, seconds=7.0, folder="runs/x"))
+    report = conclude(Run(ends=[fine(0), fine(1)], counters=PULSES, seconds=7.0, folder="runs/x"))
     assert report.lines[0] == "done: 2 ranks, 11 steps in 7.0 s, 2.0 steps/s a rank"
     assert report.lines[-1] == "run folder runs/x"
     assert report.summary["steps"] == 11
@@ -163,7 +163,7 @@ def test_a_success_is_summarised():
 @pytest.mark.parametrize(("late", "who"), [([1], "rank 1"), ([0, 1, 2], "ranks 0-2")])
 def test_a_crash_in_the_teardown_is_a_note(late, who):
     ends = [RankExit(rank, code=-11 if rank in late else 0, finished=True) for rank in range(3)]
-    report = conclude(Run(ends=ends, pulses=PULSES))
+    report = conclude(Run(ends=ends, counters=PULSES))
     assert report.exit_status == 0
     assert report.lines[0].startswith(f"note: {who} crashed in the interpreter's teardown")
 
@@ -188,7 +188,7 @@ def test_a_stop_names_who_asked_for_it_and_how_far_the_run_was():
 )
 def test_an_unfinished_run_says_by_what_where_and_how_it_goes_on(stops, by):
     report = conclude(
-        Run(ends=[to_resume(0)], stops=stops, folder="runs/x", again=AGAIN, last=LAST)
+        Run(ends=[to_resume(0)], stops=stops, folder="runs/x", resume_command=AGAIN, last=LAST)
     )
     assert report.framed()[1:] == [
         f"stopped by {by}, after 40 steps, to be resumed   [RUN017 run-unfinished]",
@@ -211,7 +211,7 @@ def test_a_grace_that_was_too_short_is_told_with_evidence_and_fix():
             stops=[stop()],
             grace_s=30,
             saving="runs/x/checkpoints/.tmp-4",
-            again=AGAIN,
+            resume_command=AGAIN,
             last=LAST,
         )
     )
@@ -230,27 +230,30 @@ def test_a_grace_that_was_too_short_is_told_with_evidence_and_fix():
 @pytest.mark.parametrize(
     ("run", "lines"),
     [
-        (Run(ends=[failed(0)], again=AGAIN), []),
-        (Run(ends=[failed(0)], again=AGAIN, last=LAST), [f"resume from step 40: {AGAIN.line}"]),
-        (Run(ends=[told_to_stop(0)], stops=[stop()], again=AGAIN), []),
+        (Run(ends=[failed(0)], resume_command=AGAIN), []),
         (
-            Run(ends=[told_to_stop(0)], stops=[stop()], again=AGAIN, last=LAST),
+            Run(ends=[failed(0)], resume_command=AGAIN, last=LAST),
+            [f"resume from step 40: {AGAIN.line}"],
+        ),
+        (Run(ends=[told_to_stop(0)], stops=[stop()], resume_command=AGAIN), []),
+        (
+            Run(ends=[told_to_stop(0)], stops=[stop()], resume_command=AGAIN, last=LAST),
             [f"resume from step 40: {AGAIN.line}"],
         ),
         (
-            Run(ends=[fine(0)], lost=["node 1"], again=AGAIN, last=LAST),
+            Run(ends=[fine(0)], lost=["node 1"], resume_command=AGAIN, last=LAST),
             [
                 f"resume from step 40: {AGAIN.line}",
                 LOOP,
             ],
         ),
         (
-            Run(ends=[fine(0)], lost=["node 1"], again=AGAIN),
+            Run(ends=[fine(0)], lost=["node 1"], resume_command=AGAIN),
             [f"start again: {AGAIN.line}", LOOP],
         ),
         # a rank failed by itself, the node that went afterwards is not why
         (
-            Run(ends=[failed(0)], lost=["node 1"], again=AGAIN, last=LAST),
+            Run(ends=[failed(0)], lost=["node 1"], resume_command=AGAIN, last=LAST),
             [f"resume from step 40: {AGAIN.line}"],
         ),
     ],
@@ -305,7 +308,7 @@ class RendezvousTimeoutError(Exception):
     ],
 )
 def test_a_launcher_that_could_not_go_on(error, name, says):
-    report = broken(error, host="node-a", run=Run(again=AGAIN, last=LAST))
+    report = broken(error, host="node-a", run=Run(resume_command=AGAIN, last=LAST))
     assert report.exit_status == 1
     assert report.findings[0].name == name
     assert says in "\n".join(report.lines)
@@ -315,7 +318,7 @@ def test_a_launcher_that_could_not_go_on(error, name, says):
 
 def test_a_head_that_went_before_the_ranks_had_started_is_told_with_the_way_on():
     error = type("DistNetworkError", (RuntimeError,), {})("failed to recv, got 0 bytes")
-    report = broken(error, host="node-a", run=Run(again=AGAIN, last=LAST))
+    report = broken(error, host="node-a", run=Run(resume_command=AGAIN, last=LAST))
     assert report.findings[0].name == "agent-died"
     assert report.lines[-2:] == [
         f"resume from step 40: {AGAIN.line}",

@@ -978,12 +978,20 @@ ENDINGS = [
 
 @pytest.mark.parametrize("ends", ENDINGS)
 @pytest.mark.parametrize("lost", [(), ("node 1", "node 2")])
-@pytest.mark.parametrize("again", [(), ("resume: " + "word " * 100, "auto-resume: x")])
-def test_a_block_fits_on_a_screen_and_ends_with_the_exit_status(ends, lost, again):
-    lines = block(judge(ends, lost=lost), exit_status=1, run_dir="runs/x", attempts=3, again=again)
+@pytest.mark.parametrize("resume_lines", [(), ("resume: " + "word " * 100, "auto-resume: x")])
+def test_a_block_fits_on_a_screen_and_ends_with_the_exit_status(ends, lost, resume_lines):
+    lines = block(
+        judge(ends, lost=lost),
+        exit_status=1,
+        run_dir="runs/x",
+        attempts=3,
+        resume_lines=resume_lines,
+    )
     assert len(lines) <= 15
-    assert tuple(lines[-1 - len(again) : -1]) == again, "what is to be pasted stays whole"
-    assert max(map(len, lines[: -1 - len(again)])) <= 300
+    assert tuple(lines[-1 - len(resume_lines) : -1]) == resume_lines, (
+        "what is to be pasted stays whole"
+    )
+    assert max(map(len, lines[: -1 - len(resume_lines)])) <= 300
     assert not any("\n" in line for line in lines)
     assert lines[-1] == "exit status 1 after 3 attempts · run folder runs/x"
 
