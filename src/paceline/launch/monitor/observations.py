@@ -207,8 +207,8 @@ def uneven(counters: Sequence[Mapping[str, Any]]) -> Finding | None:
     behind = {
         entry["rank"]: entry["open_batches"] for entry in counters if entry["loops"] == furthest - 1
     }
-    are_apart = len(ended) + len(behind) < len(counters)  # for another reason
-    if not furthest or are_apart or min(ended.values()) < 1:
+    are_far_apart = len(ended) + len(behind) < len(counters)  # for another reason
+    if not furthest or are_far_apart or min(ended.values()) < 1:  # below 1: an uncertain count
         return None
     if not behind:
         return _uneven_ended(ended, furthest)
