@@ -32,7 +32,10 @@ WITHOUT_TORCH = (
         for name in ("manifest", "findings", "folder", "verification", "shares")
     ),
     "paceline.train.checkpoint.description",
-    *(f"paceline.launch.outcome.{name}" for name in ("root_cause", "resume", "summary", "nccl")),
+    *(
+        f"paceline.launch.outcome.{name}"
+        for name in ("root_cause", "explanation", "weight", "resume", "summary", "nccl")
+    ),
     "paceline.launch.in_rank.worker",
     *(
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

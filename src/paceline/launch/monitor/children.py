@@ -111,9 +111,7 @@ def frames_of(thread: dict[str, Any]) -> list[tuple[str, int, str]]:
 
 
 def find_py_spy() -> str:
-    """Return the path of py-spy, beside this Python or in ``PATH``; empty if it is not
-    installed.
-    """
+    """Return the path of py-spy, beside this Python or in ``PATH``; empty if not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy") or ""
 

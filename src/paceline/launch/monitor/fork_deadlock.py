@@ -1,12 +1,12 @@
-"""Distinguishes a DataLoader worker that is deadlocked in its fork from a slow one. Pure.
+"""Distinguish a DataLoader worker that is deadlocked in its fork from a slow one. Pure.
 
 A fork copies one thread of a process and all its locks. A lock that another thread held at that
 moment is never released in the child. What proves it, without touching the worker: the rank waits
 for a batch of this very worker; the worker is a fork of the rank that has not run a program and
 still has the rank's name, though torch names a worker first thing in its loop; it has one thread,
 so nobody inside can release anything; it waits for a lock; and it has not run at all from one look
-to the next. A worker that is named may wait for a lock of the dataset's that another worker holds:
-it is only accused where its frames show that it never came to the dataset.
+to the next. A worker that is named may wait for a lock of the dataset that another worker holds: it
+is only accused where its frames show that it has not reached the dataset.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def is_proven(first: WorkerLook, now: WorkerLook, frames: Sequence[NativeFrame] 
         now: The last look.
         frames: Its stack, outermost first; empty if it cannot be seen.
     """
-    waits = min(now.waits_s, now.worker.age_s) >= deadlines.WORKER_FORK
-    looked = now.at_s - first.at_s >= APART_S
-    if not (waits and looked and has_not_run(first, now)):
+    has_waited = min(now.waits_s, now.worker.age_s) >= deadlines.WORKER_FORK
+    are_apart = now.at_s - first.at_s >= APART_S
+    if not has_waited or not are_apart or not has_not_run(first, now):
         return False
     return now.is_unnamed or is_before_dataset(frames)
 
@@ -143,7 +143,7 @@ def explain(now: WorkerLook, frames: Sequence[NativeFrame] = ()) -> Finding:
         if worker.is_named_worker
         else "before torch's worker loop"
     )
-    shape = f"process {worker.pid} {worker.doing()}; it has one thread, and stands {reached}"
+    shape = f"process {worker.pid} {worker.doing()}; it has one thread, and is {reached}"
     library = _library(frames)
     return Finding(
         "worker-fork-deadlock",
@@ -151,8 +151,8 @@ def explain(now: WorkerLook, frames: Sequence[NativeFrame] = ()) -> Finding:
         where=f"rank {now.rank} on {now.host}, worker process {worker.pid}",
         evidence=(shape, _cause(library)),
         why=(
-            "another thread of the rank held a lock at the fork, and in the worker nobody is left"
-            " to release it"
+            "another thread of the rank held a lock at the fork, and the worker has no thread that"
+            " could release it"
         ),
         fix=_fix(library),
     )
@@ -179,23 +179,21 @@ def _fix(library: str) -> str:
 
 
 def _is_pythons_bug(library: str) -> bool:
-    """Return whether CPython's bug explains the deadlock: the lock is Python's own, or its owner is
-    not visible.
+    """Return whether CPython's bug explains the deadlock.
+
+    The lock is Python's own, or its owner is not visible.
     """
     return python_fork.has_bug() and (not library or library.startswith(("libpython", "python")))
 
 
 def _library(frames: Sequence[NativeFrame]) -> str:
-    """Return the file of the innermost native frame outside of the C library, empty if none is
-    visible.
-    """
+    """Return the file of the innermost native frame outside the C library; empty without one."""
     native = [frame for frame in frames if not frame.is_python]
     return next((frame.file for frame in reversed(native) if not _C_LIBRARY.match(frame.file)), "")
 
 
 def warn_of_forks(rank: int) -> Notice:
-    """Return the notice that this Python may deadlock in a fork, when workers are forked for every
-    loop.
+    """Return the notice that this Python may deadlock in a fork, if loops fork their workers.
 
     Args:
         rank: One whose loader has forked its workers a second time.

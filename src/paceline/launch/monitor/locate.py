@@ -1,7 +1,6 @@
-"""Find the cause of a hang from the positions of all ranks: which rank is missing, or in another
-collective.
+"""Find the cause of a hang from the positions of all ranks: who is missing or elsewhere. Pure.
 
-Pure. ``hangs`` decides whether the run hangs, ``judge`` finds the cause. A rank that waits in a
+``hangs`` decides whether the run hangs, ``judge`` finds the cause. A rank that waits in a
 collective is not the cause; a rank that has not reached it, or is in another one, is.
 """
 
@@ -62,12 +61,19 @@ def judge(
     living = [position for position in positions if not position.ended]
     waiting = [position for position in living if position.waits]
     absent = [position for position in living if not position.waits]
-    absent_hang = bool(waiting) or all(position.late_alone for position in absent)
-    if absent and absent_hang and not broken:
+    absence_hangs = bool(waiting) or all(position.late_alone for position in absent)
+    if absent and absence_hangs and not broken:
         return _stuck(absent, waiting, positions)
-    guarded = [position for position in waiting if position.guard]
     if uneven is not None:
         return replace(uneven, evidence=(*uneven.evidence, *_lines(positions))[:5])
+    return _judge_waiting(waiting, positions, broken=broken)
+
+
+def _judge_waiting(
+    waiting: Sequence[Position], positions: Sequence[Position], *, broken: bool
+) -> Finding | None:
+    """Return why ranks wait, if no living rank is absent; None if the positions do not show it."""
+    guarded = [position for position in waiting if position.guard]
     if guarded and len(guarded) < len(positions):
         return _conditional(guarded, positions)
     ended = [position for position in positions if position.ended]
@@ -75,8 +81,8 @@ def judge(
         return _some_have_ended(ended, waiting, positions)
     if len(_groups(waiting)) > 1:
         return _different(waiting, positions)
-    same_collective = len(waiting) == len(positions) > 1
-    return _all_together(waiting) if same_collective and not broken else None
+    all_wait = len(waiting) == len(positions) > 1
+    return _all_together(waiting) if all_wait and not broken else None
 
 
 def judge_proven(
@@ -254,9 +260,7 @@ def _groups(positions: Iterable[Position]) -> list[list[Position]]:
 
 
 def _lines(positions: Sequence[Position]) -> tuple[str, ...]:
-    """Return a line for each group, at most four: ``ranks 0-2: all_reduce #812, backward,
-    train.py:91``.
-    """
+    """Return a line for each group, at most four: ``ranks 0-2: all_reduce #812, train.py:91``."""
     groups = sorted(_groups(positions), key=len)
     lines = [
         f"{_with_host(group)}: {group[0].doing}{_for(group)}{_batches(group)}" for group in groups

@@ -1,6 +1,4 @@
-"""Is a line of a script reached by some ranks only: the ``if`` around it that chooses ranks.
-Pure.
-"""
+"""Find the ``if`` that lets only some ranks reach a line of a script. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +12,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def guard_of(source: str, line: int) -> tuple[int, str] | None:
-    """Return the line and text of what lets only some ranks reach a line, such as ``if rank ==
-    0:``; None if nothing.
+    """Return what lets only some ranks reach a line: its line number and its text, or None.
 
     Args:
         source: Text of the file.
@@ -28,36 +25,44 @@ def guard_of(source: str, line: int) -> tuple[int, str] | None:
 
 
 def _guards(names: TreeNames, body: list[ast.stmt], line: int) -> Iterator[tuple[int, str]]:
-    """Yield the guards of a line, innermost first, of the statements of one block and those
-    inside.
-    """
+    """Yield the guards of a line in a block and the blocks inside, innermost first."""
     for place, statement in enumerate(body):
         if not statement.lineno <= line <= (statement.end_lineno or statement.lineno):
             continue
         for block in _blocks(statement):
             yield from _guards(names, block, line)
-        if (
-            isinstance(statement, ast.If | ast.While)
-            and _is_inside(statement, line)
-            and chooses(names, statement.test)
-        ):
-            word = "if" if isinstance(statement, ast.If) else "while"
-            other = statement.orelse and line >= statement.orelse[0].lineno
-            yield (
-                statement.lineno,
-                f"{'else of ' if other else ''}{word} {ast.unparse(statement.test)}:",
-            )
+        yield from _condition_around(names, statement, line)
         if isinstance(statement, _FUNCTIONS):
-            yield from (
-                (each.lineno, f"@{ast.unparse(each)}")
-                for each in statement.decorator_list
-                if _decorates(each)
-            )
-        yield from (
-            (each.lineno, f"if {ast.unparse(each.test)}: {ast.unparse(each.body[-1])}")
-            for each in body[:place]
-            if isinstance(each, ast.If) and _excludes(names, each)
-        )
+            yield from _rank_decorators(statement.decorator_list)
+        yield from _early_exits(names, body[:place])
+
+
+def _condition_around(
+    names: TreeNames, statement: ast.stmt, line: int
+) -> Iterator[tuple[int, str]]:
+    """Yield a statement if it is an ``if`` or ``while`` that chooses ranks for a line inside."""
+    if not isinstance(statement, ast.If | ast.While) or not _is_inside(statement, line):
+        return
+    if chooses(names, statement.test):
+        word = "if" if isinstance(statement, ast.If) else "while"
+        in_else = statement.orelse and line >= statement.orelse[0].lineno
+        prefix = "else of " if in_else else ""
+        yield statement.lineno, f"{prefix}{word} {ast.unparse(statement.test)}:"
+
+
+def _rank_decorators(decorators: list[ast.expr]) -> Iterator[tuple[int, str]]:
+    """Yield the decorators by which only some ranks run a function."""
+    for decorator in decorators:
+        if any(map(decorator_scope, words(decorator))):
+            yield decorator.lineno, f"@{ast.unparse(decorator)}"
+
+
+def _early_exits(names: TreeNames, earlier: list[ast.stmt]) -> Iterator[tuple[int, str]]:
+    """Yield the statements before a line by which some ranks have left its block."""
+    for statement in earlier:
+        if isinstance(statement, ast.If) and _excludes(names, statement):
+            test = ast.unparse(statement.test)
+            yield statement.lineno, f"if {test}: {ast.unparse(statement.body[-1])}"
 
 
 def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
@@ -70,7 +75,10 @@ def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
 
 
 def _is_inside(statement: ast.If | ast.While, line: int) -> bool:
-    """The line is of the block, not of the test; where both are on it, the block is meant."""
+    """Return whether a line belongs to the block, and not to the test, of a statement.
+
+    A line with both counts as the block's.
+    """
     return line > (statement.test.end_lineno or 0) or line == statement.body[0].lineno
 
 
@@ -84,7 +92,3 @@ def _excludes(names: TreeNames, statement: ast.If) -> bool:
     is_and = isinstance(statement.test, ast.BoolOp) and isinstance(statement.test.op, ast.And)
     is_one_way = leaves_function(statement.body) and not statement.orelse
     return is_one_way and not is_and and chooses(names, statement.test)
-
-
-def _decorates(decorator: ast.expr) -> bool:
-    return any(map(decorator_scope, words(decorator)))

@@ -1,6 +1,4 @@
-"""Write the notice about ranks that have waited for long while no hang is proven: positions in, a
-Notice out. Pure.
-"""
+"""Write the notice about ranks that have waited for long while no hang is proven. Pure."""
 
 from __future__ import annotations
 

@@ -1,19 +1,9 @@
-"""Child processes of a rank, such as DataLoader workers, as ``/proc`` shows them, without signals
-or ptrace.
+"""Collect the child processes of a rank, such as DataLoader workers, and describe them.
 
-Collector: ``collect(pid)`` returns one ``ChildProcess`` for each child of a rank, also for one that
-has ended and
-that the rank has not waited for (state Z, with the signal that killed it). ``look(pid)`` returns
-one process.
-
-Rendering, pure, for reports of hangs and of workers that died::
-
-    child.is_named_worker     # torch has named it: it has reached torch's worker loop
-    child.in_futex            # it waits for a lock
-    child.is_stopped          # state T: SIGSTOP, or a debugger
-    child.describe()          # "DataLoader worker 4242 waits for a lock (futex_do_wait), 33 s old,
-    0.0 s of CPU" child.describe(before)    # the same with what it has used since the earlier look
-    describe_all(children)    # one line for each group of children that do the same, at most four
+``collect(pid)`` returns one ``ChildProcess`` for each child of a rank, also for one that has ended
+and that the rank has not waited for (state Z, with the signal that killed it). ``look(pid)``
+returns one process. ``ChildProcess`` and ``describe_all`` describe them, for reports of hangs and
+of workers that died. No process gets a signal, and none is traced.
 
 All of it comes from ``/proc/PID``: ``stat``, ``comm``, ``wchan``, ``syscall``. Where a file cannot
 be read (another user's process, a container without the right to trace), that fact is missing and
@@ -105,8 +95,9 @@ class ChildProcess:
 
     @property
     def is_named_worker(self) -> bool:
-        """Whether it is a DataLoader worker that has reached torch's worker loop, which names
-        it.
+        """Whether it is a DataLoader worker that has reached torch's worker loop.
+
+        The loop names the process first.
         """
         return self.name == WORKER_NAME
 
@@ -160,7 +151,7 @@ class ChildProcess:
     def _end(self) -> str:
         if not self.ended_by:
             return f"has ended with exit code {self.exit_code}"
-        return f"was killed by {_signal_name(self.ended_by)}"
+        return f"was killed by {signal_name(self.ended_by)}"
 
     def _activity(self) -> str:
         if self.state == "S" or (self.state == "D" and self.wait):
@@ -203,7 +194,8 @@ def _describe_group(group: Sequence[ChildProcess]) -> str:
     return f"{len(group)} {kind} (pids {pids}), of which each {activity}"
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return the name of a signal; its number in words for a real-time signal."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -211,9 +203,7 @@ def _signal_name(number: int) -> str:
 
 
 def collect(pid: int) -> tuple[ChildProcess, ...]:
-    """Return the children of a process, in the order of their process ids; empty if there is
-    nothing to see.
-    """
+    """Return the visible children of a process, in the order of their process ids."""
     looks = (look(child) for child in children_of(pid))
     return tuple(child for child in looks if child is not None)
 
@@ -228,8 +218,9 @@ def children_of(pid: int) -> list[int]:
 
 
 def _children_by_parent(pid: int) -> list[int]:
-    """Return the process ids of the children on a kernel without ``children`` files: scan all
-    processes.
+    """Return the process ids of the children on a kernel without ``children`` files.
+
+    It looks at all processes.
     """
     numbers = (int(entry) for entry in _entries(Path("/proc")) if entry.isdigit())
     fields = ((number, _stat(number)) for number in numbers)
@@ -242,9 +233,8 @@ def look(pid: int) -> ChildProcess | None:
     if stat is None:
         return None
     tick = os.sysconf("SC_CLK_TCK")
-    status = (
-        int(stat[49]) if len(stat) > 49 and stat[0] in "ZX" else 0
-    )  # hidden (0) from other users
+    has_status = len(stat) > 49 and stat[0] in "ZX"
+    status = int(stat[49]) if has_status else 0  # hidden (0) from other users
     return ChildProcess(
         pid=pid,
         parent=int(stat[1]),
@@ -268,8 +258,9 @@ def _wait(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of ``/proc/PID/stat`` after the name, which may have blanks and brackets
-    itself.
+    """Return the fields of ``/proc/PID/stat`` after the name.
+
+    The name may contain blanks and brackets.
     """
     text = _text(Path(f"/proc/{pid}/stat"))
     fields = text.rpartition(")")[2].split() if text else []

@@ -25,6 +25,9 @@ from paceline.train import checkpoint
 
 _PACKAGE = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
 
+# How torch begins the lines of a C++ stack.
+_NATIVE_FRAMES = ("frame #", "<omitting python frames>")
+
 
 def read_failure(path: Path) -> Failure | None:
     """Return the exception that a rank's worker entry recorded; None if there is none."""
@@ -53,10 +56,8 @@ def failure_from(ours: Mapping[str, Any]) -> Failure:
 def describe_thread(entry: Mapping[str, Any]) -> str:
     """Return in words an exception that ended a thread of a rank."""
     failure = failure_from(entry)
-    first_line = next(iter(failure.message.splitlines()), "")
-    said = f"{failure.type}: {first_line}".rstrip(": ")
     place = f" ({failure.place.file}:{failure.place.line})" if failure.place else ""
-    return f"thread {entry['thread']} raised {said}{place}"
+    return f"thread {entry['thread']} raised {failure.headline}{place}"
 
 
 def _from_torch(content: dict[str, object]) -> Failure | None:
@@ -88,10 +89,9 @@ def read_tail(path: Path, *, lines: int = 12, limit_bytes: int = 8192) -> tuple[
 
 def last_lines(text: str, *, lines: int = 12) -> tuple[str, ...]:
     """Return the last informative lines of a log; C++ stack frames are left out."""
-    said = (line.rstrip()[:300] for line in text.splitlines() if line.strip())
-    return tuple(
-        line for line in said if not line.startswith(("frame #", "<omitting python frames>"))
-    )[-lines:]
+    nonempty = (line.rstrip()[:300] for line in text.splitlines() if line.strip())
+    informative = [line for line in nonempty if not line.startswith(_NATIVE_FRAMES)]
+    return tuple(informative[-lines:])
 
 
 def read_stack(path: Path) -> tuple[str, ...]:

@@ -109,7 +109,9 @@ class Agent(LocalElasticAgent):
         self._saves = SaveWatch(
             folder.run_dir.checkpoints,
             grace_s=context.plan.grace_s,
-            again=resume_command(folder.run_dir, context.options, context.plan, context.task),
+            resume_command=resume_command(
+                folder.run_dir, context.options, context.plan, context.task
+            ),
             notice=context.notices.warn,
         )
         self._meeting = meeting
@@ -148,10 +150,10 @@ class Agent(LocalElasticAgent):
         scope = self._meeting.scope(self._master[1])
         store = SignedStore(worker_group.store, self._meeting.signing, scope=scope)
         if num_nodes > 1 and self._talks:
-            board = ControlChannel(
+            channel = ControlChannel(
                 store, node=node, num_nodes=num_nodes, surroundings=self._surroundings()
             )
-            self._peers.attach(board)
+            self._peers.attach(channel)
         if self._meeting.gathering is not None:
             self._meeting.gathering.close()
         if self._talks and not self._context.options.no_check:
@@ -285,9 +287,11 @@ class Agent(LocalElasticAgent):
         """Print and record why ranks were started again."""
         context = self._context
         losses = self._peers.losses(previous.lost)
-        known = peers.known(losses)
         verdict = root_cause.judge(
-            previous.ends, lost=list(losses), losses=known, hang=previous.hang
+            previous.ends,
+            lost=list(losses),
+            losses=peers.known(losses),
+            hang=previous.hang,
         )
         is_known = verdict.causes or verdict.lost or previous.hang
         what = verdict.finding.what if is_known else "a rank on another node failed"
@@ -330,10 +334,10 @@ class Agent(LocalElasticAgent):
         return result
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        supervision, board = self._supervision, self._peers.board
+        supervision, channel = self._supervision, self._peers.channel
         assert supervision is not None
         self._stop_workers(worker_group)
-        if board is not None and not board.answers(give_up=lambda: self._link.stop is not None):
+        if channel is not None and not channel.answers(give_up=lambda: self._link.stop is not None):
             # Nodes could not meet again: they would wait, for minutes if the store's host is
             # silent.
             raise ConnectionError("the store of the run does not answer")
@@ -349,11 +353,11 @@ class Agent(LocalElasticAgent):
         """Do nothing: nodes wait for each other in the loop, where they still see a failure."""
 
 
-def _lost_meanwhile(board: ControlChannel) -> Finding | None:
+def _lost_meanwhile(channel: ControlChannel) -> Finding | None:
     """Return the finding to end with if a node was lost while the nodes meet again; else None."""
-    known = dict(board.remote.losses)  # the channel's thread adds to it meanwhile
-    losses = {silence.named(node, loss.host): loss for node, loss in known.items()}
-    store_loss = board.remote.store_loss
+    by_node = dict(channel.remote.losses)  # the channel's thread adds to it meanwhile
+    losses = {silence.named(node, loss.host): loss for node, loss in by_node.items()}
+    store_loss = channel.remote.store_loss
     if store_loss is not None:
         losses = {silence.store_named(store_loss.host): store_loss, **losses}
     return root_cause.judge([], lost=list(losses), losses=losses).finding if losses else None

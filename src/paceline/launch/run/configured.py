@@ -26,11 +26,11 @@ def configure(options: Options, source: str) -> Choice:
     Raises:
         PacelineError: A configuration was named but cannot be used.
     """
-    chosen = _choose(options, source, env.snapshot())
-    env.update(chosen.environment)
-    if chosen.working_folder and chosen.environment:
+    configuration = _choose(options, source, env.snapshot())
+    env.update(configuration.environment)
+    if configuration.working_folder and configuration.environment:
         _find_modules_in_working_folder()
-    return chosen
+    return configuration
 
 
 def _choose(options: Options, source: str, environ: Mapping[str, str]) -> Choice:

@@ -83,8 +83,8 @@ def make_logs(options: Options, run_dir: RunDir, *, first_attempt: int = 0) -> L
 
 
 def _plugin_logs(options: Options) -> LogsSpecs:
-    found = entry_points(group="torchrun.logs_specs", name=str(options.logs_specs))
-    if not found:
+    plugins = entry_points(group="torchrun.logs_specs", name=str(options.logs_specs))
+    if not plugins:
         raise UsageError(
             Finding(
                 "option-invalid",
@@ -94,10 +94,10 @@ def _plugin_logs(options: Options) -> LogsSpecs:
                 fix="install the package that brings it, or leave the option out",
             )
         )
-    made: LogsSpecs = next(iter(found)).load()(
+    specs: LogsSpecs = next(iter(plugins)).load()(
         log_dir=options.log_dir and os.path.abspath(options.log_dir),
         redirects=Std.from_str(options.redirects),
         tee=Std.from_str(options.tee),
         local_ranks_filter=set(options.local_ranks_filter) or None,
     )
-    return made
+    return specs

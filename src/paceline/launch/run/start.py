@@ -77,8 +77,8 @@ def _plan(options: Options, source: str) -> tuple[Options, Plan]:
         if count:
             options = replace(options, nproc_per_node=str(count))
     plan = planning.make(options, facts, environ=environ, source=source)
-    shown = tuple(rank for rank in options.local_ranks_filter if rank < plan.nproc.value)
-    return replace(options, local_ranks_filter=shown or options.local_ranks_filter), plan
+    existing = tuple(rank for rank in options.local_ranks_filter if rank < plan.nproc.value)
+    return replace(options, local_ranks_filter=existing or options.local_ranks_filter), plan
 
 
 def _conduct_function(options: Options, task: RankTask, function: Callable[[], None]) -> Report:
@@ -89,7 +89,9 @@ def _conduct_function(options: Options, task: RankTask, function: Callable[[], N
 def _kind(options: Options) -> str:
     if options.no_python:
         return PROGRAM
-    return MODULE if options.module else PATH if options.run_path else SCRIPT
+    if options.module:
+        return MODULE
+    return PATH if options.run_path else SCRIPT
 
 
 def conduct(
@@ -117,12 +119,12 @@ def conduct(
     )
     if task.method == "fork":
         _warm_up(plan.warm_imports)
-    warm, mine = fork_server.fork_starter()
-    if mine is not None:
-        worker.run(mine, function)
+    server, rank_task = fork_server.fork()
+    if rank_task is not None:
+        worker.run(rank_task, function)
         return Report(EXIT_OK, [])
-    assert warm is not None
-    return Launcher(options, plan, task, warm, handle).run()
+    assert server is not None
+    return Launcher(options, plan, task, server, handle).run()
 
 
 def _warm_up(modules: Sequence[str]) -> None:

@@ -166,8 +166,16 @@ def test_after_a_node_was_lost(last, again, lines):
 @pytest.mark.parametrize(
     ("grace_s", "again", "fix"),
     [
-        (30, ResumeCommand(LINE), "--grace-s 60, and no shorter time at whoever sends the signal"),
-        (5, ResumeCommand(LINE), "--grace-s 60, and no shorter time at whoever sends the signal"),
+        (
+            30,
+            ResumeCommand(LINE),
+            "--grace-s 60; the sender of the signal must allow at least as long",
+        ),
+        (
+            5,
+            ResumeCommand(LINE),
+            "--grace-s 60; the sender of the signal must allow at least as long",
+        ),
         (300, ResumeCommand(LINE, slurm=True), "--grace-s 600, and #SBATCH --signal=B:TERM@630"),
         (
             30,
