@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from paceline import env
 from paceline.errors import EXIT_UNFINISHED
+from paceline.launch.plan.option import as_words
 from paceline.slurm.request import Request
 from paceline.text.quoting import comment, directive, pattern, word
 
@@ -100,7 +101,8 @@ def _conduct(request: Request, place: Place) -> Iterator[str]:
     yield directive("open-mode", "append")
     if _by_directive(place.folder):
         yield directive("chdir", place.folder)
-    if place.printed:  # Slurm opens this file before the job creates the run folder, in which slurm.out links to it
+    if place.printed:
+        # Slurm opens this file before the job creates the run folder, where slurm.out links to it
         yield directive("output", "slurm-%j.out")
     else:
         yield directive("output", pattern(place.output))
@@ -164,7 +166,9 @@ def _start(request: Request, place: Place) -> list[str]:
     run_command = " ".join(
         [*command, "run", '--rdzv-endpoint "$endpoint"', f"--grace-s {request.grace_s}"]
     )
-    options = _filled([_option(name, value) for name, value in request.forwarded])
+    options = _filled(
+        [" ".join(map(word, as_words(name, value))) for name, value in request.forwarded]
+    )
     run_dir = f"--run-dir {word(place.run_dir)}"
     # a name that starts with a dash would be parsed as an option
     script = ["--"] if request.script.startswith("-") else []
@@ -212,16 +216,6 @@ def _secret_lines(request: Request) -> list[str]:
 
 def _own_command(place: Place) -> str:
     return " ".join(word(part) for part in place.paceline)
-
-
-def _option(name: str, value: str) -> str:
-    option = "--" + name.replace("_", "-")
-    if not value:
-        return option
-    separator = (
-        "=" if value.startswith("-") else " "
-    )  # after a space it would be parsed as an option
-    return f"{option}{separator}{word(value)}"
 
 
 def _filled(words: Sequence[str]) -> list[str]:

@@ -66,6 +66,20 @@ def long_form(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def as_words(name: str, value: str) -> list[str]:
+    """Return an option and its value as words of a command line.
+
+    Args:
+        name: Name of the option.
+        value: Its value as typed; empty for a flag.
+    """
+    if not value:
+        return [long_form(name)]
+    if value.startswith("-"):  # as a separate word it would be parsed as an option
+        return [f"{long_form(name)}={value}"]
+    return [long_form(name), value]
+
+
 def option(
     text: str,
     value: Any,

@@ -351,7 +351,7 @@ class Options:
     typed: tuple[tuple[str, str], ...] = field(
         default=(), compare=False
     )  # options as typed, to repeat the command
-    placed: SlurmDefaults = field(default=SlurmDefaults(), compare=False)
+    slurm_defaults: SlurmDefaults = field(default=SlurmDefaults(), compare=False)
     preferred: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # option and source
     warnings: tuple[Finding, ...] = field(default=(), compare=False)  # about options without effect
 

@@ -260,7 +260,7 @@ def meet(
         address = options.local_addr or (head if head in local else host.address_towards(head))
         gathering = None
         if not options.one_node and not options.no_check:
-            quiet = options.placed.one_voice and not hosts  # the head prints the same
+            quiet = options.slurm_defaults.shared_output and not hosts  # the head prints the same
             say = _say_nothing if quiet else inform
             asked = bool(own_secret)
             roll = _call_roll(
