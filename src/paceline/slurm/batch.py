@@ -82,20 +82,19 @@ def _resources(request: Request) -> Iterator[str]:
 
 def _conduct(request: Request, place: Place) -> Iterator[str]:
     yield (
-        f"# sent to the steps {request.signal_s} s before the time limit: the run saves and ends by"
-        " itself"
+        f"# sent to the steps {request.signal_s} s before the time limit: the run saves and ends"
     )
     yield directive("signal", f"{request.signal}@{request.signal_s}")
     by_slurm = request.requeue and request.on_node_loss == "requeue"
     if by_slurm:
         yield (
             "# after preemption, the time limit or the loss of a node the job is queued again, and"
-            " goes on"
+            " continues"
         )
     elif request.requeue:
         yield (
-            "# by Slurm itself never, so that the loss of a node ends the job: what is unfinished"
-            " is submitted anew"
+            "# never by Slurm itself, so the loss of a node ends the job: an unfinished run is"
+            " submitted again"
         )
     yield directive("requeue" if by_slurm else "no-requeue")
     yield directive("open-mode", "append")
@@ -109,9 +108,7 @@ def _conduct(request: Request, place: Place) -> Iterator[str]:
 
 
 def _by_directive(folder: str) -> bool:
-    """Return whether ``--chdir`` can name a folder: versions of Slurm differ in what ``%`` and
-    ``\\`` mean in paths.
-    """
+    """Return whether ``--chdir`` can name a folder: ``%`` and ``\\`` depend on Slurm's version."""
     return "%" not in folder and "\\" not in folder
 
 
@@ -134,7 +131,7 @@ def _set_up(request: Request, place: Place) -> Iterator[str]:
         yield f"srun --export=ALL --ntasks-per-node=1 mkdir -p -- {folder} || exit"
         yield f"export TMPDIR={folder}"
     if request.requeue:
-        yield "# where the latest checkpoint is damaged: go on from the latest one that is whole"
+        yield "# if the latest checkpoint is damaged: continue from the latest one that is complete"
         yield f"export {env.DAMAGED}=skip"
 
 
@@ -156,8 +153,7 @@ def _start(request: Request, place: Place) -> list[str]:
     # only before the run: the other two commands call Slurm, which a container does not have
     prefix = request.profile.prefix
     command = [word(part) for part in ((*prefix, "paceline") if prefix else place.paceline)]
-    # in a job that was submitted with --export=NONE, srun would start the tasks without an
-    # environment
+    # after --export=NONE for the job, srun would start the tasks without an environment
     srun = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--ntasks-per-node=1"]
     if request.cpus:
         # since Slurm 22.05 srun does not take this from the job
@@ -200,9 +196,7 @@ def _record(request: Request, place: Place) -> str:
 
 
 def _secret_lines(request: Request) -> list[str]:
-    """Return the lines that create the secret of this start; Slurm passes the variable to all
-    tasks.
-    """
+    """Return the lines that create the secret of this start, which Slurm passes to all tasks."""
     if request.max_nodes == 1:
         return []
     return [
@@ -242,7 +236,7 @@ def _end(request: Request, place: Place) -> list[str]:
         lines += [
             (
                 f"# {EXIT_UNFINISHED}: stopped unfinished, with a checkpoint; queued again, the job"
-                " goes on from there"
+                " continues from there"
             ),
             f'{_own_command(place)} requeue {word(place.run_dir)} --status "$status"',
         ]
