@@ -1,5 +1,4 @@
-"""``paceline follow``: show a job's output as it grows, across all its starts, and exit with the
-run's status.
+"""``paceline follow``: show a job's output across all its starts, and exit with the run's status.
 
 The output file is read often and Slurm is queried rarely, since its controller serves all users of
 the cluster. The run's own events decide how it ended; without them the state in Slurm decides.

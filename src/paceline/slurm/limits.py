@@ -23,8 +23,7 @@ _MOST_NAMED = 8
 
 
 def judge(request: Request, cluster: Cluster) -> list[Finding]:
-    """Return the limits that a request exceeds: errors, and warnings where Slurm may accept the
-    job.
+    """Return the limits that a request exceeds, as warnings where Slurm may accept the job.
 
     Args:
         request: The request.

@@ -320,9 +320,7 @@ class _Reader:
         }
 
     def _expanded(self, section: str, key: str, text: str, *, late: bool) -> str:
-        """Expand ``~`` and variables in a path; ``late`` leaves Slurm's variables for the job to
-        expand.
-        """
+        """Expand ``~`` and variables in a path; with ``late`` the job expands Slurm's variables."""
         if CONTROL.search(text):
             raise self._invalid(section, key, f"{key} is one line, without control characters", "")
 
@@ -390,9 +388,7 @@ class _Reader:
 
 
 def _line_of(text: str, section: str, key: str) -> int:
-    """Return the line of a key in its section, else the line of the section, 0 if neither is
-    found.
-    """
+    """Return the line of a key in its section, else the line of the section, else 0."""
     inside, begins = not section, 0
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[+\s*\"?([\w.-]+)\"?\s*\]+", line):

@@ -138,9 +138,7 @@ def _print(text: str) -> None:
 
 
 def _require_script(requested: Request) -> str:
-    """Check that the script exists before the job is queued, and return its text, if it is
-    known.
-    """
+    """Check that the script exists before the job is queued; return its text, empty if unknown."""
     options, site = requested.options, requested.profile
     by_name = options.module or (options.no_python and "/" not in options.script)
     if by_name and (site.prefix or site.modules or site.lines):

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.diagnose.lint.job.launcher_options import FABRIC
 from paceline.errors import Finding, UsageError
 from paceline.launch.plan.accelerate.settings import HEAD, Settings, settle
-from paceline.launch.plan.options import MEETING
+from paceline.launch.plan.options import RENDEZVOUS_OPTIONS
 
 _STATIC_PLACE = ("node_rank", "master_addr", "master_port")
 _WRITE_HEAD = "write the address of the first node for HEAD"
@@ -149,10 +149,10 @@ def _beside(options: Mapping[str, str], named: Mapping[str, str]) -> dict[str, s
     others = {
         name: value
         for name, value in options.items()
-        if name not in MEETING and named.get(name) != value
+        if name not in RENDEZVOUS_OPTIONS and named.get(name) != value
     }
-    meeting = {name: value for name, value in options.items() if name in MEETING}
-    if meeting == {name: value for name, value in named.items() if name in MEETING}:
+    meeting = {name: value for name, value in options.items() if name in RENDEZVOUS_OPTIONS}
+    if meeting == {name: value for name, value in named.items() if name in RENDEZVOUS_OPTIONS}:
         return others
     one_node = {"nnodes": "1"} if "nnodes" in named else {}
     return {**others, **one_node, **meeting}

@@ -1,5 +1,4 @@
-"""Files in memory through which a rank reports to its launcher, also with a full disk or a deleted
-folder.
+"""Files in memory through which a rank reports to its launcher, even if the disk is full.
 
 The launcher creates them and passes the descriptors to the rank. When the ranks have ended, it
 copies them into the run folder if it can.

@@ -50,8 +50,7 @@ _kept: list[
 
 
 def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
-    """Run a rank's work; returns at the script's end, or raises the SystemExit that ends the
-    process.
+    """Run a rank's work, to the script's end or the SystemExit that ends the process.
 
     Args:
         task: What to run.
@@ -130,9 +129,7 @@ def execute(task: RankTask) -> NoReturn:
 
 
 def _open_streams() -> None:
-    """Give stdout and stderr the text layers that ``python -u`` gives them, on this rank's
-    descriptors.
-    """
+    """Give stdout and stderr the text layers of ``python -u``, on this rank's descriptors."""
     for name, handle in (("stdout", 1), ("stderr", 2)):
         inherited: TextIO | None = getattr(sys, name)
         raw = io.FileIO(handle, "w", closefd=False)
@@ -170,7 +167,7 @@ def _prepare(task: RankTask) -> memoryview[int]:
     if "torch" in sys.modules:
         _renew()
         lateness = Lateness(lambda entry: rank_files.append(task.report, VARIABLE, entry), is_users)
-        env.listen(lateness.hear)
+        env.listen(lateness.check)
     when_imported("torch", lambda: _reach_into_torch(task, slot))
     return slot
 
@@ -255,9 +252,7 @@ def _execute(task: RankTask, function: Callable[[], None] | None) -> None:
 
 
 def _fresh_main() -> types.ModuleType:
-    """Return a ``__main__`` module with the attributes that this version of Python gives an empty
-    one.
-    """
+    """Return a new ``__main__`` module, with the attributes that this version of Python sets."""
     has_annotations = "__annotations__" in vars(sys.modules["__main__"])
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     vars(main)["__builtins__"] = builtins
@@ -314,9 +309,7 @@ def _users_part(trace: types.TracebackType | None) -> types.TracebackType | None
 
 
 def record(task: RankTask, error: BaseException) -> None:
-    """Write an exception to the rank's report, and to its error file in the format of torch's
-    ``@record``.
-    """
+    """Write an exception to the rank's report, and to its file in torch's ``@record`` format."""
     error = _behind_torchs_handler(error)
     ours = _describe(error)
     rank_files.append(task.report, rank_files.FAILURE, ours)
@@ -340,8 +333,9 @@ def record(task: RankTask, error: BaseException) -> None:
 
 
 def _behind_torchs_handler(error: BaseException) -> BaseException:
-    """Return the script's exception if torch's ``@record`` has raised another because it could not
-    write the file.
+    """Return the script's exception if torch's ``@record`` has raised another one.
+
+    ``@record`` raises an OSError if it cannot write its file.
     """
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
@@ -383,9 +377,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
 
 
 def _record_threads(task: RankTask) -> None:
-    """Record exceptions that end a thread of this rank; Python only prints them, into this rank's
-    log.
-    """
+    """Record exceptions that end a thread of this rank; Python only prints them."""
     print_exception, rank, remaining = threading.excepthook, os.getpid(), _MOST_THREADS
 
     def record_and_print(args: threading.ExceptHookArgs) -> None:

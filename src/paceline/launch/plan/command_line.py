@@ -54,9 +54,7 @@ def in_full(words: Sequence[str]) -> list[str]:
 
 
 def abbreviated(form: str) -> Option | None:
-    """Return the torchrun option that a prefix abbreviates; None if there is none, or more than
-    one.
-    """
+    """Return the torchrun option that a prefix abbreviates; None if there is not exactly one."""
     matches = {option.name: option for option in abbreviated_by(form)}
     return next(iter(matches.values())) if len(matches) == 1 else None
 

@@ -52,7 +52,7 @@ def parse(
         preferred=tuple((name, source) for name, (_, source) in decided.items()),
         typed=tuple((name, "" if value is True else str(value)) for name, value in typed.items()),
     )
-    return option_fit.settle(options, typed=typed, given=raw)
+    return option_fit.settle(options, typed=typed, requested=raw)
 
 
 def _is_torchruns(name: str) -> bool:
@@ -60,9 +60,7 @@ def _is_torchruns(name: str) -> bool:
 
 
 def _trimmed(name: str, value: Any) -> Any:
-    """Return a value without blanks around it, which torchrun's int() and float() ignore; texts
-    stay unchanged.
-    """
+    """Return a value without blanks around it, unless it is a text: int() skips them too."""
     if not isinstance(value, str) or (name in OPTION and OPTION[name].is_text):
         return value
     return value.strip()

@@ -27,8 +27,7 @@ _POLL_S = 0.005
 
 
 def watch(optimizers: Any, look: LastLook) -> Callable[[], None]:
-    """Make ``look`` follow every new optimizer, and check when the default group ends; return a
-    function that stops it.
+    """Follow every new optimizer, and check when the default group ends; return a function to stop.
 
     Args:
         optimizers: ``torch.optim.Optimizer``.
@@ -65,11 +64,10 @@ def watch(optimizers: Any, look: LastLook) -> Callable[[], None]:
 
 
 class LastLook:
-    """Check parameters when training seems to be over, and write the name of one with NaN to the
-    counters.
+    """Check parameters when training seems to be over; the counters get the name of one with NaN.
 
     Args:
-        slot: The rank's pulse.
+        slot: The rank's counters.
     """
 
     def __init__(self, slot: memoryview[int]) -> None:
@@ -169,9 +167,7 @@ def _wide(tensor: Any) -> Any:
 
 
 def _not_finite(sums: Sequence[tuple[Any, Any]], deadline_s: float) -> list[tuple[Any, bool]]:
-    """Return for each parameter whether its sum is not finite; devices that do not answer in time
-    are left out.
-    """
+    """Return whether each parameter's sum is not finite, of devices that answer in time."""
     import torch
 
     by_device: dict[Any, list[tuple[Any, Any]]] = {}
@@ -188,9 +184,7 @@ def _not_finite(sums: Sequence[tuple[Any, Any]], deadline_s: float) -> list[tupl
 
 
 def _fetched(flags: Any, deadline_s: float) -> list[bool]:
-    """Return flags from their device, none if it does not answer in time: a stream may wait for
-    another rank.
-    """
+    """Return flags from their device; none if it does not answer before the deadline."""
     import torch
 
     if flags.device.type != "cuda":
@@ -207,9 +201,7 @@ def _fetched(flags: Any, deadline_s: float) -> list[bool]:
 
 
 def _has_nan(local: Any, deadline_s: float) -> bool:
-    """Return whether a tensor whose sum is not finite has a NaN, and not only values that are large
-    or infinite.
-    """
+    """Return whether a tensor whose sum is not finite has a NaN, and not only large values."""
     flat = local.reshape(-1)
     for start in range(0, len(flat), _CHUNK):
         if time.monotonic() > deadline_s:
