@@ -44,9 +44,8 @@ def run_folders() -> list[Path]:
     """Return the parents of run folders: in the current folder, then those that profiles name."""
     folders = [RUNS, EARLIER_RUNS]
     for path in (path for folder in _folders() for path in sorted(folder.glob("*.toml"))):
-        with contextlib.suppress(
-            UsageError
-        ):  # another cluster's profile may name variables that are not set here
+        # another cluster's profile may name variables that are not set here
+        with contextlib.suppress(UsageError):
             runs = read(path, path.stem).runs
             folders += [Path(runs)] if runs else []
     return list(dict.fromkeys(folder for folder in folders if folder.is_dir()))

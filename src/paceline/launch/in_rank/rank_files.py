@@ -75,9 +75,8 @@ class RankFiles:
             os.close(handle)
 
     def _read_report(self) -> Iterator[dict[str, Any]]:
-        *lines, _ = _content(self.report).split(
-            b"\n"
-        )  # the text after the last line feed is still being written
+        # the text after the last line feed is still being written
+        *lines, _ = _content(self.report).split(b"\n")
         for line in lines:
             with contextlib.suppress(ValueError):
                 yield json.loads(line)

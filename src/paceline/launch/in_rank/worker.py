@@ -44,9 +44,8 @@ from paceline.rundir.files import write_whole
 _MOST_THREADS = 3
 _TORCHS_HANDLER = "torch.distributed.elastic.multiprocessing.errors"
 _OWN = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
-_kept: list[
-    Any
-] = []  # must live as long as the process: streams, files and the launcher's __main__
+# Streams, files and the launcher's __main__, which must live as long as the process.
+_referenced: list[Any] = []
 
 
 def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
@@ -143,7 +142,7 @@ def _open_streams() -> None:
             write_through=True,
         )
         stream.mode = "w"  # type: ignore[misc]
-        _kept.append(inherited)
+        _referenced.append(inherited)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
@@ -234,7 +233,7 @@ def _execute(task: RankTask, function: Callable[[], None] | None) -> None:
         return
     sys.argv = [task.target, *task.args]
     sys.orig_argv = [sys.executable, "-u", *(["-m"] if task.kind == MODULE else []), *sys.argv]
-    _kept.append(sys.modules["__main__"])
+    _referenced.append(sys.modules["__main__"])
     if task.kind == PATH:
         import runpy
 
@@ -286,7 +285,7 @@ def _is_archive(path: str) -> bool:
 
 def _replace_path_entry(folder: str) -> None:
     """Replace the launcher's folder, first in ``sys.path``, with the script's."""
-    if sys.flags.safe_path if hasattr(sys.flags, "safe_path") else False:
+    if getattr(sys.flags, "safe_path", False):
         return
     sys.path[0:1] = [folder]
 
@@ -325,9 +324,8 @@ def record(task: RankTask, error: BaseException) -> None:
         },
         "paceline": ours,
     }
-    with contextlib.suppress(
-        OSError
-    ):  # the disk may be full, or the folder deleted; the report is in memory
+    # the disk may be full, or the folder deleted; the report is in memory
+    with contextlib.suppress(OSError):
         # all or nothing, since a signal may stop this rank in the middle of it
         write_whole(Path(task.error_file), json.dumps(content))
 
@@ -387,12 +385,10 @@ def _record_threads(task: RankTask) -> None:
         if error is not None and is_recorded:
             remaining -= 1
             name = args.thread.name if args.thread is not None else "unnamed"
-            with contextlib.suppress(
-                Exception
-            ):  # a message that cannot be formatted must not hide the exception
-                rank_files.append(
-                    task.report, rank_files.THREAD, {**_describe(error), "thread": name}
-                )
+            # a message that cannot be formatted must not hide the exception
+            with contextlib.suppress(Exception):
+                entry = {**_describe(error), "thread": name}
+                rank_files.append(task.report, rank_files.THREAD, entry)
         print_exception(args)
 
     threading.excepthook = record_and_print

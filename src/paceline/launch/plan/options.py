@@ -353,13 +353,15 @@ class Options:
         metavar="NAME",
     )
 
-    secret: str = field(default="", compare=False, repr=False)  # from the environment
-    typed: tuple[tuple[str, str], ...] = field(
-        default=(), compare=False
-    )  # options as typed, to repeat the command
+    # from the environment
+    secret: str = field(default="", compare=False, repr=False)
+    # options as typed, to repeat the command
+    typed: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     slurm_defaults: SlurmDefaults = field(default=SlurmDefaults(), compare=False)
-    preferred: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # option and source
-    warnings: tuple[Finding, ...] = field(default=(), compare=False)  # about options without effect
+    # option and source
+    preferred: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    # about options without effect
+    warnings: tuple[Finding, ...] = field(default=(), compare=False)
 
     @property
     def min_nodes(self) -> int:

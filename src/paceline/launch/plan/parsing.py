@@ -69,9 +69,8 @@ def _trimmed(name: str, value: Any) -> Any:
 def _values(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the fields of ``Options`` for which there is a text."""
     values = {}
-    for option in sorted(
-        OPTIONS, key=lambda option: bool(option.same_as)
-    ):  # other names last, so that they win
+    # other names last, so that they win
+    for option in sorted(OPTIONS, key=lambda option: bool(option.same_as)):
         text = raw.get(option.name)
         if text is None or option.parse is None:
             continue

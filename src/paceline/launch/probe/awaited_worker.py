@@ -26,9 +26,8 @@ def install(slot: memoryview[int]) -> Callable[[], None]:
 
     iterators: Any = dataloader._MultiProcessingDataLoaderIter
     fetch, make = iterators._next_data, iterators.__init__
-    names_workers = hasattr(
-        multiprocessing, "_set_thread_name"
-    )  # else the launcher could not distinguish them
+    # the launcher recognizes workers by the names of their threads
+    names_workers = hasattr(multiprocessing, "_set_thread_name")
     rank = os.getpid()  # a worker with its own DataLoader shares the memory
 
     @functools.wraps(fetch)

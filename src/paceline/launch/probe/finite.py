@@ -69,9 +69,9 @@ class FiniteCheck:
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Check before an optimizer step, or after the closure that computes the gradients."""
-        closure = kwargs.get("closure") or (
-            args[1] if len(args) > 1 and callable(args[1]) else None
-        )
+        closure = kwargs.get("closure")
+        if closure is None and len(args) > 1 and callable(args[1]):
+            closure = args[1]
         if closure is None:
             self.look(optimizer)
             return None
@@ -143,9 +143,8 @@ def non_finite(rank: int, step: int, what: str) -> Finding:
 
 
 def _not_finite(tensor: torch.Tensor) -> torch.Tensor:
-    local: torch.Tensor = getattr(
-        tensor, "_local_tensor", tensor
-    )  # asking a DTensor is a collective
+    # a question to the DTensor itself would be a collective
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     values = local.coalesce().values() if local.is_sparse else local
     return ~values.isfinite().all()
 

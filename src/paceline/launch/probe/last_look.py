@@ -34,9 +34,8 @@ def watch(optimizers: Any, look: LastLook) -> Callable[[], None]:
         look: The rank's last look.
     """
     distributed: Any = import_module("torch.distributed")
-    c10d: Any = getattr(
-        distributed, "distributed_c10d", None
-    )  # None where torch was built without it
+    # None where torch was built without it
+    c10d: Any = getattr(distributed, "distributed_c10d", None)
     create: Any = optimizers.__init__
     destroy: Any = getattr(c10d, "destroy_process_group", None)
 
@@ -134,9 +133,8 @@ def first_nan(parameters: Iterable[Any], *, deadline_s: float) -> Any:
             if time.monotonic() > deadline_s:
                 return None
             if local is not None:
-                suspects.append(
-                    (parameter, local.sum(dtype=_wide(local)))
-                )  # NaN if a value is; needs no memory
+                # the sum is NaN if a value is, and needs no memory
+                suspects.append((parameter, local.sum(dtype=_wide(local))))
         for parameter, total in _not_finite(suspects, deadline_s):
             if total and _has_nan(_local(parameter), deadline_s):
                 return parameter
@@ -153,11 +151,9 @@ def _local(parameter: Any) -> Any:
         and local.layout == torch.strided
         and local.is_floating_point()
     )
-    return (
-        local.detach()
-        if is_dense and local.device.type in ("cpu", "cuda") and local.numel()
-        else None
-    )
+    if not is_dense or not local.numel() or local.device.type not in ("cpu", "cuda"):
+        return None
+    return local.detach()
 
 
 def _wide(tensor: Any) -> Any:
