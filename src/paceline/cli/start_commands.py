@@ -50,9 +50,9 @@ def _run(**values: Any) -> Action:
     environ = env.snapshot()
     typed = slurm_step.reachable(environ, typed, address_of=nodeaddr.of_node)
     inherited = slurm_step.reachable(environ, env.torchrun_defaults(), address_of=nodeaddr.of_node)
-    slurm_defaults = slurm_step.place(
+    slurm_defaults = slurm_step.choose_defaults(
         environ,
-        given={**inherited, **typed},
+        requested={**inherited, **typed},
         program=[word for word in (values["script"], *values["arguments"]) if word],
         address_of=nodeaddr.of_node,
         in_terminal=env.in_terminal(),
@@ -64,7 +64,7 @@ def _run(**values: Any) -> Action:
         tuple(values["arguments"]),
         typed=typed,
         inherited={**from_file, **inherited},
-        placed=slurm_defaults,
+        slurm_defaults=slurm_defaults,
         preferred=preferences.read(environ),
     )
 

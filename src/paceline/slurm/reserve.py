@@ -58,14 +58,11 @@ def reserve(
 
 
 def _store_script(run_dir: RunDir, script: Path) -> None:
-    """Store what ``submit`` stores in a run folder: the script, to submit it again, and a link to
-    the output.
-    """
+    """Store the script, to submit it again, and a link to the output, as ``submit`` does."""
     shutil.copyfile(script, run_dir.job_script)
     output = Path(os.readlink("/proc/self/fd/2"))  # the script's, which this command inherits
-    if not output.is_file() or (
-        run_dir.job_output.exists() and not run_dir.job_output.is_symlink()
-    ):
+    is_taken = run_dir.job_output.exists() and not run_dir.job_output.is_symlink()
+    if is_taken or not output.is_file():
         return
     with contextlib.suppress(FileNotFoundError):
         run_dir.job_output.unlink()

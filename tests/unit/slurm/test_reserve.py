@@ -34,7 +34,7 @@ def leave_lease(run_dir, job, **fields):
 def slurm_says(monkeypatch, state):
     told = None if state is None else SimpleNamespace(state=state, ended=state == "COMPLETED")
     monkeypatch.setattr(
-        reserve.lookup, "state", lambda job: SimpleNamespace(heard=True, state=told)
+        reserve.lookup, "state", lambda job: SimpleNamespace(has_answered=True, state=told)
     )
 
 

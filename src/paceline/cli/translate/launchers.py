@@ -10,7 +10,7 @@ from typing import Any
 from paceline.diagnose.lint.job.launcher_options import FABRIC
 from paceline.errors import Finding, UsageError
 from paceline.launch.plan.accelerate.settings import HEAD, Settings, settle
-from paceline.launch.plan.options import MEETING
+from paceline.launch.plan.options import RENDEZVOUS_OPTIONS
 
 _STATIC_PLACE = ("node_rank", "master_addr", "master_port")
 _WRITE_HEAD = "write the address of the first node for HEAD"
@@ -151,8 +151,8 @@ def _beside(options: Mapping[str, str], configured: Mapping[str, str]) -> dict[s
 
 def _divided(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Return the options of the rendezvous, and the others."""
-    rendezvous = {name: value for name, value in options.items() if name in MEETING}
-    others = {name: value for name, value in options.items() if name not in MEETING}
+    rendezvous = {name: value for name, value in options.items() if name in RENDEZVOUS_OPTIONS}
+    others = {name: value for name, value in options.items() if name not in RENDEZVOUS_OPTIONS}
     return rendezvous, others
 
 

@@ -44,14 +44,12 @@ from paceline.rundir.files import write_whole
 _MOST_THREADS = 3
 _TORCHS_HANDLER = "torch.distributed.elastic.multiprocessing.errors"
 _OWN = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
-_kept: list[
-    Any
-] = []  # must live as long as the process: streams, files and the launcher's __main__
+# Streams, files and the launcher's __main__, which must live as long as the process.
+_referenced: list[Any] = []
 
 
 def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
-    """Run a rank's work; returns at the script's end, or raises the SystemExit that ends the
-    process.
+    """Run a rank's work, to the script's end or the SystemExit that ends the process.
 
     Args:
         task: What to run.
@@ -130,9 +128,7 @@ def execute(task: RankTask) -> NoReturn:
 
 
 def _open_streams() -> None:
-    """Give stdout and stderr the text layers that ``python -u`` gives them, on this rank's
-    descriptors.
-    """
+    """Give stdout and stderr the text layers of ``python -u``, on this rank's descriptors."""
     for name, handle in (("stdout", 1), ("stderr", 2)):
         inherited: TextIO | None = getattr(sys, name)
         raw = io.FileIO(handle, "w", closefd=False)
@@ -146,7 +142,7 @@ def _open_streams() -> None:
             write_through=True,
         )
         stream.mode = "w"  # type: ignore[misc]
-        _kept.append(inherited)
+        _referenced.append(inherited)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
@@ -170,7 +166,7 @@ def _prepare(task: RankTask) -> memoryview[int]:
     if "torch" in sys.modules:
         _renew()
         lateness = Lateness(lambda entry: rank_files.append(task.report, VARIABLE, entry), is_users)
-        env.listen(lateness.hear)
+        env.listen(lateness.check)
     when_imported("torch", lambda: _reach_into_torch(task, slot))
     return slot
 
@@ -237,7 +233,7 @@ def _execute(task: RankTask, function: Callable[[], None] | None) -> None:
         return
     sys.argv = [task.target, *task.args]
     sys.orig_argv = [sys.executable, "-u", *(["-m"] if task.kind == MODULE else []), *sys.argv]
-    _kept.append(sys.modules["__main__"])
+    _referenced.append(sys.modules["__main__"])
     if task.kind == PATH:
         import runpy
 
@@ -255,9 +251,7 @@ def _execute(task: RankTask, function: Callable[[], None] | None) -> None:
 
 
 def _fresh_main() -> types.ModuleType:
-    """Return a ``__main__`` module with the attributes that this version of Python gives an empty
-    one.
-    """
+    """Return a new ``__main__`` module, with the attributes that this version of Python sets."""
     has_annotations = "__annotations__" in vars(sys.modules["__main__"])
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     vars(main)["__builtins__"] = builtins
@@ -291,7 +285,7 @@ def _is_archive(path: str) -> bool:
 
 def _replace_path_entry(folder: str) -> None:
     """Replace the launcher's folder, first in ``sys.path``, with the script's."""
-    if sys.flags.safe_path if hasattr(sys.flags, "safe_path") else False:
+    if getattr(sys.flags, "safe_path", False):
         return
     sys.path[0:1] = [folder]
 
@@ -314,9 +308,7 @@ def _users_part(trace: types.TracebackType | None) -> types.TracebackType | None
 
 
 def record(task: RankTask, error: BaseException) -> None:
-    """Write an exception to the rank's report, and to its error file in the format of torch's
-    ``@record``.
-    """
+    """Write an exception to the rank's report, and to its file in torch's ``@record`` format."""
     error = _behind_torchs_handler(error)
     ours = _describe(error)
     rank_files.append(task.report, rank_files.FAILURE, ours)
@@ -332,16 +324,16 @@ def record(task: RankTask, error: BaseException) -> None:
         },
         "paceline": ours,
     }
-    with contextlib.suppress(
-        OSError
-    ):  # the disk may be full, or the folder deleted; the report is in memory
+    # the disk may be full, or the folder deleted; the report is in memory
+    with contextlib.suppress(OSError):
         # all or nothing, since a signal may stop this rank in the middle of it
         write_whole(Path(task.error_file), json.dumps(content))
 
 
 def _behind_torchs_handler(error: BaseException) -> BaseException:
-    """Return the script's exception if torch's ``@record`` has raised another because it could not
-    write the file.
+    """Return the script's exception if torch's ``@record`` has raised another one.
+
+    ``@record`` raises an OSError if it cannot write its file.
     """
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
@@ -383,9 +375,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
 
 
 def _record_threads(task: RankTask) -> None:
-    """Record exceptions that end a thread of this rank; Python only prints them, into this rank's
-    log.
-    """
+    """Record exceptions that end a thread of this rank; Python only prints them."""
     print_exception, rank, remaining = threading.excepthook, os.getpid(), _MOST_THREADS
 
     def record_and_print(args: threading.ExceptHookArgs) -> None:
@@ -395,12 +385,10 @@ def _record_threads(task: RankTask) -> None:
         if error is not None and is_recorded:
             remaining -= 1
             name = args.thread.name if args.thread is not None else "unnamed"
-            with contextlib.suppress(
-                Exception
-            ):  # a message that cannot be formatted must not hide the exception
-                rank_files.append(
-                    task.report, rank_files.THREAD, {**_describe(error), "thread": name}
-                )
+            # a message that cannot be formatted must not hide the exception
+            with contextlib.suppress(Exception):
+                entry = {**_describe(error), "thread": name}
+                rank_files.append(task.report, rank_files.THREAD, entry)
         print_exception(args)
 
     threading.excepthook = record_and_print

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from paceline import env
 from paceline.errors import EXIT_UNFINISHED
+from paceline.launch.plan import command_line
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.slurm_step import srun
 
@@ -81,8 +82,8 @@ def plan(
         return ResumeCommand(
             line=shlex.join(["sbatch", job_script]), slurm=True, step=True, submitted=True
         )
-    line = recall(options.script, run_dir=run_dir) if function else retype(options, run_dir=run_dir)
-    if options.placed.one_voice:  # one command for all nodes; each finds its rank
+    line = recall(options.script, run_dir=run_dir) if function else repeat(options, run_dir=run_dir)
+    if options.slurm_defaults.shared_output:  # one command for all nodes; each finds its rank
         return ResumeCommand(line=srun(options.max_nodes, words=line), slurm=True, step=True)
     return ResumeCommand(
         line=line,
@@ -94,23 +95,11 @@ def plan(
     )
 
 
-def retype(options: Options, *, run_dir: str) -> str:
+def repeat(options: Options, *, run_dir: str) -> str:
     """Return the command that continues in a run folder, with all other options as typed."""
-    words = ["paceline", "run"]
-    for name, value in (
-        *((n, v) for n, v in options.typed if n != "run_dir"),
-        ("run_dir", run_dir),
-    ):
-        option = "--" + name.replace("_", "-")
-        # a value with a leading dash would be parsed as an option
-        words += (
-            [f"{option}={value}"]
-            if value.startswith("-")
-            else [option, value]
-            if value
-            else [option]
-        )
-    return shlex.join([*words, options.script, *options.script_args])
+    typed = [(name, value) for name, value in options.typed if name != "run_dir"]
+    program = (options.script, *options.script_args)
+    return command_line.write([*typed, ("run_dir", run_dir)], program)
 
 
 def recall(name: str, *, run_dir: str) -> str:

@@ -35,17 +35,13 @@ def find(node_name: str) -> str:
 
 
 def choose(candidates: Sequence[str], mine: Sequence[str]) -> str:
-    """Return the first address that belongs to this host and is not a loopback address; empty if
-    there is none.
-    """
+    """Return the first address of this host that is not a loopback address; empty without one."""
     own = (address for address in candidates if address in mine)
     return next((address for address in own if not interfaces.is_loopback(address)), "")
 
 
 def _numeric(name: str) -> str:
-    """Resolve a name of Slurm's; a loopback address is valid here, as all nodes are then this
-    machine.
-    """
+    """Resolve a name of Slurm's. If it is a loopback address, all nodes are this machine."""
     return next(iter(_resolve(name)), "") if name else ""
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import platform
 import socket
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -18,7 +17,7 @@ from typing import Any
 from paceline import env
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
-from paceline.machine import gpus, host, interfaces, ulimits
+from paceline.machine import gpus, host, interfaces, software, ulimits
 from paceline.machine.deadline import within
 from paceline.machine.interfaces import Interface
 
@@ -114,20 +113,13 @@ def _models(inventory: gpus.Gpus) -> str:
 
 
 def _versions() -> dict[str, str]:
-    import torch
-    from torch import distributed
-
-    from paceline import __version__
-
-    nccl = ""
-    if distributed.is_nccl_available():
-        nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
+    versions = software.loaded()
     return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "NCCL": nccl,
-        "CUDA": torch.version.cuda or "none",
-        "paceline": __version__,
+        "python": versions.python,
+        "torch": versions.torch,
+        "NCCL": versions.nccl,
+        "CUDA": versions.torch_cuda or "none",
+        "paceline": versions.paceline,
     }
 
 

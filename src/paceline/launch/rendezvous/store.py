@@ -167,7 +167,7 @@ def is_only_address(options: Options, plan: Plan) -> bool:
     address is numeric. A name may resolve to another interface of the head elsewhere, and another
     address may have been typed on another node.
     """
-    return options.one_node or (options.placed.one_voice and host.is_numeric(plan.host))
+    return options.one_node or (options.slurm_defaults.shared_output and host.is_numeric(plan.host))
 
 
 def _is_plain(name: object) -> bool:
@@ -230,7 +230,7 @@ def join_limit_s(options: Options) -> float:
         return typed
     if options.no_check:
         return _DEFAULT_JOIN_S
-    if options.placed.said.startswith("Slurm step"):
+    if options.slurm_defaults.source.startswith("Slurm step"):
         return deadlines.scaled(deadlines.SLURM_START)
     is_static = options.rdzv_backend == "static"
     return deadlines.scaled(deadlines.STATIC_START if is_static else deadlines.C10D_START)

@@ -57,7 +57,7 @@ class Node:
 
         from paceline.launch.run import agent as agents
 
-        if not self._options.placed.left_to_head(self._options.node_rank):
+        if not self._options.slurm_defaults.head_reports(self._options.node_rank):
             for finding in (*self._options.warnings, *self._plan.warnings):
                 self._context.notices.warn(finding)
         if self._options.event_log_handler == "console":
@@ -113,7 +113,7 @@ class Node:
             with contextlib.suppress(OSError):  # the plan is printed as well
                 path = folder.run_dir.plan(folder.first_attempt)
                 write_whole(path, json.dumps(self._plan.to_json(), indent=2) + "\n")
-        if self._options.placed.one_voice and not meeting.hosts_store:
+        if self._options.slurm_defaults.shared_output and not meeting.hosts_store:
             return
         self._context.console.say(
             planning.describe(

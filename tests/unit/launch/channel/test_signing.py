@@ -260,7 +260,7 @@ def test_a_stranger_in_the_roll_call_is_not_waited_for(raw, tmp_path, needs_secr
 
 
 @pytest.mark.parametrize(
-    ("head", "one_voice", "nodes", "only"),
+    ("head", "shared_output", "nodes", "only"),
     [
         ("127.0.0.1", False, 1, True),
         ("node-1", False, 1, True),
@@ -269,8 +269,12 @@ def test_a_stranger_in_the_roll_call_is_not_waited_for(raw, tmp_path, needs_secr
         ("10.0.0.5", False, 2, False),  # and so may what was typed on another node
     ],
 )
-def test_the_store_listens_at_one_address_where_all_know_it_by_that(head, one_voice, nodes, only):
-    options = Options("train.py", nnodes=(nodes, nodes), placed=SlurmDefaults(one_voice=one_voice))
+def test_the_store_listens_at_one_address_where_all_know_it_by_that(
+    head, shared_output, nodes, only
+):
+    options = Options(
+        "train.py", nnodes=(nodes, nodes), slurm_defaults=SlurmDefaults(shared_output=shared_output)
+    )
     assert store.is_only_address(options, SimpleNamespace(host=head)) == only
 
 

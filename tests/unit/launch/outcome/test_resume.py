@@ -47,7 +47,7 @@ def options(script="train.py", args=(), **typed):
     ],
 )
 def test_the_line_keeps_what_was_typed(asked, line):
-    typed = resume.retype(asked, run_dir="runs/x")
+    typed = resume.repeat(asked, run_dir="runs/x")
     assert typed.endswith(line)
     assert typed.startswith("paceline run ")
 
@@ -56,7 +56,7 @@ def test_the_line_means_the_same_when_it_is_parsed_again():
     asked = options(
         args=["--run-dir", "mine"], nproc_per_node="2", standalone=True, tee="3", run_dir="old dir"
     )
-    words = shlex.split(resume.retype(asked, run_dir="new dir"))
+    words = shlex.split(resume.repeat(asked, run_dir="new dir"))
     place = words.index("train.py")
     assert words[place:] == ["train.py", "--run-dir", "mine"]
     assert words[:place] == [

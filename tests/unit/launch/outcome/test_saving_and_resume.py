@@ -18,16 +18,16 @@ from paceline.machine import cpus, host, nodeaddr
 from paceline.train import runtime
 from paceline.world import World
 
-PLACED = SlurmDefaults(
+SLURM_DEFAULTS = SlurmDefaults(
     values={"nnodes": "2", "node_rank": "0", "master_addr": "10.0.0.1", "master_port": "15001"},
-    said="Slurm step 12.0: node[1-2], head node1",
+    source="Slurm step 12.0: node[1-2], head node1",
     num_gpus=4,
-    one_voice=True,
+    shared_output=True,
 )
 
 
-def asked(placed=PLACED, **typed):
-    return parse("train.py", (), typed=typed, inherited={}, placed=placed)
+def asked(slurm_defaults=SLURM_DEFAULTS, **typed):
+    return parse("train.py", (), typed=typed, inherited={}, slurm_defaults=slurm_defaults)
 
 
 def facts(granted_gpus=0, num_gpus=0):
@@ -211,9 +211,9 @@ def test_more_tasks_than_gpus(monkeypatch):
 # ------------------------------------------------------------------------------------------------- going on
 
 
-def again(environ, job_script="", placed=PLACED):
+def again(environ, job_script="", slurm_defaults=SLURM_DEFAULTS):
     return resume.plan(
-        asked(placed, max_restarts="1"),
+        asked(slurm_defaults, max_restarts="1"),
         run_dir="runs/x",
         function=False,
         numbered=True,

@@ -29,7 +29,9 @@ def settings(options, **values):
         (STATIC, deadlines.STATIC_START),
         (C10D, deadlines.C10D_START),
         (
-            settings(STATIC, placed=SlurmDefaults(said="Slurm step 7.0: n[1-2], head n1")),
+            settings(
+                STATIC, slurm_defaults=SlurmDefaults(source="Slurm step 7.0: n[1-2], head n1")
+            ),
             deadlines.SLURM_START,
         ),
         (settings(STATIC, roll_call_timeout=33.0), 33),

@@ -11,17 +11,17 @@ from paceline.diagnose.doctor.collectors import (
     gpus,
     host,
     kernel_log,
+    library_settings,
     limits,
     network,
     pci,
     peers,
     processes,
-    software,
 )
-from paceline.diagnose.doctor.facts import Facts, Host, Leftover, Limits, LoaderGroup, Software
+from paceline.diagnose.doctor.facts import Facts, Host, Leftover, Limits, LoaderGroup
 from paceline.diagnose.doctor.facts_gpu import Driver, Gpu, GpuPair
 from paceline.diagnose.doctor.facts_network import RdmaLibraries
-from paceline.machine import interfaces
+from paceline.machine import interfaces, software
 from paceline.machine.deadline import within_why
 
 _Part = TypeVar("_Part")
@@ -66,11 +66,11 @@ def gather() -> Facts:
         Driver(problem=f"no answer within {_DRIVER_S:g} s", gpus_on_bus=gpus.count_on_bus())
     )
     nvml = parts.ask("GPUs", gpus.gather_gpus, silent, _DRIVER_S)
-    settings, where = parts.ask("settings", software.gather_settings, _NO_SETTINGS)
+    settings, where = parts.ask("settings", library_settings.gather_settings, _NO_SETTINGS)
     leftovers, loaders = parts.ask(
         "processes", processes.gather_processes, _NO_PROCESSES, _PROCESSES_S
     )
-    versions = parts.ask("versions", software.gather_software, Software())
+    versions = parts.ask("versions", software.installed, software.Software())
     return Facts(
         host=parts.ask("host", host.gather_host, Host()),
         driver=nvml.driver,
