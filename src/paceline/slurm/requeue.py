@@ -1,7 +1,8 @@
 """``paceline requeue``: queue a job again whose run can resume; its script calls this at its end.
 
-Nobody watches a job script, so the command never changes the exit status of the job, and an error
-of paceline itself prints a line and does not fail the job.
+``decide`` says whether: after a stop by a signal or the time limit, or the loss of a node, if there
+is a checkpoint to resume from. Nobody watches a job script, so the command never changes the exit
+status of the job, and an error of paceline itself prints a line and does not fail the job.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Find the likely cause of a failure in the text of a log.
 
-``explain`` reads a file or standard input, ``judge`` takes lines. ``signatures`` holds the known
-texts as data, ``scan`` matches each line once, ``inference`` combines several lines, and
-``ranking`` orders the candidates by their tiers.
+``explain`` reads a file or standard input, ``judge`` takes lines. ``signatures`` (beside this
+package) holds the known texts as data, ``scan`` matches each line once, ``candidates`` turns
+matches into possible causes, ``inference`` lists the rules that combine several lines, ``survived``
+and ``pairs`` say which of them explains another, and ``ranking`` orders the rest by their tiers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The worker entry: run the user's script in a rank, and record how it ends.
+"""The entry of a rank: bind it to CPUs on request, run the user's script, and record how it ends.
 
 The script becomes ``__main__`` exactly as with ``python -u script.py``. The entry records an
 uncaught exception with traceback, rank, host and time in nanoseconds, enables faulthandler,
-installs the probe, and checks that the store belongs to this run.
+installs the probe, and checks that the store belongs to this run. ``--numa-binding`` is done here.
 
 Only this module and ``paceline.env`` touch ``os.environ``: a rank's environment is set here.
 """

@@ -1,7 +1,7 @@
-"""Find the cause of a hang from the positions of all ranks: who is missing or elsewhere. Pure.
+"""Decide whether a run hangs, and which rank is the cause, from the positions of all ranks. Pure.
 
-``hangs`` decides whether the run hangs, ``judge`` finds the cause. A rank that waits in a
-collective is not the cause; a rank that has not reached it, or is in another one, is.
+``hangs`` decides whether, ``judge`` which: a rank that waits in a collective is not the cause; a
+rank that has not reached it, or is in another one, is.
 """
 
 from __future__ import annotations

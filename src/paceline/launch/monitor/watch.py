@@ -2,8 +2,9 @@
 
 A rank's heartbeat shows when it last made progress. If that is too long ago, the launchers of all
 nodes read the stacks and collectives of their ranks at the same time, and the head decides for all.
-A run is ended only on a proof (``proof``) or when the user's limit has passed; anything else is a
-notice (``waiting``). This module collects and acts, the other two decide.
+A run is ended only on a proof or when the user's limit has passed; anything else is a notice. This
+module collects and acts: ``hang`` decides whether the run hangs and which rank is the cause,
+``proof`` whether it can never continue, and ``waiting`` writes the notice.
 """
 
 from __future__ import annotations

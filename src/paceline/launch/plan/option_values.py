@@ -1,4 +1,7 @@
-"""Parse the values of options: a text in, a value or a Finding out. Pure. Standard library only."""
+"""Parse the values of options: a text in, a value or a Finding out. Pure. Standard library only.
+
+What a value such as ``auto`` means on this machine is decided in ``plan``.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Choose the plan of a run: options and facts in, decisions with their reasons out.
 
-Pure, and without torch, so that the plan can be shown on a login node.
+Chosen are the number of ranks, their threads, backend, start method, endpoint and rendezvous, and
+the times after which hangs are noticed and ranks are killed. Pure, and without torch, so that the
+plan can be shown on a login node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""One node's part of a run: meet the others, create the run folder, and run the agent."""
+"""One node's part of a run: meet the others, create the run folder, write the plan into it, and run
+the agent.
+"""
 
 from __future__ import annotations
 

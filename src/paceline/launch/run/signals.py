@@ -1,5 +1,7 @@
-"""Receive signals to the launcher, one by one, in its main thread.
+"""Receive signals to the launcher, one by one, in its main thread, and decide which of them ends the
+ranks at once.
 
+``launcher`` acts on them; in a rank that trains with a Session, ``train.session.stopping`` does.
 With ``sigtimedwait`` the signals stay blocked and are fetched together with their sender. Without
 it (macOS), handlers record them, and the sender is unknown.
 """

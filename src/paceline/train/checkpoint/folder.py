@@ -1,4 +1,7 @@
-"""List, begin, commit and delete checkpoints in their folder. No torch."""
+"""List, begin, commit and delete checkpoints in their folder. No torch.
+
+A checkpoint is final once ``commit`` has renamed its folder.
+"""
 
 from __future__ import annotations
 
