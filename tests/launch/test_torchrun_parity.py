@@ -15,6 +15,8 @@ import pytest
 
 from starting import free_port
 
+pytestmark = pytest.mark.cold  # the whole start is compared
+
 SCRIPT = """
 import json, os, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK")
