@@ -1,8 +1,9 @@
-"""Start commands as forks of a Python that has imported torch: the import is most of what a start costs.
+"""Start commands as forks of a Python that has imported torch, which is most of a start's cost.
 
-``PreloadedPython`` is the tests' side. This file is also its program, ``python preloaded.py HANDLE MODULES...``. Each fork runs a
-Python script as ``__main__``, with its own arguments, environment, folder and streams, to the interpreter's end.
-paceline itself is not preloaded: a fork imports it as a new process does.
+``PreloadedPython`` is the tests' side. This file is also its program, ``python preloaded.py HANDLE
+MODULES...``. Each fork runs a Python script as ``__main__``, with its own arguments, environment,
+folder and streams, to the interpreter's end. paceline itself is not preloaded: a fork imports it as
+a new process does.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ MODULES = (
     *("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy"),
     *("torch.distributed.elastic.agent.server.local_elastic_agent", "torch.distributed.run"),
 )
-# What an optimizer imports: more than half as much again, which every fork takes longer to end with.
+# What an optimizer imports: half as much again, and each fork ends the more slowly.
 TRAINING = ("torch._dynamo",)
-# By this variable tests find the processes of a command. A fork writes its own value over that of the program, since
-# /proc shows the memory of the program's start.
+# By this variable tests find the processes of a command. /proc shows the memory of the program's
+# start, so a fork writes its own value over the program's.
 MARK = "PACELINE_TEST_MARK"
 NO_MARK = "0" * 32
 _MOST_BYTES = 1 << 20
@@ -104,7 +105,7 @@ class PreloadedPython:
         self._program: subprocess.Popen | None = None
 
     def fits(self, environ: Mapping[str, str]) -> bool:
-        """Return whether a start in this environment would import Python and torch in the same way."""
+        """Return whether a new process in this environment would import torch in the same way."""
         return _read_at_import(environ) == _read_at_import(self._environ)
 
     def start(
@@ -190,11 +191,11 @@ def _pipe_into(handles: list[int]):
     return os.fdopen(reading, encoding="utf-8")
 
 
-# ------------------------------------------------------------------------------------------------------- the program
+# The program
 
 
 def serve(link: socket.socket) -> str:
-    """Fork a command for each request, and report how it ends; in a fork, return the script to run."""
+    """Fork a command for each request, and report its end; in a fork, return the script to run."""
     mark = ctypes.c_void_p(_libc().getenv(MARK.encode()))
     living: dict[int, tuple[int, int]] = {}  # pidfd -> process id, where its exit status goes
     while True:
@@ -268,7 +269,7 @@ def run(script: str) -> None:
 if __name__ == "__main__":
     for module in sys.argv[2:]:
         import_module(module)
-    gc.freeze()  # a fork that ends would otherwise look at every object of torch, and copy its memory
+    gc.freeze()  # otherwise a fork visits every object of torch as it ends, and copies its memory
     if "triton" in sys.modules:  # torch 2.15's prints objects that were not collected
         atexit.register(gc.unfreeze)
     run(serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -70,8 +70,8 @@ class Command:
     Attributes:
         folder: Where they start.
         mark: A variable by which their processes are found.
-        preloaded: What commands that are Python scripts are forked from; None if all are new processes.
-        is_cold: Whether only torchrun is forked, which starts its ranks as new processes all the same.
+        preloaded: What Python scripts are forked from; None if all commands are new processes.
+        is_cold: Whether only torchrun is forked, whose ranks are new processes all the same.
         running: What was started.
     """
 
@@ -117,7 +117,7 @@ class Command:
         return self.running[-1]
 
     def _script_of(self, words: list[str]) -> list[str]:
-        """Return the Python script that a command runs, and its arguments; empty if it is not to be forked."""
+        """Return the Python script that a command runs, with its arguments; empty if it is not forked."""
         if words[0] == str(BIN / "torchrun"):
             return words
         if self.is_cold:
