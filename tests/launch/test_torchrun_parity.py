@@ -247,6 +247,7 @@ OF_TORCH = cases(
 )
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", OF_TORCH)
 def test_torchs_own_cases(command, case):
     agree(command, case)
@@ -340,6 +341,7 @@ TAKEN = cases(
 )
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", TAKEN)
 def test_what_torchrun_takes_is_taken(command, case):
     agree(command, case)
