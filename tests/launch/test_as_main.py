@@ -48,7 +48,7 @@ _OF_A_CHILD = (
 
 
 @pytest.mark.cold
-@pytest.mark.timeout(120)  # up to four starts
+@pytest.mark.timeout(240)  # up to four starts, each of which may take 50 s
 @pytest.mark.parametrize(
     ("target", "methods"),
     [
