@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from preloaded import TRAINING, PreloadedPython
 from representative import names_of, representative_tests
+from starting import inherited
 
 # Tests with these marks assert deadlines of a machine that is shared, or run programs of others.
 RETRIED = ("alone", "healthy", "peers", "slurm", "namespaces", "slow")
@@ -39,10 +41,26 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Children that outlive a test on purpose: pools of ranks, the Slurm cluster of a session, of which a test may start a
-# daemon again, and what multiprocessing starts once for a process.
+@pytest.fixture(scope="session")
+def preloaded():
+    """A Python that has imported torch, from which commands are forked; it starts with the first of them."""
+    python = PreloadedPython(inherited())
+    yield python
+    python.close()
+
+
+@pytest.fixture(scope="session")
+def preloaded_for_training():
+    """The same with what an optimizer imports, for modules whose commands train."""
+    python = PreloadedPython(inherited(), TRAINING)
+    yield python
+    python.close()
+
+
+# Children that outlive a test on purpose: pools of ranks, what commands are forked from, the Slurm cluster of a
+# session, of which a test may start a daemon again, and what multiprocessing starts once for a process.
 SHARED_CHILDREN = (
-    *("ranks/conftest.py", "/slurmctld", "/slurmd", "/slurmstepd", "/munged"),
+    *("ranks/conftest.py", "tests/preloaded.py", "/slurmctld", "/slurmd", "/slurmstepd", "/munged"),
     *("multiprocessing.resource_tracker", "multiprocessing.forkserver"),
 )
 
