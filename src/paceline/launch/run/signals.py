@@ -1,5 +1,5 @@
-"""Receive signals to the launcher, one by one, in its main thread, and decide which of them ends the
-ranks at once.
+"""Receive signals to the launcher, one by one, in its main thread, and decide which of them ends
+the ranks at once.
 
 ``launcher`` acts on them; in a rank that trains with a Session, ``train.session.stopping`` does.
 With ``sigtimedwait`` the signals stay blocked and are fetched together with their sender. Without

@@ -1,5 +1,5 @@
-"""Track epochs, loaders and registered objects; save and restore them, and save and exit with status
-75 at a boundary.
+"""Track epochs, loaders and registered objects; save and restore them, and save and exit with
+status 75 at a boundary.
 """
 
 from __future__ import annotations
