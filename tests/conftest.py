@@ -92,9 +92,9 @@ def read(file: Path) -> str:
 @pytest.fixture(autouse=True)
 def clean_surroundings():
     """Fail a test that leaves the environment, a thread or a child process behind."""
-    if "paceline.train.session.place" in sys.modules:
+    if "paceline.train.session.run_folder" in sys.modules:
         sys.modules[
-            "paceline.train.session.place"
+            "paceline.train.session.run_folder"
         ].reset()  # a test is what a process is to Sessions
     environ, threads, processes = dict(os.environ), set(threading.enumerate()), children()
     yield

@@ -36,7 +36,7 @@ WITHOUT_TORCH = (
         f"paceline.launch.outcome.{name}"
         for name in ("root_cause", "explanation", "weight", "resume", "summary", "nccl")
     ),
-    "paceline.launch.in_rank.worker",
+    "paceline.launch.in_rank.rank_entry",
     *(
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for part in PARTS

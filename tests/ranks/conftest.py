@@ -111,7 +111,7 @@ class Ranks:
 
 def serve(pipe, rank):
     """Perform jobs until the pipe is closed."""
-    from paceline.train.session.place import reset as reset_places
+    from paceline.train.session.run_folder import reset as reset_places
 
     # Jobs leave process groups behind that are destroyed and not yet collected. A loader worker that collects one, in
     # a fork where its threads are gone, ends by SIGSEGV in torch 2.15, without paceline too.

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.errors import Finding, Notice
-from paceline.launch.monitor import locate, proof, waiting
+from paceline.launch.monitor import hang, proof, waiting
 from paceline.launch.monitor.position import DATA, STOPPED, Position
 from paceline.text.wording import few_lines, is_or_are, named
 from paceline.why.loops import left_loop
@@ -92,7 +92,7 @@ def _proven(accounts: Sequence[Account], positions: Sequence[Position]) -> Findi
     if deadlock is not None:
         return deadlock
     proven = proof.find(account.stand for account in accounts)
-    return _for_others(locate.judge_proven(positions, proven)) if proven is not None else None
+    return _for_others(hang.judge_proven(positions, proven)) if proven is not None else None
 
 
 def _stopped(accounts: Sequence[Account]) -> Verdict:
@@ -100,7 +100,7 @@ def _stopped(accounts: Sequence[Account]) -> Verdict:
     halted = [position for position in positions if position.state == STOPPED]
     picture = waiting.stopped(positions)
     assert picture is not None, "somebody is stopped"
-    finding = locate.judge(halted + [position for position in positions if position.waits])
+    finding = hang.judge(halted + [position for position in positions if position.waits])
     fix = f"kill -CONT {' '.join(str(position.pid) for position in halted)}"
     likely = finding and replace(finding, fix=fix, severity="warning")
     return Verdict(STANDS, picture.notice, likely)
@@ -131,7 +131,7 @@ def _all_still(accounts: Sequence[Account]) -> bool:
 def _likely(accounts: Sequence[Account]) -> Finding | None:
     positions = [account.position for account in accounts]
     uneven = None if any(position.guard for position in positions) else _uneven(accounts)
-    finding = locate.judge(positions, uneven=uneven)
+    finding = hang.judge(positions, uneven=uneven)
     return _for_others(finding) if finding is not None else None
 
 

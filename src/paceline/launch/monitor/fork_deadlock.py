@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from paceline import deadlines
 from paceline.errors import Finding, Notice
-from paceline.launch.monitor.worker_processes import ChildProcess
+from paceline.launch.monitor.child_processes import ChildProcess
 from paceline.machine import python_fork
 
 # Least time between the first look at a worker and the look that proves the deadlock.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from paceline.counters import SharedCounters
 from paceline.errors import Finding, Notice
-from paceline.launch.monitor import children, fork_deadlock, worker_processes
+from paceline.launch.monitor import child_processes, child_stacks, fork_deadlock
 from paceline.launch.monitor.attempt import WatchedRanks
 from paceline.launch.monitor.fork_deadlock import NativeFrame, WorkerLook
 from paceline.machine import python_fork
@@ -89,7 +89,7 @@ class ForkWatch:
         pid = self._group.attempt.pids.get(local)
         if not awaited.pid or pid is None or waits_s < _WAITS_S:
             return None
-        process, worker = worker_processes.look(pid), worker_processes.look(awaited.pid)
+        process, worker = child_processes.look(pid), child_processes.look(awaited.pid)
         if process is None or worker is None:
             return None
         rank = self._group.attempt.ranks[local]
@@ -107,7 +107,7 @@ def read_frames(pid: int) -> tuple[NativeFrame, ...]:
 
     It is empty without py-spy, or without the right to read.
     """
-    program = children.find_py_spy()
+    program = child_stacks.find_py_spy()
     if not program:
         return ()
     command = [program, "dump", "--native", "--pid", str(pid)]

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.launch.in_rank.worker import is_users
-from paceline.launch.monitor import children, position, rank_conditions
+from paceline.launch.in_rank.rank_entry import is_users
+from paceline.launch.monitor import child_stacks, conditional_line, position
 from paceline.launch.monitor.position import Frame
 from paceline.launch.probe import stack_responder
 from paceline.machine import processes, sockets
@@ -250,7 +250,7 @@ def _guard(frames: tuple[Frame, ...]) -> str:
     """Return the innermost ``if`` that selects ranks, around any of the user's frames."""
     for frame in reversed(frames):
         if frame.user:
-            guard = rank_conditions.guard_of("".join(linecache.getlines(frame.file)), frame.line)
+            guard = conditional_line.guard_of("".join(linecache.getlines(frame.file)), frame.line)
             if guard is not None:
                 line, text = guard
                 return f"{text} ({position.shown_path(frame.file)}:{line})"
@@ -271,13 +271,13 @@ def worker_place(pid: int, read_frame: Callable[[str, int, str], Frame]) -> str:
     with contextlib.suppress(psutil.Error):
         workers = [child.pid for child in psutil.Process(pid).children()[:_WORKERS]]
     for worker in workers:
-        stack = children.stack(worker, read_frame, limit_s=deadline - time.monotonic())
+        stack = child_stacks.stack(worker, read_frame, limit_s=deadline - time.monotonic())
         # the stack of a forked worker begins with the stack of its rank
         inside = [place for place, frame in enumerate(stack) if frame.function == "_worker_loop"]
         place = position.Position(rank=0, frames=stack[inside[-1] :] if inside else ()).place
         if place:
             return place
-    return children.describe(workers)
+    return child_stacks.describe(workers)
 
 
 def _work(pid: int) -> tuple[float, int]:

@@ -51,7 +51,7 @@ def picture(positions: Sequence[Position]) -> Picture | None:
     """Return the picture of ranks that make no progress; None if they are transferring data.
 
     Args:
-        positions: Positions of all ranks, for which ``locate.hangs`` is true.
+        positions: Positions of all ranks, for which ``hang.hangs`` is true.
     """
     living = [position for position in positions if not position.ended]
     waiting = [position for position in living if position.waits]

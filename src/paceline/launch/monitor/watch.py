@@ -17,7 +17,7 @@ from typing import Any
 from paceline import counters, deadlines
 from paceline.errors import Finding, Notice
 from paceline.launch.channel.control_channel import ControlChannel
-from paceline.launch.monitor import locate, observations, proof, stacks, waiting
+from paceline.launch.monitor import hang, observations, proof, stacks, waiting
 from paceline.launch.monitor.attempt import WatchedRanks
 from paceline.launch.monitor.position import STOPPED, Position
 from paceline.launch.monitor.proof import Call, Stand
@@ -258,7 +258,7 @@ class Watch:
         return max(0, time.monotonic_ns() - self._beat_ns(local)) / 1e9
 
     def _limit_s(self, local: int) -> float:
-        return locate.limit_s(self._requested_s, step_s=self._group.counted(local).step_s)
+        return hang.limit_s(self._requested_s, step_s=self._group.counted(local).step_s)
 
     def _look(self, *, quiet: bool) -> tuple[dict[int, Look], tuple[float, dict[int, Look]]]:
         """Look at this node's ranks; return the look, and the earlier one to compare it with.
@@ -346,10 +346,10 @@ class Watch:
             Stand.from_json(values) for account in listed for values in account["stands"]
         )
         if proven is not None:
-            return Verdict(self._with_nccl(locate.judge_proven(positions, proven, uneven=uneven)))
-        if not locate.hangs(positions):
+            return Verdict(self._with_nccl(hang.judge_proven(positions, proven, uneven=uneven)))
+        if not hang.hangs(positions):
             return Verdict(picture=waiting.stopped(positions))
-        cause = locate.judge(positions, uneven=uneven)
+        cause = hang.judge(positions, uneven=uneven)
         if self._requested_s is not None:
             return Verdict(self._with_nccl(cause))
         picture = waiting.stopped(positions) or waiting.picture(positions)

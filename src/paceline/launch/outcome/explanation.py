@@ -11,7 +11,7 @@ from dataclasses import replace
 from paceline.errors import EXIT_UNFINISHED, TRACEBACK, Finding
 from paceline.launch.channel import silence
 from paceline.launch.channel.silence import Loss
-from paceline.launch.monitor.worker_processes import signal_name
+from paceline.launch.monitor.child_processes import signal_name
 from paceline.launch.outcome import weight
 from paceline.launch.outcome.rank_exit import Failure, RankExit
 from paceline.signatures import rank_errors, texts

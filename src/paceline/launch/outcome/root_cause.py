@@ -13,7 +13,8 @@ from typing import Any
 
 from paceline.errors import EXIT_UNFINISHED, Finding
 from paceline.launch.channel.silence import Loss
-from paceline.launch.monitor import locate, observations
+from paceline.launch.monitor import observations
+from paceline.launch.monitor.hang import judge as judge_hang
 from paceline.launch.outcome import explanation
 from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.outcome.weight import (
@@ -143,7 +144,7 @@ def _failed_collective(
     if timeouts and noticed is not None:
         return _end_of_noticed_wait(noticed, first, timeouts[0].strip())
     positions = [end.position for end in ends if end.position is not None]
-    return locate.judge(positions, uneven=observations.uneven(counters), broken=not timeouts)
+    return judge_hang(positions, uneven=observations.uneven(counters), broken=not timeouts)
 
 
 def _end_of_noticed_wait(noticed: Finding, first: RankExit, timeout: str) -> Finding:

@@ -34,16 +34,15 @@ from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.rendezvous.gathering import Gathering
 from paceline.launch.rendezvous.held_rendezvous import HeldRendezvous
+from paceline.launch.rendezvous.node_wait import join_limit_s, rejoin_limit_s
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived
 from paceline.launch.rendezvous.roll_call import Roll
 from paceline.launch.rendezvous.store import (
     is_only_address,
-    join_limit_s,
     open_or_reach,
     publish_identity,
     read_identity,
-    rejoin_limit_s,
 )
 from paceline.machine import host, interfaces
 from paceline.rundir.files import RUNS

@@ -31,13 +31,12 @@ from paceline.launch.plan import ports
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.rendezvous import unreachable
-from paceline.launch.rendezvous.node_wait import Waiting
+from paceline.launch.rendezvous.node_wait import Waiting, join_limit_s, typed_limit_s
 from paceline.launch.rendezvous.notes import Notes
 from paceline.machine import host, interfaces
 from paceline.machine.deadline import within
 from paceline.text.wording import duration
 
-_DEFAULT_JOIN_S = 600
 _NOTE_AFTER_S = 3.0
 # torch's server opens a client connection to itself, which a firewall can block for minutes.
 _OWN_S = 10.0
@@ -223,31 +222,6 @@ def _not_to_itself(head: str, port: int) -> Finding:
     )
 
 
-def join_limit_s(options: Options) -> float:
-    """Return how long the start may wait for nodes, in seconds."""
-    typed = _typed_limit_s(options)
-    if typed is not None:
-        return typed
-    if options.no_check:
-        return _DEFAULT_JOIN_S
-    if options.slurm_defaults.source.startswith("Slurm step"):
-        return deadlines.scaled(deadlines.SLURM_START)
-    is_static = options.rdzv_backend == "static"
-    return deadlines.scaled(deadlines.STATIC_START if is_static else deadlines.C10D_START)
-
-
-def _typed_limit_s(options: Options) -> float | None:
-    settings = dict(options.rdzv_conf)
-    typed = settings.get("join_timeout", settings.get("timeout", options.roll_call_timeout))
-    return None if typed is None else float(typed)
-
-
-def rejoin_limit_s(options: Options) -> float:
-    """Return how long a restart may wait for nodes, in seconds: some ranks need time to end."""
-    settings = dict(options.rdzv_conf)
-    return float(settings.get("join_timeout", settings.get("timeout", _DEFAULT_JOIN_S)))
-
-
 class _Reaching:
     """This node's attempts to reach the head's port.
 
@@ -275,7 +249,7 @@ class _Reaching:
         self._waiting = Waiting(inform, limit_s=join_limit_s(options))
         self._refused_since_s: float | None = None
         self._refused_limit_s = deadlines.scaled(deadlines.PORT_REFUSED)
-        self._is_limited = _typed_limit_s(options) is not None or options.no_check  # by the user
+        self._is_limited = typed_limit_s(options) is not None or options.no_check  # by the user
 
     def await_name(self) -> str:
         """Return the head's numeric address as soon as its name resolves.

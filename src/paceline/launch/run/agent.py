@@ -52,7 +52,7 @@ from paceline.launch.run import peers
 from paceline.launch.run.console import Console
 from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.folder import RunFolder, resume_command
-from paceline.launch.run.logs import make_logs
+from paceline.launch.run.log_names import make_logs
 from paceline.launch.run.ranks import RankGroup
 from paceline.launch.run.supervision import Supervision
 from paceline.machine import interfaces

@@ -15,7 +15,7 @@ from paceline import env
 from paceline.errors import Finding, Notice, SetupError, UsageError
 from paceline.launch.outcome import resume
 from paceline.launch.outcome.resume import ResumeCommand
-from paceline.launch.plan import folders
+from paceline.launch.plan import folder_errors
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.task import FUNCTION, RankTask
@@ -124,7 +124,9 @@ def make(
         try:
             named.create()
         except OSError as error:
-            raise SetupError(folders.unusable(named.root, error, option="--run-dir")) from None
+            raise SetupError(
+                folder_errors.unusable(named.root, error, option="--run-dir")
+            ) from None
         return named
     usual = RunDir(RUNS.absolute() / name)
     # The folder alone proves nothing: another node of this run may have created it first.
@@ -146,7 +148,7 @@ def _make_spare(
     notices: Notices,
 ) -> RunDir:
     """Create the run folder in the system's folder for temporary files, and print the reason."""
-    why = folders.unusable(usual.root.parent, error, option="--run-dir", severity="warning")
+    why = folder_errors.unusable(usual.root.parent, error, option="--run-dir", severity="warning")
     try:
         spare = RunDir(Path(tempfile.mkdtemp(prefix="paceline-")) / name)
         spare.create()

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from paceline import env
 from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, PacelineError, RunError, SetupError
-from paceline.launch.in_rank import worker
+from paceline.launch.in_rank import rank_entry
 from paceline.launch.plan import parsing, plan, preferences
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.task import FUNCTION, RankTask
@@ -160,7 +160,7 @@ def _be_launcher(
     except BaseException:
         traceback.print_exc()
     if os.getpid() != launcher:
-        worker.leave(status)
+        rank_entry.leave(status)
     os._exit(status)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline import counters, env
 from paceline.errors import EXIT_OK
-from paceline.launch.in_rank import worker
+from paceline.launch.in_rank import rank_entry
 from paceline.launch.plan import plan as planning
 from paceline.launch.plan import ports, script, slurm_step
 from paceline.launch.plan.options import Options
@@ -121,7 +121,7 @@ def conduct(
         _warm_up(plan.warm_imports)
     server, rank_task = fork_server.fork()
     if rank_task is not None:
-        worker.run(rank_task, function)
+        rank_entry.run(rank_task, function)
         return Report(EXIT_OK, [])
     assert server is not None
     return Launcher(options, plan, task, server, handle).run()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.train.checkpoint import findings, folder, manifest, shares, verification
+from paceline.train.checkpoint import division, findings, folder, manifest, verification
 from paceline.train.checkpoint.background import Background, await_all
 from paceline.train.checkpoint.exchange import Exchange
 from paceline.train.checkpoint.manifest import Manifest, Saved
@@ -209,7 +209,7 @@ class Checkpoints:
                 saved, rank=rank, world_size=world_size, where=self._exchange.where
             )
         )
-        others = [name for name in shares.names_for(saved, rank) if name not in into]
+        others = [name for name in division.names_for(saved, rank) if name not in into]
         loaded: list[dict[str, Any]] = []
         self._exchange.gather(
             lambda: loaded.append(read.read(saved, into, others, device=self._device))

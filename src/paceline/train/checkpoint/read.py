@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.serialization import default_restore_location
 
-from paceline.train.checkpoint import findings, folder, manifest, shares
+from paceline.train.checkpoint import division, findings, folder, manifest
 from paceline.train.checkpoint.manifest import Saved, TensorInfo
 from paceline.train.checkpoint.verification import damages
 
@@ -139,6 +139,8 @@ def check_files(saved: Saved, *, rank: int, world_size: int, where: str) -> None
         raise findings.not_shared(saved.path, blind=[where]).error()
     lines = manifest.check_sizes(saved.files, folder.file_sizes(saved.path, saved.files))
     if not lines:
-        lines = damages(saved.path, saved.files, shares.share_files(saved.files, rank, world_size))
+        lines = damages(
+            saved.path, saved.files, division.share_files(saved.files, rank, world_size)
+        )
     if lines:
         raise findings.damaged(saved.path, lines).error()

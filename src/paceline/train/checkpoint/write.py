@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
-from paceline.train.checkpoint import findings, folder, manifest, shares
+from paceline.train.checkpoint import division, findings, folder, manifest
 from paceline.train.checkpoint.exchange import Exchange
 from paceline.train.checkpoint.files import CheckedFiles, without_inner_checksums
 from paceline.train.checkpoint.manifest import FileInfo, Manifest
@@ -125,15 +125,15 @@ def _choose_share(state: Mapping[str, Any], rank: int, world_size: int) -> dict[
     shared = {
         name: value.nbytes if isinstance(value, torch.Tensor) else 0
         for name, value in state.items()
-        if not isinstance(value, DTensor) and shares.rank_of(name) is None
+        if not isinstance(value, DTensor) and division.rank_of(name) is None
     }
-    owners = shares.share_out(shared, world_size)
+    owners = division.share_out(shared, world_size)
     # Every rank holds a piece of a sharded tensor; DCP deduplicates pieces that several ranks
     # share.
     return {
         name: value
         for name, value in state.items()
-        if owners.get(name, rank) == rank and shares.rank_of(name) in (None, rank)
+        if owners.get(name, rank) == rank and division.rank_of(name) in (None, rank)
     }
 
 
@@ -155,7 +155,7 @@ def _describe(state: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(
         f"{name} {value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else name
         for name, value in sorted(state.items())
-        if shares.rank_of(name) is None
+        if division.rank_of(name) is None
     )
 
 
@@ -183,7 +183,7 @@ def write(
         order = exchange.decide(lambda: work.offer(make_draft()), work.plan)
         if order is None:
             names = exchange.gather(lambda: make_draft().names)
-            raise findings.different_states(exchange.where, shares.differences(names)).error()
+            raise findings.different_states(exchange.where, division.differences(names)).error()
         exchange.decide(lambda: work.write(order), work.commit)
     finally:
         work.clean()

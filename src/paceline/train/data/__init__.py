@@ -8,7 +8,7 @@ from paceline.train.data.iteration import Iteration
 from paceline.train.data.loader import Loader
 from paceline.train.data.order import derive
 from paceline.train.data.samples import random_state, seed_all, set_random_state
-from paceline.train.data.shard import Rows, in_order
+from paceline.train.data.share import Rows, in_order
 
 __all__ = [
     "BatchTracker",

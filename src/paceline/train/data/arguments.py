@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from paceline.errors import Finding, UsageError, closest
 from paceline.train.data.adopt import check_sampler, parts_of
-from paceline.train.data.shard import LAST
+from paceline.train.data.share import LAST
 
 
 @dataclass(frozen=True)

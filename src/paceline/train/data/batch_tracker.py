@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from paceline.errors import Finding, UsageError
 from paceline.train.data.iteration import Iteration, LoopState
-from paceline.train.data.shard import Rows
+from paceline.train.data.share import Rows
 
 
 class BatchTracker:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from paceline.train.data.batch_tracker import BatchTracker
-from paceline.train.data.shard import Rows
+from paceline.train.data.share import Rows
 from paceline.world import World
 
 

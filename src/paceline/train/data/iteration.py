@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from paceline.train.data.shard import Rows, Shard
+from paceline.train.data.share import Rows, Shard
 
 
 class LoopState(Enum):

@@ -18,7 +18,7 @@ from paceline.train.data.iteration import Iteration, LoopState, Position
 from paceline.train.data.leaving import release_at_exit
 from paceline.train.data.likeness import Likeness
 from paceline.train.data.samples import WorkerStart, in_memory, takes_batches
-from paceline.train.data.shard import Rows
+from paceline.train.data.share import Rows
 from paceline.train.data.sources import MapBatches, Source, StreamBatches
 from paceline.train.data.tune import settings
 

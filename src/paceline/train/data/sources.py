@@ -23,7 +23,7 @@ from paceline.train.data.draws import Draws
 from paceline.train.data.likeness import Likeness
 from paceline.train.data.order import Order, StoredOrder, blocks, derive, shuffled
 from paceline.train.data.samples import Request, Samples
-from paceline.train.data.shard import EvenBatches, GivenBatches, Rows, Shard
+from paceline.train.data.share import EvenBatches, GivenBatches, Rows, Shard
 from paceline.train.data.stream import Piece, Stream, pieces_of_all, whole_rows
 
 Collate = Callable[[list[Any]], Any]

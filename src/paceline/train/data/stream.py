@@ -20,7 +20,7 @@ from paceline.train.data.collated import Unit
 from paceline.train.data.likeness import Mark, is_due, mark_of
 from paceline.train.data.order import derive
 from paceline.train.data.samples import kept_state, random_state, seed_all, seeded, set_random_state
-from paceline.train.data.shard import Rows, share
+from paceline.train.data.share import Rows, share
 
 
 class Piece(NamedTuple):

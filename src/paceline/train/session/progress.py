@@ -21,7 +21,7 @@ from paceline.train.checkpoint import Checkpoints, Saved, portable
 from paceline.train.data import Loader, derive, random_state, seed_all, set_random_state
 from paceline.train.session import restoring
 from paceline.train.session.gradients import Gradients
-from paceline.train.session.place import Place
+from paceline.train.session.run_folder import Place
 from paceline.train.session.stopping import Stop
 from paceline.world import World
 

@@ -27,9 +27,9 @@ from paceline.train.model import strategy as strategies
 from paceline.train.session import ending, scaling, together
 from paceline.train.session.gradients import Gradients, check_accumulate
 from paceline.train.session.loader_context import loader_context
-from paceline.train.session.place import Place
 from paceline.train.session.printing import MainPrinter, describe_world
 from paceline.train.session.progress import Progress, read_seed, seed_device
+from paceline.train.session.run_folder import Place
 
 T = TypeVar("T")
 Module = TypeVar("Module", bound=nn.Module)

@@ -11,6 +11,7 @@ from paceline.errors import RunError, SetupError
 from paceline.launch.channel.connection_probe import ConnectionProbe
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.slurm_defaults import SlurmDefaults
+from paceline.launch.rendezvous import node_wait
 from paceline.launch.rendezvous import store as stores
 from paceline.launch.rendezvous.notes import Note, Notes
 
@@ -39,7 +40,7 @@ def settings(options, **values):
     ],
 )
 def test_nodes_are_awaited_as_long_as_torchrun_does_or_as_long_as_the_user_says(options, limit_s):
-    assert stores.join_limit_s(options) == limit_s
+    assert node_wait.join_limit_s(options) == limit_s
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch import nn
 from paceline import Session, env
 from paceline.errors import RunError, UsageError
 from paceline.rundir import lease, lease_file
-from paceline.train.session import place
+from paceline.train.session import run_folder
 from unit.train.trainer.training import first_optimizer, no_signals, unlaunched  # noqa: F401  fixtures
 
 
@@ -25,7 +25,7 @@ def script(monkeypatch):
 
 def begin(run_dir=None, **options):
     """A Session with a model, as in the next process."""
-    place.reset()
+    run_folder.reset()
     session = Session(run_dir=run_dir, loggers=(), **options)
     model = nn.Linear(1, 1)
     session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -149,7 +149,7 @@ def test_a_script_that_keeps_nothing_leaves_no_folder():
 
 
 def test_two_sessions_share_a_folder_on_purpose(trained):
-    place.reset()
+    run_folder.reset()
     first = Session(run_dir="run", loggers=())
     first.save(wait=True)
     with pytest.raises(UsageError, match="another Session of this process"):

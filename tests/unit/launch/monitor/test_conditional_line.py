@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from paceline.launch.monitor.rank_conditions import guard_of
+from paceline.launch.monitor.conditional_line import guard_of
 
 CASES = {
     "in the block": ("if rank == 0:\n    total()  # here", "if rank == 0:"),

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from paceline.train.data.shard import EvenBatches, GivenBatches, Rows, Shard, in_order, share
+from paceline.train.data.share import EvenBatches, GivenBatches, Rows, Shard, in_order, share
 
 LENGTHS = range(1, 18)
 GRID = list(itertools.product(range(1, 5), range(1, 6)))  # world size, batch size

@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 
 from paceline import env
 from paceline.errors import Finding, SetupError, UsageError
-from paceline.launch.plan import folders
+from paceline.launch.plan import folder_errors
 from paceline.launch.plan.options import Options
 from paceline.rundir.files import RunDir, require_space
 
@@ -79,7 +79,7 @@ def make_logs(options: Options, run_dir: RunDir, *, first_attempt: int = 0) -> L
             require_space(Path(log_dir))
         return TorchLogs(log_dir, usual)
     except OSError as error:
-        raise SetupError(folders.unusable(Path(log_dir), error, option="--log-dir")) from None
+        raise SetupError(folder_errors.unusable(Path(log_dir), error, option="--log-dir")) from None
 
 
 def _plugin_logs(options: Options) -> LogsSpecs:

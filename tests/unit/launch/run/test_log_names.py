@@ -9,7 +9,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from paceline.errors import UsageError
 from paceline.launch.plan.parsing import parse
-from paceline.launch.run import logs
+from paceline.launch.run import log_names
 from paceline.rundir.files import RunDir
 
 
@@ -21,7 +21,7 @@ def folder(tmp_path):
 
 
 def make(folder, *, first_attempt=0, **typed):
-    return logs.make_logs(
+    return log_names.make_logs(
         parse("train.py", (), typed=typed, inherited={}), folder, first_attempt=first_attempt
     )
 
@@ -80,7 +80,7 @@ def test_a_plug_in_is_made_with_torchruns_arguments(folder, monkeypatch):
         return "made"
 
     monkeypatch.setattr(
-        logs,
+        log_names,
         "entry_points",
         lambda *, group, name: [SimpleNamespace(load=lambda: plug_in)] if name == "mine" else [],
     )

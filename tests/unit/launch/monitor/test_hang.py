@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import Finding
-from paceline.launch.monitor.locate import hangs, judge, limit_s
+from paceline.launch.monitor.hang import hangs, judge, limit_s
 from paceline.launch.monitor.position import (
     BACKWARD,
     CODE,

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from paceline.launch.monitor import worker_processes
-from paceline.launch.monitor.worker_processes import ChildProcess, describe_all
+from paceline.launch.monitor import child_processes
+from paceline.launch.monitor.child_processes import ChildProcess, describe_all
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
@@ -34,7 +34,7 @@ def _child(code: str) -> Iterator[int]:
 def _seen(pid: int, *, state: str) -> ChildProcess:
     """Look until the child is in a state; fails by the test's time limit."""
     while True:
-        child = worker_processes.look(pid)
+        child = child_processes.look(pid)
         assert child is not None
         if child.state == state:
             return child
@@ -45,8 +45,8 @@ def _seen(pid: int, *, state: str) -> ChildProcess:
 def test_a_sleeping_child_is_seen_with_its_parent_and_does_not_run_between_two_looks() -> None:
     with _child("import time; time.sleep(1000)") as pid:
         child = _seen(pid, state="S")
-        assert pid in worker_processes.children_of(os.getpid())
-        assert pid in worker_processes._children_by_parent(os.getpid())
+        assert pid in child_processes.children_of(os.getpid())
+        assert pid in child_processes._children_by_parent(os.getpid())
         assert (child.parent, child.threads, child.in_futex) == (os.getpid(), 1, False)
         assert 0 <= child.age_s < 30
         again = _seen(pid, state="S")
@@ -85,8 +85,8 @@ def test_a_stopped_child_is_stopped() -> None:
 
 
 def test_a_process_that_does_not_exist_is_none() -> None:
-    assert worker_processes.look(2**22 + 1) is None
-    assert worker_processes.collect(2**22 + 1) == ()
+    assert child_processes.look(2**22 + 1) is None
+    assert child_processes.collect(2**22 + 1) == ()
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def execute(task: RankTask) -> NoReturn:
         for handle in (task.pulse, task.crash, task.stacks, task.report):
             if handle >= 0:
                 os.set_inheritable(handle, True)
-        command = [task.python, "-u", "-m", "paceline.launch.in_rank.worker"]
+        command = [task.python, "-u", "-m", "paceline.launch.in_rank.rank_entry"]
     elif task.kind == PROGRAM:
         command = [task.target, *task.args]
     else:
