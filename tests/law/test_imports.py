@@ -29,7 +29,7 @@ WITHOUT_TORCH = (
     "paceline.train.checkpoint",
     *(
         f"paceline.train.checkpoint.{name}"
-        for name in ("manifest", "findings", "folder", "verification", "shares")
+        for name in ("manifest", "findings", "folder", "verification", "division")
     ),
     "paceline.train.checkpoint.description",
     *(
