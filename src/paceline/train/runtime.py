@@ -122,8 +122,7 @@ def open_group(world: World, device: torch.device, *, timeout_s: float | None = 
         device_id=device if on_gpu else None,
     )
     _opened[:] = [dist.group.WORLD]
-    if not on_gpu:
-        keep_until_exit(dist.group.WORLD)
+    keep_until_exit(dist.group.WORLD)  # both backends have a gloo group
     atexit.register(_close_at_exit)
 
 
