@@ -180,7 +180,7 @@ def test_without_the_head_nobody_waits_for_a_restart(command, kind):
     assert ended.status == 1
     assert "agent-died" in ended.block
     line = line_of(ended, "resume from step 40, on all 2 nodes")
-    assert line.startswith("paceline run --nnodes 2")
+    assert line.startswith("paceline run ") and " --nnodes 2 " in line  # as they were typed
     assert line_of(ended, "auto-resume") == f"(trap exit INT; until {line}; do sleep 10; done)"
     started[0].process.wait()
     assert command.survivors(within_s=10) == []
