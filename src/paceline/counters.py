@@ -12,6 +12,7 @@ import os
 import struct
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Positions in a rank's slot, each a signed 64-bit integer. The order from BEAT_NS on is that in
@@ -56,7 +57,13 @@ NAN_NAME_LENGTH = 16
 AWAITED_NS = 70  # start of the rank's wait for a worker's batch; 0: it does not wait
 AWAITED_PID = 71  # the worker's process id; 0: unknown
 FORKED_AGAIN = 72  # DataLoaders that forked their workers a second time
-SLOT_LENGTH = 80  # whole cache lines: ranks do not slow each other down
+# The stages of the last steps that were timed: a ring of entries, each the number of steps before
+# it and six durations in nanoseconds.
+STAGES = 80
+STAGES_ENTRIES, STAGES_LENGTH = 64, 8
+SLOT_LENGTH = (
+    STAGES + STAGES_ENTRIES * STAGES_LENGTH
+)  # whole cache lines: no false sharing
 SLOT_BYTES = SLOT_LENGTH * 8
 
 BATCH = struct.Struct("@2q")  # BEAT_NS and BATCHES
@@ -217,6 +224,17 @@ class SharedCounters:
             data_hash, slot[DATA_INDICES], same_order, slot[ORDER_INDICES], slot[WORK_HASH]
         )
 
+    def read_stages(self, local_rank: int) -> dict[int, tuple[int, ...]]:
+        """Return the durations of stages by step, without one that is being written now."""
+        slot = self.slot(local_rank)
+        stages = {}
+        for entry in range(STAGES_ENTRIES):
+            place = STAGES + entry * STAGES_LENGTH
+            step, durations = slot[place], tuple(slot[place + 1 : place + 7])
+            if step and slot[place] == step:
+                stages[step] = durations
+        return stages
+
     def read_padded(self, local_rank: int) -> tuple[int, int]:
         """Return the samples of a padded evaluation, without and with repetitions; else zeros."""
         slot = self.slot(local_rank)
@@ -246,6 +264,22 @@ class SharedCounters:
             if step and slot[place] == step:
                 found[step] = checksum
         return found
+
+
+def write_stages(slot: memoryview[int], *, step: int, every: int, durations: Sequence[int]) -> None:
+    """Write how long the stages of a step took.
+
+    Args:
+        slot: The slot of the rank.
+        step: Number of optimizer steps before it.
+        every: Each how many steps one is written.
+        durations: Six durations in nanoseconds, in the order of ``launch.monitor.stage_times``.
+    """
+    place = STAGES + step // every % STAGES_ENTRIES * STAGES_LENGTH
+    slot[place] = 0  # readers ignore the entry until it is complete
+    for offset, duration in enumerate(durations, 1):
+        slot[place + offset] = duration
+    slot[place] = step
 
 
 def write_nan(slot: memoryview[int], name: str) -> None:

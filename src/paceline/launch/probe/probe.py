@@ -23,6 +23,7 @@ from paceline import counters
 from paceline.launch.probe import last_look
 from paceline.launch.probe.compiled import left_alone, not_traced
 from paceline.launch.probe.loops import Loop, Loops, watch
+from paceline.launch.probe.stage_clock import StageClock
 from paceline.machine import system
 
 _looks: list[last_look.LastLook] = []  # of this rank, once torch has been imported
@@ -83,9 +84,10 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
     fetched = felt = trained = Loop()
     compiled = _Compiled()
     sampled_backward = functools.partial(loops.sample, backward)
+    stages, is_timed, due = StageClock(slot), False, 2
 
     def after_step(optimizer: Any, *_: Any) -> None:
-        nonlocal steps, first, data, own, mark, trained
+        nonlocal steps, first, data, own, mark, trained, is_timed, due
         if is_compiling():
             compiled.stepped = True  # the compiled code repeats only this assignment
             return
@@ -96,6 +98,10 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
         else:  # rates leave out the first step, which compiles, allocates and connects
             first, data, own = now, 0, 0
         steps += 1
+        if steps >= due:
+            is_timed, due = stages.advance(
+                steps, step_ns=(now - first) // (steps - 1), released=mark, now=now
+            )
         mark = now
         write_step(slot, place, now, batches, steps, first, now, data, own)
         if felt is not trained:
@@ -115,7 +121,10 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
             loops.feel(felt)
         run = backward if loops.gradients is None else sampled_backward
         try:
-            run(*args, **kwargs)
+            if is_timed:
+                stages.run_backward(run, *args, **kwargs)
+            else:
+                run(*args, **kwargs)
         finally:
             mark = clock()
 
@@ -124,6 +133,8 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
         nonlocal batches, data, fetched
         loop = fetched = self._paceline_loop
         start = clock()
+        if is_timed:
+            stages.requested()
         try:
             batch = fetch(self)
         except StopIteration:
@@ -132,6 +143,8 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
             raise
         now = clock()
         data += now - start
+        if is_timed:
+            stages.fetched(start, now)
         batches += 1
         write_batch(slot, place, now, batches)
         if batches >= loop.due:

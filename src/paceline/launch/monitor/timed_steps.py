@@ -1,0 +1,72 @@
+"""Collect the steps whose stages the ranks of a node have timed, and choose the same ones on all
+nodes.
+
+A rank keeps its last timed steps in a ring. The launcher reads the rings twice a second, and keeps
+the steps that all ranks of the node have timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from paceline.counters import SharedCounters
+
+MOST = 1024  # steps that a node keeps
+MOST_SENT = 64  # steps that a node sends
+_MOST_VALUES = 200_000  # durations of all ranks that are sent together
+
+Durations = tuple[int, ...]
+
+
+class TimedSteps:
+    """The timed steps of a node's ranks in one attempt.
+
+    Args:
+        counters: The counters of the node's ranks.
+        ranks: Rank by local rank.
+    """
+
+    def __init__(self, counters: SharedCounters, ranks: Mapping[int, int]) -> None:
+        self._counters, self._ranks = counters, ranks
+        self._steps: dict[int, dict[int, Durations]] = {}
+
+    def look(self) -> None:
+        """Read what the ranks have timed since the last call."""
+        by_rank = {
+            rank: self._counters.read_stages(local) for local, rank in self._ranks.items()
+        }
+        common = set.intersection(*(set(steps) for steps in by_rank.values()))
+        for step in common - set(self._steps):
+            self._steps[step] = {rank: steps[step] for rank, steps in by_rank.items()}
+        if len(self._steps) > 2 * MOST:
+            kept = choose(self._steps, MOST)
+            self._steps = {step: self._steps[step] for step in kept}
+
+    def latest(self, count: int) -> dict[int, dict[int, Durations]]:
+        """Return the last ``count`` steps, durations by rank."""
+        return {step: self._steps[step] for step in sorted(self._steps)[-count:]}
+
+    def to_send(self, world_size: int) -> dict[int, dict[int, Durations]]:
+        """Return steps of the whole attempt, in a number that suits the size of the world."""
+        count = max(16, min(MOST_SENT, _MOST_VALUES // (6 * world_size)))
+        return {step: self._steps[step] for step in choose(self._steps, count)}
+
+
+def choose(steps: Iterable[int], count: int) -> list[int]:
+    """Return ``count`` steps that other nodes choose too, in order.
+
+    Nodes may have timed different steps, every 4th and every 8th say, and may have missed some.
+    Steps that are divisible by a larger power of two were timed by more of them.
+    """
+    return sorted(sorted(steps, key=lambda step: (step & -step, step), reverse=True)[:count])
+
+
+def join(nodes: Sequence[Mapping[int, Mapping[int, Durations]]]) -> list[dict[int, Durations]]:
+    """Return the steps that all nodes have sent, with the durations of all ranks."""
+    if not nodes:
+        return []
+    common = set.intersection(*(set(steps) for steps in nodes))
+    return [
+        {rank: durations for steps in nodes for rank, durations in steps[step].items()}
+        for step in sorted(common)
+    ]
