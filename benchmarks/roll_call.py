@@ -33,7 +33,7 @@ from torch.distributed import PrefixStore, TCPStore
 from paceline.launch.plan import plan
 from paceline.launch.plan.options import Options
 from paceline.launch.preflight import facts as node_facts
-from paceline.launch.preflight.comparison import RollCall
+from paceline.launch.preflight.comparison import Comparison
 from paceline.launch.preflight.facts import Facts, Interface
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived
@@ -82,19 +82,19 @@ def take_part(store: TCPStore, node: int, num_nodes: int, *, folder: Path, recor
         store,
         replace(head, rank=node, host=mine.host),
         head,
-        hosts=node == 0,
+        is_head=node == 0,
         limit_s=60,
         hosts_by_rank=[],
         notes=Notes(folder / "notes", note),
         inform=lambda notice: None,
     ).answer()
     attempt = PrefixStore("attempt/0", store)
-    roll = RollCall(
+    comparison = Comparison(
         attempt, node=node, num_nodes=num_nodes, token="bench", script="train.py", folder=folder
     )
-    roll.post("facts", mine.to_json())
+    comparison.post("facts", mine.to_json())
     tried = {(node + 1) % num_nodes, 0} - {node}
-    verdict = roll.exchange(
+    verdict = comparison.exchange(
         {
             "reached": {peer: {node_of(recorded, peer).address: True} for peer in tried},
             "ahead_s": 90.0 if node == 7 else 0.001,
@@ -102,7 +102,7 @@ def take_part(store: TCPStore, node: int, num_nodes: int, *, folder: Path, recor
         }
     )
     assert verdict is not None, "no verdict"
-    assert json.loads(attempt.get(f"paceline/compare/choice/{node}"))["way"]["name"] == "ib0"
+    assert json.loads(attempt.get(f"paceline/compare/choice/{node}"))["interface"]["name"] == "ib0"
     return verdict
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.train.data.order import CountedOrder, blocks, epoch_order, shuffled
-from paceline.train.data.shard import EvenBatches, Shard
+from paceline.train.data.share import EvenBatches, Shard
 
 ROUNDS = 7
 RAW = Path(__file__).parent.parent / "docs" / "raw" / "sampler.json"

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from preloaded import TRAINING, PreloadedPython
 from representative import names_of, representative_tests
+from starting import inherited
 
 # Tests with these marks assert deadlines of a machine that is shared, or run programs of others.
 RETRIED = ("alone", "healthy", "peers", "slurm", "namespaces", "slow")
@@ -39,10 +41,26 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Children that outlive a test on purpose: pools of ranks, the Slurm cluster of a session, of which a test may start a
-# daemon again, and what multiprocessing starts once for a process.
+@pytest.fixture(scope="session")
+def preloaded():
+    """A Python that has imported torch, from which commands are forked; it starts with the first of them."""
+    python = PreloadedPython(inherited())
+    yield python
+    python.close()
+
+
+@pytest.fixture(scope="session")
+def preloaded_for_training():
+    """The same with what an optimizer imports, for modules whose commands train."""
+    python = PreloadedPython(inherited(), TRAINING)
+    yield python
+    python.close()
+
+
+# Children that outlive a test on purpose: pools of ranks, what commands are forked from, the Slurm cluster of a
+# session, of which a test may start a daemon again, and what multiprocessing starts once for a process.
 SHARED_CHILDREN = (
-    *("ranks/conftest.py", "/slurmctld", "/slurmd", "/slurmstepd", "/munged"),
+    *("ranks/conftest.py", "tests/preloaded.py", "/slurmctld", "/slurmd", "/slurmstepd", "/munged"),
     *("multiprocessing.resource_tracker", "multiprocessing.forkserver"),
 )
 
@@ -74,9 +92,9 @@ def read(file: Path) -> str:
 @pytest.fixture(autouse=True)
 def clean_surroundings():
     """Fail a test that leaves the environment, a thread or a child process behind."""
-    if "paceline.train.session.place" in sys.modules:
+    if "paceline.train.session.run_folder" in sys.modules:
         sys.modules[
-            "paceline.train.session.place"
+            "paceline.train.session.run_folder"
         ].reset()  # a test is what a process is to Sessions
     environ, threads, processes = dict(os.environ), set(threading.enumerate()), children()
     yield

@@ -17,13 +17,16 @@ from pathlib import Path
 
 import pytest
 
+from preloaded import MARK, ForkedProcess, PreloadedPython
+
 BIN = Path(sys.executable).parent
 # How loader workers are started; what is not the default takes long.
 METHODS = [
     "fork",
     *(pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver")),
 ]
-_MARK = "PACELINE_TEST_MARK"
+# Variables of these families decide how a run starts, so commands do not inherit them.
+_NOT_INHERITED = ("PET_", "OMP_", "SLURM_")
 
 
 @dataclass
@@ -49,7 +52,7 @@ class Ended:
 class Running:
     """A command that is running."""
 
-    process: subprocess.Popen
+    process: subprocess.Popen | ForkedProcess
     started: float = field(default_factory=time.monotonic)
 
     def wait(self, timeout: float = 50) -> Ended:
@@ -62,10 +65,20 @@ class Running:
 
 @dataclass
 class Command:
-    """Starts commands in one folder and remembers them."""
+    """Starts commands in one folder and remembers them.
+
+    Attributes:
+        folder: Where they start.
+        mark: A variable by which their processes are found.
+        preloaded: What Python scripts are forked from; None if all commands are new processes.
+        is_cold: Whether only torchrun is forked, whose ranks are new processes all the same.
+        running: What was started.
+    """
 
     folder: Path
     mark: str
+    preloaded: PreloadedPython | None = None
+    is_cold: bool = False
     running: list[Running] = field(default_factory=list)
 
     def script(self, text: str, name: str = "train.py") -> Path:
@@ -83,20 +96,36 @@ class Command:
         stdout=subprocess.PIPE,
     ) -> Running:
         first = [str(BIN / program)] + (["run"] if program == "paceline" else [])
-        environ = {
-            k: v for k, v in os.environ.items() if not k.startswith(("PET_", "OMP_", "SLURM_"))
-        }
-        process = subprocess.Popen(
-            [*first, *map(str, args)],
-            cwd=cwd or self.folder,
-            env={**environ, _MARK: self.mark, **(env or {})},
-            stdin=stdin or subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        words = [*first, *map(str, args)]
+        environ = {**inherited(), MARK: self.mark, **(env or {})}
+        streams = {"stdin": stdin or subprocess.DEVNULL, "stdout": stdout}
+        script = self._script_of(words)
+        if script and self.preloaded is not None and self.preloaded.fits(environ):
+            process = self.preloaded.start(
+                script, cwd=cwd or self.folder, environ=environ, **streams
+            )
+        else:
+            process = subprocess.Popen(
+                words,
+                cwd=cwd or self.folder,
+                env=environ,
+                stderr=subprocess.PIPE,
+                text=True,
+                **streams,
+            )
         self.running.append(Running(process))
         return self.running[-1]
+
+    def _script_of(self, words: list[str]) -> list[str]:
+        """Return the Python script that a command runs, with its arguments; empty if it is not forked."""
+        if words[0] == str(BIN / "torchrun"):
+            return words
+        if self.is_cold:
+            return []
+        if words[0] == str(BIN / "paceline"):
+            return words
+        runs_python = words[0] in (str(BIN / "python"), sys.executable)
+        return words[1:] if runs_python and words[1].endswith(".py") else []
 
     def run(self, *args, timeout: float = 50, **kwargs) -> Ended:
         return self.start(*args, **kwargs).wait(timeout)
@@ -108,6 +137,13 @@ class Command:
     def wait_for(self, path: Path, timeout: float = 30) -> str:
         """Wait until a rank has written a file whole (it ends with a line feed)."""
         return wait_for(path, timeout)
+
+
+def inherited() -> dict[str, str]:
+    """Return the environment of tests, as far as commands inherit it."""
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)
+    }
 
 
 def survivors(mark: str, within_s: float = 0.0) -> list[str]:
@@ -144,7 +180,7 @@ def marked(mark: str) -> dict[int, str]:
         if not entry.name.isdigit():
             continue
         try:
-            if f"{_MARK}={mark}".encode() in (entry / "environ").read_bytes():
+            if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
                 found[int(entry.name)] = (
                     (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 )
@@ -154,9 +190,11 @@ def marked(mark: str) -> dict[int, str]:
 
 
 @contextmanager
-def commands(folder: Path) -> Iterator[Command]:
+def commands(
+    folder: Path, preloaded: PreloadedPython | None = None, *, is_cold: bool = False
+) -> Iterator[Command]:
     """Start commands in a folder; at the end all are ended, and it is an error if one has left a process behind."""
-    made = Command(folder, uuid.uuid4().hex)
+    made = Command(folder, uuid.uuid4().hex, preloaded, is_cold)
     try:
         yield made
     finally:

@@ -23,12 +23,8 @@ if TYPE_CHECKING:
     from paceline.train.trainer import Module as Module
     from paceline.train.trainer import Trainer as Trainer
 
-_WITHOUT_TORCH = (
-    "CSVLogger",
-    "Finding",
-    "PacelineError",
-    "launch",
-)  # launch looks for it when it is called
+# launch checks for torch when it is called.
+_WITHOUT_TORCH = ("CSVLogger", "Finding", "PacelineError", "launch")
 
 _HOMES = {
     "CSVLogger": "paceline.logging",

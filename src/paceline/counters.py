@@ -78,7 +78,7 @@ STARTING, RUNNING, RETURNED, FINISHED, LEFT = range(5)
 
 # This rank's slot, set by the worker entry; None in a process that no launcher counts in.
 mine: memoryview[int] | None = None
-# The slots of all ranks of this node, set likewise.
+# The slots of all ranks of this node, also set by the worker entry.
 board: SharedCounters | None = None
 
 
@@ -166,7 +166,7 @@ def create(num_ranks: int) -> int:
     """Return a descriptor of zeroed memory with a slot per local rank; nothing is on disk."""
     size = max(1, num_ranks) * SLOT_BYTES
     if sys.platform == "linux":
-        handle = os.memfd_create("paceline-pulse")
+        handle = os.memfd_create("paceline-counters")
     else:
         with tempfile.TemporaryFile() as file:
             handle = os.dup(file.fileno())
@@ -198,7 +198,8 @@ class SharedCounters:
     def read(self, local_rank: int) -> Counters:
         """Read the counters of a rank."""
         slot = self.slot(local_rank)
-        steps, seconds = slot[STEPS], max(0, slot[LAST_STEP_NS] - slot[FIRST_STEP_NS]) / 1e9
+        steps = slot[STEPS]
+        seconds = max(0, slot[LAST_STEP_NS] - slot[FIRST_STEP_NS]) / 1e9
         return Counters(
             phase=slot[PHASE],
             steps=steps,
@@ -221,7 +222,11 @@ class SharedCounters:
         slot = self.slot(local_rank)
         data_hash, same_order = slot[DATA_HASH], slot[SAME_ORDER]
         return Order(
-            data_hash, slot[DATA_INDICES], same_order, slot[ORDER_INDICES], slot[WORK_HASH]
+            data_hash=data_hash,
+            data_indices=slot[DATA_INDICES],
+            same_order=same_order,
+            order_indices=slot[ORDER_INDICES],
+            work_hash=slot[WORK_HASH],
         )
 
     def read_stages(self, local_rank: int) -> dict[int, tuple[int, ...]]:
@@ -258,12 +263,12 @@ class SharedCounters:
     def read_checks(self, local_rank: int) -> dict[int, int]:
         """Return a rank's checksums by step, without one that is being written now."""
         slot = self.slot(local_rank)
-        found = {}
+        checksums = {}
         for place in range(CHECKS, CHECKS + 2 * CHECK_LEVELS, 2):
             step, checksum = slot[place], slot[place + 1]
             if step and slot[place] == step:
-                found[step] = checksum
-        return found
+                checksums[step] = checksum
+        return checksums
 
 
 def write_stages(slot: memoryview[int], *, step: int, every: int, durations: Sequence[int]) -> None:
@@ -284,10 +289,9 @@ def write_stages(slot: memoryview[int], *, step: int, every: int, durations: Seq
 
 def write_nan(slot: memoryview[int], name: str) -> None:
     """Record that a parameter has a NaN after the steps so far."""
-    room = NAN_NAME_LENGTH * 8
-    slot[NAN_NAME : NAN_NAME + NAN_NAME_LENGTH] = memoryview(
-        name.encode()[:room].ljust(room, b"\0")
-    ).cast("q")
+    num_bytes = NAN_NAME_LENGTH * 8
+    encoded = name.encode()[:num_bytes].ljust(num_bytes, b"\0")
+    slot[NAN_NAME : NAN_NAME + NAN_NAME_LENGTH] = memoryview(encoded).cast("q")
     slot[NAN_AFTER] = slot[STEPS] + 1
 
 

@@ -43,7 +43,7 @@ LAUNCHER = _variable(
     "detected",
 )
 TASK = _variable(
-    "PACELINE_TASK", "what a freshly started rank is to run (JSON); set and removed by the launcher"
+    "PACELINE_TASK", "what a rank that starts afresh runs (JSON); set and removed by the launcher"
 )
 RUN_TOKEN = _variable(
     "PACELINE_RUN_TOKEN", "token of the run that a rank belongs to; set for ranks"
@@ -69,7 +69,7 @@ NO_PROBE = _variable("PACELINE_NO_PROBE", "1: default of --no-probe for all runs
 START_METHOD = _variable(
     "PACELINE_START_METHOD", "default of --start-method: spawn starts every rank afresh", "fork"
 )
-ON_HANG = _variable("PACELINE_ON_HANG", "default of --on-hang: off switches the hang detection off")
+ON_HANG = _variable("PACELINE_ON_HANG", "default of --on-hang; off turns hang detection off")
 HANG_TIMEOUT = _variable("PACELINE_HANG_TIMEOUT", "default of --hang-timeout, in seconds")
 
 NO_COLOR = _variable("NO_COLOR", "not empty: no colour on terminals (https://no-color.org)")
@@ -94,7 +94,7 @@ ROLE_WORLD_SIZE = _variable(
     "ROLE_WORLD_SIZE", "number of ranks of the same role, set for each rank"
 )
 MASTER_ADDR = _variable(
-    "MASTER_ADDR", "numeric address of the store that ranks meet at, set for each rank"
+    "MASTER_ADDR", "numeric address of the store of the ranks, set for each rank"
 )
 MASTER_PORT = _variable("MASTER_PORT", "port of that store, set for each rank")
 RESTART_COUNT = _variable("TORCHELASTIC_RESTART_COUNT", "restarts so far, set for each rank", "0")
@@ -114,14 +114,12 @@ LOG_PREFIX = _variable(
     "[${role_name}${local_rank}]:",
 )
 SIGNALS = _variable(
-    "TORCHELASTIC_SIGNALS_TO_HANDLE", "signals handed on to ranks, set for each rank"
+    "TORCHELASTIC_SIGNALS_TO_HANDLE", "signals passed on to ranks, set for each rank"
 )
 SHUTDOWN_TIMEOUT = _variable(
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "default of --shutdown-timeout, in seconds", "30"
 )
-PYTHON_EXEC = _variable(
-    "PYTHON_EXEC", "the Python that runs the script", "the one that runs paceline"
-)
+PYTHON_EXEC = _variable("PYTHON_EXEC", "the Python that runs the script", "paceline's own Python")
 ASYNC_ERROR_HANDLING = _variable(
     "TORCH_NCCL_ASYNC_ERROR_HANDLING", "set to 1 for ranks unless given, as torchrun does", "1"
 )
@@ -136,7 +134,7 @@ OMP_THREADS = _variable(
 GLOO_INTERFACE = _variable(
     "GLOO_SOCKET_IFNAME",
     "interface that gloo uses",
-    "the one that carries the node's address in this run",
+    "the interface with the node's address in this run",
 )
 NCCL_INTERFACE = _variable(
     "NCCL_SOCKET_IFNAME",
@@ -165,7 +163,7 @@ STEP_NODELIST = _variable("SLURM_STEP_NODELIST", "read: nodes of the step")
 STEP_TASKS_PER_NODE = _variable("SLURM_STEP_TASKS_PER_NODE", "read: tasks on each node of the step")
 STEP_GPUS = _variable("SLURM_STEP_GPUS", "read: GPUs that the step has on this node")
 PTY_PORT = _variable(
-    "SLURM_PTY_PORT", "read: this is a terminal in a step (srun --pty), and no task of its own"
+    "SLURM_PTY_PORT", "read: this is a terminal in a step (srun --pty), not a separate task"
 )
 CPUS_PER_TASK = _variable("SLURM_CPUS_PER_TASK", "read in a step: the most CPUs that its task uses")
 JOB_NUM_NODES = _variable("SLURM_JOB_NUM_NODES", "read: a job of several nodes needs srun")
@@ -174,7 +172,7 @@ JOB_CPUS_PER_NODE = _variable(
     "SLURM_JOB_CPUS_PER_NODE", "read: CPUs for the srun line that is proposed"
 )
 NODE_NAME = _variable(
-    "SLURMD_NODENAME", "read: the name of this node in Slurm, whose address the others are given"
+    "SLURMD_NODENAME", "read: the name of this node in Slurm, by which others find its address"
 )
 PROCID = _variable("SLURM_PROCID", "read together with SLURM_STEP_NUM_TASKS: rank of this task")
 LOCALID = _variable(
@@ -189,7 +187,7 @@ JOB_ID = _variable(
 
 ARRAY_JOB_ID = _variable("SLURM_ARRAY_JOB_ID", "read: the array that this job is an element of")
 ARRAY_TASK_ID = _variable(
-    "SLURM_ARRAY_TASK_ID", "read: which element it is; each has a run folder of its own"
+    "SLURM_ARRAY_TASK_ID", "read: which element it is; each has its own run folder"
 )
 JOB_RESTARTS = _variable(
     "SLURM_RESTART_COUNT", "read: how often this job was queued again; it continues in its folder"
@@ -280,16 +278,16 @@ def update(values: Mapping[str, str]) -> None:
     os.environ.update(values)
 
 
-def listen(heard: Callable[[str, str | None, str], None]) -> None:
-    """Call ``heard(name, old value, new value)`` before this process sets a variable."""
-    put = os.putenv
+def listen(callback: Callable[[str, str | None, str], None]) -> None:
+    """Call ``callback(name, old value, new value)`` before this process sets a variable."""
+    original = os.putenv
 
-    def heard_then_put(key: Any, value: Any) -> None:
+    def putenv(key: Any, value: Any) -> None:
         name = os.fsdecode(key)
-        heard(name, os.environ.get(name), os.fsdecode(value))
-        put(key, value)
+        callback(name, os.environ.get(name), os.fsdecode(value))
+        original(key, value)
 
-    os.putenv = heard_then_put
+    os.putenv = putenv
 
 
 def _require(name: str) -> None:

@@ -142,12 +142,12 @@ class PacelineError(Exception):
 
     Attributes:
         found_by_all: Whether all processes of the same start find the same fault.
-        said_elsewhere: Whether another process prints this error to the same output.
+        reported_elsewhere: Whether another process prints this error to the same output.
     """
 
     exit_status = EXIT_FAILED
     found_by_all = False
-    said_elsewhere = False
+    reported_elsewhere = False
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.render())
@@ -172,7 +172,7 @@ class RunError(PacelineError):
     exit_status = EXIT_FAILED
 
 
-def closest(word: str, known: Iterable[str]) -> str:
-    """Return the known word nearest to ``word``, or an empty string if none is near."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+def closest(word: str, candidates: Iterable[str]) -> str:
+    """Return the candidate nearest to ``word``, or an empty string if none is near."""
+    matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
     return matches[0] if matches else ""

@@ -61,26 +61,28 @@ def from_environ(environ: Mapping[str, str], *, in_terminal: bool = False) -> Wo
         UsageError: The value of ``PACELINE_LAUNCHER`` is unknown, or required variables are
             missing.
     """
-    chosen = environ.get(env.LAUNCHER, "")
-    if chosen and chosen not in LAUNCHERS:
-        near = closest(chosen, LAUNCHERS)
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"PACELINE_LAUNCHER={chosen} is not one of {', '.join(LAUNCHERS)}",
-                where=f"environment variable {env.LAUNCHER}",
-                fix=f"export PACELINE_LAUNCHER={near or 'none'}",
-            )
-        )
-    if chosen == "none":
+    requested = environ.get(env.LAUNCHER, "")
+    if requested not in ("", *LAUNCHERS):
+        raise UsageError(_unknown_launcher(requested))
+    if requested == "none":
         return World(reason="PACELINE_LAUNCHER=none: a world of one")
-    if chosen == "slurm" or (
-        not chosen and _in_step(environ, in_terminal) and env.RANK not in environ
-    ):
+    if requested == "slurm":
         return _from_slurm(environ)
-    if chosen or env.RANK in environ:
-        return _from_torchrun(environ, chosen)
+    if requested or env.RANK in environ:
+        return _from_torchrun(environ, requested)
+    if _in_step(environ, in_terminal):
+        return _from_slurm(environ)
     return World()
+
+
+def _unknown_launcher(requested: str) -> Finding:
+    near = closest(requested, LAUNCHERS)
+    return Finding(
+        "option-invalid",
+        f"PACELINE_LAUNCHER={requested} is not one of {', '.join(LAUNCHERS)}",
+        where=f"environment variable {env.LAUNCHER}",
+        fix=f"export PACELINE_LAUNCHER={near or 'none'}",
+    )
 
 
 def _in_step(environ: Mapping[str, str], in_terminal: bool) -> bool:
@@ -89,21 +91,23 @@ def _in_step(environ: Mapping[str, str], in_terminal: bool) -> bool:
     return in_task and int(environ.get(env.STEP_NUM_TASKS, "1")) > 1
 
 
-def _from_torchrun(environ: Mapping[str, str], chosen: str) -> World:
+def _from_torchrun(environ: Mapping[str, str], requested: str) -> World:
     needed = (env.RANK, env.WORLD_SIZE, env.LOCAL_RANK, env.MASTER_ADDR, env.MASTER_PORT)
     missing = [name for name in needed if name not in environ]
     if missing:
+        why = f"PACELINE_LAUNCHER={requested}" if requested else "RANK is"
         raise UsageError(
             Finding(
                 "rank-env-missing",
-                f"{', '.join(missing)} not set, although "
-                + (f"PACELINE_LAUNCHER={chosen}" if chosen else "RANK is"),
+                f"{', '.join(missing)} not set, although {why}",
                 where="environment",
                 fix="start the script with: paceline run script.py",
             )
         )
     world_size = int(environ[env.WORLD_SIZE])
-    ours = env.RUN_TOKEN in environ
+    is_ours = env.RUN_TOKEN in environ
+    starter = "paceline run" if is_ours else "torchrun"
+    source = f"and PACELINE_LAUNCHER={requested}" if requested else f"by {starter}"
     return World(
         rank=int(environ[env.RANK]),
         world_size=world_size,
@@ -113,13 +117,8 @@ def _from_torchrun(environ: Mapping[str, str], chosen: str) -> World:
         num_nodes=int(environ.get(env.GROUP_WORLD_SIZE, "1")),
         master_addr=environ[env.MASTER_ADDR],
         master_port=int(environ[env.MASTER_PORT]),
-        launcher=chosen or ("paceline" if ours else "torchrun"),
-        reason=f"RANK and WORLD_SIZE={world_size} are set"
-        + (
-            f" and PACELINE_LAUNCHER={chosen}"
-            if chosen
-            else " by " + ("paceline run" if ours else "torchrun")
-        ),
+        launcher=requested or ("paceline" if is_ours else "torchrun"),
+        reason=f"RANK and WORLD_SIZE={world_size} are set {source}",
     )
 
 

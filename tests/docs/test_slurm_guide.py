@@ -14,13 +14,13 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "slurm.md"
 
 
 @pytest.mark.timeout(180)
-def test_its_curve_does_not_show_the_number_of_ranks(tmp_path):
+def test_its_curve_does_not_show_the_number_of_ranks(tmp_path, preloaded_for_training):
     script = next(
         block.text for block in blocks(GUIDE.read_text(), IN_SLURM) if block.file == "train.py"
     )
     (tmp_path / "train.py").write_text(script.replace("time.sleep(0.02)", "time.sleep(0)"))
     curves = set()
-    with commands(tmp_path) as made:
+    with commands(tmp_path, preloaded_for_training) as made:
         for ranks in (1, 2, 4):
             words = (
                 "run",

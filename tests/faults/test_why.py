@@ -16,14 +16,14 @@ import pytest
 
 from faults import stage as stages
 from faults.stage import START_S
-from paceline.launch.monitor import children
+from paceline.launch.monitor import child_stacks
 
 SECONDS = 5
 PLACE = r"\btrain\.py:\d+"
 
 pytestmark = [
     pytest.mark.timeout(2 * START_S + 30),
-    pytest.mark.skipif(not children.find_py_spy(), reason="needs py-spy"),
+    pytest.mark.skipif(not child_stacks.find_py_spy(), reason="needs py-spy"),
 ]
 
 

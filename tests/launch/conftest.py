@@ -8,6 +8,8 @@ from starting import commands
 
 
 @pytest.fixture
-def command(tmp_path):
-    with commands(tmp_path) as made:
+def command(request, tmp_path, preloaded):
+    """Starts of commands: as forks, but in modules that are marked ``cold`` as new processes."""
+    is_cold = request.node.get_closest_marker("cold") is not None
+    with commands(tmp_path, preloaded, is_cold=is_cold) as made:
         yield made

@@ -40,49 +40,46 @@ def comparable(report, folder):
     return {**report, "env": values, "argv": argv}
 
 
-@pytest.mark.parametrize("how", ["script", "module", "run-path", "spawn", "exec"])
-def test_a_rank_sees_what_it_sees_under_torchrun(command, how):
-    target = {
-        "module": ["-m", "env_report"],
-        "run-path": ["--run-path", str(SCRIPTS / "env_report.py")],
-    }.get(how, [str(SCRIPTS / "env_report.py")])
-    ours = ["--start-method", how] if how in ("spawn", "exec") else []
-    cwd = SCRIPTS if how == "module" else None
-    run_dir = ["--run-dir", str(command.folder / "run")]
-    there = reports(
-        command,
-        "--standalone",
-        *target,
-        command.folder / "t",
-        program="torchrun",
-        name="t",
-        cwd=cwd,
-    )
-    here = reports(command, *run_dir, *ours, *target, command.folder / "p", name="p", cwd=cwd)
-    for mine, theirs in zip(here, there, strict=True):
-        assert set(theirs["env"]) <= set(mine["env"])
-        mine, theirs = (
-            comparable(mine, command.folder / "p"),
-            comparable(theirs, command.folder / "t"),
-        )
-        if how == "run-path":
-            # torchrun starts a multiprocessing child there and leaves its own folder first in sys.path
-            for report in (mine, theirs):
-                for key in (
-                    "path0",
-                    "has_no_parent_process",
-                    "own_process_group",
-                    "is_main_module",
-                    "stdout_write_through",
-                    "stdout_line_buffering",
-                    "sigint",
-                    "sigterm",
-                ):
-                    report.pop(key)
-        assert mine == theirs
-    assert here[0]["env"]["MASTER_ADDR"] == "127.0.0.1"
+# torchrun starts a multiprocessing child with --run-path, and leaves its own folder first in sys.path
+_OF_A_CHILD = (
+    *("path0", "has_no_parent_process", "own_process_group", "is_main_module", "sigint", "sigterm"),
+    *("stdout_write_through", "stdout_line_buffering"),
+)
 
 
+@pytest.mark.cold
+@pytest.mark.timeout(240)  # up to four starts, each of which may take 50 s
+@pytest.mark.parametrize(
+    ("target", "methods"),
+    [
+        ([SCRIPTS / "env_report.py"], ["fork", "spawn", "exec"]),
+        (["-m", "env_report"], ["fork"]),
+        (["--run-path", SCRIPTS / "env_report.py"], ["fork"]),
+    ],
+    ids=["script", "module", "run-path"],
+)
+def test_a_rank_sees_what_it_sees_under_torchrun(command, target, methods):
+    cwd = SCRIPTS if "-m" in target else None
+    words = ["--standalone", *target, command.folder / "torchrun"]
+    there = reports(command, *words, program="torchrun", name="torchrun", cwd=cwd)
+    for method in methods:
+        typed = [] if method == "fork" else ["--start-method", method]
+        words = ["--run-dir", command.folder / f"run-{method}", *typed, *target]
+        here = reports(command, *words, command.folder / method, name=method, cwd=cwd)
+        for mine, theirs in zip(here, there, strict=True):
+            assert set(theirs["env"]) <= set(mine["env"])
+            mine = comparable(mine, command.folder / method)
+            theirs = comparable(theirs, command.folder / "torchrun")
+            if "--run-path" in target:
+                mine, theirs = (
+                    {name: value for name, value in report.items() if name not in _OF_A_CHILD}
+                    for report in (mine, theirs)
+                )
+            assert mine == theirs, method
+        assert here[0]["env"]["MASTER_ADDR"] == "127.0.0.1"
+
+
+@pytest.mark.cold
 def test_standard_input_reaches_the_script(command):
     (command.folder / "in.txt").write_text("first line\nsecond line\n")
     seen = []
@@ -137,6 +134,7 @@ sys.exit()
 """
 
 
+@pytest.mark.cold
 def test_threads_atexit_handlers_and_open_files_are_seen_to_the_end(command):
     command.script(ENDINGS)
     ended = command.run("--nproc-per-node", "2", "train.py")
@@ -151,6 +149,7 @@ def test_threads_atexit_handlers_and_open_files_are_seen_to_the_end(command):
     assert (command.folder / "unflushed-1").read_text() == "written without a close"
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize("method", METHODS)
 def test_loader_workers_of_the_scripts_own_classes(command, method):
     ended = command.run("--nproc-per-node", "2", SCRIPTS / "loader_workers.py", method)
@@ -200,6 +199,7 @@ def test_a_folder_or_archive_with_a_main_module(command):
     assert ended.out == "main of ['tool', 'word']\n"
 
 
+@pytest.mark.cold
 def test_variables_that_torch_reads_at_import_are_obeyed(command):
     command.script(
         "import os\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch\nprint(torch.get_num_threads())"

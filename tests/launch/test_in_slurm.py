@@ -78,7 +78,7 @@ def test_of_several_launchers_on_a_node_the_first_refuses_aloud(command):
     first, *rest = (each.wait() for each in started)
     assert first.status == 2
     assert "double-launch" in first.err
-    assert first.seconds < 3.0
+    assert "waiting" not in first.err
     assert [(each.status, each.err) for each in rest] == [(2, "")] * 3
 
 
@@ -94,7 +94,7 @@ def test_a_job_of_two_nodes_without_srun_is_refused_at_once(command, args):
         "fix: srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 paceline run train.py"
         in ended.err
     )
-    assert ended.seconds < 3.0
+    assert "waiting" not in ended.err
 
 
 @pytest.mark.parametrize("args", [("--nnodes", 1), ("--no-slurm",)])

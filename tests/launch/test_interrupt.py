@@ -12,6 +12,8 @@ import pytest
 
 from starting import BIN
 
+pytestmark = pytest.mark.cold  # it is the start that is interrupted
+
 # Sends SIGINT to this process when a module is about to be imported, or to a process that has just been forked.
 SITE = """
 import os, signal, sys

@@ -16,6 +16,9 @@ rank, folder = int(os.environ["RANK"]), os.environ["PACELINE_RUN_DIR"]
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 
 def main():
+    open("up-" + str(rank), "w").close()
+    while not os.path.exists("up-1"):
+        time.sleep(0.01)
     if rank == 0 and first:
         {act}
         open("acted", "w").write("here\\n")
@@ -29,7 +32,10 @@ def main():
 
 {main}
 """
-DELETED = "shutil.rmtree(os.path.dirname(folder))"
+# The launcher and the other rank may write into the folder while it is deleted.
+DELETED = """place = os.path.dirname(folder)
+        while os.path.exists(place):
+            shutil.rmtree(place, ignore_errors=True)"""
 FAILS = 'if rank == 1: raise ValueError("bad label")\n    time.sleep(5)'
 RECORDED = "record(main)()"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.cold  # a refusal comes before torch is imported
+
 
 @pytest.mark.parametrize(
     ("args", "status", "expected"),

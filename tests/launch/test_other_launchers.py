@@ -11,6 +11,8 @@ import pytest
 
 from starting import BIN
 
+pytestmark = pytest.mark.cold  # variables reach ranks as from a shell
+
 PREFIXES = ("ACCELERATE_", "FSDP_", "LT_", "KMP_")
 TELL = f"""
 import json, os

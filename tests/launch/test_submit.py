@@ -385,7 +385,7 @@ def test_where_nobody_tells_whether_the_first_job_has_ended_it_says_so_and_goes_
     place.slurm.silence("squeue")
     done = place.submit("--run-dir", "mine", "train.py")
     assert done.status == 0
-    assert "squeue does not tell whether job 12" in done.err
+    assert "squeue does not show whether job 12" in done.err
 
 
 @pytest.mark.parametrize(

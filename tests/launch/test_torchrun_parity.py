@@ -15,6 +15,8 @@ import pytest
 
 from starting import free_port
 
+pytestmark = pytest.mark.cold  # the whole start is compared
+
 SCRIPT = """
 import json, os, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK")
@@ -245,6 +247,7 @@ OF_TORCH = cases(
 )
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", OF_TORCH)
 def test_torchs_own_cases(command, case):
     agree(command, case)
@@ -338,6 +341,7 @@ TAKEN = cases(
 )
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", TAKEN)
 def test_what_torchrun_takes_is_taken(command, case):
     agree(command, case)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 TUTORIAL = Path(__file__).parent / "scripts" / "tutorial.py"
+pytestmark = pytest.mark.cold  # started as its reader would
+
 CHANGES = {
     "import lightning as L\n": "import paceline as L\n",
     "L.LightningDataModule": "L.DataModule",

@@ -142,7 +142,7 @@ def test_a_node_says_why_it_does_not_reach_the_head(command, hosts, rule, words)
     assert [end.status for end in ended] == [1, 1]
     assert words in ended[1].block
     assert "node-missing: node 1 of 2" in ended[0].block
-    assert f"node 1 on {socket.gethostname()} is up and knocks at {HEAD}:29500" in ended[0].block
+    assert f"node 1 on {socket.gethostname()} is up and tries {HEAD}:29500" in ended[0].block
 
 
 WAITING = (
@@ -358,7 +358,7 @@ def test_what_is_missing_is_named_after_5_s_on_both_hosts_and_when_it_changes(co
     head, other = (running.wait() for running in started)
     assert [head.status, other.status] == [0, 0], [head.err, other.err]
     assert re.search(r"notice: waiting for node 1 of 2, for [5-9] s", head.err), head.err
-    assert f"is up and knocks at {HEAD}:29500: dropped by a firewall" in head.err
+    assert f"is up and tries {HEAD}:29500: dropped by a firewall" in head.err
     assert "fix: open port 29500" in head.err.split("is up and knocks")[1]
     assert "start paceline run there too" not in head.err.split("is up and knocks")[1]
     assert re.search(

@@ -15,6 +15,11 @@ FAST = {"PACELINE_TEST_TIME_FACTOR": "0.1"}
 
 
 @pytest.fixture
+def preloaded(preloaded_for_training):
+    return preloaded_for_training
+
+
+@pytest.fixture
 def python(command):
     """Start the script by hand; a copy in the folder, as people have it."""
     script = command.script(SCRIPT.read_text())

@@ -6,7 +6,7 @@ import ast
 
 from paceline import env
 
-MAY_TOUCH = {"env.py", "launch/in_rank/worker.py"}
+MAY_TOUCH = {"env.py", "launch/in_rank/rank_entry.py"}
 DOORS = {"environ", "environb", "getenv", "putenv", "unsetenv"}
 
 

@@ -29,11 +29,14 @@ WITHOUT_TORCH = (
     "paceline.train.checkpoint",
     *(
         f"paceline.train.checkpoint.{name}"
-        for name in ("manifest", "findings", "folder", "verification", "shares")
+        for name in ("manifest", "findings", "folder", "verification", "division")
     ),
     "paceline.train.checkpoint.description",
-    *(f"paceline.launch.outcome.{name}" for name in ("root_cause", "resume", "summary", "nccl")),
-    "paceline.launch.in_rank.worker",
+    *(
+        f"paceline.launch.outcome.{name}"
+        for name in ("root_cause", "explanation", "weight", "resume", "summary", "nccl")
+    ),
+    "paceline.launch.in_rank.rank_entry",
     *(
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for part in PARTS

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import paceline
-from paceline.diagnose.lint.python import surfaces
+from paceline.diagnose.lint.python.checks import public_names
 
 
 @pytest.mark.parametrize(
     ("known", "kind"),
-    [(surfaces.SESSION, paceline.Session), (surfaces.PACELINE_TRAINER, paceline.Trainer)],
+    [(public_names.SESSION, paceline.Session), (public_names.PACELINE_TRAINER, paceline.Trainer)],
 )
 def test_every_public_name_is_known(known, kind):
     assert {name for name in dir(kind) if not name.startswith("_")} <= set(known)

@@ -111,7 +111,7 @@ class Ranks:
 
 def serve(pipe, rank):
     """Perform jobs until the pipe is closed."""
-    from paceline.train.session.place import reset as reset_places
+    from paceline.train.session.run_folder import reset as reset_places
 
     # Jobs leave process groups behind that are destroyed and not yet collected. A loader worker that collects one, in
     # a fork where its threads are gone, ends by SIGSEGV in torch 2.15, without paceline too.
@@ -214,8 +214,12 @@ else:
 
     @pytest.fixture(scope="module")
     def library_ranks(request, tmp_path_factory):
-        """A pool whose ranks have the libraries of a test module loaded, those that it names in ``LIBRARIES``."""
-        pool = Ranks(tmp_path_factory.mktemp("ranks"), request.module.LIBRARIES)
+        """A pool of the test module's own, with the libraries that it names in ``LIBRARIES``; else the common one."""
+        libraries = getattr(request.module, "LIBRARIES", None)
+        if libraries is None:
+            yield request.getfixturevalue("ranks")
+            return
+        pool = Ranks(tmp_path_factory.mktemp("ranks"), libraries)
         pool.start()
         yield pool
         pool.close()

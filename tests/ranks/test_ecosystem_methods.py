@@ -9,7 +9,6 @@ from torch.utils.data import TensorDataset
 import paceline
 from ranks import parity
 
-LIBRARIES = ()
 WIDTH = 4
 
 

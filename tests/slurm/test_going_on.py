@@ -71,7 +71,7 @@ def test_at_the_time_limit_it_saves_and_goes_on_with_one_node(site, uninterrupte
         job.out
     )
     assert "saved by 2 ranks" in job.out
-    assert "is queued again, to go on from step" in job.out
+    assert "is queued again, to continue from step" in job.out
     assert_went_on(job, uninterrupted)
     record = json.loads((job.run_dir / "job.json").read_text())
     assert [entry["why"] for entry in record["requeues"]] == ["unfinished"]

@@ -113,7 +113,7 @@ def test_what_ranks_are_told_of_their_time_is_what_slurm_leaves_them(site):
     at = time.monotonic()
     site.cluster.ask("scancel", job.number)
     assert job.wait()["JobState"] == "CANCELLED"
-    assert "ranks have at least 5 s (Slurm's KillWait) to end by themselves" in job.out, job.out
+    assert "ranks have at least 5 s (Slurm's KillWait) to end;" in job.out, job.out
     assert time.monotonic() - at > 4
 
 

@@ -19,24 +19,23 @@ _TOGETHER_S = 1.0  # the tasks of a Slurm step reach this point within this time
 
 def unknown_option(error: click.exceptions.NoSuchOption) -> UsageError:
     """Return the error for an unknown option, with the nearest existing one."""
-    typed = error.option_name
-    if error.ctx is not None and error.ctx.parent is None:
-        what = f"paceline has no option {typed}"
-        return UsageError(
-            Finding("option-unknown", what, where="command line", fix=f"paceline run {typed} ...")
-        )
-    if error.ctx is not None and error.ctx.command.name == "submit":
+    typed, context = error.option_name, error.ctx
+    if context is None or (context.parent is not None and context.command.name == "run"):
+        return parsing.unknown_option(typed)
+    if context.parent is None:
+        return _unknown("paceline", typed, fix=f"paceline run {typed} ...")
+    if context.command.name == "submit":
         from paceline.slurm import request
 
         return request.unknown_option(typed)
-    if error.ctx is not None and error.ctx.command.name != "run":
-        path = error.ctx.command_path
-        near = closest(
-            typed, [form for parameter in error.ctx.command.params for form in parameter.opts]
-        )
-        what, fix = f"{path} has no option {typed}", f"{path} {near}" if near else f"{path} --help"
-        return UsageError(Finding("option-unknown", what, where="command line", fix=fix))
-    return parsing.unknown_option(typed)
+    forms = [form for parameter in context.command.params for form in parameter.opts]
+    path = context.command_path
+    return _unknown(path, typed, fix=f"{path} {closest(typed, forms) or '--help'}")
+
+
+def _unknown(command: str, typed: str, *, fix: str) -> UsageError:
+    what = f"{command} has no option {typed}"
+    return UsageError(Finding("option-unknown", what, where="command line", fix=fix))
 
 
 def misused(error: click.ClickException) -> UsageError:
@@ -51,11 +50,11 @@ def misused(error: click.ClickException) -> UsageError:
 def refuse(error: PacelineError) -> NoReturn:
     """Print an error and exit with its status."""
     status = error.exit_status if error.exit_status else EXIT_MISUSE
-    if not error.said_elsewhere:
+    if not error.reported_elsewhere:
         terminal.show(error.finding.render(), sys.stderr)
     if error.found_by_all:
-        # when the first task fails, srun may end the others before they print this, or with the
-        # status of SIGTERM
+        # When the first task fails, srun may end the others before they print this, or with the
+        # status of SIGTERM.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
         sys.stderr.flush()
         time.sleep(_TOGETHER_S)

@@ -89,12 +89,8 @@ class Command(click.Command):
             if isinstance(parameter, click.Option)
         }
         for heading, names in GROUPS.get(name, {}).items():
-            _write(
-                ctx,
-                formatter,
-                heading,
-                [records.pop(option_name) for option_name in names if option_name in records],
-            )
+            members = [records.pop(member) for member in names if member in records]
+            _write(ctx, formatter, heading, members)
         _write(ctx, formatter, FURTHER.get(name, FURTHER[""]), list(records.values()))
         _write_examples(ctx, formatter)
 
@@ -145,16 +141,14 @@ def _one_form(record: tuple[str, str]) -> tuple[str, str]:
     forms, text = record
     dashed = [form for form in forms.split(", ") if "_" not in form.split(" ")[0]]
     underscored = [form for form in forms.split(", ") if form not in dashed]
-    value = (
-        underscored[-1].partition(" ")[2] if underscored else ""
-    )  # the last form has the name of the value
-    return ", ".join(dashed) + (f" {value}" if value else ""), text
+    # Only the last form has the placeholder of the value.
+    value = underscored[-1].partition(" ")[2] if underscored else ""
+    return " ".join(filter(None, (", ".join(dashed), value))), text
 
 
 def _write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    path = ctx.command_path.replace(
-        str(ctx.find_root().info_name), "paceline", 1
-    )  # or python -m paceline
+    program = str(ctx.find_root().info_name)  # paceline, or python -m paceline
+    path = ctx.command_path.replace(program, "paceline", 1)
     examples = EXAMPLES.get(path, ())
     if examples:
         with formatter.section("Examples"):

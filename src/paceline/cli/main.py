@@ -1,5 +1,6 @@
-"""The commands of paceline: parse arguments, call the package that does the work, print. No torch
-before that.
+"""The commands of paceline: each calls the package that does the work, and prints its result.
+
+No command imports torch before that.
 """
 
 from __future__ import annotations
@@ -10,28 +11,20 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from click.core import ParameterSource
 
 from paceline import __version__, env
-from paceline.cli import command_errors, command_help
+from paceline.cli import command_errors, command_help, start_commands
+from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError
-from paceline.launch.plan import command_line, parsing, preferences, slurm_step
-from paceline.launch.plan.option import Option
-from paceline.launch.plan.options import OPTIONS
-from paceline.machine import nodeaddr
-from paceline.slurm.option_table import FORWARDED, OWN
 from paceline.text import terminal
 
-Action = Callable[[], int]
-
-_BROKEN_PIPE = (
-    128 + 13
-)  # exit status of a program that SIGPIPE ended: its reader has closed the pipe, as head does
+_INTERRUPTED = 130
+# Exit status of a program that SIGPIPE ended: its reader has closed the pipe, as head does.
+_BROKEN_PIPE = 128 + 13
 
 
 # A group inside it, and every command, takes its class from this one.
@@ -44,125 +37,8 @@ def cli() -> None:
     """Data-parallel PyTorch, from one process to many nodes."""
 
 
-def _declare(option: Option) -> Callable[[Any], Any]:
-    forms = [option.short] if option.short else []
-    forms += [option.long]
-    if "_" in option.name:
-        forms.append(f"--{option.name}")
-    text = option.help + (f" [{option.default}]" if option.default else "")
-    if option.flag:
-        return click.option(*forms, option.name, is_flag=True, default=False, help=text)
-    metavar = option.metavar or "TEXT"
-    return click.option(*forms, option.name, metavar=metavar, multiple=option.many, help=text)
-
-
-class _Run(command_help.Command):
-    """A command that starts a script: arguments after the script's name are never parsed."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.allow_interspersed_args = False
-        return super().parse_args(ctx, args)
-
-
-class _Torchrun(_Run):
-    """A command that takes torchrun's command lines, abbreviated options included."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, command_line.in_full(args))
-
-
-def _typed_options(options: Sequence[Option], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the options on the command line, without those that have their default."""
-    source = click.get_current_context().get_parameter_source
-    return {
-        option.name: values[option.name]
-        for option in options
-        if source(option.name) is ParameterSource.COMMANDLINE
-    }
-
-
-def _run(**values: Any) -> Action:
-    """Start a script on one or many ranks: torchrun's options with torchrun's meaning, and a
-    launcher that sees inside.
-
-    Without --nproc-per-node there is one rank per GPU, or one without GPUs.
-    """
-    typed = _typed_options(OPTIONS, values)
-    if not values["script"] and not values["check_only"]:
-        raise click.UsageError("Missing argument 'SCRIPT'.", click.get_current_context())
-    typed = slurm_step.reachable(env.snapshot(), typed, address_of=nodeaddr.of_node)
-    inherited = slurm_step.reachable(
-        env.snapshot(), env.torchrun_defaults(), address_of=nodeaddr.of_node
-    )
-    slurm_defaults = slurm_step.place(
-        env.snapshot(),
-        given={**inherited, **typed},
-        program=[word for word in (values["script"], *values["arguments"]) if word],
-        address_of=nodeaddr.of_node,
-        in_terminal=env.in_terminal(),
-    )
-    settled = {**slurm_defaults.values, **inherited, **typed}
-    from_file = _configured(typed.get("accelerate_config"), settled)
-    requested = parsing.parse(
-        values["script"],
-        tuple(values["arguments"]),
-        typed=typed,
-        inherited={**from_file, **inherited},
-        placed=slurm_defaults,
-        preferred=preferences.read(env.snapshot()),
-    )
-
-    def action() -> int:
-        from paceline.launch import run
-
-        return run.run(requested)
-
-    return action
-
-
-def _configured(file: str | None, decided: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options from a configuration file of accelerate, if one is named."""
-    from paceline.launch.plan.accelerate import choice, config_file
-
-    if file in (None, config_file.NONE):
-        return {}
-    return choice.layout(config_file.settings_of(file), decided=decided)
-
-
-def _submit(**values: Any) -> Action:
-    """Submit a script to Slurm: write a job script that starts it on all nodes, and call sbatch.
-
-    Takes the options of paceline run too. Any other option of sbatch is given with --sbatch.
-    """
-    typed = _typed_options((*OWN, *FORWARDED), values)
-    if not values["script"]:
-        raise click.UsageError("Missing argument 'SCRIPT'.", click.get_current_context())
-
-    def action() -> int:
-        from paceline.slurm import submit
-
-        return submit.submit(values["script"], tuple(values["arguments"]), typed=typed)
-
-    return action
-
-
-def _make(
-    name: str, function: Any, options: Sequence[Option], cls: type[_Run] = _Run
-) -> click.Command:
-    """Return a command that starts a script: options, the script, and its arguments, which are not
-    parsed.
-    """
-    function = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)(function)
-    function = click.argument("script", required=False, default="")(function)
-    for option in reversed(options):
-        function = _declare(option)(function)
-    return click.command(name, cls=cls)(function)
-
-
-cli.add_command(
-    click.version_option(__version__, prog_name="paceline")(_make("run", _run, OPTIONS, _Torchrun))
-)
-cli.add_command(_make("submit", _submit, (*OWN, *FORWARDED)))
+cli.add_command(start_commands.RUN)
+cli.add_command(start_commands.SUBMIT)
 
 
 @cli.group()
@@ -192,7 +68,7 @@ def _list(folder: Path | None, as_json: bool) -> Action:
         where, committed = checkpoints.list_of(folder)
         rows = checkpoints.describe(committed, now_ns=time.time_ns())
         if as_json:
-            print(json.dumps(rows, indent=1))
+            _print_json(rows)
         elif rows:
             print(checkpoints.render(rows))
         print(f"{len(rows)} checkpoint{'' if len(rows) == 1 else 's'} in {where}", file=sys.stderr)
@@ -219,15 +95,11 @@ def _verify(path: Path, as_json: bool) -> Action:
         except PacelineError as error:
             if not as_json:
                 raise
-            print(
-                json.dumps(
-                    {"path": str(folder), "whole": False, "findings": [error.finding.to_json()]},
-                    indent=1,
-                )
-            )
+            findings = [error.finding.to_json()]
+            _print_json({"path": str(folder), "whole": False, "findings": findings})
             return error.exit_status
         if as_json:
-            print(json.dumps({"path": str(folder), "whole": True, "findings": []}, indent=1))
+            _print_json({"path": str(folder), "whole": True, "findings": []})
         else:
             print(f"whole: {folder} ({len(manifest.files)} files, {manifest.num_bytes:,} bytes)")
         return EXIT_OK
@@ -255,12 +127,16 @@ def _export(path: Path, outfile: Path) -> Action:
     return action
 
 
-def _show(answer: Any, as_json: bool) -> None:
+def _show(result: Any, as_json: bool) -> None:
     """Print the result of a command as text or JSON: a page, an answer, a report."""
     if as_json:
-        print(json.dumps(answer.to_json(), indent=1))
+        _print_json(result.to_json())
     else:
-        terminal.show(answer.render())
+        terminal.show(result.render())
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1))
 
 
 @cli.command("explain")
@@ -285,7 +161,7 @@ def _explain(subject: str, as_json: bool) -> Action:
             answer = explain.explain(subject)
         except PacelineError as error:
             if as_json:
-                print(json.dumps({"findings": [error.finding.to_json()]}, indent=1))
+                _print_json({"findings": [error.finding.to_json()]})
             raise
         _show(answer, as_json)
         return answer.exit_status
@@ -469,8 +345,11 @@ def _translate(command: tuple[str, ...], as_json: bool) -> Action:
         from paceline.cli import translate
 
         line = translate.translate(command)
-        print(json.dumps(line.to_json(), indent=1) if as_json else line.text)
-        for note in () if as_json else line.notes:
+        if as_json:
+            _print_json(line.to_json())
+            return EXIT_OK
+        print(line.text)
+        for note in line.notes:
             print(f"note: {note}", file=sys.stderr)
         return EXIT_OK
 
@@ -520,7 +399,7 @@ def main() -> NoReturn:
             raise  # raised by the script of a rank
         command_errors.refuse(error)
     except KeyboardInterrupt:  # before anything was started: later the launcher handles signals
-        sys.exit(130)
+        sys.exit(_INTERRUPTED)
     except BrokenPipeError:
         if os.getpid() != launcher:
             raise
@@ -547,7 +426,7 @@ def _parse_command_line() -> Action:
     except click.ClickException as error:
         command_errors.refuse(command_errors.misused(error))
     except click.Abort:
-        sys.exit(130)
+        sys.exit(_INTERRUPTED)
     except PacelineError as error:
         command_errors.refuse(error)
     if not callable(outcome):

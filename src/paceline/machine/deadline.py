@@ -12,7 +12,7 @@ _EXPECTED: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError)
 
 
 def within(seconds: float, ask: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
-    """Return the result of ``ask``, or ``otherwise`` if it takes too long or fails."""
+    """Return the result of ``ask``, or ``otherwise`` if the call takes too long or fails."""
     answer, _ = within_why(seconds, ask, otherwise, errors=_EXPECTED)
     return answer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -25,7 +24,7 @@ def number(path: Path, base: int = 10) -> int | None:
 def names(folder: Path) -> list[str]:
     """Return the sorted names in a folder; empty if it cannot be read."""
     try:
-        return sorted(each.name for each in folder.iterdir())
+        return sorted(entry.name for entry in folder.iterdir())
     except OSError:
         return []
 
@@ -36,14 +35,3 @@ def link_name(path: Path) -> str:
         return Path(path.readlink()).name
     except OSError:
         return ""
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Return numbers in the kernel's notation: ``0-15,32-47``."""
-    found: list[list[int]] = []
-    for each in sorted(set(numbers)):
-        if found and found[-1][1] == each - 1:
-            found[-1][1] = each
-        else:
-            found.append([each, each])
-    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in found)

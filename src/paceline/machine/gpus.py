@@ -30,10 +30,10 @@ def gather() -> Gpus | None:
     try:
         with Nvml() as nvml:
             handles = [handle for handle, _ in nvml.handles()]
-            models = [
+            models = tuple(
                 nvml.text("nvmlDeviceGetName", handle) if handle else "" for handle in handles
-            ]
-            return Gpus(tuple(models), nvml.text("nvmlSystemGetDriverVersion"))
+            )
+            return Gpus(models, nvml.text("nvmlSystemGetDriverVersion"))
     except Exception:  # no library, no driver, no device: NVML raises for each
         return None
 
@@ -54,7 +54,7 @@ def count(visible_devices: str | None) -> tuple[int, str]:
     def is_gpu(entry: str) -> bool:
         return entry.startswith(("GPU-", "MIG-")) or (entry.isdecimal() and int(entry) < total)
 
-    return len(shown(visible_devices, is_gpu)), f"CUDA_VISIBLE_DEVICES={visible_devices}"
+    return len(visible_entries(visible_devices, is_gpu)), f"CUDA_VISIBLE_DEVICES={visible_devices}"
 
 
 def entries(visible_devices: str) -> list[str]:
@@ -63,7 +63,7 @@ def entries(visible_devices: str) -> list[str]:
     return words if words[-1] else words[:-1]
 
 
-def shown(visible_devices: str, is_gpu: Callable[[str], bool]) -> list[str]:
+def visible_entries(visible_devices: str, is_gpu: Callable[[str], bool]) -> list[str]:
     """Return the entries of ``CUDA_VISIBLE_DEVICES`` that are visible to CUDA.
 
     CUDA stops at the first entry that names no GPU, and shows no GPU if an entry is repeated
@@ -73,5 +73,6 @@ def shown(visible_devices: str, is_gpu: Callable[[str], bool]) -> list[str]:
         visible_devices: The value of the variable.
         is_gpu: Returns whether an entry names a GPU.
     """
-    taken = list(takewhile(is_gpu, entries(visible_devices)))
-    return taken if len(set(taken)) == len(taken) else []
+    leading = list(takewhile(is_gpu, entries(visible_devices)))
+    has_duplicates = len(set(leading)) < len(leading)
+    return [] if has_duplicates else leading

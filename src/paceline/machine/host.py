@@ -186,12 +186,7 @@ def holder_of(port: int) -> str:
         connections = psutil.net_connections(kind="tcp")
     except (psutil.AccessDenied, OSError):
         return ""
-    for entry in connections:
-        if (
-            entry.laddr
-            and entry.laddr.port == port
-            and entry.status == psutil.CONN_LISTEN
-            and entry.pid
-        ):
-            return processes.describe(entry.pid)
-    return ""
+    listening = [entry for entry in connections if entry.status == psutil.CONN_LISTEN]
+    on_port = [entry for entry in listening if entry.laddr and entry.laddr.port == port]
+    pids = [entry.pid for entry in on_port if entry.pid]
+    return processes.describe(pids[0]) if pids else ""

@@ -42,8 +42,8 @@ def gather(net: Path = _NET) -> tuple[Interface, ...]:
     interfaces = []
     for name, entries in psutil.net_if_addrs().items():
         numeric = [entry for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
-        found = [entry.address.split("%")[0] for entry in numeric]
-        routed = [address for address in found if not address.startswith("fe80:")]
+        plain = [entry.address.split("%")[0] for entry in numeric]
+        routed = [address for address in plain if not address.startswith("fe80:")]
         if routed and name in stats and stats[name].isup:
             interfaces.append(describe(name, routed, stats[name].speed, net=net))
     return tuple(interfaces)

@@ -13,7 +13,7 @@ import time
 
 from paceline.machine import slurm_commands
 
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 _TRIES = 3  # all tasks of a large step may ask at the same time
 
 
@@ -22,25 +22,25 @@ def of_node(name: str) -> str:
     try:
         socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
     except OSError:
-        return slurms(name) or name
+        return address_in_slurm(name) or name
     return name
 
 
-def slurms(name: str) -> str:
+def address_in_slurm(name: str) -> str:
     """Return the address that Slurm uses for a node; empty if Slurm does not answer."""
-    for again in range(_TRIES):
-        if again:
+    for attempt in range(_TRIES):
+        if attempt:
             time.sleep(random.uniform(0.2, 2.0))
-        found = _ask(name)
-        if found is not None:
-            return found
+        address = _ask(name)
+        if address is not None:
+            return address
     return ""
 
 
 def _ask(name: str) -> str | None:
     """Query Slurm once; return an empty text if the node is unknown, None without an answer."""
     reply = slurm_commands.query(
-        "scontrol", "--oneliner", "show", "node", name, timeout_s=_PATIENCE_S
+        "scontrol", "--oneliner", "show", "node", name, timeout_s=_TIMEOUT_S
     )
     match = re.search(r"\bNodeAddr=(\S+)", reply.out)
     if match and reply.status == 0:

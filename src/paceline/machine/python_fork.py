@@ -24,13 +24,10 @@ def has_bug(version: tuple[int, ...] | None = None, *, implementation: str = "")
         implementation: Implementation; empty means this Python's. Only CPython has the bug.
     """
     major, minor, micro = (version or sys.version_info)[:3]
-    named = implementation or sys.implementation.name
-    return (
-        named == "cpython"
-        and sys.platform != "win32"
-        and major == 3
-        and micro < _FIXED.get(minor, 0)
-    )
+    is_cpython = (implementation or sys.implementation.name) == "cpython"
+    if not is_cpython or sys.platform == "win32":
+        return False
+    return major == 3 and micro < _FIXED.get(minor, 0)
 
 
 def newer(version: tuple[int, ...] | None = None) -> str:

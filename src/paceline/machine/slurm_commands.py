@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from paceline import env
 
 # These change the content or format of the output; our parsers rely on the formats we request.
-_SHAPES = re.compile(
+_FORMATS = re.compile(
     r"(SQUEUE|SINFO|SACCT|SACCTMGR)_\w+|SLURM_(TIME_FORMAT|JSON|YAML|BITSTR_LEN)|SCONTROL_\w+|LC_\w+"
 )
-_KEPT = re.compile(r"SLURM_(CONF|CLUSTERS|JWT)")
+_OF_SITE = re.compile(r"SLURM_(CONF|CLUSTERS|JWT)")
 
 MISSING = 127  # exit status of shells for a missing command
 NOT_STARTED = 126  # exit status of shells for a command that cannot be run
@@ -27,7 +27,7 @@ UNANSWERED = 124  # exit status of timeout(1) for a command that it ended
 
 
 @dataclass(frozen=True)
-class Said:
+class Reply:
     """The result of a command.
 
     Attributes:
@@ -44,28 +44,28 @@ class Said:
 
 def ask(*words: str, timeout_s: float = 10.0) -> str | None:
     """Return a command's stdout; None if the command is missing, fails or times out."""
-    said = query(*words, timeout_s=timeout_s)
-    return said.out if said.status == 0 else None
+    reply = query(*words, timeout_s=timeout_s)
+    return reply.out if reply.status == 0 else None
 
 
-def query(*words: str, timeout_s: float = 10.0) -> Said:
+def query(*words: str, timeout_s: float = 10.0) -> Reply:
     """Run a command that only reads, with the output format that our parsers expect."""
-    environ = {name: value for name, value in env.snapshot().items() if not _SHAPES.fullmatch(name)}
-    return tell(*words, timeout_s=timeout_s, environ={**environ, "LC_ALL": "C"})
+    environ = {
+        name: value for name, value in env.snapshot().items() if not _FORMATS.fullmatch(name)
+    }
+    return run(*words, timeout_s=timeout_s, environ={**environ, "LC_ALL": "C"})
 
 
 def outside() -> dict[str, str]:
     """Return the environment without this job's variables, which sbatch would pass on."""
     environ = env.snapshot()
-    inside = bool(environ.get(env.JOB_ID))
-    return {
-        name: value
-        for name, value in environ.items()
-        if not (inside and name.startswith("SLURM_") and not _KEPT.match(name))
-    }
+    if not environ.get(env.JOB_ID):
+        return environ
+    of_job = {name for name in environ if name.startswith("SLURM_") and not _OF_SITE.match(name)}
+    return {name: value for name, value in environ.items() if name not in of_job}
 
 
-def tell(*words: str, timeout_s: float = 30.0, environ: Mapping[str, str] | None = None) -> Said:
+def run(*words: str, timeout_s: float = 30.0, environ: Mapping[str, str] | None = None) -> Reply:
     """Run a command that has an effect, such as sbatch.
 
     Args:
@@ -86,15 +86,16 @@ def tell(*words: str, timeout_s: float = 30.0, environ: Mapping[str, str] | None
             start_new_session=True,
         )
     except FileNotFoundError:
-        return Said(MISSING, err=f"{words[0]}: command not found")
+        return Reply(MISSING, err=f"{words[0]}: command not found")
     except OSError as error:
-        return Said(NOT_STARTED, err=f"{words[0]}: {error.strerror}")
+        return Reply(NOT_STARTED, err=f"{words[0]}: {error.strerror}")
     with child:
         try:
             out, err = child.communicate(timeout=timeout_s)
-        except BaseException as error:
+        except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
-            if isinstance(error, subprocess.TimeoutExpired):
-                return Said(UNANSWERED, err=f"{words[0]}: no answer within {timeout_s:g} s")
+            return Reply(UNANSWERED, err=f"{words[0]}: no answer within {timeout_s:g} s")
+        except BaseException:
+            os.killpg(child.pid, signal.SIGKILL)
             raise
-    return Said(child.returncode, out, err)
+    return Reply(child.returncode, out, err)

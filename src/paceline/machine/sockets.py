@@ -39,16 +39,17 @@ def counts(pids: Iterable[int], *, leave_out: Collection[int] = ()) -> dict[int,
     Returns:
         Bytes by process id, without processes whose sockets cannot be read.
     """
-    inodes = {pid: found for pid in pids if (found := _sockets_of(pid)) is not None}
-    moved = _all_moved(leave_out) if inodes else None
+    sockets = {pid: _sockets_of(pid) for pid in pids}
+    visible = {pid: inodes for pid, inodes in sockets.items() if inodes is not None}
+    moved = _all_moved(leave_out) if visible else None
     if moved is None:
         return {}
-    return {pid: sum(moved.get(inode, 0) for inode in found) for pid, found in inodes.items()}
+    return {pid: sum(moved.get(inode, 0) for inode in inodes) for pid, inodes in visible.items()}
 
 
 def _sockets_of(pid: int) -> set[int] | None:
     """Return the inodes of a process's sockets; None if they are not visible."""
-    found = set()
+    inodes = set()
     try:
         handles = os.listdir(f"/proc/{pid}/fd")
     except OSError:
@@ -57,8 +58,8 @@ def _sockets_of(pid: int) -> set[int] | None:
         with contextlib.suppress(OSError):  # closed in the meantime
             target = os.readlink(f"/proc/{pid}/fd/{handle}")
             if target.startswith("socket:["):
-                found.add(int(target[8:-1]))
-    return found
+                inodes.add(int(target[8:-1]))
+    return inodes
 
 
 def _all_moved(leave_out: Collection[int]) -> dict[int, int] | None:
@@ -66,15 +67,15 @@ def _all_moved(leave_out: Collection[int]) -> dict[int, int] | None:
     family = getattr(socket, "AF_NETLINK", None)
     if family is None:
         return None
-    found: dict[int, int] = {}
+    moved: dict[int, int] = {}
     try:
         for kind in (socket.AF_INET, socket.AF_INET6):
             with socket.socket(family, socket.SOCK_DGRAM, _SOCK_DIAG) as asker:
                 asker.settimeout(_TIMEOUT_S)
-                found.update(_dump(asker, kind, leave_out))
+                moved.update(_dump(asker, kind, leave_out))
     except (OSError, struct.error):
         return None
-    return found
+    return moved
 
 
 def _dump(asker: Any, family: int, leave_out: Collection[int]) -> Iterator[tuple[int, int]]:
@@ -93,11 +94,11 @@ def _dump(asker: Any, family: int, leave_out: Collection[int]) -> Iterator[tuple
             if kind == _ERROR or length < _HEADER.size:
                 raise OSError("the kernel refuses to list sockets")
             message, data = data[_HEADER.size : length], data[(length + 3) & ~3 :]
-            entry = _MESSAGE.unpack_from(message)
-            ports = {int.from_bytes(entry[4], "big"), int.from_bytes(entry[5], "big")}
+            fields = _MESSAGE.unpack_from(message)
+            ports = {int.from_bytes(fields[4], "big"), int.from_bytes(fields[5], "big")}
             if not ports & set(leave_out):
-                unread, unsent = entry[12], entry[13]
-                yield entry[15], 2 * _transferred(message[_MESSAGE.size :]) - unread + unsent
+                unread, unsent, inode = fields[12], fields[13], fields[15]
+                yield inode, 2 * _transferred(message[_MESSAGE.size :]) - unread + unsent
 
 
 def _transferred(attributes: bytes) -> int:

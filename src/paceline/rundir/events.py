@@ -1,4 +1,5 @@
-"""The events of a run folder: their schema, how launchers write them, and what they say of the run.
+"""The events of a run folder: their schema, how launchers write them, and what they say about the
+run.
 
 One folder holds all starts of a run, so an outcome counts only if no start came after it. Standard
 library only.
@@ -38,9 +39,9 @@ class Outcome:
     """The end of a run as its launcher recorded it.
 
     Attributes:
-        exit_status: Of the command.
+        exit_status: Exit status of the command.
         findings: The findings, the cause first.
-        time_ns: When.
+        time_ns: When the run ended.
     """
 
     exit_status: int
@@ -56,7 +57,7 @@ class Outcome:
 
     @property
     def stopped(self) -> bool:
-        """It was ended from outside, with a checkpoint or without: the cause is not its own."""
+        """Whether the run was stopped from outside, with a checkpoint or without."""
         return self.exit_status == EXIT_UNFINISHED or self.exit_status > 128
 
     @property
@@ -78,7 +79,7 @@ class History:
         outcome: How the last start ended, None if that is not recorded.
         started_ns: When ranks were last started, 0 if they never were.
         steps: Optimizer steps of the last start, as far as they are recorded.
-        nodes: How many nodes have left events.
+        nodes: Number of nodes that have recorded events.
         launchers: Host and process of each launcher of the last start.
     """
 
@@ -109,16 +110,15 @@ def append(path: Path, *, node: int, kind: str, **fields: Any) -> None:
 
 
 def paths(folder: Path) -> list[Path]:
-    """Return the event files of a run folder, the first node's first: the head's outcome says most.
+    """Return the event files of a run folder, that of node 0 first, whose outcome is the most
+    complete.
 
     Raises:
-        OSError: It cannot be read, or is not a folder.
+        OSError: The folder cannot be read, or the path is not a folder.
     """
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries)
-    return [
-        folder / name for name in names if name.startswith("events.") and name.endswith(".jsonl")
-    ]
+    return [folder / name for name in names if re.fullmatch(r"events(\..*)?\.jsonl", name)]
 
 
 def read(path: Path, *, tail_bytes: int | None = None) -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ def read(path: Path, *, tail_bytes: int | None = None) -> list[dict[str, Any]]:
         tail_bytes: Read only the end of the file; None reads it whole.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     with open_file(path) as file:
         if tail_bytes is not None:
@@ -150,12 +150,12 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 def _is_event(event: dict[str, Any]) -> bool:
     """Return whether the fields that are read here have their types: the file may be anybody's."""
     numbers = [event.get(name, 0) for name in ("time_ns", "attempt", "exit_status", "launcher")]
-    lists = [event.get(name, []) for name in ("ends", "findings")]
-    if not all(isinstance(value, int) for value in numbers) or not all(
-        isinstance(value, list) for value in lists
-    ):
+    ends, findings = event.get("ends", []), event.get("findings", [])
+    if not all(isinstance(value, int) for value in numbers):
         return False
-    return all(isinstance(end, dict) and isinstance(end.get("steps", 0), int) for end in lists[0])
+    if not isinstance(ends, list) or not isinstance(findings, list):
+        return False
+    return all(isinstance(end, dict) and isinstance(end.get("steps", 0), int) for end in ends)
 
 
 def read_history(folder: Path, *, since_ns: int = 0) -> History:
@@ -181,46 +181,61 @@ def _read_tail(path: Path) -> list[dict[str, Any]]:
 
 def history_of(files: Sequence[Sequence[dict[str, Any]]], *, since_ns: int = 0) -> History:
     """Return what the events of all nodes say, a list for each node. Pure."""
-    starts = [event for events in files for event in events if event.get("kind") == "start"]
+    starts = [start for events in files for start in _of_kind("start", events)]
     last = max((start.get("attempt", 0) for start in starts), default=_NO_START)
-    outcome, ends = None, []
-    for events in files:
-        attempt, later = _last_start(events)
-        recent = [event for event in later if event.get("time_ns", 0) >= since_ns]
-        if attempt == last:
-            ends += [event for event in recent if event.get("kind") == "end"]
-        # a node that has left the run has recorded the end of an earlier start
-        if outcome is None and attempt in (_NO_START, last):
-            outcome = _last_outcome(recent)
+    nodes = [_last_attempt(events, since_ns) for events in files]
+    ends = [end for node in nodes if node.number == last for end in _of_kind("end", node.events)]
+    # A node that has left the run has recorded the end of an earlier start.
+    outcomes = [_last_outcome(node.events) for node in nodes if node.number in (_NO_START, last)]
     return History(
-        outcome=outcome,
+        outcome=next((outcome for outcome in outcomes if outcome is not None), None),
         started_ns=max((start.get("time_ns", 0) for start in starts), default=0),
         steps=_steps(ends),
         nodes=sum(bool(events) for events in files),
-        launchers=tuple(
-            (str(start.get("host", "")), start["launcher"])
-            for start in starts
-            if start.get("attempt") == last and "launcher" in start
-        ),
+        launchers=_launchers(starts, attempt=last),
     )
 
 
-def _last_start(events: Sequence[dict[str, Any]]) -> tuple[int, Sequence[dict[str, Any]]]:
-    """Return the attempt that a node has started last, and what it recorded afterwards."""
+@dataclass(frozen=True)
+class _Attempt:
+    """The last start that a node has recorded.
+
+    Attributes:
+        number: The attempt, ``_NO_START`` if the node has recorded no start.
+        events: What it recorded afterwards.
+    """
+
+    number: int
+    events: Sequence[dict[str, Any]]
+
+
+def _last_attempt(events: Sequence[dict[str, Any]], since_ns: int) -> _Attempt:
     places = [place for place, event in enumerate(events) if event.get("kind") == "start"]
-    if not places:
-        return _NO_START, events
-    return events[places[-1]].get("attempt", 0), events[places[-1] + 1 :]
+    number = events[places[-1]].get("attempt", 0) if places else _NO_START
+    later = events[places[-1] + 1 :] if places else events
+    return _Attempt(number, [event for event in later if event.get("time_ns", 0) >= since_ns])
+
+
+def _of_kind(kind: str, events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event.get("kind") == kind]
+
+
+def _launchers(starts: Sequence[dict[str, Any]], *, attempt: int) -> tuple[tuple[str, int], ...]:
+    return tuple(
+        (str(start.get("host", "")), start["launcher"])
+        for start in starts
+        if start.get("attempt") == attempt and "launcher" in start
+    )
 
 
 def _last_outcome(events: Sequence[dict[str, Any]]) -> Outcome | None:
-    outcomes = [event for event in events if event.get("kind") == "outcome"]
+    outcomes = _of_kind("outcome", events)
     if not outcomes:
         return None
     event = outcomes[-1]
     findings = [_finding(values) for values in event.get("findings", ())]
-    known = tuple(finding for finding in findings if finding is not None)
-    return Outcome(event.get("exit_status", 1), known, event.get("time_ns", 0))
+    readable = tuple(finding for finding in findings if finding is not None)
+    return Outcome(event.get("exit_status", 1), readable, event.get("time_ns", 0))
 
 
 def _finding(values: Any) -> Finding | None:

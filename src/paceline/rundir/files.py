@@ -23,9 +23,8 @@ _LEAST_BYTES = 65536  # space for a plan, short logs and the last events
 # Not "runs": scripts use that name, as TensorBoard's writer does by default.
 RUNS = Path("paceline-runs")
 EARLIER_RUNS = Path("runs")  # until paceline 0.1; still searched
-MANIFEST = (  # in the folder of a checkpoint; written last: it proves that the other files are complete
-    "manifest.json"
-)
+# In the folder of a checkpoint; written last, so it proves that the other files are complete.
+MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,8 @@ class RunDir:
         """Events of one node's launcher (JSON lines); a file each, as appends on a shared folder
         can mix.
         """
-        return self.root / (
-            "events.jsonl" if node_rank == 0 else f"events.node-{node_rank:03d}.jsonl"
-        )
+        node = f".node-{node_rank:03d}" if node_rank else ""
+        return self.root / f"events{node}.jsonl"
 
     def log(self, rank: int, attempt: int = 0) -> Path:
         """Everything that a rank wrote to stdout and stderr."""
@@ -106,7 +104,7 @@ class RunDir:
 
     @property
     def training(self) -> Path:
-        """The training that the folder belongs to (JSON): script, arguments, array element."""
+        """Identity of the training run (JSON): script, arguments, array element."""
         return self.root / "training.json"
 
     @property
@@ -174,14 +172,13 @@ def require_space(folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        if (
-            file.write(b"\0" * _LEAST_BYTES) < _LEAST_BYTES
-        ):  # an almost full disk writes a part of it
+        num_written = file.write(b"\0" * _LEAST_BYTES)
+        if num_written < _LEAST_BYTES:  # on an almost full disk
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
-def shown(path: Path) -> str:
-    """Return a path as it is printed: relative to the working directory if it is below it."""
+def display_path(path: Path) -> str:
+    """Return a path for messages: relative to the working directory if it is below it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -202,8 +199,9 @@ def new_run_id(script: str, *, now_s: float, salt: str, job: str = "") -> str:
         salt: Makes ids of the same second differ.
         job: The Slurm job, ``4711`` or ``4711_2`` for an array element; empty outside of Slurm.
     """
-    of_job = f"-job-{job}" if job else ""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now_s))}-{script_stem(script)}{of_job}-{salt[:4]}"
+    start = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
+    words = (start, script_stem(script), f"job-{job}" if job else "", salt[:4])
+    return "-".join(filter(None, words))
 
 
 def script_stem(script: str) -> str:
@@ -248,8 +246,8 @@ def read_bytes(path: Path, *, most_bytes: int) -> bytes:
     """Return the content of a file that anybody may have written.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is longer than ``most_bytes``.
+        OSError: The file cannot be read.
+        ValueError: The file is longer than ``most_bytes``.
     """
     with open_file(path) as file:
         content = file.read(most_bytes + 1)
@@ -264,9 +262,8 @@ def write_whole(path: Path, text: str) -> None:
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with temporary.open(
-            "x", encoding="utf-8"
-        ) as file:  # not with tempfile, whose files only their owner can read
+        # not with tempfile, whose files only their owner can read
+        with temporary.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -297,7 +294,8 @@ def read_secret(path: Path) -> str:
         OSError: The file cannot be read.
     """
     with path.open(encoding="utf-8") as file:
-        facts = os.fstat(file.fileno())
-        if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+        attributes = os.fstat(file.fileno())
+        is_ours = attributes.st_uid == os.getuid()
+        if not is_ours or stat.S_IMODE(attributes.st_mode) & 0o077:
             raise PermissionError(errno.EPERM, "others may read or write it", str(path))
         return file.read(_SECRET_BYTES)

@@ -1,8 +1,8 @@
-"""Identify the training that a run folder belongs to: its record, its default name, and
-differences.
+"""Identify the training run that a folder belongs to: its record, the folder's default name, and
+what differs between two training runs.
 
 The name of a default folder is made of script, arguments, array element and number of the Session
-in the process, so that two trainings share a folder only on request.
+in the process, so that two training runs share a folder only on request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, script_stem, write
 VERSION = 1
 # A number of five digits that equals the job's id is that id; a shorter one may be a batch size.
 _SURE_DIGITS = 5
-# Flags that request a resume: `train.py --resume` is the same training as `train.py`.
+# Flags that request a resume: `train.py --resume` is the same training run as `train.py`.
 _CONTINUES = re.compile(
     r"--?(auto[-_]?)?(resume|restore|continue)([-_]training)?(=(1|yes|true|auto|latest|last))?$",
     re.I,
@@ -35,7 +35,7 @@ _NOTEBOOKS = ("ipykernel_launcher", "colab_kernel_launcher")
 
 @dataclass(frozen=True)
 class Training:
-    """The identity of a training.
+    """The identity of a training run.
 
     Attributes:
         script: The script, relative to the working folder.
@@ -43,7 +43,7 @@ class Training:
         array_job: The Slurm array of which it is an element; empty if there is none.
         array_task: The element.
         session: Number of the Session in its process, from 1.
-        job: The last Slurm job of the training. It is not part of the identity.
+        job: The last Slurm job of the training run. It is not part of the identity.
     """
 
     script: str
@@ -65,12 +65,12 @@ class Training:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the script's name alone identifies the training."""
+        """Whether the script's name alone identifies the training run."""
         is_first = not self.array_task and self.session == 1
         return is_first and not self.arguments and os.sep not in self.script
 
     def same_as(self, other: Training) -> bool:
-        """Whether this is the same training, perhaps under another job."""
+        """Whether this is the same training run, perhaps under another job."""
         return _key(self) == _key(other)
 
 
@@ -92,7 +92,7 @@ def of_command(
     folder: str,
     session: int = 1,
 ) -> Training:
-    """Return the training that a command starts. Pure.
+    """Return the training run that a command starts. Pure.
 
     Args:
         script: The script as it was started.
@@ -106,12 +106,10 @@ def of_command(
     array_job = environ.get(env.ARRAY_JOB_ID, "") if array_task else ""
     if Path(script).stem in _NOTEBOOKS:
         arguments = ()  # a file name that the notebook server creates for each kernel
+    if os.path.isabs(script):
+        script = os.path.relpath(script, folder)
     return Training(
-        script=(
-            os.path.relpath(script, folder)
-            if os.path.isabs(script)
-            else os.path.normpath(script or "session")
-        ),
+        script=os.path.normpath(script or "session"),
         arguments=tuple(meaningful(arguments, [job, array_job])),
         array_job=array_job,
         array_task=array_task,
@@ -129,8 +127,8 @@ def working_folder() -> str:
 
 
 def meaningful(arguments: Sequence[str], job_ids: Sequence[str]) -> list[str]:
-    """Return arguments without those that differ between starts of one training: job ids, resume
-    flags. Pure.
+    """Return arguments without those that differ between starts of one training run: job ids,
+    resume flags. Pure.
     """
     remaining: list[str] = []
     was_flag = False
@@ -152,17 +150,13 @@ def _without_job(word: str, job_ids: Sequence[str]) -> str:
 
 
 def default_folder(training: Training) -> Path:
-    """Return the default run folder of a training. Pure."""
+    """Return the default run folder of a training run. Pure."""
     name = script_stem(training.script) if training.script.strip("-c") else "session"
     if training.arguments or os.sep in training.script:
-        words = (
-            re.sub(r"[^A-Za-z0-9._=+]+", "-", "-".join(training.arguments))
-            .strip("-.")[:32]
-            .strip("-.")
-        )
-        digest = hashlib.sha256(
-            json.dumps([training.script, training.arguments]).encode()
-        ).hexdigest()[:8]
+        words = re.sub(r"[^A-Za-z0-9._=+]+", "-", "-".join(training.arguments))
+        words = words.strip("-.")[:32].strip("-.")
+        content = json.dumps([training.script, training.arguments])
+        digest = hashlib.sha256(content.encode()).hexdigest()[:8]
         name = "-".join(filter(None, (name, words, digest)))
     if training.array_task:
         name += f"-array-{training.array_job}_{training.array_task}"
@@ -175,8 +169,8 @@ def of_session(number: int) -> str:
 
 
 def choose_folder(training: Training) -> Path:
-    """Return the default run folder of a training, or the folder that an earlier version created
-    for it.
+    """Return the default run folder of a training run, or the folder that an earlier version
+    created for it.
     """
     folder = default_folder(training)
     if training.is_plain and not folder.exists():
@@ -196,7 +190,7 @@ def has_checkpoints(folder: Path) -> bool:
 
 
 def differences(recorded: Training, mine: Training) -> list[str]:
-    """Return a line for each difference between a folder's training and this one. Pure."""
+    """Return a line for each difference between a folder's training run and this one. Pure."""
     lines = []
     if recorded.script != mine.script:
         lines.append(f"script {recorded.script}, now {mine.script}")
@@ -231,7 +225,7 @@ def _options(words: Sequence[str]) -> list[str]:
 
 
 def conflict(folder: Path, recorded: Training | None, mine: Training) -> Finding | None:
-    """Return why a training must not use the folder that the user chose; None if it may. Pure.
+    """Return why a training run must not use the folder that the user chose; None if it may. Pure.
 
     Changed arguments are not a conflict: a user who chooses a folder wants to continue there.
     """
@@ -263,7 +257,7 @@ def siblings(training: Training) -> list[tuple[Path, Training | None]]:
             owner = read(RunDir(path))
             if _is_sibling(path, owner, training) and has_checkpoints(path):
                 folders.append((path, owner))
-    return sorted(folders, key=lambda entry: _rank(entry[0], entry[1], training))
+    return sorted(folders, key=lambda entry: _distance(entry[0], entry[1], training))
 
 
 def _is_sibling(path: Path, owner: Training | None, mine: Training) -> bool:
@@ -275,7 +269,7 @@ def _is_sibling(path: Path, owner: Training | None, mine: Training) -> bool:
     return not same_array and owner.array_task in ("", mine.array_task)
 
 
-def _rank(path: Path, owner: Training | None, mine: Training) -> tuple[int, float]:
+def _distance(path: Path, owner: Training | None, mine: Training) -> tuple[int, float]:
     num_different = len(set(owner.arguments) ^ set(mine.arguments)) if owner else 1000
     try:
         return num_different, -path.stat().st_mtime
@@ -284,20 +278,19 @@ def _rank(path: Path, owner: Training | None, mine: Training) -> tuple[int, floa
 
 
 def read(run_dir: RunDir) -> Training | None:
-    """Return the training that a folder belongs to, None if that was not recorded."""
+    """Return the training run that a folder belongs to, None if that was not recorded."""
     try:
         values: dict[str, Any] = json.loads(run_dir.training.read_text(encoding="utf-8"))
-        fields = {
-            key: value for key, value in values.items() if key in Training.__dataclass_fields__
-        }
+        names = Training.__dataclass_fields__
+        fields = {name: value for name, value in values.items() if name in names}
         return Training(**{**fields, "arguments": tuple(fields["arguments"])})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def record(run_dir: RunDir, training: Training) -> None:
-    """Record the training that a folder belongs to. A folder that cannot be written must not end
-    the run.
+    """Record the training run that a folder belongs to. A folder that cannot be written must not
+    end it.
     """
     if read(run_dir) == training:
         return

@@ -11,93 +11,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import queue
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline import env
 from paceline.deadlines import LEASE_EXPIRY, LEASE_HEARTBEAT, LEASE_LIVING, LEASE_SAME_JOB, scaled
 from paceline.errors import Finding, UsageError
-from paceline.rundir.files import RunDir
+from paceline.rundir import lease_file
+from paceline.rundir.lease_file import Owner
 
-_SIZE = 1024  # constant, so that incrementing the counter needs no space on a full disk
 _LOOK_S = 0.5  # between two looks of a newcomer
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Owner:
-    """The run that a folder belongs to while it lives.
-
-    Attributes:
-        token: Random id of the run.
-        host: Name of its machine, for messages.
-        machine: Boot id of its machine and its process namespace, in which process ids are valid;
-            empty if unknown.
-        pid: Its process; 0 for a job that has reserved the folder for a later process.
-        started: When that process started, in ticks since the boot, because process ids are used
-            again.
-        job: Its Slurm job; empty outside of Slurm.
-        element: Its array element, for messages.
-        restarts: How often Slurm had queued the job again.
-        count: Incremented by every heartbeat.
-    """
-
-    token: str
-    host: str = ""
-    machine: str = ""
-    pid: int = 0
-    started: int = 0
-    job: str = ""
-    element: str = ""
-    restarts: int = 0
-    count: int = 0
-
-    @property
-    def words(self) -> str:
-        """The owner in words, for messages."""
-        element = f" ({self.element})" if self.element else ""
-        job = f"job {self.job}{element}" if self.job else ""
-        process = f"process {self.pid} on {self.host}" if self.pid else ""
-        return ", ".join(filter(None, (job, process))) or "a run that cannot be read"
-
-
-def this_process(token: str = "", *, element: str = "") -> Owner:
-    """Return this process as the owner of a folder.
-
-    Args:
-        token: Token of its run; a new one if empty.
-        element: The array element, for messages.
-    """
-    return replace(
-        this_job(element=element),
-        token=token or secrets.token_hex(8),
-        machine=_machine(),
-        pid=os.getpid(),
-        started=_start_of(os.getpid()) or 0,
-    )
-
-
-def this_job(*, element: str = "") -> Owner:
-    """Return this Slurm job as the owner of a folder, before the process that uses it has
-    started.
-    """
-    restarts = env.read(env.JOB_RESTARTS) or "0"
-    return Owner(
-        token=secrets.token_hex(8),
-        host=socket.gethostname(),
-        job=env.read(env.JOB_ID) or "",
-        element=element,
-        restarts=int(restarts) if restarts.isdigit() else 0,
-    )
 
 
 # Decisions
@@ -190,41 +119,41 @@ class Lease:
     """A folder that this process owns, until ``release`` has been called as often as ``take``.
 
     Attributes:
-        lost: The run that has taken over the folder; None as long as it is ours.
+        folder: The folder's absolute path.
+        owner: This process, with the count of its last heartbeat.
+        users: How often ``take`` has returned this lease without a ``release`` since.
     """
 
     def __init__(self, folder: Path, owner: Owner, say: Say) -> None:
         self.folder = Path(os.path.abspath(folder))
         self.owner = owner
-        self.lost: Owner | None = None
         self.users = 1
-        self._path, self._shown, self._say = RunDir(self.folder).lease, folder, say
+        self._folder_as_typed, self._say = folder, say
         self._has_warned = False
         self._pid = os.getpid()
         self._lock = threading.Lock()  # the heartbeat must not write again what was just released
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Increment the counter. An error causes a warning and never ends the training."""
         with self._lock:
             if self.users == 0:
                 return
             try:
-                self._beat()
+                self._increment()
             except OSError as error:
                 self._warn(
-                    f"the lease of the run folder {self._shown} cannot be written"
+                    f"the lease of the run folder {self._folder_as_typed} cannot be written"
                     f" ({error.strerror}): training continues, but a second run in this folder"
                     " would not notice it"
                 )
 
-    def _beat(self) -> None:
-        now = read(self.folder)
-        if now is not None and now.token and now.token != self.owner.token:
-            self.lost = now
-            self._warn(taken_over(self._shown, now).what)
+    def _increment(self) -> None:
+        other = _other_owner(self.folder, self.owner.token)
+        if other is not None:
+            self._warn(taken_over(self._folder_as_typed, other).what)
             return
         self.owner = replace(self.owner, count=self.owner.count + 1)
-        _write(self._path, self.owner, flags=os.O_CREAT)
+        lease_file.write(self.folder, self.owner)
 
     def _warn(self, text: str) -> None:
         if not self._has_warned:
@@ -238,7 +167,7 @@ class Lease:
         The collector may run in a thread that holds one of this module's locks, where ``release``
         would deadlock.
         """
-        _heart.given_back.put(self)
+        _heartbeats.pending_releases.put(self)
 
     def release(self) -> None:
         """Release the folder, when its last user has called this."""
@@ -249,10 +178,8 @@ class Lease:
             if self.users:
                 return
             with contextlib.suppress(OSError):
-                now = read(self.folder)
-                if now is not None and now.token == self.owner.token:
-                    self._path.unlink()
-        _heart.forget(self)
+                lease_file.remove(self.folder, self.owner)
+        _heartbeats.remove(self)
 
 
 def take(
@@ -270,14 +197,14 @@ def take(
         UsageError: A living run owns the folder.
         OSError: The folder cannot be written.
     """
-    _heart.take_back()
-    own_lease = _heart.lease_of(folder)
+    _heartbeats.release_pending()
+    own_lease = _heartbeats.lease_of(folder)
     if own_lease is not None:
         own_lease.users += 1
         return own_lease
     acquire(folder, mine, say=say, ended=ended)
     lease = Lease(folder, mine, say)
-    _heart.keep(lease)
+    _heartbeats.add(lease)
     return lease
 
 
@@ -285,30 +212,52 @@ def acquire(
     folder: Path, mine: Owner, *, say: Say, ended: Callable[[str], bool] | None = None
 ) -> None:
     """Write an owner to a folder as soon as no other owner lives; see ``take``."""
-    watch: Watch | None = None
-    next_question_s = 0.0
+    newcomer = _Newcomer(folder, mine, say, ended)
     while True:
-        other = read(folder)
+        other = lease_file.read(folder)
         if other is None:
-            if _create(folder, mine):
+            if lease_file.create(folder, mine):
                 return
             continue
-        alive = _is_alive(other)
-        verdict = judge(other, mine, alive=alive)
-        if watch is None and verdict != FREE:
-            watch = _watch(other, mine)
-            _say_wait(folder, other, verdict, say)
-        if verdict != FREE and watch is not None:
-            verdict = watch.sees(other, time.monotonic(), alive=alive)
+        verdict = newcomer.judge(other)
         if verdict == LIVING:
             raise UsageError(in_use(folder, other))
-        is_due = time.monotonic() >= next_question_s
-        if verdict == UNKNOWN and ended is not None and other.job and is_due:
-            verdict = FREE if ended(other.job) else UNKNOWN
-            next_question_s = time.monotonic() + LEASE_HEARTBEAT
-        if verdict == FREE and _replace(folder, other, mine):
+        if verdict == FREE and lease_file.replace_owner(folder, other, mine):
             return
         time.sleep(min(_LOOK_S, scaled(LEASE_HEARTBEAT)))
+
+
+class _Newcomer:
+    """A run that wants a folder and watches whether the owner still lives."""
+
+    def __init__(
+        self, folder: Path, mine: Owner, say: Say, ended: Callable[[str], bool] | None
+    ) -> None:
+        self._folder, self._mine, self._say, self._ended = folder, mine, say, ended
+        self._watch: Watch | None = None
+        self._next_question_s = 0.0
+
+    def judge(self, other: Owner) -> str:
+        """Return what is known about the current owner: ``FREE``, ``LIVING`` or ``UNKNOWN``."""
+        alive = lease_file.is_alive(other)
+        verdict = judge(other, self._mine, alive=alive)
+        if verdict == FREE:
+            return FREE
+        if self._watch is None:
+            self._watch = _watch(other, self._mine)
+            self._say(_waiting(self._folder, other, verdict))
+        verdict = self._watch.sees(other, time.monotonic(), alive=alive)
+        if verdict == UNKNOWN and self._job_has_ended(other.job):
+            return FREE
+        return verdict
+
+    def _job_has_ended(self, job: str) -> bool:
+        """Ask about the owner's Slurm job, at most once in the time of a heartbeat."""
+        if self._ended is None or not job or time.monotonic() < self._next_question_s:
+            return False
+        has_ended = self._ended(job)
+        self._next_question_s = time.monotonic() + LEASE_HEARTBEAT
+        return has_ended
 
 
 def _watch(other: Owner, mine: Owner) -> Watch:
@@ -319,148 +268,49 @@ def _watch(other: Owner, mine: Owner) -> Watch:
     )
 
 
-def _say_wait(folder: Path, other: Owner, verdict: str, say: Say) -> None:
+def _waiting(folder: Path, other: Owner, verdict: str) -> str:
+    """Return the line that explains why the start waits."""
     if verdict == LIVING:
-        say(
+        return (
             f"the run folder {folder} is in use by {other.words}: waiting {scaled(LEASE_LIVING):g}"
             " s for its end"
         )
-    else:
-        limit_s = scaled(LEASE_EXPIRY)
-        say(
-            f"the run folder {folder} was last used by {other.words}: waiting up to {limit_s:g} s"
-            " for a sign of it"
-        )
+    return (
+        f"the run folder {folder} was last used by {other.words}: waiting up to"
+        f" {scaled(LEASE_EXPIRY):g} s for a sign of it"
+    )
 
 
 def prepare() -> None:
     """Release all leases of this process at its end, after functions that are registered with
     ``atexit`` later.
     """
-    _heart.prepare()
+    _heartbeats.prepare()
 
 
-def is_held_by(folder: Path, token: str) -> Owner | None:
+def new_owner(folder: Path, token: str) -> Owner | None:
     """Return the run that has taken over a folder from the run with this token; None if none is
     visible.
     """
     try:
-        now = read(folder)
+        return _other_owner(folder, token)
     except OSError:
         return None
-    return now if now is not None and now.token and now.token != token else None
 
 
-def read(folder: Path) -> Owner | None:
-    """Return the owner of a folder, None if there is none; an owner without a token if the lease is
-    not readable.
-
-    Raises:
-        OSError: The folder cannot be read.
-    """
-    try:
-        text = RunDir(folder).lease.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
+def _other_owner(folder: Path, token: str) -> Owner | None:
+    current = lease_file.read(folder)
+    if current is None or current.token in ("", token):
         return None
-    except UnicodeDecodeError:
-        return Owner("")
-    try:
-        values = json.loads(text)
-        return Owner(
-            **{key: value for key, value in values.items() if key in Owner.__dataclass_fields__}
-        )
-    except (ValueError, TypeError, AttributeError):
-        return Owner("")  # truncated by a full disk, or of another version
+    return current
 
 
-def _create(folder: Path, owner: Owner) -> bool:
-    """Create a lease; return False if another process was faster."""
-    try:
-        _write(RunDir(folder).lease, owner, flags=os.O_CREAT | os.O_EXCL)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _replace(folder: Path, judged: Owner, mine: Owner) -> bool:
-    """Overwrite the lease of an owner that is gone; return whether it was still that owner's.
-
-    A lock file that is created exclusively admits one newcomer at a time, on network file systems
-    too.
-    """
-    lock = RunDir(folder).lease.with_suffix(".next")
-    try:
-        os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-    except FileExistsError:
-        _remove_stale_lock(lock)
-        return False
-    try:
-        now = read(folder)
-        if now is not None and (now.token, now.count) != (judged.token, judged.count):
-            return False
-        _write(RunDir(folder).lease, mine, flags=os.O_CREAT)
-        return True
-    finally:
-        lock.unlink(missing_ok=True)
-
-
-def _remove_stale_lock(lock: Path) -> None:
-    """Remove the lock of a newcomer that was killed; others exist for milliseconds only."""
-    with contextlib.suppress(FileNotFoundError):
-        before = lock.stat().st_ino
-        time.sleep(scaled(LEASE_LIVING) / 2)
-        if lock.stat().st_ino == before:
-            lock.unlink()
-
-
-def _write(path: Path, owner: Owner, *, flags: int) -> None:
-    # In place and not with a rename, so that an NFS client that has the file open sees the change
-    # when it reopens it.
-    handle = os.open(path, os.O_WRONLY | flags, 0o666)
-    try:
-        os.pwrite(handle, json.dumps(asdict(owner)).ljust(_SIZE - 1).encode() + b"\n", 0)
-    finally:
-        os.close(handle)
-
-
-def _machine() -> str:
-    """Return the scope in which process ids are valid: the boot id of the machine, and the process
-    namespace.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def _is_alive(owner: Owner) -> bool | None:
-    """Return whether the owner's process exists; None if it is not visible from here."""
-    if not owner.pid or not owner.machine or owner.machine != _machine():
-        return None
-    started = _start_of(owner.pid)
-    return started is not None and started == owner.started
-
-
-def _start_of(pid: int) -> int | None:
-    """Return when a process started, in ticks since the boot; None if it does not exist or has
-    ended.
-    """
-    try:
-        fields = (
-            Path(f"/proc/{pid}/stat")
-            .read_text(encoding="utf-8", errors="replace")
-            .rpartition(")")[2]
-            .split()
-        )
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
-class _Heart:
+class _Heartbeats:
     """The thread that increments the counters of all leases of this process; it runs only while
     there are leases.
+
+    Attributes:
+        pending_releases: Leases that callbacks of the garbage collector want to release.
     """
 
     def __init__(self) -> None:
@@ -468,9 +318,8 @@ class _Heart:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_registered = False
-        self.given_back: queue.SimpleQueue[Lease] = (
-            queue.SimpleQueue()
-        )  # its ``put`` may interrupt itself
+        # A queue whose ``put`` may interrupt itself.
+        self.pending_releases: queue.SimpleQueue[Lease] = queue.SimpleQueue()
 
     def lease_of(self, folder: Path) -> Lease | None:
         return self._leases.get(Path(os.path.abspath(folder)))
@@ -483,7 +332,7 @@ class _Heart:
             # leases.
             os.register_at_fork(after_in_child=self._forget_all)
 
-    def keep(self, lease: Lease) -> None:
+    def add(self, lease: Lease) -> None:
         self.prepare()
         with self._lock:
             self._leases[lease.folder] = lease
@@ -493,13 +342,12 @@ class _Heart:
                 )
                 self._thread.start()
 
-    def take_back(self) -> None:
-        """Release the leases that callbacks of the garbage collector have queued."""
+    def release_pending(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                self.given_back.get_nowait().release()
+                self.pending_releases.get_nowait().release()
 
-    def forget(self, lease: Lease) -> None:
+    def remove(self, lease: Lease) -> None:
         with self._lock:
             if self._leases.get(lease.folder) is lease:
                 del self._leases[lease.folder]
@@ -507,14 +355,14 @@ class _Heart:
     def _run(self) -> None:
         while True:
             time.sleep(scaled(LEASE_HEARTBEAT))
-            self.take_back()
+            self.release_pending()
             with self._lock:
                 leases = list(self._leases.values())
                 if not leases:
                     self._thread = None
                     return
             for lease in leases:
-                lease.beat()
+                lease.send_heartbeat()
 
     def _release_all(self) -> None:
         for lease in list(self._leases.values()):
@@ -523,7 +371,7 @@ class _Heart:
 
     def _forget_all(self) -> None:
         self._leases, self._thread, self._lock = {}, None, threading.Lock()
-        self.given_back = queue.SimpleQueue()
+        self.pending_releases = queue.SimpleQueue()
 
 
-_heart = _Heart()
+_heartbeats = _Heartbeats()

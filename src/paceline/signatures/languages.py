@@ -99,7 +99,8 @@ _MESSAGES = {
     ),
     "Address already in use": (
         "Die Adresse wird bereits verwendet|Adresse déjà utilisée|La dirección ya se está usando"
-        "|Indirizzo già in uso|Endereço já em uso|地址已在使用|地址已被使用|アドレスは既に使用中です"
+        "|Indirizzo già in uso|Endereço já em uso|地址已在使用|地址已被使用"
+        "|アドレスは既に使用中です"
     ),
     "Connection refused": (
         "Verbindungsaufbau abgelehnt|Connexion refusée|Conexión rehusada|Connessione rifiutata"
@@ -123,7 +124,8 @@ _MESSAGES = {
     ),
     "Network is unreachable": (
         "Das Netzwerk ist nicht erreichbar|Le réseau n'est pas accessible|La red es inaccesible"
-        "|La rete non è raggiungibile|A rede está fora de alcance|网络不可达|ネットワークに届きません"
+        "|La rete non è raggiungibile|A rede está fora de alcance|网络不可达"
+        "|ネットワークに届きません"
     ),
     "Broken pipe": (
         "Datenübergabe unterbrochen (broken pipe)|Relais brisé (pipe)|Tubería rota|Pipe interrotta"
@@ -195,21 +197,21 @@ def anchors() -> list[str]:
 
 def to_english(text: str) -> str:
     """Translate the known messages in a line into English."""
-    english = _FORM.sub(lambda found: _FORMS[found[0]], text)
-    english = _SIGNAL.sub(lambda found: found["before"] + _SIGNALS[found["form"]], english)
+    english = _FORM.sub(lambda match: _FORMS[match[0]], text)
+    english = _SIGNAL.sub(lambda match: match["before"] + _SIGNALS[match["form"]], english)
     if english != text:
         english = _PLACE.sub(
-            lambda found: f"line {found['line'] or found['nth']}:", _SPACED_COLON.sub("", english)
+            lambda match: f"line {match['line'] or match['nth']}:", _SPACED_COLON.sub("", english)
         )
     for pattern, table in ((_NUMBER, _ERRNO), (_TORCH, _ERRNO), (_WINDOWS_NUMBER, _WINDOWS)):
         english = pattern.sub(partial(_numbered, table), english)
     return english
 
 
-def _numbered(table: dict[int, str], found: re.Match[str]) -> str:
+def _numbered(table: dict[int, str], match: re.Match[str]) -> str:
     """Insert the English message of the error number before the text's own message."""
-    message = table.get(int(found["errno"]))
-    if message is None or found["text"].startswith(message):
-        return found[0]
-    place = found.start("text") - found.start()
-    return f"{found[0][:place]}{message}: {found['text']}"
+    message = table.get(int(match["errno"]))
+    if message is None or match["text"].startswith(message):
+        return match[0]
+    place = match.start("text") - match.start()
+    return f"{match[0][:place]}{message}: {match['text']}"

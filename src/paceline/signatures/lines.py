@@ -20,31 +20,36 @@ _BOX = re.compile(r"^[│┃║|] ?|\s*[│┃║]\s*$|[╭╮╰╯─━═]{3
 _LABELS = tuple(
     re.compile(pattern)
     for pattern in (
-        r"\s{0,2}\[(?:PG [^\]]*)?[Rr]ank[ :]*(?P<rank>\d{1,6})\]:? ?",  # torch, Lightning
-        r"\s{0,2}\[[a-z_]{0,12}[ :_-]*(?P<local>\d{1,6})\]:? ?",  # torchrun --tee: [default0]:, local ranks
-        r"\[\d+,(?:mpirank:)?(?P<rank>\d{1,6})(?:,[\w-]+)?\]<std(?:err|out|diag)>: ?",  # mpirun --tag-output
-        (  # Ray
-            r"\((?:[\w.<> -]{0,60}?)\s?pid=(?P<pid>\d+)(?:,"
-            r" ip=(?P<host>[\w.:-]+))?\)\s?(?:\[repeated [^\]]*\] ?)?"
-        ),
-        r"(?P<rank>\d{1,5}): ",  # srun --label
-        (  # times
-            r"\[?\d{4}[-/]\d\d[-/]\d\d[T ,]+\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?["
-            r" :|,-]{0,3}"
-        ),
-        r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (?:DP\d+ )?(?:PP\d+ )?TP(?P<local>\d+)(?: EP\d+)?\] ?",  # SGLang
-        r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (?:\[[\w./]+:\d+\] ?)?",  # vLLM
+        # torch, Lightning
+        r"\s{0,2}\[(?:PG [^\]]*)?[Rr]ank[ :]*(?P<rank>\d{1,6})\]:? ?",
+        # torchrun --tee: [default0]:, local ranks
+        r"\s{0,2}\[[a-z_]{0,12}[ :_-]*(?P<local>\d{1,6})\]:? ?",
+        # mpirun --tag-output
+        r"\[\d+,(?:mpirank:)?(?P<rank>\d{1,6})(?:,[\w-]+)?\]<std(?:err|out|diag)>: ?",
+        # Ray
+        r"\((?:[\w.<> -]{0,60}?)\s?pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\)\s?"
+        r"(?:\[repeated [^\]]*\] ?)?",
+        # srun --label
+        r"(?P<rank>\d{1,5}): ",
+        # times
+        r"\[?\d{4}[-/]\d\d[-/]\d\d[T ,]+\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?"
+        r"[ :|,-]{0,3}",
+        # SGLang
+        r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (?:DP\d+ )?(?:PP\d+ )?TP(?P<local>\d+)(?: EP\d+)?\] ?",
+        # vLLM
+        r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (?:\[[\w./]+:\d+\] ?)?",
         r"\[[\w./]+\.py:\d+\] ",
         r"\[\d\d:\d\d:\d\d\] ?",
-        r"[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d (?P<host>[\w.-]+) (?:[\w./-]+(?:\[\d+\])?: ?)?",  # syslog
-        r"\[ *\d+\.\d{6}\] ",  # dmesg
+        # syslog
+        r"[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d (?P<host>[\w.-]+) (?:[\w./-]+(?:\[\d+\])?: ?)?",
+        # dmesg
+        r"\[ *\d+\.\d{6}\] ",
         r"\[?(?:pod|container)/[^\]\s]+\]? ",
-        r"(?P<host>[\w.-]{1,60}?) +\| (?! )?",  # docker compose
+        # docker compose
+        r"(?P<host>[\w.-]{1,60}?) +\| (?! )?",
         # pdsh, DeepSpeed
-        (
-            r"(?P<host>(?!c10d|cuda|v\d|mlx|[\w.]+\.error:)[a-z][a-z-]*[a-z0-9.-]*\d[a-z0-9.-]*):"
-            r" (?!error:)"
-        ),
+        r"(?P<host>(?!c10d|cuda|v\d|mlx|[\w.]+\.error:)[a-z][a-z-]*[a-z0-9.-]*\d[a-z0-9.-]*):"
+        r" (?!error:)",
         r"wandb: ",
         r"(?P<glog>\[[WEIF]\d* ?[\d:. ]*\w+\.(?:cpp|cc|h|hpp|cu):\d+\]) ?",
     )
@@ -82,17 +87,10 @@ class Line:
 
 def parse(raw: str, number: int = 0) -> Line:
     """Parse a line into its labels and its body."""
-    text = (
-        _CONTROL.sub("", _COLOURS.sub("", raw)).rstrip() if not raw.isprintable() else raw.rstrip()
-    )
-    body = _BOX.sub("", text).rstrip() if text[:1] in "│┃║╭╰|" else text
-    labels: dict[str, str] = {}
-    for _ in range(_MAX_LABELS):
-        found = next((match for label in _LABELS if (match := label.match(body)) is not None), None)
-        if found is None or not found.end():
-            break
-        labels = {key: value for key, value in found.groupdict().items() if value} | labels
-        body = body[found.end() :]
+    if not raw.isprintable():
+        raw = _CONTROL.sub("", _COLOURS.sub("", raw))
+    text = raw.rstrip()
+    body, labels = _without_labels(_BOX.sub("", text).rstrip() if text[:1] in "│┃║╭╰|" else text)
     rank, host, pid = (labels.get(key, "") for key in ("rank", "host", "pid"))
     rank = rank or labels.get("local", "")
     source = "/".join(filter(None, (host, pid, rank)))
@@ -103,11 +101,26 @@ def parse(raw: str, number: int = 0) -> Line:
     return Line(number, text, english, source=source, rank=rank, host=host, original=body)
 
 
+def _without_labels(text: str) -> tuple[str, dict[str, str]]:
+    """Return a line without its labels, and the values of the labels; the outermost one counts."""
+    labels: dict[str, str] = {}
+    for _ in range(_MAX_LABELS):
+        matches = (label.match(text) for label in _LABELS)
+        first = next((match for match in matches if match is not None), None)
+        if first is None or not first.end():
+            break
+        labels = {name: value for name, value in first.groupdict().items() if value} | labels
+        text = text[first.end() :]
+    return text, labels
+
+
 def shorten(text: str, around: int = 0) -> str:
     """Shorten a line to ``LIMIT_CHARACTERS``, keeping the position ``around``."""
     text = text.strip()
     if len(text) <= LIMIT_CHARACTERS:
         return text
-    start = max(0, around - LIMIT_CHARACTERS // 3) if around > LIMIT_CHARACTERS * 2 // 3 else 0
-    piece = text[start : start + LIMIT_CHARACTERS - 8]
-    return f"{'... ' if start else ''}{piece}{' ...' if start + len(piece) < len(text) else ''}"
+    is_near_start = around <= LIMIT_CHARACTERS * 2 // 3
+    start = 0 if is_near_start else max(0, around - LIMIT_CHARACTERS // 3)
+    end = start + LIMIT_CHARACTERS - 8
+    before, after = "... " if start else "", " ..." if end < len(text) else ""
+    return f"{before}{text[start:end]}{after}"

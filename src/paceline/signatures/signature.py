@@ -18,7 +18,8 @@ To add a signature:
    more precisely, HINTED if training may continue after it. A line that surviving ranks print is
    VICTIM, regardless of its words.
 5. For a fault that only several lines show, add a ``note`` here and a rule in ``inference``.
-6. Add the text as a program really prints it to ``tests/unit/explain``, and a similar harmless one.
+6. Add the text as a program really prints it to ``tests/unit/diagnose/explain``, and a similar
+   harmless one.
 """
 
 from __future__ import annotations
@@ -83,10 +84,10 @@ class Signature:
                 break
         else:
             return None
-        found = self._compiled.search(text)
-        if found is None or (self._excluded is not None and self._excluded.search(text)):
+        match = self._compiled.search(text)
+        if match is None or (self._excluded is not None and self._excluded.search(text)):
             return None
-        return {key: value for key, value in found.groupdict().items() if value}
+        return {name: value for name, value in match.groupdict().items() if value}
 
 
 def fill(templates: tuple[str, ...], groups: Mapping[str, str]) -> str:

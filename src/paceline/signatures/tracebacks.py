@@ -21,13 +21,17 @@ _FRAME = re.compile(
 _RICH_FRAME = re.compile(r"^\s*(?P<file>[\w./\\:~ -]+\.py):(?P<line>\d+) in (?P<function>[\w<>]+)")
 _LOWER = r"(?:[a-z_]\w*\.)+(?:error|timeout|gaierror)"  # cv2.error, zlib.error, socket.timeout
 _NAME = rf"(?:(?:[A-Za-z_]\w*\.)*_*[A-Z]\w*|{_LOWER})"
-_ENDING = r"(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Empty|Full|StopIteration|Refused|Conflict|Killed|Died\w*)"
-# An exception at the start of a line: any name within an open traceback, else a typical name.
-_RAISED = re.compile(
-    rf"^\s*(?:\|\s*)?(?P<type>{_NAME})(?:\((?P<inner>\w+)\))?(?::\s*(?P<message>.*))?$"
+_ENDING = (
+    r"(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Empty|Full|StopIteration|Refused|Conflict"
+    r"|Killed|Died\w*)"
 )
+_MESSAGE = r"(?:\((?P<inner>\w+)\))?(?::\s*(?P<message>.*))?$"
+# An exception at the start of a line: any name within an open traceback, else a typical name.
+_RAISED = re.compile(rf"^\s*(?:\|\s*)?(?P<type>{_NAME}){_MESSAGE}")
 _NAMED = re.compile(
-    rf"^\s*(?:\|\s*)?(?P<type>(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*?{_ENDING}|Exception)|(?:[a-z_]\w*\.)+Error)(?:\((?P<inner>\w+)\))?(?::\s*(?P<message>.*))?$"
+    r"^\s*(?:\|\s*)?"
+    rf"(?P<type>(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*?{_ENDING}|Exception)|(?:[a-z_]\w*\.)+Error)"
+    rf"{_MESSAGE}"
 )
 # An exception from a module of exceptions or a well-known library: its name may be unusual.
 _OF_EXCEPTIONS = re.compile(
@@ -41,40 +45,63 @@ _INSIDE = re.compile(
 )
 _CODE = re.compile(r"\b(?:except|raise|import|class|pytest)\b|self\.|warn")
 _LIBRARY = re.compile(
-    r"(?:site|dist)-packages|[\\/]lib(?:64)?[\\/]python\d|[\\/]lib[\\/](?:runpy|threading|multiprocessing"
-    r"|concurrent|asyncio)|"
-    r"^<(?!stdin|ipython)|^[^\\/]*$(?<!\.py)|[\\/]bin[\\/][^\\/]*$|\.egg[\\/]|[\\/]Scripts[\\/][^\\/]*$"
-    r"|\\lib\\|python\d[\d.]*\.zip"
-    r"|(?:^|[\\/])torch[\\/](?:nn|distributed|utils|autograd|multiprocessing|optim|cuda|_\w+|serialization\.py"
-    r"|storage\.py|functional\.py"
-    r"|hub\.py|jit|fx|amp|library\.py|tensor\.py|_tensor\.py)|(?:^|[\\/])runpy\.py$|(?:^|[\\/])multiprocessing[\\/]"
-    r"|[\\/]python\d(?:\.\d+)?[\\/](?!.*[\\/](?:src|scripts)[\\/])\w+\.py$|^[^\\/].*\.(?:pyx|pxi|pxd)$",
+    r"(?:site|dist)-packages"
+    r"|[\\/]lib(?:64)?[\\/]python\d"
+    r"|[\\/]lib[\\/](?:runpy|threading|multiprocessing|concurrent|asyncio)"
+    r"|^<(?!stdin|ipython)"
+    r"|^[^\\/]*$(?<!\.py)"
+    r"|[\\/]bin[\\/][^\\/]*$"
+    r"|\.egg[\\/]"
+    r"|[\\/]Scripts[\\/][^\\/]*$"
+    r"|\\lib\\"
+    r"|python\d[\d.]*\.zip"
+    r"|(?:^|[\\/])torch[\\/](?:nn|distributed|utils|autograd|multiprocessing|optim|cuda|_\w+"
+    r"|serialization\.py|storage\.py|functional\.py|hub\.py|jit|fx|amp|library\.py|tensor\.py"
+    r"|_tensor\.py)"
+    r"|(?:^|[\\/])runpy\.py$"
+    r"|(?:^|[\\/])multiprocessing[\\/]"
+    r"|[\\/]python\d(?:\.\d+)?[\\/](?!.*[\\/](?:src|scripts)[\\/])\w+\.py$"
+    r"|^[^\\/].*\.(?:pyx|pxi|pxd)$",
     re.IGNORECASE,
 )
 _INSTALLED = re.compile(r"(?:site|dist)-packages[\\/](?P<package>[\w.]+)")
 # Libraries whose frames are never the user's code. Other installed packages may be the user's.
-_KNOWN = frozenset(
-    "torch torchvision torchaudio torchdata torchmetrics torchtext torchao lightning pytorch_lightning lightning_fabric lightning_utilities accelerate transformers datasets tokenizers huggingface_hub diffusers peft trl evaluate timm safetensors deepspeed megatron apex flash_attn xformers triton bitsandbytes fairscale numpy pandas scipy sklearn pyarrow polars PIL cv2 skimage albumentations webdataset h5py zarr fsspec s3fs gcsfs boto3 botocore aiohttp requests urllib3 httpx ray hydra omegaconf click typer fire absl jsonargparse pydantic tqdm rich wandb mlflow tensorboard IPython ipykernel traitlets joblib dill cloudpickle submitit composer fairseq nemo horovod ignite tensordict einops yaml setuptools pkg_resources importlib_metadata matplotlib paceline".lower().split()
-)
+_KNOWN_NAMES = """
+    absl accelerate aiohttp albumentations apex bitsandbytes boto3 botocore click cloudpickle
+    composer cv2 datasets deepspeed diffusers dill einops evaluate fairscale fairseq fire
+    flash_attn fsspec gcsfs h5py horovod httpx huggingface_hub hydra ignite importlib_metadata
+    ipykernel ipython joblib jsonargparse lightning lightning_fabric lightning_utilities
+    matplotlib megatron mlflow nemo numpy omegaconf paceline pandas peft pil pkg_resources
+    polars pyarrow pydantic pytorch_lightning ray requests rich s3fs safetensors scipy
+    setuptools skimage sklearn submitit tensorboard tensordict timm tokenizers torch torchao
+    torchaudio torchdata torchmetrics torchtext torchvision tqdm traitlets transformers triton
+    trl typer urllib3 wandb webdataset xformers yaml zarr
+"""
+_KNOWN = frozenset(_KNOWN_NAMES.split())
 _LAUNCHER = re.compile(
-    r"[\\/]bin[\\/]|torch[\\/]distributed[\\/](?:run|launch|launcher|elastic)|accelerate[\\/]commands"
-    r"|deepspeed[\\/]launcher|runpy\.py"
-    r"|subprocess\.py|lightning\w*[\\/].*launchers?|torch[\\/]multiprocessing[\\/]spawn"
+    r"[\\/]bin[\\/]"
+    r"|torch[\\/]distributed[\\/](?:run|launch|launcher|elastic)"
+    r"|accelerate[\\/]commands"
+    r"|deepspeed[\\/]launcher"
+    r"|runpy\.py"
+    r"|subprocess\.py"
+    r"|lightning\w*[\\/].*launchers?"
+    r"|torch[\\/]multiprocessing[\\/]spawn"
 )
 # Text that a program or its launcher prints after an exception and that is not part of its message.
 _OTHER = re.compile(
-    r"^\s*(?:[EWIFC]\d{4} |\[|\d{4}-\d\d|srun: |slurmstepd: |During handling of|The above"
-    r" exception|Exception ignored"
-    r"|terminate called|warnings?\b|={4,}|-{4,})",
+    r"^\s*(?:[EWIFC]\d{4} |\[|\d{4}-\d\d|srun: |slurmstepd: |During handling of"
+    r"|The above exception|Exception ignored|terminate called|warnings?\b|={4,}|-{4,})",
     re.IGNORECASE,
 )
 _MAX_MORE = 200
 _MAX_FRAMES = 400
 _MAX_OPEN = 512
 _MAX_STACKS = 256
+_MAX_RAISED = 4096
 # lines of one process without a frame, after which its traceback counts as truncated
 _PATIENCE = 60
-# lines of all processes without a frame, after which lines are no longer examined one by one
+# lines of all processes without a frame, after which lines are not examined one by one
 _QUIET = 2000
 
 WRAPPERS = (
@@ -94,10 +121,11 @@ _CONTROL_FLOW = (
 )
 # It only refers to an error printed earlier.
 _REFERS = re.compile(
-    r"\bsee (?:the )?(?:root cause|(?:actual |original"
-    r" )?(?:error|exception|log|message|trace|traceback|stack trace)s?)"
-    r"(?: messages?)? above|\b(?:root cause|(?:original|actual) error|stack trace) (?:(?:is|was)"
-    r" )?(?:shown |printed )?"
+    r"\bsee (?:the )?"
+    r"(?:root cause|(?:actual |original )?(?:error|exception|log|message|trace|traceback"
+    r"|stack trace)s?)"
+    r"(?: messages?)? above"
+    r"|\b(?:root cause|(?:original|actual) error|stack trace) (?:(?:is|was) )?(?:shown |printed )?"
     r"above",
     re.IGNORECASE,
 )
@@ -122,8 +150,10 @@ class Frame:
     @property
     def own_package(self) -> bool:
         """Whether it is in an installed package that is not a well-known library."""
-        found = _INSTALLED.search(self.file)
-        return found is not None and found["package"].lower().removesuffix(".py") not in _KNOWN
+        installed = _INSTALLED.search(self.file)
+        if installed is None:
+            return False
+        return installed["package"].lower().removesuffix(".py") not in _KNOWN
 
     @property
     def launcher(self) -> bool:
@@ -214,7 +244,6 @@ class _Open:
     start: int
     frames: deque[Frame] = field(default_factory=lambda: deque(maxlen=_MAX_FRAMES))
     idle: int = 0
-    headed: bool = False
     chained: str = ""
     ignored: bool = False
 
@@ -226,6 +255,29 @@ def _short(name: str) -> str:
     """
     module, _, own = name.rpartition(".")
     return own if not own[:1].islower() else f"{module.rpartition('.')[2]}.{own}"
+
+
+def _frames(line: Line) -> list[Frame]:
+    """Return the frames in a line of a traceback, of Python itself or in a box of rich."""
+    matches = list(_FRAME.finditer(line.body))
+    if not matches and line.text[:1] in "│|" and (rich := _RICH_FRAME.match(line.body)):
+        matches = [rich]
+    return [Frame(m["file"].strip(), m["line"], m["function"] or "") for m in matches]
+
+
+def _at_start(line: Line, *, in_traceback: bool) -> re.Match[str] | None:
+    """Return the exception at the start of a line; any name may be one within a traceback."""
+    is_start = not line.body[:1].isspace() or line.text[:1] in "│"
+    match = _RAISED.match(line.body) if in_traceback and is_start else None
+    return match or _NAMED.match(line.body) or _OF_EXCEPTIONS.match(line.body)
+
+
+def _in_the_middle(line: Line) -> re.Match[str] | None:
+    """Return the exception within a line, unless the line is source code."""
+    match = _INSIDE.search(line.body) if "Error" in line.body else None
+    if match is None or _CODE.search(line.body[: match.start()]):
+        return None
+    return match
 
 
 class Tracebacks:
@@ -249,38 +301,37 @@ class Tracebacks:
     @property
     def cut(self) -> list[Frame]:
         """The innermost frames of truncated tracebacks, the user's own if possible."""
-        return [
-            innermost(each.frames) or each.frames[-1] for each in self._open.values() if each.frames
-        ]
+        stacks = [traceback.frames for traceback in self._open.values() if traceback.frames]
+        return [innermost(frames) or frames[-1] for frames in stacks]
 
     def feed(self, line: Line) -> None:
         """Process a line."""
-        body = line.body
-        if not body.strip():
+        if not line.body.strip():
             return
         self._finish(line)
         self._quiet += 1
-        if "direct cause of" in body or "During handling of the above" in body:
-            self._chained[line.source] = "cause" if "direct cause" in body else "context"
-        if _IGNORED.search(body):
-            self._ignored.add(line.source)
-        header = _HEADER.search(body) is not None
+        self._announce(line)
+        header = _HEADER.search(line.body) is not None
         if header:
-            self._begin(line, headed=True)
+            self._begin(line)
         if self._dump(line):
             return
-        frames = [
-            Frame(found["file"], found["line"], found["function"] or "")
-            for found in _FRAME.finditer(body)
-        ]
-        if not frames and line.text[:1] in "│|" and (rich := _RICH_FRAME.match(body)):
-            frames = [Frame(rich["file"].strip(), rich["line"], rich["function"])]
+        frames = _frames(line)
         if frames:
-            current = self._open.get(line.source) or self._begin(line, headed=False)
+            current = self._open.get(line.source) or self._begin(line)
             current.frames.extend(frames)
             current.idle = self._quiet = 0
         elif not header:
             self._end(line)
+
+    def _announce(self, line: Line) -> None:
+        """Remember what a line says about the traceback that follows it."""
+        if "direct cause of" in line.body:
+            self._chained[line.source] = "cause"
+        elif "During handling of the above" in line.body:
+            self._chained[line.source] = "context"
+        if _IGNORED.search(line.body):
+            self._ignored.add(line.source)
 
     def _dump(self, line: Line) -> bool:
         """Process a line that faulthandler prints; keep only the current thread."""
@@ -292,22 +343,22 @@ class Tracebacks:
             return True
         if line.source not in self._dumped:
             return False
-        found = _FRAME.match(line.body.strip())
-        if found is None:
+        frame = _FRAME.match(line.body.strip())
+        if frame is None:
             del self._dumped[line.source]
             return False
         stack = self._dumped[line.source]
         if stack is not None and len(stack.frames) < _MAX_FRAMES:
-            function = found["function"] or line.body.rpartition(" in ")[2]
-            stack.frames.append(Frame(found["file"], found["line"], function))
+            function = frame["function"] or line.body.rpartition(" in ")[2]
+            stack.frames.append(Frame(frame["file"], frame["line"], function))
         return True
 
-    def _begin(self, line: Line, *, headed: bool) -> _Open:
+    def _begin(self, line: Line) -> _Open:
         self._quiet = 0
         if len(self._open) >= _MAX_OPEN:
             self._open.pop(next(iter(self._open)))
         before = self._open.get(line.source)
-        current = _Open(line.number, headed=headed, chained=self._chained.pop(line.source, ""))
+        current = _Open(line.number, chained=self._chained.pop(line.source, ""))
         if before is not None and not line.source:  # two processes that no label distinguishes
             current.frames.extend(before.frames)
         current.ignored = line.source in self._ignored
@@ -316,36 +367,27 @@ class Tracebacks:
         return current
 
     def _end(self, line: Line) -> None:
+        """Close the traceback of a line's source if the line names its exception."""
         current = self._open.get(line.source)
-        anchored, found = True, None
-        if current is not None:
-            found = (
-                _RAISED.match(line.body)
-                if not line.body[:1].isspace() or line.text[:1] in "│"
-                else None
-            )
-        found = found or _NAMED.match(line.body) or _OF_EXCEPTIONS.match(line.body)
-        if (
-            found is None
-            and "Error" in line.body + "Exception"
-            and (inside := _INSIDE.search(line.body))
-        ):
-            anchored = False
-            found = None if _CODE.search(line.body[: inside.start()]) else inside
-        if found is None or found["type"].endswith("Warning"):
+        match = _at_start(line, in_traceback=current is not None)
+        anchored = match is not None
+        match = match or _in_the_middle(line)
+        if match is None or match["type"].endswith("Warning"):
             self._tire(line.source, current)
             return
-        self._add(line, found, current, anchored=anchored)
+        self._open.pop(line.source, None)
+        if current is None or not current.ignored:
+            self._add(line, match, current, anchored=anchored)
 
     def _add(
-        self, line: Line, found: re.Match[str], current: _Open | None, *, anchored: bool
+        self, line: Line, match: re.Match[str], current: _Open | None, *, anchored: bool
     ) -> None:
-        self._open.pop(line.source, None)
-        if current is not None and current.ignored:
+        if len(self.raised) >= _MAX_RAISED:
             return
+        message = (match["message"] or "").strip()
         raised = Raised(
-            _short(found["type"]),
-            (found["message"] or "").strip(),
+            _short(match["type"]),
+            message,
             tuple(current.frames) if current else (),
             line,
             current.start if current else line.number,
@@ -353,12 +395,10 @@ class Tracebacks:
             anchored=anchored,
             chained=current.chained if current else "",
         )
-        if len(self.raised) < 4096:
-            self.raised.append(raised)
-            if raised.message.endswith(":") or (
-                not raised.message and found["message"] is not None
-            ):
-                self._unfinished[line.source] = raised
+        self.raised.append(raised)
+        is_empty = not message and match["message"] is not None
+        if message.endswith(":") or is_empty:
+            self._unfinished[line.source] = raised
 
     def _finish(self, line: Line) -> None:
         """Take an exception's message, or its rest after a colon, from the next line."""
@@ -367,14 +407,14 @@ class Tracebacks:
             return
         if raised.message and _OTHER.search(line.body):
             return
-        place = next(
-            (at for at in range(len(self.raised) - 1, -1, -1) if self.raised[at] is raised), None
-        )
-        if place is not None:
-            more = line.body.strip()[:_MAX_MORE] if raised.message else line.body.strip()
-            self.raised[place] = replace(
-                raised, message=f"{raised.message} {more}".strip(), more=more
-            )
+        more = line.body.strip()
+        if raised.message:
+            more = more[:_MAX_MORE]
+        for place in reversed(range(len(self.raised))):
+            if self.raised[place] is raised:
+                message = f"{raised.message} {more}".strip()
+                self.raised[place] = replace(raised, message=message, more=more)
+                return
 
     def _tire(self, source: str, current: _Open | None) -> None:
         if current is None:

@@ -1,6 +1,4 @@
-"""Validate single values of a job request, by the same rules on the command line and in a profile.
-Pure.
-"""
+"""Validate single values of a job request, by one rule for the command line and profiles. Pure."""
 
 from __future__ import annotations
 
@@ -62,22 +60,23 @@ def _sbatch(typed: str) -> tuple[str, str | None]:
         raise _refused(typed, "is one line, without control characters")
     match = _SBATCH.fullmatch(typed)
     if not match:
-        near = (
-            f"--sbatch --{typed}"
-            if re.fullmatch(r"[a-z][a-z-]+(=.+)?", typed)
-            else "--sbatch --constraint=a100"
-        )
-        raise _refused(typed, "begins with a dash, as sbatch has it, and has a name", near)
+        lacks_dashes = re.fullmatch(r"[a-z][a-z-]+(=.+)?", typed) is not None
+        example = f"--{typed}" if lacks_dashes else "--constraint=a100"
+        rule = "begins with a dash, as sbatch has it, and has a name"
+        raise _refused(typed, rule, f"--sbatch {example}")
     word, value = match["long"] or match["short"], match["value"] or match["rest"] or ""
     name, kind = sbatch_option(word)
     require_free(name or word, value, label=f"--sbatch {_escaped(typed)}")
+    _require_value(typed, name, kind, value)
+    return name or word, value or None
+
+
+def _require_value(typed: str, name: str, kind: str, value: str) -> None:
     if kind == "value" and not value:
-        raise _refused(
-            typed, f"needs a value: --{name} is an option with one", f"--sbatch --{name}=VALUE"
-        )
+        rule = f"needs a value: --{name} is an option with one"
+        raise _refused(typed, rule, f"--sbatch --{name}=VALUE")
     if kind == "flag" and value:
         raise _refused(typed, f"takes no value: --{name} is a flag", f"--sbatch --{name}")
-    return name or word, value or None
 
 
 def require_free(name: str, value: str, *, label: str) -> None:
@@ -93,23 +92,18 @@ def require_free(name: str, value: str, *, label: str) -> None:
         return
     instead = "--gpus-per-node" if name == "gres" else INSTEAD.get(name, "")
     if instead:
-        amount = (
-            " " + value.rpartition(":")[2]
-            if value and instead in ("--gpus-per-node", f"--{name}")
-            else ""
-        )
-        raise contradicted(f"{label}: paceline submit sets --{name} itself", f"{instead}{amount}")
+        fix = instead
+        if value and instead in ("--gpus-per-node", f"--{name}"):
+            fix += " " + value.rpartition(":")[2]
+        raise contradicted(f"{label}: paceline submit sets --{name} itself", fix)
 
 
 def _nodes(name: str, text: str) -> None:
     match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", text)
     if not match:
-        fix = (
-            f"--nodes {text.replace(':', '-')}"
-            if re.fullmatch(r"[1-9][0-9]*:[1-9][0-9]*", text)
-            else "--nodes 2"
-        )
-        raise invalid(name, text, "is a number or a range MIN-MAX", fix)
+        is_torchruns = re.fullmatch(r"[1-9][0-9]*:[1-9][0-9]*", text) is not None
+        example = text.replace(":", "-") if is_torchruns else "2"
+        raise invalid(name, text, "is a number or a range MIN-MAX", f"--nodes {example}")
     low, high = int(match[1]), int(match[2] or match[1])
     if low < 1 or high < low:
         raise invalid(name, text, "needs at least one node and MIN not above MAX", "--nodes 1")
@@ -142,9 +136,8 @@ def _time(name: str, text: str) -> None:
     if not option_values.seconds_of(text, bare_s=60) > 0:
         rule = "is a time above 0: 90m, 2h, minutes, or as sbatch has it, 1-12:00:00"
         parts = re.fullmatch(r"([0-9]+) ?h(?:ours?)? ?([0-9]+)(?: ?m\w*)?", text)
-        raise invalid(
-            name, text, rule, f"--time {parts[1]}:{int(parts[2]):02d}:00" if parts else "--time 2h"
-        )
+        example = f"{parts[1]}:{int(parts[2]):02d}:00" if parts else "2h"
+        raise invalid(name, text, rule, f"--time {example}")
 
 
 def _on_node_loss(name: str, text: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from paceline import env
 from paceline.errors import EXIT_UNFINISHED
+from paceline.launch.plan.option import as_words
 from paceline.slurm.request import Request
 from paceline.text.quoting import comment, directive, pattern, word
 
@@ -81,35 +82,33 @@ def _resources(request: Request) -> Iterator[str]:
 
 def _conduct(request: Request, place: Place) -> Iterator[str]:
     yield (
-        f"# sent to the steps {request.signal_s} s before the time limit: the run saves and ends by"
-        " itself"
+        f"# sent to the steps {request.signal_s} s before the time limit: the run saves and ends"
     )
     yield directive("signal", f"{request.signal}@{request.signal_s}")
     by_slurm = request.requeue and request.on_node_loss == "requeue"
     if by_slurm:
         yield (
             "# after preemption, the time limit or the loss of a node the job is queued again, and"
-            " goes on"
+            " continues"
         )
     elif request.requeue:
         yield (
-            "# by Slurm itself never, so that the loss of a node ends the job: what is unfinished"
-            " is submitted anew"
+            "# never by Slurm itself, so the loss of a node ends the job: an unfinished run is"
+            " submitted again"
         )
     yield directive("requeue" if by_slurm else "no-requeue")
     yield directive("open-mode", "append")
     if _by_directive(place.folder):
         yield directive("chdir", place.folder)
-    if place.printed:  # Slurm opens this file before the job creates the run folder, in which slurm.out links to it
+    if place.printed:
+        # Slurm opens this file before the job creates the run folder, where slurm.out links to it
         yield directive("output", "slurm-%j.out")
     else:
         yield directive("output", pattern(place.output))
 
 
 def _by_directive(folder: str) -> bool:
-    """Return whether ``--chdir`` can name a folder: versions of Slurm differ in what ``%`` and
-    ``\\`` mean in paths.
-    """
+    """Return whether ``--chdir`` can name a folder: ``%`` and ``\\`` depend on Slurm's version."""
     return "%" not in folder and "\\" not in folder
 
 
@@ -132,7 +131,7 @@ def _set_up(request: Request, place: Place) -> Iterator[str]:
         yield f"srun --export=ALL --ntasks-per-node=1 mkdir -p -- {folder} || exit"
         yield f"export TMPDIR={folder}"
     if request.requeue:
-        yield "# where the latest checkpoint is damaged: go on from the latest one that is whole"
+        yield "# if the latest checkpoint is damaged: continue from the latest one that is complete"
         yield f"export {env.DAMAGED}=skip"
 
 
@@ -154,8 +153,7 @@ def _start(request: Request, place: Place) -> list[str]:
     # only before the run: the other two commands call Slurm, which a container does not have
     prefix = request.profile.prefix
     command = [word(part) for part in ((*prefix, "paceline") if prefix else place.paceline)]
-    # in a job that was submitted with --export=NONE, srun would start the tasks without an
-    # environment
+    # after --export=NONE for the job, srun would start the tasks without an environment
     srun = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--ntasks-per-node=1"]
     if request.cpus:
         # since Slurm 22.05 srun does not take this from the job
@@ -164,7 +162,9 @@ def _start(request: Request, place: Place) -> list[str]:
     run_command = " ".join(
         [*command, "run", '--rdzv-endpoint "$endpoint"', f"--grace-s {request.grace_s}"]
     )
-    options = _filled([_option(name, value) for name, value in request.forwarded])
+    options = _filled(
+        [" ".join(map(word, as_words(name, value))) for name, value in request.forwarded]
+    )
     run_dir = f"--run-dir {word(place.run_dir)}"
     # a name that starts with a dash would be parsed as an option
     script = ["--"] if request.script.startswith("-") else []
@@ -196,9 +196,7 @@ def _record(request: Request, place: Place) -> str:
 
 
 def _secret_lines(request: Request) -> list[str]:
-    """Return the lines that create the secret of this start; Slurm passes the variable to all
-    tasks.
-    """
+    """Return the lines that create the secret of this start, which Slurm passes to all tasks."""
     if request.max_nodes == 1:
         return []
     return [
@@ -212,16 +210,6 @@ def _secret_lines(request: Request) -> list[str]:
 
 def _own_command(place: Place) -> str:
     return " ".join(word(part) for part in place.paceline)
-
-
-def _option(name: str, value: str) -> str:
-    option = "--" + name.replace("_", "-")
-    if not value:
-        return option
-    separator = (
-        "=" if value.startswith("-") else " "
-    )  # after a space it would be parsed as an option
-    return f"{option}{separator}{word(value)}"
 
 
 def _filled(words: Sequence[str]) -> list[str]:
@@ -248,7 +236,7 @@ def _end(request: Request, place: Place) -> list[str]:
         lines += [
             (
                 f"# {EXIT_UNFINISHED}: stopped unfinished, with a checkpoint; queued again, the job"
-                " goes on from there"
+                " continues from there"
             ),
             f'{_own_command(place)} requeue {word(place.run_dir)} --status "$status"',
         ]

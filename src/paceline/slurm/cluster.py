@@ -1,6 +1,4 @@
-"""Parse the output of ``scontrol``, ``sinfo`` and ``sacctmgr``: partitions, their nodes, and
-accounts. Pure.
-"""
+"""Parse partitions, nodes and accounts from ``scontrol``, ``sinfo`` and ``sacctmgr``. Pure."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Explain the end of a job whose run recorded no outcome, from what Slurm says. Pure."""
+"""Explain the end of a job whose run recorded no outcome, from what Slurm reports. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from paceline.errors import EXIT_FAILED, Finding
 from paceline.launch.outcome.block import MOST_LINES
@@ -13,32 +14,79 @@ from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
 from paceline.text.quoting import printable, word
 
-# A launcher that was killed; srun then ends the other launchers, for which it prints the same line
-# later.
+# A launcher that was killed. srun then ends the others, and prints the same line for them later.
 _SRUN = re.compile(
     r"srun: error: (\S+): tasks? \S+: (Killed|Terminated|Segmentation fault|Bus error|Aborted).*"
 )
 _MAX_EVIDENCE_LINES = 6  # lines of the output that a finding shows
 _LOST = re.compile(r"srun: error: Node failure on (\S+)")
-_MEANING = {
-    "CANCELLED": (
-        "was cancelled",
-        "somebody did so on purpose, or a job that it depended on has failed; {again}",
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """How a job ended, with placeholders such as ``{job}``.
+
+    Attributes:
+        what: The first line of the finding.
+        fix: What to do.
+        finding: Name of the finding.
+    """
+
+    what: str
+    fix: str
+    finding: str = "slurm-job-ended"
+
+
+# By the state in Slurm; the first three are endings that the state alone does not distinguish.
+_LAUNCHER_KILLED, _NODE_KNOWN, _NEVER_STARTED = "launcher killed", "node known", "never started"
+_ENDINGS: Mapping[str, _Ending] = {
+    "TIMEOUT": _Ending(
+        "Slurm ended {name} at its time limit, before its run had ended",
+        "longer: --time; or in time: a larger --grace-s; {again}",
+        "slurm-time-limit",
     ),
-    "NODE_FAIL": ("ended because a node failed", "sinfo -R tells which nodes are down; {again}"),
-    "PREEMPTED": (
-        "was preempted by another job",
-        "{again}; with --requeue Slurm queues it again by itself",
+    "OUT_OF_MEMORY": _Ending(
+        "{name} was killed because it exceeded the memory limit",
+        "a larger --mem, fewer or leaner DataLoader workers, or a smaller batch",
+        "rank-died-oom-killer",
     ),
-    "BOOT_FAIL": ("ended because a node did not boot", "{again}"),
-    "LAUNCH_FAILED": (
-        "could not be launched on its nodes",
-        "{again}; if it fails again, tell the site",
+    "CANCELLED": _Ending(
+        "{name} was cancelled",
+        "a user cancelled it, or a job that it depends on has failed; {again}",
     ),
-    "DEADLINE": ("ended at its deadline", "a later --deadline, or a shorter --time"),
-    "REVOKED": ("was revoked: another cluster runs it", "squeue --federation -j {job}"),
-    "FAILED": ("failed, and its run has not told why", "the cause is in its output: less {log}"),
+    _NEVER_STARTED: _Ending(
+        "{name} was cancelled before it started",
+        "a user cancelled it, or a job that it depends on has failed; {again}",
+    ),
+    "NODE_FAIL": _Ending(
+        "{name} ended because a node failed", "sinfo -R shows which nodes are down; {again}"
+    ),
+    _NODE_KNOWN: _Ending(
+        "{name} ended because {node} failed", "sinfo -R shows which nodes are down; {again}"
+    ),
+    "PREEMPTED": _Ending(
+        "{name} was preempted by another job",
+        "{again}; with --requeue Slurm queues it again automatically",
+    ),
+    "BOOT_FAIL": _Ending("{name} ended because a node did not boot", "{again}"),
+    "LAUNCH_FAILED": _Ending(
+        "{name} could not be launched on its nodes",
+        "{again}; if it fails again, ask the site's administrators",
+    ),
+    "DEADLINE": _Ending("{name} ended at its deadline", "a later --deadline, or a shorter --time"),
+    "REVOKED": _Ending(
+        "{name} was revoked: another cluster runs it", "squeue --federation -j {job}"
+    ),
+    "FAILED": _Ending(
+        "{name} failed, and its run recorded no cause", "the cause is in its output: less {log}"
+    ),
+    _LAUNCHER_KILLED: _Ending(
+        "{name} failed: the launcher on {node} was ended first: {signal}",
+        "find out what killed it: a user, or the memory limit (sacct -j {job} -o MaxRSS,State);"
+        " {again}",
+    ),
 }
+_OTHER = _Ending("{name} ended in state {state}", "{again}")
 
 
 def judge(
@@ -55,46 +103,38 @@ def judge(
     """
     name = f"job {record.job_id}" + (f" ({record.name})" if record.name else "")
     again = f"to submit it again: sbatch {word(script)}"
-    where = f"{job.nodes} ({log})" if job and job.nodes else log
+    output = tuple(tail[-_MAX_EVIDENCE_LINES:])
     if job is None:
         return Finding(
             "slurm-job-ended",
-            f"Slurm does not know {name} any more, and its run has not told its end",
-            where=where,
-            evidence=tuple(tail[-_MAX_EVIDENCE_LINES:]),
+            f"Slurm no longer knows {name}, and its run recorded no outcome",
+            where=log,
+            evidence=output,
             fix=f"sacct -j {record.job_id} where the site keeps accounts; {again}",
         )
-    evidence = (_slurm_summary(job), *tail[-_MAX_EVIDENCE_LINES:])
-    if job.state == "TIMEOUT":
-        what = f"Slurm ended {name} at its time limit, before its run had ended by itself"
-        fix = f"longer: --time; or in time: a larger --grace-s; {again}"
-        return Finding("slurm-time-limit", what, where=where, evidence=evidence, fix=fix)
-    if job.state == "OUT_OF_MEMORY":
-        what = f"{name} was killed because it exceeded the memory that it was given"
-        fix = "--mem with more, fewer or leaner DataLoader workers, or a smaller batch"
-        return Finding("rank-died-oom-killer", what, where=where, evidence=evidence, fix=fix)
-    first = next((match for line in tail if (match := _SRUN.match(line))), None)
-    if job.state == "FAILED" and first:
-        what = f"{name} failed: the launcher on {first[1]} was ended first: {first[2]}"
-        fix = (
-            f"ask whoever may have killed it: a user, or the memory limit (sacct -j {job.job_id} -o"
-            " MaxRSS,State)"
-        )
-        return Finding(
-            "slurm-job-ended", what, where=where, evidence=evidence, fix=f"{fix}; {again}"
-        )
-    lost = next((match[1] for line in tail if (match := _LOST.match(line))), "")
+    key, details = _classify(job, tail)
+    ending = _ENDINGS.get(key, _OTHER)
+    values = {"name": name, "again": again, "job": record.job_id, "log": word(log), **details}
+    return Finding(
+        ending.finding,
+        ending.what.format(**values),
+        where=f"{job.nodes} ({log})" if job.nodes else log,
+        evidence=(_slurm_summary(job), *output),
+        fix=ending.fix.format(**values),
+    )
+
+
+def _classify(job: JobState, tail: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Return the key of a job's ending, and the values of its further placeholders."""
+    killed = next((match for line in tail if (match := _SRUN.match(line))), None)
+    if job.state == "FAILED" and killed:
+        return _LAUNCHER_KILLED, {"node": killed[1], "signal": killed[2]}
+    lost = next((match for line in tail if (match := _LOST.match(line))), None)
     if job.state == "NODE_FAIL" and lost:
-        what, fix = (
-            f"{name} ended because {lost} failed",
-            _MEANING["NODE_FAIL"][1].format(again=again),
-        )
-        return Finding("slurm-job-ended", what, where=where, evidence=evidence, fix=fix)
-    meaning, fix = _MEANING.get(job.state, (f"ended in state {job.state}", "{again}"))
+        return _NODE_KNOWN, {"node": lost[1]}
     if job.state == "CANCELLED" and not job.nodes:
-        meaning = "was cancelled before it started"
-    fix = fix.format(again=again, job=record.job_id, log=word(log))
-    return Finding("slurm-job-ended", f"{name} {meaning}", where=where, evidence=evidence, fix=fix)
+        return _NEVER_STARTED, {}
+    return job.state, {"state": job.state}
 
 
 def _slurm_summary(job: JobState) -> str:
@@ -121,9 +161,7 @@ def report(finding: Finding, *, folder: str) -> Report:
 
 
 def from_outcome(outcome: Outcome, *, folder: str) -> Report:
-    """Return the final report of a run from its events, where the one that it printed cannot be
-    read.
-    """
+    """Return the final report of a run from its events, if its own report cannot be read."""
     last = f"exit status {outcome.exit_status} · run folder {folder}"
     if outcome.exit_status == 0:
         return Report(0, [f"the run has succeeded · run folder {folder}"])

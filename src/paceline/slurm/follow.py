@@ -1,5 +1,4 @@
-"""``paceline follow``: show a job's output as it grows, across all its starts, and exit with the
-run's status.
+"""``paceline follow``: show a job's output across all its starts, and exit with the run's status.
 
 The output file is read often and Slurm is queried rarely, since its controller serves all users of
 the cluster. The run's own events decide how it ended; without them the state in Slurm decides.
@@ -27,10 +26,7 @@ from paceline.text.quoting import printable, word
 
 _READ_S = 0.2
 _ASK_S, _ASK_LATER_S, _LATER_AFTER_S = 2.0, 5.0, 60.0
-_ASK_SELDOM_S, _SELDOM_AFTER_S = (
-    30.0,
-    600.0,
-)  # while the job runs: a hundred jobs may be followed for days
+_ASK_SELDOM_S, _SELDOM_AFTER_S = 30.0, 600.0  # a hundred jobs may be followed for days
 _NO_OUTPUT_S = 10.0  # until then a file that a node writes usually becomes visible on other hosts
 _LAST_LINES = 40
 _LAST_LINES_S = 3.0  # time limit for the last lines to become visible
@@ -123,9 +119,7 @@ class Follower:
             self._sleep(_READ_S)
 
     def _pause_s(self, followed_s: float) -> float:
-        """Return the time until the next query of Slurm; it is short once the run has printed its
-        final report.
-        """
+        """Return the time until the next query of Slurm: short once the final report is printed."""
         if followed_s < _LATER_AFTER_S:
             return _ASK_S
         seldom = followed_s >= _SELDOM_AFTER_S and self._is_running and not self._output.has_block
@@ -136,7 +130,7 @@ class Follower:
         job = self._job.job_id
         on = f"-M {self._job.cluster} " if self._job.cluster else ""
         again = f"paceline follow {word(str(self._run_dir.root))}"
-        _say(f"job {job} goes on; to watch it again: {again}; to end it: scancel {on}{job}")
+        _say(f"job {job} continues; to follow it again: {again}; to end it: scancel {on}{job}")
 
     def _check(self, now: float) -> int | None:
         """Query Slurm and read the run folder; return the exit status if the job has ended."""
@@ -145,30 +139,35 @@ class Follower:
         state = answer.state
         self._is_running = state is not None and state.state == RUNNING
         if state is not None and not state.ended:
-            self._ended_before = False
-            self._report_state(state)
-            self._report_missing_output(state, now)
-            if state.state != COMPLETING:
-                return None
-            # its script may still queue it again, unless the run's end leaves no reason to
-            outcome = self._outcome(state)
-            final = (
-                outcome is not None
-                and outcome.exit_status in (EXIT_OK, EXIT_FAILED)
-                and not outcome.lost
-            )
-            return self._end(state, outcome) if final else None
-        if not answer.heard:
-            self._report_silence()
+            return self._check_unfinished(state, now)
+        return self._check_ended(answer)
+
+    def _check_unfinished(self, state: JobState, now: float) -> int | None:
+        """Report the state of a job that has not ended; return the exit status if it is certain."""
+        self._ended_before = False
+        self._report_state(state)
+        self._report_missing_output(state, now)
+        if state.state != COMPLETING:
+            return None
         outcome = self._outcome(state)
-        if state is None and outcome is None and not answer.heard:
+        if outcome is None or outcome.lost:
+            return None  # the job script may still queue the job again
+        is_final = outcome.exit_status in (EXIT_OK, EXIT_FAILED)
+        return self._end(state, outcome) if is_final else None
+
+    def _check_ended(self, answer: lookup.Answer) -> int | None:
+        """Return the exit status of a job that Slurm does not show as living."""
+        if not answer.has_answered:
+            self._report_silence()
+        outcome = self._outcome(answer.state)
+        if answer.state is None and outcome is None and not answer.has_answered:
             return None  # the job may still run: continue to show its output
-        if not self._ended_before and not (outcome and outcome.exit_status == EXIT_OK):
-            # check once more: the record of a new submission may appear in the folder a moment
-            # later
+        has_succeeded = outcome is not None and outcome.exit_status == EXIT_OK
+        if not self._ended_before and not has_succeeded:
+            # check once more: the record of a new submission may appear a moment later
             self._ended_before = True
             return None
-        return self._end(state, outcome)
+        return self._end(answer.state, outcome)
 
     def _reread_record(self) -> None:
         latest = record.read(self._run_dir)
@@ -194,8 +193,7 @@ class Follower:
     def _report_state(self, state: JobState) -> None:
         """Print the state of the job, if it has changed."""
         if self._last_state is None and state.waits and not self._has_run:
-            # squeue does not show whether Slurm had queued the job again before this command
-            # started
+            # squeue does not show whether the job was queued again before this command started
             full = lookup.full(self._job)
             self._has_run = full is not None and full.restarts > 0
         self._has_run = self._has_run or not state.waits or bool(self._job.requeues)
@@ -217,7 +215,7 @@ class Follower:
             where = f" on {state.nodes}" if state.nodes else ""
             path = self._run_dir.job_output
             _say(
-                f"waiting for {path}, which job {state.job_id}{where} writes: it is not to be seen"
+                f"waiting for {path}, which job {state.job_id}{where} writes: it is not visible"
                 " here yet"
             )
 
@@ -243,7 +241,7 @@ class Follower:
                 _say(f"Slurm has ended job {state.job_id}: {state.state}")
             return outcome.exit_status
         if state is not None and state.succeeded:
-            _say(f"job {self._job.job_id} has ended well; {folder} has no account of the run")
+            _say(f"job {self._job.job_id} has succeeded; {folder} has no report of the run")
             return EXIT_OK
         tail = evidence.read_tail(self._run_dir.job_output, lines=_LAST_LINES)
         if is_incomplete:  # the run's own final report has just been shown
@@ -255,9 +253,7 @@ class Follower:
         return report.exit_status
 
     def _drain(self, *, until_block: bool) -> None:
-        """Show the rest of the output: a file server may deliver the last lines after the job has
-        ended.
-        """
+        """Show the rest of the output, which a file server may deliver after the job has ended."""
         deadline = self._clock() + _LAST_LINES_S
 
         def is_awaited() -> bool:
@@ -305,8 +301,9 @@ def _has_restarted(earlier: JobState, later: JobState) -> bool:
 
 
 def _is_unchanged(earlier: JobState, later: JobState) -> bool:
-    """Return whether there is nothing new to report: the expected start of a pending job changes
-    all the time.
+    """Return whether there is nothing new to report.
+
+    The expected start of a pending job changes all the time.
     """
     if (earlier.state, earlier.reason, earlier.nodes) != (later.state, later.reason, later.nodes):
         return False

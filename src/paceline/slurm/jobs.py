@@ -101,9 +101,7 @@ def _say(text: str) -> None:
 def _row(
     run_dir: RunDir, job: JobRecord | None, states: dict[tuple[str, str], JobState]
 ) -> Row | None:
-    """Return the row of a run, or print a line to stderr and return None if its folder cannot be
-    read.
-    """
+    """Return the row of a run; None, after a line on stderr, if its folder cannot be read."""
     try:
         return row(run_dir, job, states)
     except Exception as error:  # the files may be damaged; the other runs are listed all the same
@@ -126,12 +124,8 @@ def gather(*places: Path) -> list[tuple[RunDir, JobRecord | None]]:
             _say(f"{run_dir.job} cannot be read: {error}")
         if job is not None or run_dir.plan().exists() or any(path.glob("plan.attempt-*.json")):
             dated.append((_begun(run_dir, job), run_dir, job))
-    return [
-        (run_dir, job)
-        for _, run_dir, job in sorted(
-            dated, key=lambda entry: (entry[0], entry[1].root), reverse=True
-        )
-    ]
+    dated.sort(key=lambda entry: (entry[0], entry[1].root), reverse=True)
+    return [(run_dir, job) for _, run_dir, job in dated]
 
 
 def _begun(run_dir: RunDir, job: JobRecord | None) -> float:
@@ -156,8 +150,7 @@ def row(run_dir: RunDir, job: JobRecord | None, states: dict[tuple[str, str], Jo
     state, since_s = judge(slurm, history, submitted_s=submitted_s, alive=_is_alive)
     logged_step, loss = _figures(run_dir)
     last = evidence.last_checkpoint(run_dir.checkpoints)
-    # any of these may lag behind the others: metrics are logged rarely, events cover the last start
-    # only
+    # any of these may lag behind: metrics are logged rarely, events cover the last start only
     steps = (logged_step, last.step if last else None, history.steps)
     step = max((count for count in steps if count is not None), default=None)
     return Row(
@@ -174,9 +167,7 @@ def row(run_dir: RunDir, job: JobRecord | None, states: dict[tuple[str, str], Jo
 
 
 def _nodes(slurm: JobState | None, job: JobRecord | None, history: History) -> str:
-    """Return the names of a run's nodes, else the requested number, else the number in its
-    events.
-    """
+    """Return the names of a run's nodes, else the requested or the recorded number."""
     if slurm is not None and slurm.nodes:
         return slurm.nodes
     if job is not None and job.nodes:
@@ -203,12 +194,22 @@ def judge(
     if slurm is not None and not slurm.ended:
         # a pending job's start is the expected one
         return slurm.state.lower(), submitted_s if slurm.waits else slurm.start_s
-    if history.outcome is not None and not (
-        slurm is not None and slurm.broke and history.outcome.stopped
-    ):
-        return history.outcome.word, history.outcome.time_ns / 1e9
+    outcome = history.outcome
+    has_cause_in_slurm = slurm is not None and slurm.broke
+    if outcome is not None and not (has_cause_in_slurm and outcome.stopped):
+        return outcome.word, outcome.time_ns / 1e9
     if slurm is not None:
         return "succeeded" if slurm.succeeded else slurm.state.lower(), slurm.start_s
+    return _judge_processes(history, submitted_s=submitted_s, alive=alive)
+
+
+def _judge_processes(
+    history: History,
+    *,
+    submitted_s: float | None,
+    alive: Callable[[str, int, float], bool | None],
+) -> tuple[str, float | None]:
+    """Return a run's state from its launchers' processes: nothing else shows whether it lives."""
     started_s = history.started_ns / 1e9 if history.started_ns else submitted_s
     living = [alive(host, pid, history.started_ns / 1e9) for host, pid in history.launchers]
     if any(living):
@@ -223,9 +224,8 @@ def _is_alive(host: str, pid: int, before_s: float) -> bool | None:
     if host != socket.gethostname():
         return None
     try:
-        return (
-            psutil.Process(pid).create_time() <= before_s + 1
-        )  # else the process id has been reused
+        # a process that was created later has the same id by chance
+        return psutil.Process(pid).create_time() <= before_s + 1
     except (psutil.NoSuchProcess, ValueError, OverflowError):
         return False
 

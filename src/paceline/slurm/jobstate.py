@@ -1,8 +1,8 @@
 """Parse the state of Slurm jobs from the output of squeue, scontrol and sacct. Pure.
 
 The three commands know different things: squeue lists many jobs at once; scontrol shows one in
-full, and forgets it
-minutes after its end (``MinJobAge``); sacct remembers old jobs, if the site has accounting.
+full, and forgets it minutes after its end (``MinJobAge``); sacct remembers old jobs, if the site
+has accounting.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from paceline.launch.plan.option_values import seconds_of
 
 # Output formats of squeue and sacct; a reason may contain anything but the bar.
 SQUEUE_FORMAT = "%i|%T|%N|%S|%r"
@@ -76,9 +78,7 @@ class JobState:
 
     @property
     def broke(self) -> bool:
-        """Whether the job ended for a reason that its run cannot know: all that a run gets then is
-        a signal.
-        """
+        """Whether the job ended for a reason that its run, which got a signal, cannot know."""
         return self.state in _BROKEN
 
     @property
@@ -121,7 +121,7 @@ def from_scontrol(text: str) -> JobState | None:
         restarts=int(values.get("Restarts", "0") or 0),
         requeue=values["Requeue"] == "1" if "Requeue" in values else None,
         excluded=_value(values.get("ExcNodeList", "")),
-        limit_s=_limit(values.get("TimeLimit", "")),
+        limit_s=seconds_of(values.get("TimeLimit", "").strip()) or None,
     )
 
 
@@ -144,12 +144,9 @@ def from_sacct(text: str) -> JobState | None:
 
 
 def _pairs(text: str) -> Mapping[str, str]:
-    """Return the ``Key=value`` pairs of a line; the first of a key wins, since a path may look like
-    another pair.
-    """
+    """Return the ``Key=value`` pairs of a line; the first wins, as a path may look like another."""
     values: dict[str, str] = {}
-    # the job's name is the second field and may contain anything, so parsing resumes at the field
-    # after it
+    # the job's name is the second field and may contain anything: parsing resumes after it
     rest = re.sub(r"^(JobId=\S+ )JobName=.*? (?=UserId=)", r"\1", text.strip())
     for key, value in re.findall(r"(?:^|\s)([A-Z]\w*)=(\S*)", rest):
         values.setdefault(key, value)
@@ -169,15 +166,6 @@ def _value(text: str) -> str:
 def _exit(text: str) -> tuple[int | None, int]:
     match = re.fullmatch(r"(\d+):(\d+)", text.strip())
     return (int(match[1]), int(match[2])) if match else (None, 0)
-
-
-def _limit(text: str) -> float | None:
-    """Return the seconds of ``1-12:00:00``, None for ``UNLIMITED``."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text.strip())
-    if not match:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _seconds(text: str) -> float | None:

@@ -18,12 +18,12 @@ from paceline.text.wording import few
 
 _NAME = "slurm-request-impossible"
 _OVERRULED = ("qos", "reservation")  # their limits may exceed those of the partition
+_CPU_OPTIONS = ("mincpus", "extra-node-info", "tres-per-task")
 _MOST_NAMED = 8
 
 
 def judge(request: Request, cluster: Cluster) -> list[Finding]:
-    """Return the limits that a request exceeds: errors, and warnings where Slurm may accept the
-    job.
+    """Return the limits that a request exceeds, as warnings where Slurm may accept the job.
 
     Args:
         request: The request.
@@ -39,8 +39,7 @@ def judge(request: Request, cluster: Cluster) -> list[Finding]:
         list(_partition(request, partition, cluster))
         for partition in _partitions(request.partition, cluster)
     ]
-    # Slurm chooses any of several partitions that is possible, so the request fails only if all are
-    # impossible
+    # Slurm chooses any possible one of several partitions: the request fails only if none is
     possible = [candidate for candidate in candidates if not _fatal(candidate)]
     best = next(iter(possible + candidates), [])
     return [*findings, *best]
@@ -51,16 +50,14 @@ def _names(listed: str) -> list[str]:
 
 
 def _partitions(listed: str, cluster: Cluster) -> list[Partition]:
-    """Return the known partitions of a list such as ``gpu,cpu``, or else the default partition, if
-    there is one.
-    """
+    """Return the known partitions of a list such as ``gpu,cpu``, else the default partition."""
     named = [partition for name in _names(listed) if (partition := cluster.find(name))]
     if named or cluster.default is None:
         return named
     return [cluster.default]
 
 
-def waits_for_ever(request: Request, cluster: Cluster, *, partition: str) -> list[Finding]:
+def waits_forever(request: Request, cluster: Cluster, *, partition: str) -> list[Finding]:
     """Return the limits that keep a job pending although ``sbatch --test-only`` accepts it.
 
     Without ``EnforcePartLimits`` Slurm accepts a job beyond the limits of its partition, which then
@@ -78,18 +75,14 @@ def waits_for_ever(request: Request, cluster: Cluster, *, partition: str) -> lis
     return by_partition[0] if by_partition and all(by_partition) else []
 
 
-_ASK_FOR_CPUS = ("mincpus", "extra-node-info", "tres-per-task")
-
-
 def lacks_cpus(request: Request) -> bool:
     """Return whether a job with GPUs requests no CPUs: Slurm would allocate one for its task."""
-    has_cpus = request.cpus or any(name in _ASK_FOR_CPUS for name, _ in request.sbatch)
+    has_cpus = request.cpus or any(name in _CPU_OPTIONS for name, _ in request.sbatch)
     return bool(request.gpus) and not has_cpus
 
 
 def with_cpus(request: Request, cluster: Cluster) -> Request:
-    """Return a request for GPUs with the CPUs that belong to them: their share of the CPUs of a
-    node.
+    """Return a request for GPUs with their share of the CPUs of a node.
 
     Args:
         request: The request, without CPUs.
@@ -127,9 +120,7 @@ def _shares(request: Request, partition: Partition) -> Iterator[tuple[int, str]]
 
 
 def no_cpus(request: Request, why: str) -> Finding:
-    """Return the finding for a job with GPUs and without CPUs, if paceline cannot choose their
-    number.
-    """
+    """Return the finding for a job with GPUs whose number of CPUs paceline cannot choose."""
     return Finding(
         "cpus-per-task-missing",
         f"--gpus-per-node {request.gpus} without CPUs: Slurm would give the ranks of a node one CPU"
@@ -146,11 +137,9 @@ def _fatal(findings: Sequence[Finding]) -> bool:
 
 def _account(request: Request, cluster: Cluster) -> Iterator[Finding]:
     accounts = cluster.accounts
-    if (
-        accounts is None
-        or not request.account
-        or request.account.lower() in (account.lower() for account in accounts)
-    ):
+    if accounts is None or not request.account:
+        return
+    if request.account.lower() in (account.lower() for account in accounts):
         return
     near = closest(request.account, accounts)
     yield _impossible(
@@ -179,77 +168,98 @@ def _unknown_partition(name: str, request: Request, cluster: Cluster) -> Finding
 
 def _partition(request: Request, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
     overruled = any(name in _OVERRULED for name, _ in request.sbatch)
-    yield from _nodes_as_asked(request, partition, cluster)
+    yield from _nodes(request, partition, cluster)
     if not overruled:
         yield from _limits(request, partition, cluster)
     yield from _accounts_of(request, partition)
 
 
-def _nodes_as_asked(request: Request, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
+def _nodes(request: Request, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
     """Check what is requested of each node, and if that is possible the number of nodes."""
     if not partition.kinds:
         return
     kind = request.gpus.rpartition(":")[0]
-    short = [
+    findings = [
         *_gpus(request, partition, cluster, kind),
         *_cpus(request, partition),
         *_memory(request, partition),
     ]
-    yield from short
-    if short:
+    yield from findings
+    if findings:
         return
     fitting = sum(node.count for node in partition.kinds if _fits(node, request, kind))
     if request.min_nodes > fitting:
-        alike = fitting < partition.num_nodes
-        what = f"has {_nodes(fitting)}" + (" with what is asked of each" if alike else "")
-        larger = _elsewhere(request, partition, cluster)
-        yield _impossible(
-            f"partition {partition.name} {what}, not {request.min_nodes}",
-            where=_where(f"--nodes {request.nodes}", request),
-            evidence=(
-                tuple(_describe(node) for node in partition.kinds[:_MOST_NAMED]) if alike else ()
-            ),
-            fix=f"--nodes {fitting}" + larger,
-        )
+        yield _too_few_nodes(request, partition, cluster, fitting)
+
+
+def _too_few_nodes(
+    request: Request, partition: Partition, cluster: Cluster, fitting: int
+) -> Finding:
+    what = f"partition {partition.name} has {_node_words(fitting)}"
+    evidence: tuple[str, ...] = ()
+    if fitting < partition.num_nodes:
+        what += " with what is asked of each"
+        evidence = tuple(_describe(node) for node in partition.kinds[:_MOST_NAMED])
+    return _impossible(
+        f"{what}, not {request.min_nodes}",
+        where=_where(f"--nodes {request.nodes}", request),
+        evidence=evidence,
+        fix=f"--nodes {fitting}" + _elsewhere(request, partition, cluster),
+    )
 
 
 def _gpus(request: Request, partition: Partition, cluster: Cluster, kind: str) -> Iterator[Finding]:
     most = max(node.num_gpus(kind) for node in partition.kinds)
     if request.num_gpus <= most:
         return
-    where = _where(f"--gpus-per-node {request.gpus}", request)
     # a job can request a type of GPU only by the name that the site gave it
     kinds = sorted({name for node in partition.kinds for name in node.gpus if name})
     if kind and kind not in kinds:
-        listed = f"kinds: {few(kinds, _MOST_NAMED)}" if kinds else "its GPUs have no kinds"
-        near = closest(kind, kinds) or (kinds[0] if kinds else "")
-        fix = (
-            f"--gpus-per-node {near}:{request.num_gpus}"
-            if near
-            else f"--gpus-per-node {request.num_gpus}"
-        )
-        yield _impossible(
-            f"partition {partition.name} has no GPU {kind}",
-            where=where,
-            evidence=(listed,),
-            fix=fix,
-        )
-        return
-    named = f"{kind}:" if kind else ""
-    elsewhere = _elsewhere(request, partition, cluster)
-    spread = ""
-    if most and request.min_nodes == request.max_nodes and not kind:
-        total = request.num_gpus * request.max_nodes
-        spread = f"--nodes {-(-total // most)} " if total % most == 0 else ""
-    least = f"{spread}--gpus-per-node {named}{most}" if most else "leave out --gpus-per-node"
-    yield _impossible(
-        f"no node of partition {partition.name} has {request.num_gpus}"
-        f" {_gpu_words(kind, request.num_gpus)}; "
-        + (f"the most is {most}" if most else "there are none"),
-        where=where,
-        evidence=tuple(_describe(node) for node in partition.kinds[:_MOST_NAMED]),
-        fix=least + elsewhere if most or not elsewhere else elsewhere.removeprefix(", or "),
+        yield _unknown_gpu_kind(request, partition, kind, kinds)
+    else:
+        yield _too_many_gpus(request, partition, cluster, kind, most)
+
+
+def _unknown_gpu_kind(
+    request: Request, partition: Partition, kind: str, kinds: Sequence[str]
+) -> Finding:
+    near = closest(kind, kinds) or next(iter(kinds), "")
+    prefix = f"{near}:" if near else ""
+    return _impossible(
+        f"partition {partition.name} has no GPU {kind}",
+        where=_where(f"--gpus-per-node {request.gpus}", request),
+        evidence=(f"kinds: {few(kinds, _MOST_NAMED)}" if kinds else "its GPUs have no kinds",),
+        fix=f"--gpus-per-node {prefix}{request.num_gpus}",
     )
+
+
+def _too_many_gpus(
+    request: Request, partition: Partition, cluster: Cluster, kind: str, most: int
+) -> Finding:
+    elsewhere = _elsewhere(request, partition, cluster)
+    if most:
+        limit = f"the most is {most}"
+        prefix = f"{kind}:" if kind else ""
+        fix = f"{_more_nodes(request, kind, most)}--gpus-per-node {prefix}{most}{elsewhere}"
+    else:
+        limit = "there are none"
+        fix = elsewhere.removeprefix(", or ") or "leave out --gpus-per-node"
+    return _impossible(
+        f"no node of partition {partition.name} has {request.num_gpus}"
+        f" {_gpu_words(kind, request.num_gpus)}; {limit}",
+        where=_where(f"--gpus-per-node {request.gpus}", request),
+        evidence=tuple(_describe(node) for node in partition.kinds[:_MOST_NAMED]),
+        fix=fix,
+    )
+
+
+def _more_nodes(request: Request, kind: str, gpus_per_node: int) -> str:
+    """Return ``--nodes N`` for as many GPUs in total on smaller nodes; empty if there is no N."""
+    is_fixed = request.min_nodes == request.max_nodes
+    total = request.num_gpus * request.max_nodes
+    if kind or not is_fixed or total % gpus_per_node:
+        return ""
+    return f"--nodes {total // gpus_per_node} "
 
 
 def _cpus(request: Request, partition: Partition) -> Iterator[Finding]:
@@ -257,17 +267,13 @@ def _cpus(request: Request, partition: Partition) -> Iterator[Finding]:
     if request.cpus <= most or not most:
         return
     if request.cpus_per_gpu:
-        typed, fix = (
-            f"--cpus-per-gpu {request.cpus_per_gpu}",
-            f"--cpus-per-gpu {most // request.num_gpus}",
-        )
+        typed = f"--cpus-per-gpu {request.cpus_per_gpu}"
+        fix = f"--cpus-per-gpu {most // request.num_gpus}"
         what = f"{request.num_gpus} x {request.cpus_per_gpu} = {request.cpus} CPUs"
     else:
-        typed, fix, what = (
-            f"--cpus-per-node {request.cpus}",
-            f"--cpus-per-node {most}",
-            f"{request.cpus} CPUs",
-        )
+        typed = f"--cpus-per-node {request.cpus}"
+        fix = f"--cpus-per-node {most}"
+        what = f"{request.cpus} CPUs"
     yield _impossible(
         f"no node of partition {partition.name} has {what}; the most is {most}",
         where=_where(typed, request),
@@ -289,22 +295,21 @@ def _memory(request: Request, partition: Partition) -> Iterator[Finding]:
 
 def _limits(request: Request, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
     limit_s = partition.max_time_s
-    if limit_s is not None and (request.unlimited or (request.time_s or 0) > limit_s):
-        requested = "UNLIMITED" if request.unlimited else clock(request.time_s or 0)
+    requested_s = request.time_s or 0
+    if limit_s is not None and (request.unlimited or requested_s > limit_s):
+        requested = "UNLIMITED" if request.unlimited else clock(requested_s)
+        why = "a job that asks for more waits forever, or is refused"
+        if request.requeue:
+            why += "; with less it is queued again when its time is over, and continues"
         yield _impossible(
             f"the time limit of partition {partition.name} is {clock(limit_s)}",
             where=_where(f"--time {requested}", request),
-            why="a job that asks for more waits for ever, or is refused"
-            + (
-                "; with less it is queued again when its time is over, and goes on"
-                if request.requeue
-                else ""
-            ),
+            why=why,
             fix=f"--time {clock(limit_s)}" + _elsewhere(request, partition, cluster),
         )
     if partition.max_nodes is not None and request.min_nodes > partition.max_nodes:
         yield _impossible(
-            f"a job in partition {partition.name} has at most {_nodes(partition.max_nodes)}",
+            f"a job in partition {partition.name} has at most {_node_words(partition.max_nodes)}",
             where=_where(f"--nodes {request.nodes}", request),
             fix=f"--nodes {partition.max_nodes}" + _elsewhere(request, partition, cluster),
         )
@@ -322,14 +327,12 @@ def _accounts_of(request: Request, partition: Partition) -> Iterator[Finding]:
         )
     elif partition.allow_accounts and account not in partition.allow_accounts:
         # a warning: in newer versions an account below one of these may use the partition too
+        near = closest(account, partition.allow_accounts)
         finding = _impossible(
             f"account {account} is not among those of partition {partition.name}",
             where=f"--account {word(account)}",
             evidence=(f"accounts of the partition: {few(partition.allow_accounts, _MOST_NAMED)}",),
-            fix=(
-                "--account"
-                f" {closest(account, partition.allow_accounts) or partition.allow_accounts[0]}"
-            ),
+            fix=f"--account {near or partition.allow_accounts[0]}",
         )
         yield replace(finding, severity="warning")
 
@@ -342,9 +345,7 @@ def describe(partition: Partition) -> str:
 
 
 def _elsewhere(request: Request, partition: Partition, cluster: Cluster) -> str:
-    """Return ``, or --partition NAME`` for another partition that can serve the request; empty if
-    there is none.
-    """
+    """Return ``, or --partition NAME`` for another partition that can serve the request, if any."""
     for other in cluster.partitions:
         if other.name == partition.name or not other.up or not other.kinds:
             continue
@@ -374,27 +375,23 @@ def _size(memory_mb: int) -> str:
 
 
 def _describe(kind: NodeKind) -> str:
-    gpus = (
-        ", ".join(f"{count} {_gpu_words(name, count)}" for name, count in kind.gpus.items())
-        or "no GPU"
-    )
-    return f"{_nodes(kind.count)} with {gpus}, {kind.cpus} CPUs, {_size(kind.memory_mb)} of memory"
+    gpus = [f"{count} {_gpu_words(name, count)}" for name, count in kind.gpus.items()]
+    parts = [", ".join(gpus) or "no GPU", f"{kind.cpus} CPUs", f"{_size(kind.memory_mb)} of memory"]
+    return f"{_node_words(kind.count)} with {', '.join(parts)}"
 
 
 def _gpu_words(kind: str, count: int) -> str:
     return f"{kind} GPU{'' if count == 1 else 's'}".strip()
 
 
-def _nodes(count: int) -> str:
+def _node_words(count: int) -> str:
     return f"{count} node{'' if count == 1 else 's'}"
 
 
 def _where(typed: str, request: Request) -> str:
-    return (
-        f"{typed} --partition {word(request.partition)}"
-        if request.partition
-        else f"{typed}, the default partition"
-    )
+    if request.partition:
+        return f"{typed} --partition {word(request.partition)}"
+    return f"{typed}, the default partition"
 
 
 def _impossible(

@@ -19,11 +19,11 @@ class Answer:
     """Slurm's answer about a job.
 
     Attributes:
-        heard: Whether Slurm answered.
+        has_answered: Whether Slurm answered.
         state: State of the job, None if Slurm has forgotten it or did not answer.
     """
 
-    heard: bool
+    has_answered: bool
     state: JobState | None = None
 
 
@@ -36,11 +36,11 @@ def state(job: JobRecord) -> Answer:
     shape = ("-h", "-t", "all", "-o", jobstate.SQUEUE_FORMAT)
     result = commands.query("squeue", *_cluster(job.cluster), *shape, "-j", job.job_id)
     if result.status != 0 and _UNKNOWN not in result.err:
-        return Answer(heard=False)
+        return Answer(has_answered=False)
     current = jobstate.from_squeue(result.out).get(job.job_id)
     if current is not None and not current.ended:
-        return Answer(True, current)
-    return Answer(True, full(job) or current)
+        return Answer(has_answered=True, state=current)
+    return Answer(has_answered=True, state=full(job) or current)
 
 
 def full(job: JobRecord) -> JobState | None:
@@ -56,8 +56,9 @@ def full(job: JobRecord) -> JobState | None:
 
 
 def states(jobs: Iterable[JobRecord]) -> tuple[dict[tuple[str, str], JobState], list[str]]:
-    """Return the states of jobs by cluster and id, and the clusters that do not answer; each is
-    queried once.
+    """Return the states of jobs by cluster and id, and the clusters that do not answer.
+
+    Each cluster is queried once.
     """
     ids_by_cluster: dict[str, list[str]] = {}
     for job in jobs:
@@ -79,25 +80,25 @@ def states(jobs: Iterable[JobRecord]) -> tuple[dict[tuple[str, str], JobState], 
 def _table(cluster: str, ids: Sequence[str]) -> str | None:
     shape = ("-h", "-t", "all", "-o", jobstate.SQUEUE_FORMAT)
     result = commands.query("squeue", *_cluster(cluster), *shape, "-j", ",".join(ids))
-    if (
-        result.status == 0 or _UNKNOWN in result.err
-    ):  # the latter if the only job in the list was forgotten
-        return result.out
-    return None
+    is_forgotten = _UNKNOWN in result.err  # the only job in the list
+    return result.out if result.status == 0 or is_forgotten else None
 
 
 def last_start_ns(job: JobRecord, state: JobState | None) -> int:
-    """Return a lower bound of the time of the job's last start: earlier events belong to an earlier
-    start. Pure.
+    """Return a lower bound of the time of the job's last start. Pure.
+
+    Earlier events belong to an earlier start.
 
     Args:
         job: Record of the job.
         state: State of the job in Slurm, None if unknown.
     """
-    since_ns = max(
-        [job.submitted_ns - _CLOCKS_NS, *(requeue.time_ns for requeue in job.requeues[-1:])]
-    )
+    since_ns = job.submitted_ns - _CLOCKS_NS
+    if job.requeues:
+        since_ns = max(since_ns, job.requeues[-1].time_ns)
+    if state is None or state.start_s is None:
+        return since_ns
     # after a node failure Slurm requeues a job automatically, which the record does not show
-    if state is not None and state.start_s is not None and (state.restarts or job.earlier_ids):
+    if state.restarts or job.earlier_ids:
         since_ns = max(since_ns, int(state.start_s * 1e9) - _CLOCKS_NS)
     return since_ns

@@ -1,6 +1,4 @@
-"""The options of ``paceline submit``: its own, and those that it forwards to ``paceline run``. Data
-only.
-"""
+"""The options of ``paceline submit``, and those that it forwards to ``paceline run``. Data only."""
 
 from __future__ import annotations
 
@@ -77,7 +75,7 @@ OWN: tuple[Option, ...] = (
     Option("no_requeue", "never queue the job again", flag=True, group=LOSS),
     Option(
         "on_node_loss",
-        "requeue: a job that lost a node goes on from its last checkpoint; fail: it ends",
+        "requeue: a job that lost a node continues from its last checkpoint; fail: it ends",
         "requeue",
         metavar="|".join(ON_NODE_LOSS),
         group=LOSS,
@@ -102,9 +100,10 @@ OWN: tuple[Option, ...] = (
 
 # Options that Slurm decides, that the two commands define differently, or that start no ranks.
 _NOT_FORWARDED = {
-    "nnodes", "node_rank", "master_addr", "master_port", "local_addr", "rdzv_backend", "rdzv_endpoint", "rdzv_id",
-    "rdzv_conf", "standalone", "check_only", "no_slurm", "run_dir", "json",
-}  # fmt: skip
+    *("nnodes", "node_rank", "master_addr", "master_port", "local_addr"),
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"),
+    *("standalone", "check_only", "no_slurm", "run_dir", "json"),
+}
 _SHORT = {"-m"}  # -t and -r have other meanings in sbatch
 FORWARDED: tuple[Option, ...] = tuple(
     option if option.short in _SHORT else replace(option, short="")
@@ -142,7 +141,7 @@ NEVER: Mapping[str, str] = {
     "ntasks-per-gpu": "there is one task on each node, and it starts the ranks of the node",
     "ntasks-per-socket": "there is one task on each node, and it starts the ranks of the node",
     "ntasks-per-core": "there is one task on each node, and it starts the ranks of the node",
-    "array": "the jobs of an array would share one run folder; each is submitted by itself",
+    "array": "the jobs of an array would share one run folder; each is submitted separately",
     "chdir": "the job works in the folder that it is submitted from",
     "open-mode": "a job that is queued again appends to its output",
     "wrap": "the script is written by paceline",

@@ -70,9 +70,8 @@ class Output:
         assert self._file is not None
         try:
             if os.fstat(self._file.fileno()).st_size < self._file.tell():
-                self._file.seek(
-                    0
-                )  # truncated by a hand-written job script without --open-mode=append
+                # truncated by a job script of the user without --open-mode=append
+                self._file.seek(0)
             chunk = self._file.read(_CHUNK)
             if not chunk and not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
                 self._file.close()  # the path now names the output of a later job

@@ -140,7 +140,7 @@ class _Reader:
                     fix=(
                         f'{quotes[1]} = "{quotes[2]}"'
                         if quotes
-                        else f"correct line {number}; texts stand in quotes"
+                        else f"correct line {number}; texts need quotes"
                     ),
                 )
             ) from None
@@ -178,46 +178,43 @@ class _Reader:
     def _sbatch(
         self, key: str, value: Any, table: Mapping[str, Any]
     ) -> list[tuple[str, str | None]]:
-        from paceline.diagnose.lint import sbatch_option, sbatch_options
+        from paceline.diagnose.lint import sbatch_option
 
         name, kind = sbatch_option(key.replace("_", "-"))
         if not name or name != key.replace("_", "-"):
-            valid_keys = [
-                *(option.long[2:] for option in _OWN.values()),
-                *sbatch_options(),
-                "sbatch",
-            ]
-            raise self._unknown(
-                "slurm",
-                key,
-                valid_keys,
-                table,
-                also='an option of a plug-in: sbatch = ["--option=value"]',
-            )
-        is_flag = isinstance(value, bool)
-        if not isinstance(value, (bool, str, int, datetime.time)):
-            raise self._invalid(
-                "slurm", key, f"{key} is a text, a whole number, or true", f'{key} = "..."'
-            )
-        if (kind == "flag" and not is_flag) or (kind == "value" and is_flag):
-            rule = f"{key} is true or false" if kind == "flag" else f"{key} needs a value"
-            raise self._invalid(
-                "slurm", key, rule, f"{key} = true" if kind == "flag" else f'{key} = "..."'
-            )
+            raise self._unknown_sbatch(key, table)
+        self._require_kind(key, value, kind)
         if value is False:
             return []
-        text = "" if is_flag else str(value)
+        text = "" if value is True else str(value)
         if CONTROL.search(text):
             raise self._invalid("slurm", key, f"{key} is one line, without control characters", "")
-        self._checked(
-            "slurm",
-            key,
-            lambda option_value: asking.require_free(
-                name, option_value, label=f"{key} = {value!r}"
-            ),
-            text,
-        )
-        return [(name, None if is_flag else text)]
+
+        def require_free(option_value: str) -> None:
+            asking.require_free(name, option_value, label=f"{key} = {value!r}")
+
+        self._checked("slurm", key, require_free, text)
+        return [(name, None if value is True else text)]
+
+    def _unknown_sbatch(self, key: str, table: Mapping[str, Any]) -> UsageError:
+        from paceline.diagnose.lint import sbatch_options
+
+        own = [option.long[2:] for option in _OWN.values()]
+        also = 'an option of a plug-in: sbatch = ["--option=value"]'
+        return self._unknown("slurm", key, [*own, *sbatch_options(), "sbatch"], table, also=also)
+
+    def _require_kind(self, key: str, value: Any, kind: str) -> None:
+        """Refuse a value that an option of sbatch does not take."""
+        is_flag = isinstance(value, bool)
+        if not isinstance(value, (bool, str, int, datetime.time)):
+            rule, fix = f"{key} is a text, a whole number, or true", f'{key} = "..."'
+        elif kind == "flag" and not is_flag:
+            rule, fix = f"{key} is true or false", f"{key} = true"
+        elif kind == "value" and is_flag:
+            rule, fix = f"{key} needs a value", f'{key} = "..."'
+        else:
+            return
+        raise self._invalid("slurm", key, rule, fix)
 
     def _setup(self, table: Mapping[str, Any]) -> dict[str, Any]:
         self._require_known("setup", table, _SETUP)
@@ -227,7 +224,7 @@ class _Reader:
         )
         if bad is not None:
             raise self._invalid(
-                "setup", "modules", f"{bad!r} is no module", 'modules = ["cuda/12.4"]'
+                "setup", "modules", f"{bad!r} is not a module", 'modules = ["cuda/12.4"]'
             )
         return {
             "modules": modules,
@@ -240,7 +237,7 @@ class _Reader:
     def _setting(self, name: str, value: Any) -> Setting:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise self._invalid(
-                "environment", name, f"{name!r} is no name of a variable", 'NAME = "value"'
+                "environment", name, f"{name!r} is not the name of a variable", 'NAME = "value"'
             )
         why = ""
         if isinstance(value, dict):
@@ -323,9 +320,7 @@ class _Reader:
         }
 
     def _expanded(self, section: str, key: str, text: str, *, late: bool) -> str:
-        """Expand ``~`` and variables in a path; ``late`` leaves Slurm's variables for the job to
-        expand.
-        """
+        """Expand ``~`` and variables in a path; with ``late`` the job expands Slurm's variables."""
         if CONTROL.search(text):
             raise self._invalid(section, key, f"{key} is one line, without control characters", "")
 
@@ -393,9 +388,7 @@ class _Reader:
 
 
 def _line_of(text: str, section: str, key: str) -> int:
-    """Return the line of a key in its section, else the line of the section, 0 if neither is
-    found.
-    """
+    """Return the line of a key in its section, else the line of the section, else 0."""
     inside, begins = not section, 0
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[+\s*\"?([\w.-]+)\"?\s*\]+", line):

@@ -1,6 +1,4 @@
-"""``paceline profile check``: compare a profile with the cluster it is for. Queries Slurm, and
-changes nothing.
-"""
+"""``paceline profile check``: compare a profile with its cluster, without changing anything."""
 
 from __future__ import annotations
 
@@ -23,8 +21,7 @@ from paceline.text.wording import few
 
 OK, SILENT, WRONG = "ok", "not answered", "finding"
 _SHELL_LIMIT_S = 10.0
-# In a login shell, where "module" is a function; a module may be visible only after those before it
-# are loaded.
+# In a login shell, where "module" is a function; one module may make others visible.
 _MODULE = (
     "type module >/dev/null 2>&1 || exit 42; last=$1; shift; "
     '[ $# -eq 0 ] || module load "$@" >/dev/null 2>&1; module is-avail "$last"'
@@ -115,10 +112,8 @@ def _items(site: Profile, requested: Request) -> Iterator[Item]:
     cluster = survey.gather(account=bool(requested.account))
     limit_items = list(_request(requested, cluster))
     yield from limit_items
-    if all(
-        item.state != WRONG for item in limit_items
-    ):  # else sbatch would report the same with less detail
-        yield _sbatch(requested)
+    if all(item.state != WRONG for item in limit_items):
+        yield _sbatch(requested)  # which would report the limits again, with less detail
     for number, module in enumerate(site.modules):
         yield _module(module, site.modules[:number])
     if site.prefix:
@@ -174,10 +169,11 @@ def _module(module: str, before: Sequence[str]) -> Item:
     subject = f"module {module}"
     result = _shell(_MODULE, module, *before)
     if result.status in (_NO_MODULES, commands.UNANSWERED, commands.MISSING):
+        is_missing = result.status == _NO_MODULES
         return Item(
             subject,
             SILENT,
-            "there is no command module here" if result.status == _NO_MODULES else result.err,
+            "the command module is not available here" if is_missing else result.err,
         )
     if result.status == 0:
         return Item(subject, OK)
@@ -191,8 +187,8 @@ def _module(module: str, before: Sequence[str]) -> Item:
     return _wrong(subject, finding)
 
 
-def _shell(text: str, *words: str) -> commands.Said:
-    return commands.tell("bash", "-lc", text, "paceline", *words, timeout_s=_SHELL_LIMIT_S)
+def _shell(text: str, *words: str) -> commands.Reply:
+    return commands.run("bash", "-lc", text, "paceline", *words, timeout_s=_SHELL_LIMIT_S)
 
 
 def _prefix(site: Profile) -> Item:
@@ -201,16 +197,13 @@ def _prefix(site: Profile) -> Item:
     location = shutil.which(command) or _shell(_COMMAND, command, *site.modules).out.strip()
     if location:
         return Item(subject, OK, location.splitlines()[-1])
-    what = f"there is no command {command} here"
-    return _wrong(
-        subject,
-        Finding(
-            "profile-invalid",
-            what,
-            where="[run] prefix",
-            fix="give its whole path, or the module that has it",
-        ),
+    finding = Finding(
+        "profile-invalid",
+        f"there is no command {command} here",
+        where="[run] prefix",
+        fix="give its whole path, or the module that has it",
     )
+    return _wrong(subject, finding)
 
 
 def _path(key: str, path: str, *, severity: str) -> Item:
@@ -220,11 +213,11 @@ def _path(key: str, path: str, *, severity: str) -> Item:
         existing = os.path.dirname(existing)
     try:
         with tempfile.TemporaryFile(dir=existing):
-            pass  # permissions are not enough: the file system may be full, or mounted read-only here
+            pass  # permissions are not enough: the disk may be full, or mounted read-only here
     except OSError as error:
         why = f"{existing}: {error.strerror}"
     else:
-        return Item(subject, OK, "" if os.path.exists(path) else f"is made in {existing}")
+        return Item(subject, OK, "" if os.path.exists(path) else f"will be created in {existing}")
     what, fix = f"the folder of {key} cannot be used: {why}", f"ls -ld {word(existing)}"
     finding = Finding(
         "profile-invalid", what, where=f"[paths] {key} = {path}", fix=fix, severity=severity
@@ -235,7 +228,7 @@ def _path(key: str, path: str, *, severity: str) -> Item:
 def _tmp(path: str) -> Item:
     # usually on a node's local disk, which is not visible here
     if "$" in path:
-        return Item(f"tmp {path}", SILENT, "only the job knows it")
+        return Item(f"tmp {path}", SILENT, "only the job knows its value")
     return _path("tmp", path, severity="warning")
 
 
@@ -259,7 +252,7 @@ def _names_another(value: str) -> bool:
 def _not_filled_in(name: str, where: str) -> Finding:
     return Finding(
         "profile-invalid",
-        f"the value of {name} stands in the job as it is: no shell fills in its $",
+        f"the job gets the value of {name} unchanged: no shell expands its $",
         where=where,
         fix=f"""[setup] lines = ['export {name}="..."']""",
         severity="warning",

@@ -1,6 +1,4 @@
-"""Find and read profile files: a path as typed, else those of the project, else those of the
-user.
-"""
+"""Find and read profiles: a path as typed, else one of the project, else one of the user."""
 
 from __future__ import annotations
 
@@ -43,14 +41,11 @@ def read(path: Path, name: str) -> Profile:
 
 
 def run_folders() -> list[Path]:
-    """Return the parents of run folders: those in the current folder, then those that profiles
-    name.
-    """
+    """Return the parents of run folders: in the current folder, then those that profiles name."""
     folders = [RUNS, EARLIER_RUNS]
     for path in (path for folder in _folders() for path in sorted(folder.glob("*.toml"))):
-        with contextlib.suppress(
-            UsageError
-        ):  # another cluster's profile may name variables that are not set here
+        # another cluster's profile may name variables that are not set here
+        with contextlib.suppress(UsageError):
             runs = read(path, path.stem).runs
             folders += [Path(runs)] if runs else []
     return list(dict.fromkeys(folder for folder in folders if folder.is_dir()))

@@ -1,5 +1,4 @@
-"""Read and write ``job.json``, the record of a run's Slurm job in its run folder, and find runs by
-name or job id.
+"""Read and write ``job.json``, the record of a run's Slurm job, and find runs by name or job id.
 
 ``paceline submit`` writes the record, and the job script adds an entry each time the job is queued
 again.
@@ -104,14 +103,13 @@ class JobRecord:
 
     def _check(self) -> None:
         texts = (self.job_id, self.cluster, self.name, self.script, self.nodes, self.on_node_loss)
-        if not all(isinstance(text, str) for text in texts) or not isinstance(
-            self.submitted_ns, int
-        ):
+        has_texts = all(isinstance(text, str) for text in texts)
+        if not has_texts or not isinstance(self.submitted_ns, int):
             raise ValueError("not the record of a job: a value is of the wrong type")
         if not all(_JOB_ID.fullmatch(number) for number in self.ids):
-            raise ValueError("not the record of a job: its number is not one")
+            raise ValueError("not the record of a job: its id is not a job id")
         if not _CLUSTER.fullmatch(self.cluster) or self.cluster.startswith("-"):
-            raise ValueError("not the record of a job: its cluster has no name")
+            raise ValueError("not the record of a job: its cluster has no valid name")
 
     def resubmitted(self, job_id: str, cluster: str = "") -> JobRecord:
         """Return the record of the job under a new id."""
@@ -120,7 +118,7 @@ class JobRecord:
         )
 
     def under(self, job_id: str) -> JobRecord:
-        """Return the record with this job id: the script may have been submitted again by hand."""
+        """Return the record with this job id: its script may have been submitted again."""
         return self if job_id == self.job_id else self.resubmitted(job_id)
 
     @property
@@ -221,7 +219,7 @@ def _unknown(subject: str, places: Sequence[Path]) -> Finding:
     if subject.isdigit():
         what = f"no run in {runs} has had job {subject}"
     else:
-        what = f"{subject!r} is no run folder, no run in {runs}, and no number of a job"
+        what = f"{subject!r} is not a run folder, a run in {runs}, or a job id"
     near = closest(subject, names)
     return Finding(
         "slurm-job-unknown",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from paceline.errors import Finding, closest
-from paceline.machine.slurm_commands import MISSING, UNANSWERED, Said
+from paceline.machine.slurm_commands import MISSING, UNANSWERED, Reply
 
 # Pattern of Slurm's message, its meaning, and the fix. The first match wins.
 _MEANINGS: tuple[tuple[str, str, str], ...] = (
@@ -28,7 +28,7 @@ _MEANINGS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"node configuration is not available",
-        "no node has the GPUs, CPUs, memory or features that are asked of each",
+        "no node has the GPUs, CPUs, memory or features that are requested of each",
         "sinfo -o '%R %D %c %m %G %f' shows what nodes have",
     ),
     (
@@ -73,10 +73,8 @@ _UNREACHABLE = re.compile(
 )
 
 
-def unsure(result: Said) -> bool:
-    """Return whether a job may have been queued although sbatch failed, since no answer came in
-    time.
-    """
+def unsure(result: Reply) -> bool:
+    """Return whether a job may have been queued although sbatch failed: no answer came in time."""
     return (
         result.status == UNANSWERED
         or "timed out" in result.err
@@ -84,7 +82,7 @@ def unsure(result: Said) -> bool:
     )
 
 
-def judge(result: Said, *, known_options: Callable[[], tuple[str, ...]]) -> Finding:
+def judge(result: Reply, *, known_options: Callable[[], tuple[str, ...]]) -> Finding:
     """Return why sbatch did not accept a job.
 
     Args:
@@ -97,8 +95,8 @@ def judge(result: Said, *, known_options: Callable[[], tuple[str, ...]]) -> Find
     if result.status == MISSING:
         return Finding(
             "slurm-unavailable",
-            "there is no sbatch here: this is no login node of a cluster, or Slurm's commands are"
-            " not on PATH",
+            "there is no sbatch here: this is not a login node of a cluster, or Slurm's commands"
+            " are not on PATH",
             evidence=lines,
             fix="paceline submit --dry-run ... prints the job script; without Slurm: paceline run",
         )
@@ -107,7 +105,7 @@ def judge(result: Said, *, known_options: Callable[[], tuple[str, ...]]) -> Find
             "slurm-unavailable",
             "sbatch did not answer in time",
             evidence=lines,
-            why="the job may have been queued all the same",
+            why="the job may have been queued nevertheless",
             fix="squeue --me   (before it is submitted again)",
         )
     if _UNREACHABLE.search(text):
@@ -133,7 +131,7 @@ def judge(result: Said, *, known_options: Callable[[], tuple[str, ...]]) -> Find
         "slurm-refused",
         what,
         evidence=lines,
-        fix="paceline submit --dry-run ... shows what was asked for",
+        fix="paceline submit --dry-run ... shows what was requested",
     )
 
 

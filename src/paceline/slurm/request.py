@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
 from paceline.launch.plan import option_values, parsing
+from paceline.launch.plan.option import long_form
 from paceline.launch.plan.options import Options
 from paceline.slurm import asking
 from paceline.slurm.option_table import (
@@ -25,14 +26,38 @@ from paceline.slurm.profile import Profile
 from paceline.text.quoting import CONTROL
 
 DEFAULT_GRACE_S = 120
-HANG_TIMEOUT = (  # otherwise a hang that cannot be proven wastes the job's hours until torch's timeout
-    "15m"
-)
+# Otherwise a hang that cannot be proven wastes the job's hours until torch's timeout.
+HANG_TIMEOUT = "15m"
 # After the grace period the launcher still has to report, and the script calls Slurm's commands to
 # queue the job again, which a busy controller may delay.
 SIGNAL_MARGIN_S = 60
 NOTICES = ("SIGUSR1", "SIGUSR2")
 _FORWARDED = {option.name for option in FORWARDED}
+# Two options that exclude each other, the reason, and the fix.
+_EXCLUSIVE = (
+    ("requeue", "no_requeue", "", "leave out one of them"),
+    (
+        "cpus_per_gpu",
+        "cpus_per_node",
+        "both set the number of CPUs of a node's task",
+        "leave out one of them",
+    ),
+    ("follow", "dry_run", "nothing is submitted", "leave out --follow"),
+    (
+        "follow",
+        "json",
+        "one shows the job's output, the other is for a program",
+        "paceline submit --json ..., and paceline follow with the run folder that it prints",
+    ),
+    ("json", "dry_run", "the script is printed", "leave out --json"),
+)
+# Options of other commands, and those of submit that mean the same.
+_SYNONYMS = {
+    "nnodes": "nodes",
+    "nproc": "nproc-per-node",
+    "gpus": "gpus-per-node",
+    "gres": "gpus-per-node",
+}
 
 
 @dataclass(frozen=True)
@@ -105,17 +130,15 @@ class Request:
 
     @property
     def signal(self) -> str:
-        """Name of the stop signal that Slurm sends: ``"TERM"``, or a notice signal that ranks
-        handle.
-        """
+        """Name of the stop signal that Slurm sends: ``"TERM"``, or a notice that ranks handle."""
         handled = dict(self.forwarded).get("signals_to_handle", "").split(",")
         return next((name.removeprefix("SIG") for name in NOTICES if name in handled), "TERM")
 
     def saving_at(self, signal: str) -> Request:
-        """Return the request for a script that saves at a signal: the launcher forwards this signal
-        to the ranks.
+        """Return the request for a script that saves at a signal.
 
-        Signals that the user chose with ``--signals-to-handle`` stay as they are.
+        The launcher then forwards this signal to the ranks. Signals that the user chose with
+        ``--signals-to-handle`` stay as they are.
         """
         if signal not in NOTICES or "signals_to_handle" in dict(self.forwarded):
             return self
@@ -123,14 +146,13 @@ class Request:
         return replace(self, forwarded=(*self.forwarded, ("signals_to_handle", handled)))
 
     def directives(self) -> list[tuple[str, str | None]]:
-        """Return the options of sbatch for this request: long names, each with its value or
-        None.
-        """
-        time = "UNLIMITED" if self.unlimited else clock(self.time_s) if self.time_s else ""
+        """Return the options of sbatch: long names, each with its value or None."""
+        time = clock(self.time_s) if self.time_s else ""
+        if self.unlimited:
+            time = "UNLIMITED"
         directives: list[tuple[str, str | None]] = [
             ("nodes", self.nodes),
-            # with a range, Slurm would compute the tasks from MIN and allocate no more nodes than
-            # those need
+            # with a range, Slurm would allocate no more nodes than the tasks of MIN nodes need
             ("ntasks-per-node", "1" if self.min_nodes == self.max_nodes else ""),
             ("gpus-per-node", self.gpus),
             ("cpus-per-task", str(self.cpus or "")),
@@ -143,9 +165,7 @@ class Request:
 
     @property
     def options(self) -> Options:
-        """Return the options of ``paceline run`` inside the job, as far as they are known before it
-        starts.
-        """
+        """The options of ``paceline run`` in the job, as far as they are known before its start."""
         return parsing.parse(
             self.script,
             self.script_args,
@@ -211,17 +231,16 @@ def parse(
 
 
 def _forwarded(profile: Profile, typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of ``paceline run`` in the job, with a hang timeout by default: nobody
-    watches a job.
+    """Return the options of ``paceline run`` in the job.
+
+    Nobody watches a job, so there is a hang timeout by default.
     """
-    forwarded = {
-        **profile.run,
-        **{name: value for name, value in typed.items() if name in _FORWARDED},
-    }
-    has_own_policy = {"hang_timeout", "no_probe"} & set(forwarded) or forwarded.get(
-        "on_hang"
-    ) == "report"
-    return forwarded if has_own_policy else {**forwarded, "hang_timeout": HANG_TIMEOUT}
+    forwarded = dict(profile.run)
+    forwarded |= {name: value for name, value in typed.items() if name in _FORWARDED}
+    has_own_policy = bool({"hang_timeout", "no_probe"} & set(forwarded))
+    if has_own_policy or forwarded.get("on_hang") == "report":
+        return forwarded
+    return {**forwarded, "hang_timeout": HANG_TIMEOUT}
 
 
 def _defaults(profile: Profile, typed: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,36 +254,14 @@ def _defaults(profile: Profile, typed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_contradictions(typed: Mapping[str, Any]) -> None:
-    if typed.get("requeue") and typed.get("no_requeue"):
-        raise asking.contradicted(
-            "--requeue and --no-requeue exclude each other", "leave out one of them"
-        )
-    if "cpus_per_gpu" in typed and "cpus_per_node" in typed:
-        what = (
-            "--cpus-per-gpu and --cpus-per-node exclude each other: both say how many CPUs a node's"
-            " task has"
-        )
-        raise asking.contradicted(what, "leave out one of them")
-    if typed.get("follow") and typed.get("dry_run"):
-        raise asking.contradicted(
-            "--follow and --dry-run exclude each other: nothing is submitted", "leave out --follow"
-        )
-    if typed.get("follow") and typed.get("json"):
-        raise asking.contradicted(
-            "--follow and --json exclude each other: one shows the job's output, the other is for a"
-            " program",
-            "paceline submit --json ..., and paceline follow with the run folder that it prints",
-        )
-    if typed.get("json") and typed.get("dry_run"):
-        raise asking.contradicted(
-            "--json and --dry-run exclude each other: the script is printed", "leave out --json"
-        )
+    for first, second, reason, fix in _EXCLUSIVE:
+        if typed.get(first) and typed.get(second):
+            what = f"{long_form(first)} and {long_form(second)} exclude each other"
+            raise asking.contradicted(f"{what}: {reason}" if reason else what, fix)
 
 
 def _cpus(raw: Mapping[str, Any], gpus: str, typed: set[str]) -> tuple[int, int]:
-    """Return the CPUs of a node's task, and the CPUs for each GPU, 0 if they were not set for each
-    GPU.
-    """
+    """Return the CPUs of a node's task, and those for each GPU, 0 if they were not set so."""
     if "cpus_per_gpu" in raw and gpus:
         count = int(raw["cpus_per_gpu"])
         return count * asking.num_gpus(gpus), count
@@ -303,8 +300,8 @@ def _grace(grace_s: int | None, time_s: int | None) -> int:
     least_s = grace_s + _margin(limit_s)
     if limit_s is not None and least_s >= limit_s:
         what = (
-            f"--grace-s {grace_s} leaves nothing of --time {clock(limit_s)}: the job would be told"
-            " to stop at once"
+            f"--grace-s {grace_s} leaves nothing of --time {clock(limit_s)}: the job would get the"
+            " stop signal at once"
         )
         raise asking.contradicted(what, f"--time {clock(4 * least_s)}, or a shorter --grace-s")
     return grace_s
@@ -316,9 +313,7 @@ def _limit(time_s: int | None) -> int | None:
 
 
 def _margin(limit_s: int | None) -> int:
-    """Return the margin between the grace period and the time limit, at most a quarter of the
-    limit.
-    """
+    """Return the margin between grace period and time limit, at most a quarter of the limit."""
     return SIGNAL_MARGIN_S if limit_s is None else min(SIGNAL_MARGIN_S, limit_s // 4)
 
 
@@ -336,9 +331,7 @@ def _name(script: str) -> str:
 def _merge_sbatch(
     defaults: Sequence[tuple[str, str | None]], typed: Sequence[tuple[str, str | None]]
 ) -> tuple[tuple[str, str | None], ...]:
-    """Return the options of a profile and the typed ones, which replace options of the same
-    name.
-    """
+    """Return the options of a profile and the typed ones, which replace those of the same name."""
     names = {name for name, _ in typed}
     return (*(option for option in defaults if option[0] not in names), *typed)
 
@@ -357,36 +350,34 @@ def unknown_option(typed: str) -> UsageError:
 
     word = typed.split("=", maxsplit=1)[0]
     name = word.lstrip("-").replace("_", "-")
-    forms = [option.long for option in (*OWN, *FORWARDED)]
-    synonyms = {
-        "nnodes": "nodes",
-        "nproc": "nproc-per-node",
-        "gpus": "gpus-per-node",
-        "gres": "gpus-per-node",
-    }
+    is_short = len(name) == 1
+    sbatch_name, kind = sbatch_option(name) if word.startswith("--") or is_short else ("", "")
     what = f"paceline submit has no option {word}"
-    sbatch_name, kind = sbatch_option(name) if word.startswith("--") or len(name) == 1 else ("", "")
-    if name in synonyms:
-        fix = f"--{synonyms[name]}"
+    if name in _SYNONYMS:
+        fix = f"--{_SYNONYMS[name]}"
     elif sbatch_name in NEVER:
-        fix = NEVER_FIX.get(sbatch_name, "leave it out")
         what += f": {NEVER[sbatch_name]}"
+        fix = NEVER_FIX.get(sbatch_name, "leave it out")
     elif sbatch_name in INSTEAD:
         fix = INSTEAD[sbatch_name]
-    elif sbatch_name == name or len(name) == 1:
-        fix = (
-            f"--sbatch --{sbatch_name}" + ("=VALUE" if kind == "value" else "")
-            if sbatch_name
-            else ""
-        )
+    elif sbatch_name == name or is_short:
+        fix = _through_sbatch(sbatch_name, kind)
     else:
-        near = next((form for form in forms if form.startswith(word)), "") or closest(word, forms)
-        fix = f"did you mean {near}?" if near else ""
-    return UsageError(
-        Finding(
-            "option-unknown",
-            what,
-            where="command line",
-            fix=fix or "paceline submit --help lists them",
-        )
-    )
+        fix = _similar(word)
+    fix = fix or "paceline submit --help lists them"
+    return UsageError(Finding("option-unknown", what, where="command line", fix=fix))
+
+
+def _through_sbatch(name: str, kind: str) -> str:
+    """Return how an option of sbatch is passed on; empty without a name."""
+    if not name:
+        return ""
+    return f"--sbatch --{name}=VALUE" if kind == "value" else f"--sbatch --{name}"
+
+
+def _similar(word: str) -> str:
+    """Return a question for the option that a word resembles; empty if there is none."""
+    forms = [option.long for option in (*OWN, *FORWARDED)]
+    completion = next((form for form in forms if form.startswith(word)), "")
+    near = completion or closest(word, forms)
+    return f"did you mean {near}?" if near else ""

@@ -1,8 +1,8 @@
-"""``paceline requeue``: called by a job script after its run, to queue the job again if the run can
-resume.
+"""``paceline requeue``: queue a job again whose run can resume; its script calls this at its end.
 
-Nobody watches a job script, so the command never changes the exit status of the job, and an error
-of paceline itself prints a line and does not fail the job.
+``decide`` says whether: after a stop by a signal or the time limit, or the loss of a node, if there
+is a checkpoint to resume from. Nobody watches a job script, so the command never changes the exit
+status of the job, and an error of paceline itself prints a line and does not fail the job.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ def requeue(folder: Path, *, status: int) -> int:
         return EXIT_OK
     try:
         _requeue(RunDir(folder), status, job_id)
-    except Exception as error:  # the exit status of the job is that of its run, whatever fails here
+    except Exception as error:  # the exit status of the job stays that of its run
         terminal.say(f"the job cannot be queued again: {type(error).__name__}: {error}")
     return EXIT_OK
 
 
 def _requeue(run_dir: RunDir, status: int, job_id: str) -> None:
-    # the script may be hand-written, or submitted again by hand
+    # the script may be the user's own, or submitted again manually
     job = (record.read(run_dir) or JobRecord(job_id)).under(job_id)
     last = evidence.last_checkpoint(run_dir.checkpoints)
     job_state = lookup.full(job)
@@ -143,8 +143,7 @@ def decide(
     step = last_step or 0
     if why == NODE_LOST and last_step is None and history.steps:
         return Decision(finding=_no_checkpoint(job))
-    # a script that keeps its checkpoints elsewhere: its exit status decides, unless it has not
-    # trained at all
+    # a script that keeps its checkpoints elsewhere: its exit status decides, if it has trained
     elsewhere = status == EXIT_UNFINISHED and last_step is None and history.steps != 0
     if not elsewhere and _times_from(job, step) >= _MAX_FRUITLESS:
         return Decision(finding=_no_progress(why, job, step, limit))
@@ -164,9 +163,7 @@ def _why(status: int, job: JobRecord, history: History) -> str:
 
 
 def _times_from(job: JobRecord, step: int) -> int:
-    """Return how often in a row the job was queued again to resume from a step, 0 for the
-    beginning.
-    """
+    """Return how often in a row the job was queued again to resume from this step."""
     times = 0
     for entry in reversed(job.requeues):
         if entry.step < step:
@@ -178,9 +175,7 @@ def _times_from(job: JobRecord, step: int) -> int:
 
 
 def _names(lost: Sequence[tuple[int, str]], nodelist: str) -> tuple[str, ...]:
-    """Return Slurm's names of lost nodes, by host name or else by their position in the job's node
-    list.
-    """
+    """Return Slurm's names of lost nodes: by host name, else by position in the job's node list."""
     try:
         nodes = expand_nodelist(nodelist)
     except ValueError:
@@ -217,7 +212,7 @@ def _no_progress(why: str, job: JobRecord, step: int, limit: str) -> Finding:
     else:
         cause = "lost a node"
         fix = (
-            "sinfo -R tells which nodes are down; exclude them: --sbatch --exclude=NODES; save more"
+            "sinfo -R shows which nodes are down; exclude them: --sbatch --exclude=NODES; save more"
             " often"
         )
     return Finding(
@@ -236,7 +231,7 @@ def _no_progress(why: str, job: JobRecord, step: int, limit: str) -> Finding:
 def _no_checkpoint(job: JobRecord) -> Finding:
     return Finding(
         "slurm-job-ended",
-        "the run lost a node and there is no checkpoint to go on from: the job is not queued again",
+        "the run lost a node, and has no checkpoint to continue from: the job is not queued again",
         where=f"job {job.job_id}",
         fix="save from time to time: session.save(), or Trainer(save_every=...)",
     )
@@ -245,8 +240,8 @@ def _no_checkpoint(job: JobRecord) -> Finding:
 def _not_saved(job: JobRecord, status: int) -> Finding:
     return Finding(
         "slurm-job-ended",
-        f"the run was told to stop and has not saved (status {status}): the job is not queued"
-        " again",
+        f"the run received a stop signal and has not saved (status {status}): the job is not"
+        " queued again",
         where=f"job {job.job_id}",
         why=(
             "a job is queued again when all ranks have saved and end with status"
@@ -263,24 +258,19 @@ def _carry_out(
     exclude = _possible(run_dir, decision.exclude, job_state)
     entry = Requeue(decision.step, time.time_ns(), decision.why, decision.elsewhere)
     updated = replace(job, requeues=(*job.requeues, entry))
-    record.write(
-        run_dir, updated
-    )  # before the requeue, since Slurm then ends this script within moments
+    # before the requeue, since Slurm then ends this script within moments
+    record.write(run_dir, updated)
     allowed = job_state is None or job_state.requeue is not False
     failure = _requeue_or_refusal(job, decision, exclude) if allowed else _Refusal("--no-requeue")
     if failure is None:
         return
-    if (
-        not failure.sure
-    ):  # if the job was queued after all, a second one would write the same checkpoints
+    if not failure.sure:
+        # if the job was queued after all, a second one would write the same checkpoints
         record.write(run_dir, job)
-        advice = (
-            "squeue --me tells whether it is; if not: sbatch"
-            f" {word(str(run_dir.job_script.absolute()))}"
-        )
+        command = f"sbatch {word(str(run_dir.job_script.absolute()))}"
         terminal.say(
-            f"Slurm does not tell whether job {job.job_id} is queued again ({failure.text});"
-            f" {advice}"
+            f"Slurm does not say whether job {job.job_id} is queued again ({failure.text});"
+            f" squeue --me shows it; if it is not: {command}"
         )
         return
     cannot = f"job {job.job_id} cannot be queued again ({failure.text})"
@@ -288,7 +278,7 @@ def _carry_out(
     number, _, cluster = result.out.strip().partition(";")
     if result.status != 0 or not number.isdigit():
         record.write(run_dir, job)
-        maybe = "; squeue --me tells whether it was all the same" if refusal.unsure(result) else ""
+        maybe = "; squeue --me shows whether it was after all" if refusal.unsure(result) else ""
         terminal.say(f"{cannot}, nor submitted again: {_first_line(result)}{maybe}")
         return
     record.write(run_dir, updated.resubmitted(number, cluster))
@@ -298,13 +288,13 @@ def _carry_out(
 def _requeue_or_refusal(
     job: JobRecord, decision: Decision, exclude: Sequence[str]
 ) -> _Refusal | None:
-    """Queue the job again, and return None, or why that failed."""
+    """Queue the job again; return why that failed, or None."""
     with _sigterm_ignored():
         failure = _request_requeue(job)
         if failure is not None:
             return failure
         if exclude:  # Slurm accepts this only for a pending job
-            commands.tell(
+            commands.run(
                 "scontrol", "update", f"JobId={job.job_id}", f"ExcNodeList={','.join(exclude)}"
             )
         terminal.say(f"job {job.job_id} is queued again{_words(decision, exclude)}")
@@ -312,37 +302,34 @@ def _requeue_or_refusal(
 
 
 def _request_requeue(job: JobRecord) -> _Refusal | None:
-    failure = None
+    """Call ``scontrol requeue`` until Slurm has answered; return why the job is not queued."""
+    refused = None
     for number in range(_TRIES):
         if number:
             time.sleep(_PAUSE_S)
-        result = commands.tell("scontrol", "requeue", job.job_id, timeout_s=_ANSWER_S)
+        result = commands.run("scontrol", "requeue", job.job_id, timeout_s=_ANSWER_S)
         if result.status == 0:
             return None
-        failure = _Refusal(
-            _first_line(result),
-            sure=result.status != commands.UNANSWERED and not _UNSURE.search(result.err),
-        )
-        if failure.sure and not number:
-            break
+        is_sure = result.status != commands.UNANSWERED and not _UNSURE.search(result.err)
+        refused = _Refusal(_first_line(result), is_sure)
+        if is_sure and number == 0:
+            return refused
         # without an answer the requeue may have succeeded; Slurm then refuses the next attempt
         state = lookup.state(job).state
-        if state is not None and (
-            state.waits or state.state == COMPLETING
-        ):  # until this script has ended
+        if state is None:
+            refused = replace(refused, sure=False)
+        elif state.waits or state.state == COMPLETING:  # until this script has ended
             return None
-        running = state is not None and state.state == RUNNING
-        failure = replace(failure, sure=failure.sure and running)
-        if failure.sure or (state is not None and not running):
-            break
-    return failure
+        elif state.state != RUNNING:
+            return replace(refused, sure=False)
+        elif is_sure:
+            return refused
+    return refused
 
 
 @contextlib.contextmanager
 def _sigterm_ignored() -> Iterator[None]:
-    """Ignore SIGTERM: Slurm ends this script once its job is queued again, before the nodes are
-    excluded.
-    """
+    """Ignore SIGTERM, with which Slurm ends this script before the nodes are excluded."""
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         yield
@@ -350,34 +337,32 @@ def _sigterm_ignored() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _submit(run_dir: RunDir, exclude: Sequence[str], *more: str) -> commands.Said:
+def _submit(run_dir: RunDir, exclude: Sequence[str], *more: str) -> commands.Reply:
     excluded = (f"--exclude={','.join(exclude)}",) if exclude else ()
     words = ("sbatch", "--parsable", *excluded, *more, str(run_dir.job_script.absolute()))
-    return commands.tell(*words, environ=commands.outside())
+    return commands.run(*words, environ=commands.outside())
 
 
 def _possible(run_dir: RunDir, lost: Sequence[str], job_state: JobState | None) -> tuple[str, ...]:
-    """Return the nodes to exclude: lost nodes and those excluded before; none if too few nodes
-    would remain.
+    """Return the nodes to exclude: lost and excluded ones; none if too few nodes would remain.
 
     Slurm holds a job permanently if no nodes remain for it, so ``sbatch --test-only`` is called
     first.
     """
     if not lost:
         return ()
-    excluded = (
-        expand_nodelist(job_state.excluded) if job_state is not None and job_state.excluded else []
-    )
+    before = job_state.excluded if job_state is not None else ""
+    excluded = expand_nodelist(before) if before else []
     nodes = tuple(dict.fromkeys([*excluded, *lost]))
     return nodes if _submit(run_dir, nodes, "--test-only").status == 0 else ()
 
 
 def _words(decision: Decision, exclude: Sequence[str]) -> str:
-    where = f", to go on from step {decision.step}" if decision.step else ""
+    where = f", to continue from step {decision.step}" if decision.step else ""
     return where + (f", without {', '.join(exclude)}" if exclude else "")
 
 
-def _first_line(result: commands.Said) -> str:
+def _first_line(result: commands.Reply) -> str:
     return next(
         (line.strip() for line in result.err.splitlines() if line.strip()),
         f"status {result.status}",

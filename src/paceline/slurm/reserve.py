@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paceline import env
 from paceline.errors import UsageError
-from paceline.rundir import identity, lease
+from paceline.rundir import identity, lease, lease_file
 from paceline.rundir.files import RunDir
 from paceline.slurm import lookup, record
 from paceline.slurm.record import JobRecord
@@ -44,9 +44,8 @@ def reserve(
     if conflict is not None:
         raise UsageError(conflict)
     folder.mkdir(parents=True, exist_ok=True)
-    lease.acquire(
-        folder, lease.this_job(element=own_identity.element), say=terminal.say, ended=_has_ended
-    )
+    mine = lease_file.this_job(element=own_identity.element)
+    lease.acquire(folder, mine, say=terminal.say, ended=_has_ended)
     job = record.read(run_dir)
     if job is None and script is not None:
         job = JobRecord(job_id, submitted_ns=time.time_ns(), on_node_loss=on_node_loss)
@@ -59,14 +58,11 @@ def reserve(
 
 
 def _store_script(run_dir: RunDir, script: Path) -> None:
-    """Store what ``submit`` stores in a run folder: the script, to submit it again, and a link to
-    the output.
-    """
+    """Store the script, to submit it again, and a link to the output, as ``submit`` does."""
     shutil.copyfile(script, run_dir.job_script)
     output = Path(os.readlink("/proc/self/fd/2"))  # the script's, which this command inherits
-    if not output.is_file() or (
-        run_dir.job_output.exists() and not run_dir.job_output.is_symlink()
-    ):
+    is_taken = run_dir.job_output.exists() and not run_dir.job_output.is_symlink()
+    if is_taken or not output.is_file():
         return
     with contextlib.suppress(FileNotFoundError):
         run_dir.job_output.unlink()

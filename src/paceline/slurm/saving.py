@@ -1,15 +1,14 @@
-"""Find out at which signal a training script saves a checkpoint, from its text. Pure.
+"""Find the signal at which a script saves a checkpoint, from its text. Pure.
 
 Frameworks differ: a Session saves at SIGTERM, Lightning's auto-requeue at SIGUSR1, Lightning's
-Trainer alone at none.
-A module that the script imports may save too, so only the known behaviour of a framework is
-reported.
+Trainer alone at none. A module that the script imports may save too, so only the known behaviour of
+a framework is reported.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 
 from paceline.errors import Finding
@@ -54,25 +53,40 @@ def look(text: str, *, script: str) -> Saving:
     nodes = list(ast.walk(tree))
     names = {_name(node) for node in nodes} | set(_imported(nodes))
     calls = [node for node in nodes if isinstance(node, ast.Call)]
-    requeues = next((call for call in calls if _name(call.func) == "SLURMEnvironment"), None)
-    if requeues is not None and _is_on(requeues):
-        return Saving(_requeue_signal(requeues))
-    if "SIGTERM" not in names:
-        handled = next((number for call in calls if (number := _handled(call))), "")
-        if handled:
-            return Saving(handled)
+    signal = _signal_of_auto_requeue(calls) or _signal_of_handler(calls, names)
+    if signal:
+        return Saving(signal)
     trainer = next((call for call in calls if _name(call.func) in _TRAINERS), None)
-    modules = {module.partition(".")[0] for module in _modules(nodes)}
-    silent = names & _SAVES or modules & {"paceline", "signal"} or not modules & set(_LIGHTNING)
-    if trainer is None or silent:
+    if trainer is None or _may_save(nodes, names):
         return Saving()
     return Saving(finding=_not_saved(f"{script}:{trainer.lineno}"))
 
 
+def _signal_of_auto_requeue(calls: Iterable[ast.Call]) -> str:
+    """Return the signal at which Lightning's plug-in for Slurm saves; empty if it is not used."""
+    environment = next((call for call in calls if _name(call.func) == "SLURMEnvironment"), None)
+    if environment is None or not _is_on(environment):
+        return ""
+    return _requeue_signal(environment)
+
+
+def _signal_of_handler(calls: Iterable[ast.Call], names: Set[str]) -> str:
+    """Return the first notice that the script handles; empty if it may handle SIGTERM."""
+    if "SIGTERM" in names:
+        return ""
+    return next(filter(None, map(_handled, calls)), "")
+
+
+def _may_save(nodes: list[ast.AST], names: Set[str]) -> bool:
+    """Return whether a script may save when it is stopped: only Lightning's default is known."""
+    modules = {module.partition(".")[0] for module in _modules(nodes)}
+    is_lightning = bool(modules & set(_LIGHTNING))
+    handles_stops = bool(names & _SAVES or modules & {"paceline", "signal"})
+    return handles_stops or not is_lightning
+
+
 def _name(node: ast.AST) -> str:
-    """Return the last part of a dotted name or the name of a function, and an empty text for other
-    nodes.
-    """
+    """Return the last part of a name or the name of a function; empty for other nodes."""
     if isinstance(node, ast.Attribute):
         return node.attr
     if isinstance(node, ast.Name):
@@ -95,30 +109,29 @@ def _modules(nodes: list[ast.AST]) -> Iterator[str]:
 
 
 def _is_on(environment: ast.Call) -> bool:
-    values = [
-        keyword.value for keyword in environment.keywords if keyword.arg == "auto_requeue"
-    ] + environment.args[:1]
+    values = _values(environment, "auto_requeue", 0)
     return not any(isinstance(value, ast.Constant) and value.value is False for value in values)
 
 
 def _requeue_signal(environment: ast.Call) -> str:
-    values = [
-        keyword.value for keyword in environment.keywords if keyword.arg == "requeue_signal"
-    ] + environment.args[1:2]
-    signal_name = next((_name(value) for value in values), "")
+    values = _values(environment, "requeue_signal", 1)
+    signal_name = next(map(_name, values), "")
     return signal_name if signal_name in (*_NOTICES, "SIGTERM") else "SIGUSR1"
 
 
+def _values(call: ast.Call, name: str, place: int) -> list[ast.expr]:
+    """Return the value of an argument that is passed by name or at a place; empty without it."""
+    by_name = [keyword.value for keyword in call.keywords if keyword.arg == name]
+    return by_name + call.args[place : place + 1]
+
+
 def _handled(call: ast.Call) -> str:
-    """Return SIGUSR1 or SIGUSR2 if a call of ``signal.signal`` installs a handler for it, else an
-    empty text.
-    """
+    """Return SIGUSR1 or SIGUSR2 if a call installs a handler for it, else an empty text."""
     if _name(call.func) not in ("signal", "add_signal_handler") or len(call.args) < 2:
         return ""
-    number = _name(call.args[0])
-    return (
-        number if number in _NOTICES and _name(call.args[1]) not in ("SIG_IGN", "SIG_DFL") else ""
-    )
+    number, handler = _name(call.args[0]), _name(call.args[1])
+    is_handled = number in _NOTICES and handler not in ("SIG_IGN", "SIG_DFL")
+    return number if is_handled else ""
 
 
 def _not_saved(where: str) -> Finding:

@@ -38,8 +38,7 @@ from paceline.slurm.request import Request
 from paceline.text import terminal
 from paceline.text.quoting import CONTROL, word
 
-# sbatch prefers these variables to the directives of a script, so they are removed for directives
-# that the script has.
+# sbatch prefers these variables to directives; they are removed for directives of the script.
 _OVERRIDING_VARIABLES = {
     "job-name": ("SBATCH_JOB_NAME",),
     "nodes": (
@@ -63,8 +62,6 @@ _OVERRIDING_VARIABLES = {
     "export": ("SBATCH_EXPORT",),
     "reservation": ("SBATCH_RESERVATION",),
 }
-
-
 _MIN_RUN_S = 120  # Slurm may send the signal a minute early, and starting takes up to a minute
 
 
@@ -111,9 +108,7 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
 
 
 def _with_time(site: Profile) -> Profile:
-    """Add the time limit of ``SBATCH_TIMELIMIT`` to a profile: the grace period and the script
-    depend on it.
-    """
+    """Add ``SBATCH_TIMELIMIT`` to a profile: the grace period and the script depend on it."""
     time_limit = env.read(env.SBATCH_TIME)
     if not time_limit:
         return site
@@ -143,9 +138,7 @@ def _print(text: str) -> None:
 
 
 def _require_script(requested: Request) -> str:
-    """Check that the script exists before the job is queued, and return its text, if it is
-    known.
-    """
+    """Check that the script exists before the job is queued; return its text, empty if unknown."""
     options, site = requested.options, requested.profile
     by_name = options.module or (options.no_python and "/" not in options.script)
     if by_name and (site.prefix or site.modules or site.lines):
@@ -187,9 +180,7 @@ def _place(requested: Request) -> Place:
 
 
 def _require_nameable(path: str, what: str, fix: str, *, also: str = "") -> None:
-    """Refuse a path that cannot be written in an ``#SBATCH`` line: Slurm drops backslashes from
-    output paths.
-    """
+    """Refuse a path that an ``#SBATCH`` line cannot name: Slurm drops backslashes from outputs."""
     unusable = [letter for letter in path if letter in also or CONTROL.match(letter)]
     if unusable:
         raise UsageError(
@@ -206,8 +197,7 @@ def _own_command() -> tuple[str, ...]:
     """Return the command that starts this installation of paceline, independent of the job's PATH.
 
     The installed script is preferred to ``python -m``, which imports from the current folder first:
-    a ``paceline.py``
-    or ``random.py`` there would shadow the real module.
+    a ``paceline.py`` or ``random.py`` there would shadow the real module.
     """
     command = os.path.join(os.path.dirname(sys.executable), "paceline")
     return (command,) if os.access(command, os.X_OK) else (sys.executable, "-m", "paceline")
@@ -215,7 +205,7 @@ def _own_command() -> tuple[str, ...]:
 
 def _require_sbatch() -> None:
     if shutil.which("sbatch") is None:
-        result = commands.Said(commands.MISSING)
+        result = commands.Reply(commands.MISSING)
         raise SetupError(refusal.judge(result, known_options=tuple))
 
 
@@ -229,9 +219,7 @@ def _with_shell_defaults(requested: Request) -> Request:
 
 
 def _ask_cluster(requested: Request) -> Cluster:
-    """Return the partitions and accounts of the cluster; an empty ``Cluster`` if Slurm does not
-    answer.
-    """
+    """Return the partitions and accounts of the cluster, as far as Slurm answers."""
     if any(name in ("clusters", "cluster-constraint") for name, _ in requested.sbatch):
         return Cluster()  # the job goes to another cluster than the one that answers here
     from paceline.slurm import survey  # imports threads, which a dry run does not need
@@ -240,8 +228,9 @@ def _ask_cluster(requested: Request) -> Cluster:
 
 
 def _with_cpus(requested: Request, cluster: Cluster) -> Request:
-    """Return a request for the CPUs that belong to its GPUs, unless Slurm refuses them: some cores
-    may be reserved.
+    """Return a request for the CPUs that belong to its GPUs.
+
+    Slurm may refuse them although the node has them: some cores may be reserved.
 
     Raises:
         UsageError: The number of CPUs for each GPU is unknown.
@@ -266,19 +255,14 @@ def _require_possible(requested: Request, cluster: Cluster) -> None:
     findings = limits.judge(effective, cluster)
     fatal = next((finding for finding in findings if finding.severity == "error"), None)
     # a job submit plugin of the site may change the request so that it can be served
-    if (
-        fatal is not None
-        and (trial := survey.trial(requested, environ=_environ(requested))).status == 0
-    ):
+    trial = survey.trial(requested, environ=_environ(requested)) if fatal is not None else None
+    if trial is not None and trial.status == 0:
         partition = re.search(r" in partition (\S+)", trial.err)
-        waits = limits.waits_for_ever(
-            effective, cluster, partition=partition[1] if partition else ""
-        )
+        name = partition[1] if partition else ""
+        waits = limits.waits_forever(effective, cluster, partition=name)
         fatal = waits[0] if waits else None
-        findings = [
-            *waits,
-            *(replace(finding, severity="warning") for finding in findings if finding not in waits),
-        ]
+        others = [finding for finding in findings if finding not in waits]
+        findings = [*waits, *(replace(finding, severity="warning") for finding in others)]
     for finding in findings:
         if finding is not fatal:
             terminal.show(finding.render(), sys.stderr)
@@ -296,15 +280,14 @@ def _submit(requested: Request, place: Place, text: str) -> JobRecord:
         run.create(new=new and not requested.run_dir)
         write_whole(run.job_script, text)
     except OSError as error:
-        what = f"the run folder {run.root} cannot be written: {error.strerror}"
         finding = Finding(
             "folder-not-writable",
-            what,
+            f"the run folder {run.root} cannot be written: {error.strerror}",
             where=str(run.root),
             fix="give another folder with --run-dir",
         )
         raise SetupError(finding) from None
-    result = commands.tell(
+    result = commands.run(
         "sbatch", "--parsable", place.script, timeout_s=60.0, environ=_environ(requested)
     )
     match = re.search(r"^(\d+)(?:;(\S+))?\s*$", result.out, re.MULTILINE)
@@ -328,14 +311,12 @@ def _submit(requested: Request, place: Place, text: str) -> JobRecord:
 
 
 def _submission_failure(
-    result: commands.Said, run: RunDir, *, new: bool, old: bytes | None
+    result: commands.Reply, run: RunDir, *, new: bool, old: bytes | None
 ) -> Finding:
-    """Return why there is no job, and restore the run folder, unless the job may have been queued
-    after all.
-    """
+    """Return why there is no job, and restore the run folder if it was certainly not queued."""
     finding = refusal.judge(result, known_options=refusal.sbatch_options)
     if refusal.unsure(result):
-        why = f"the run folder {run.root} is kept, since the job may have been queued all the same"
+        why = f"the run folder {run.root} is kept, since the job may have been queued nevertheless"
         return replace(
             finding,
             where=str(run.root),
@@ -344,23 +325,20 @@ def _submission_failure(
         )
     if new:
         shutil.rmtree(run.root, ignore_errors=True)
-    elif (
-        old is not None
-    ):  # the script of the previous job, with which that job can be submitted again
+    elif old is not None:
+        # the script of the previous job, with which that job can be submitted again
         with contextlib.suppress(OSError):
             run.job_script.write_bytes(old)
     return finding
 
 
 def _warn_of_early_signal(requested: Request) -> None:
-    """Warn that a job may get the stop signal right after its start: Slurm sends signals up to a
-    minute early.
-    """
+    """Warn that a job may get the stop signal at its start: Slurm sends it up to a minute early."""
     if requested.time_s and requested.time_s - requested.signal_s < _MIN_RUN_S:
         finding = Finding(
             "grace-too-short",
-            f"with --time {request.clock(requested.time_s)} the job may be told to stop as soon as"
-            " it starts",
+            f"with --time {request.clock(requested.time_s)} the job may get the stop signal as soon"
+            " as it starts",
             where=f"--signal=TERM@{requested.signal_s}",
             why=(
                 "Slurm sends the signal up to a minute before the time that it is given (sbatch(1),"
@@ -377,9 +355,9 @@ def _require_ended(previous: JobRecord | None, place: Place) -> None:
     if previous is None:
         return
     answer = lookup.state(previous)
-    if not answer.heard:
+    if not answer.has_answered:
         terminal.say(
-            f"squeue does not tell whether job {previous.job_id} of {place.run_dir} has ended; "
+            f"squeue does not show whether job {previous.job_id} of {place.run_dir} has ended; "
             "if it has not, two jobs write the same checkpoints"
         )
     if answer.state is not None and not answer.state.ended:
@@ -398,9 +376,7 @@ def _require_ended(previous: JobRecord | None, place: Place) -> None:
 
 
 def _environ(requested: Request) -> dict[str, str]:
-    """Return the environment of sbatch and of the job, without variables that override the script's
-    directives.
-    """
+    """Return the environment of sbatch and the job, without variables that override directives."""
     names = {"job-name", "requeue", *(name for name, _ in requested.directives())}
     dropped = {variable for name in names for variable in _OVERRIDING_VARIABLES.get(name, ())}
     return {name: value for name, value in commands.outside().items() if name not in dropped}

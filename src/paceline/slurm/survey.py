@@ -1,6 +1,4 @@
-"""Query Slurm for partitions, nodes and accounts, in parallel, since each command may take up to
-its time limit.
-"""
+"""Query Slurm for partitions, nodes and accounts, in parallel, as each command may take long."""
 
 from __future__ import annotations
 
@@ -12,8 +10,7 @@ from paceline.slurm import cluster
 from paceline.slurm.cluster import Cluster
 from paceline.slurm.request import Request
 
-# Without associations the output is empty: a cluster that does not enforce them accepts the user
-# all the same.
+# Without associations the output is empty: a cluster that does not enforce them accepts any user.
 _ASSOCIATIONS = (
     "sacctmgr",
     "--noheader",
@@ -39,15 +36,13 @@ def gather(*, account: bool) -> Cluster:
     return cluster.read(*answers)
 
 
-def trial(request: Request, *, environ: Mapping[str, str]) -> commands.Said:
-    """Call ``sbatch --test-only``: only sbatch knows QOS, features and the site's job submit
-    plugins.
-    """
+def trial(request: Request, *, environ: Mapping[str, str]) -> commands.Reply:
+    """Call ``sbatch --test-only``, since only sbatch knows QOS, features and submit plugins."""
     words = [
         f"--{name}" if value is None else f"--{name}={value}"
         for name, value in request.directives()
     ]
-    return commands.tell(
+    return commands.run(
         "sbatch", "--test-only", "--wrap=true", *words, timeout_s=_TRIAL_S, environ=environ
     )
 

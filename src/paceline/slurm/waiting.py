@@ -1,13 +1,11 @@
-"""Explain why a job is pending: Slurm's reasons in plain words, and what would change them.
-Pure.
-"""
+"""Explain why a job is pending: Slurm's reasons in words, and what would change them. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-_HELD_BACK = "a job that was queued again is held back, for two minutes mostly"
+_HELD_BACK = "a job that was queued again is held back, usually for two minutes"
 # Reasons that end without any action; Priority and Resources need no explanation.
 _PASSING: Mapping[str, str] = {
     "Dependency": "it waits for another job",
@@ -18,14 +16,14 @@ _PASSING: Mapping[str, str] = {
 }
 # These last until somebody changes something. An entry is a pattern of the whole reason.
 _LASTING: Mapping[str, str] = {
-    "PartitionNodeLimit": "it asks for more nodes than its partition gives to a job: fewer --nodes",
-    "PartitionTimeLimit": "it asks for more time than its partition gives: a shorter --time",
-    "PartitionDown|PartitionInactive": "its partition is closed: sinfo tells which are up",
+    "PartitionNodeLimit": "it requests more nodes than its partition gives to a job: fewer --nodes",
+    "PartitionTimeLimit": "it requests more time than its partition gives: a shorter --time",
+    "PartitionDown|PartitionInactive": "its partition is closed: sinfo shows which are up",
     "AccountNotAllowed|InvalidAccount": "its account may not use this partition: another --account",
     "InvalidQOS": "its quality of service is not valid here",
     "QOSNotAllowed": "its quality of service may not use this partition",
     "BadConstraints": (
-        "no nodes of this cluster have all that it asks for: scancel it, and ask for less"
+        "no nodes of this cluster have all that it requests: scancel it, and request less"
     ),
     "DependencyNeverSatisfied": "the job that it waits for has failed: scancel it",
     "JobHeldUser": "you hold it: scontrol release",

@@ -149,8 +149,8 @@ def chooses(names: Names, test: ast.expr) -> bool:
 
     A comparison with -1 or None tests whether there are several ranks, not which rank this is.
     """
-    known = sides(names, test)
-    if known is not None and known.sure:
+    divided = sides(names, test)
+    if divided is not None and divided.sure:
         return True
     comparisons = [node for node in ast.walk(test) if isinstance(node, ast.Compare)]
     if any(_is_none_or_negative(value) for node in comparisons for value in node.comparators):
@@ -175,11 +175,15 @@ def decorator_scope(name: str) -> str:
 def leaves(body: Sequence[ast.stmt]) -> bool:
     """Return whether a block ends by leaving the function, the iteration or the program."""
     end = body[-1]
-    if isinstance(end, ast.Return | ast.Continue | ast.Break):
+    if leaves_function(body):
         return True
-    return (
-        isinstance(end, ast.Expr) and isinstance(end.value, ast.Call) and last(end.value) in _EXITS
-    )
+    call = end.value if isinstance(end, ast.Expr) else None
+    return isinstance(call, ast.Call) and last(call) in _EXITS
+
+
+def leaves_function(body: Sequence[ast.stmt]) -> bool:
+    """Return whether a block ends by leaving the function or the iteration; the program runs on."""
+    return isinstance(body[-1], ast.Return | ast.Continue | ast.Break)
 
 
 def sides(names: Names, test: ast.expr, depth: int = 0) -> Sides | None:
@@ -204,37 +208,37 @@ def sides(names: Names, test: ast.expr, depth: int = 0) -> Sides | None:
 
 
 def _of_and(parts: Sequence[tuple[ast.expr, Sides | None]]) -> Sides | None:
-    known = [part_sides for _, part_sides in parts if part_sides]
-    if not known or not known[0].true or any(alone(part) for part, _ in parts):
+    first = next((part_sides for _, part_sides in parts if part_sides), None)
+    if first is None or not first.true or any(alone(part) for part, _ in parts):
         return None
-    return Sides(known[0].true, "", known[0].scope, known[0].sure)
+    return Sides(first.true, "", first.scope, first.sure)
 
 
 def _of_or(parts: Sequence[tuple[ast.expr, Sides | None]]) -> Sides | None:
-    known = [part_sides for _, part_sides in parts if part_sides]
-    if not known or not all(part_sides or alone(part) for part, part_sides in parts):
+    dividing = [part_sides for _, part_sides in parts if part_sides]
+    if not dividing or not all(part_sides or alone(part) for part, part_sides in parts):
         return None
-    first = known[0]
-    if not first.true or any(part_sides.true != first.true for part_sides in known):
+    first = dividing[0]
+    if not first.true or any(part_sides.true != first.true for part_sides in dividing):
         return None
-    false = first.false if len(known) == 1 else ""
-    return Sides(first.true, false, first.scope, all(part_sides.sure for part_sides in known))
+    false = first.false if len(dividing) == 1 else ""
+    return Sides(first.true, false, first.scope, all(part_sides.sure for part_sides in dividing))
 
 
 def _of_comparison(names: Names, test: ast.Compare) -> Sides | None:
-    left, op, right = test.left, test.ops[0], test.comparators[0]
-    if _is_rank(names, right) and not _is_rank(names, left):
-        left, op, right = right, _MIRRORED.get(type(op), op), left
-    if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod):
-        left = left.left
-    if not _is_rank(names, left) or _is_rank(names, right):
+    rank, op, other = test.left, test.ops[0], test.comparators[0]
+    if _is_rank(names, other) and not _is_rank(names, rank):
+        rank, op, other = other, _MIRRORED.get(type(op), op), rank
+    if isinstance(rank, ast.BinOp) and isinstance(rank.op, ast.Mod):
+        rank = rank.left
+    if not _is_rank(names, rank) or _is_rank(names, other):
         return None
-    one = Sides("one", "rest", _scope(left), _sure(left))
+    one = Sides("one", "rest", _scope(rank), _sure(rank))
     if isinstance(op, ast.In | ast.NotIn):
-        return _by_members(op, right, one)
-    value = constant(right)
+        return _by_members(op, other, one)
+    value = constant(other)
     if value is ...:
-        return _by_unknown(op, right, one)
+        return _by_unknown(op, other, one)
     number = int(value) if isinstance(value, str) and value.isdigit() else value
     if not isinstance(number, int) or isinstance(number, bool):
         return None
@@ -263,11 +267,11 @@ def _by_number(op: ast.cmpop, value: int, one: Sides) -> Sides | None:
         return one if value >= 0 else None
     if isinstance(op, ast.NotEq | ast.IsNot):
         return one.flipped() if value >= 0 else None
-    if (isinstance(op, ast.Gt) and value == 0) or (isinstance(op, ast.GtE) and value == 1):
+    above_0 = (ast.Gt, 0), (ast.GtE, 1)
+    if (type(op), value) in above_0:
         return one.flipped()
-    if (isinstance(op, ast.Lt) and value == 1) or (isinstance(op, ast.LtE) and value == 0):
-        return one
-    return None
+    below_1 = (ast.Lt, 1), (ast.LtE, 0)
+    return one if (type(op), value) in below_1 else None
 
 
 def _of_call(names: Names, test: ast.Call) -> Sides | None:
@@ -282,10 +286,12 @@ def _of_name(names: Names, test: ast.Name | ast.Attribute, depth: int) -> Sides 
     if _is_plain_rank(names, test):
         return Sides("rest", "one", _scope(test), _sure(test))
     values = names.assigned(dotted(test), test) if dotted(test) else []
-    assigned = _of_values(names, values, depth)
-    if assigned is not None:
-        return assigned
-    return Sides("one", "rest", _scope(test), sure=not values) if _names_main(last(test)) else None
+    assigned_sides = _of_values(names, values, depth)
+    if assigned_sides is not None:
+        return assigned_sides
+    if not _names_main(last(test)):
+        return None
+    return Sides("one", "rest", _scope(test), sure=not values)
 
 
 def _of_values(names: Names, values: Sequence[Assignment], depth: int) -> Sides | None:
@@ -294,14 +300,16 @@ def _of_values(names: Names, values: Sequence[Assignment], depth: int) -> Sides 
     All conditions must agree; other assigned values must be constants.
     """
     plain = [value for value in values if value.place < 0]
-    known = [sides(names, value.value, depth + 1) for value in plain]
-    first = next((value_sides for value_sides in known if value_sides), None)
-    if first is None or any(
-        value_sides and not _is_alike(value_sides, first) for value_sides in known
-    ):
+    sides_of_values = [sides(names, value.value, depth + 1) for value in plain]
+    dividing = [value_sides for value_sides in sides_of_values if value_sides]
+    if not dividing or not all(_is_alike(value_sides, dividing[0]) for value_sides in dividing):
         return None
-    others = [value for value, value_sides in zip(plain, known, strict=True) if value_sides is None]
-    return first if all(constant(value.value) is not ... for value in others) else None
+    others = [
+        value
+        for value, value_sides in zip(plain, sides_of_values, strict=True)
+        if value_sides is None
+    ]
+    return dividing[0] if all(constant(value.value) is not ... for value in others) else None
 
 
 def _is_alike(one: Sides, other: Sides) -> bool:
@@ -354,17 +362,24 @@ def _is_counted(names: Names, node: ast.Name) -> bool:
 
 
 def _scope(node: ast.AST) -> str:
-    name = last(node).lower()
-    if isinstance(node, ast.Subscript):
-        name = str(constant(node.slice)).lower()
-    if isinstance(node, ast.Call) and node.args:
-        if last(node) == "int":
-            return _scope(node.args[0])
-        is_variable = last(node) in ("get", "getenv")
-        name = str(constant(node.args[0])).lower() if is_variable else f"group_{name}"
+    if isinstance(node, ast.Call) and node.args and last(node) == "int":
+        return _scope(node.args[0])
+    name = _name_for_scope(node)
     if _GROUP_RANK.search(name):
         return "group"
-    return "local" if "local" in name or "node" in name or name in _LIKE_RANK else "global"
+    is_local = "local" in name or "node" in name or name in _LIKE_RANK
+    return "local" if is_local else "global"
+
+
+def _name_for_scope(node: ast.AST) -> str:
+    """Return the name of a rank in lower case, that of a variable for ``os.environ["RANK"]``."""
+    if isinstance(node, ast.Subscript):
+        return str(constant(node.slice)).lower()
+    if not isinstance(node, ast.Call) or not node.args:
+        return last(node).lower()
+    if last(node) in ("get", "getenv"):
+        return str(constant(node.args[0])).lower()
+    return f"group_{last(node).lower()}"  # get_rank(group)
 
 
 def _sure(node: ast.AST) -> bool:
@@ -386,10 +401,12 @@ def alone(test: ast.expr) -> bool:
 def _compares_for_one(test: ast.Compare) -> bool:
     name, op, value = last(test.left), test.ops[0], constant(test.comparators[0])
     if _SIZE.search(name):
-        is_equal = isinstance(op, ast.Eq | ast.LtE) and value in (0, 1)
-        return is_equal or (isinstance(op, ast.Lt) and value in (1, 2))
+        at_most_1 = isinstance(op, ast.Eq | ast.LtE) and value in (0, 1)
+        below_2 = isinstance(op, ast.Lt) and value in (1, 2)
+        return at_most_1 or below_2
     if _names_rank(name) or _is_rank_of_environment(test.left):
-        return (isinstance(op, ast.Eq) and value == -1) or (isinstance(op, ast.Lt) and value == 0)
+        is_minus_1 = isinstance(op, ast.Eq) and value == -1
+        return is_minus_1 or (isinstance(op, ast.Lt) and value == 0)
     return isinstance(op, ast.Is) and value is None and bool(_DISTRIBUTED.search(name))
 
 
@@ -412,15 +429,14 @@ def _compares_for_several(test: ast.Compare) -> bool:
     if _SIZE.search(name):
         return isinstance(op, ast.Gt | ast.GtE | ast.NotEq) and value in (0, 1, 2)
     if _names_rank(name) or _is_rank_of_environment(test.left):
-        least = 0 if isinstance(op, ast.GtE) else -1
-        return isinstance(op, ast.NotEq | ast.Gt | ast.GtE) and value in (-1, least)
+        lowest = 0 if isinstance(op, ast.GtE) else -1
+        return isinstance(op, ast.NotEq | ast.Gt | ast.GtE) and value in (-1, lowest)
     return isinstance(op, ast.IsNot) and value is None and bool(_DISTRIBUTED.search(name))
 
 
 def _is_rank_of_environment(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Call) and last(node) == "int" and any(map(_names_rank, _texts(node)))
-    )
+    is_int = isinstance(node, ast.Call) and last(node) == "int"
+    return is_int and any(map(_names_rank, _texts(node)))
 
 
 def _texts(node: ast.AST) -> list[str]:

@@ -28,8 +28,9 @@ _LABEL = re.compile(r"^(  )(fix|resume|auto-resume|traceback)(?=: )", re.MULTILI
 _BOLD = "\x1b[1m"
 # A command to paste stays on one line: a line feed would end it.
 _COMMAND = re.compile(
-    r"^[^:]*:"
-    r" *(?:\(trap|[A-Z_]+=|(?:paceline|srun|sbatch|scancel|scontrol|kill|export|pip|python3?|less|df|ssh|git) )"
+    r"^[^:]*: *"
+    r"(?:\(trap|[A-Z_]+=|(?:paceline|srun|sbatch|scancel|scontrol|kill|export|pip|python3?|less|df"
+    r"|ssh|git) )"
 )
 
 

@@ -1,14 +1,24 @@
-"""Shorten lists and times to a few words: ``ranks 0, 2-7``, ``a, b and 3 more``, ``15 min``."""
+"""Put lists, numbers and times into words: ``ranks 0, 2-7``, ``a, b and 3 more``, ``15 min``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 
 
 def named(ranks: Iterable[int]) -> str:
     """Return ``rank 3`` or ``ranks 0, 2-7``."""
     listed = list(ranks)
     return f"{'rank' if len(listed) == 1 else 'ranks'} {fold(listed)}"
+
+
+def is_or_are(items: Sized) -> str:
+    """Return the verb for a sentence about these items: ``rank 3 is``, ``ranks 0, 2-7 are``."""
+    return "is" if len(items) == 1 else "are"
+
+
+def has_or_have(items: Sized) -> str:
+    """Return the verb for a sentence about these items: ``rank 3 has``, ``ranks 0, 2-7 have``."""
+    return "has" if len(items) == 1 else "have"
 
 
 def fold(numbers: Iterable[int]) -> str:

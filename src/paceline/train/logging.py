@@ -36,22 +36,22 @@ class Logger(Protocol):
 NAMES = ("csv", "tensorboard")
 
 
-def of_name(asked: Logger | str, run_dir: RunDir) -> Logger:
+def of_name(logger: Logger | str, run_dir: RunDir) -> Logger:
     """Return the logger of a name, in a run folder, or a given logger unchanged.
 
     Raises:
         UsageError: The name is unknown.
         SetupError: TensorBoard is not installed.
     """
-    if not isinstance(asked, str):
-        return asked
-    if asked not in NAMES:
-        near = closest(asked, NAMES) or "csv"
-        what = f"{asked!r} is not one of {', '.join(NAMES)}"
+    if not isinstance(logger, str):
+        return logger
+    if logger not in NAMES:
+        near = closest(logger, NAMES) or "csv"
+        what = f"{logger!r} is not one of {', '.join(NAMES)}"
         raise UsageError(
             Finding("option-invalid", what, where="Session(loggers=...)", fix=f'loggers=["{near}"]')
         )
-    return CSVLogger(run_dir.metrics) if asked == "csv" else TensorBoardLogger(run_dir.tensorboard)
+    return CSVLogger(run_dir.metrics) if logger == "csv" else TensorBoardLogger(run_dir.tensorboard)
 
 
 class CSVLogger:

@@ -63,7 +63,7 @@ def take_device(world: World) -> torch.device:
                 f"Slurm started {world.local_world_size} tasks on this node, and {num_gpus} GPUs"
                 " are visible to them",
                 where=f"rank {world.rank}, {world.reason}",
-                why="one task is one rank, and each rank needs a GPU of its own",
+                why="one task is one rank, and each rank needs its own GPU",
                 fix=(
                     f"#SBATCH --ntasks-per-node={num_gpus}, or #SBATCH"
                     f" --gpus-per-node={world.local_world_size}"
@@ -74,7 +74,7 @@ def take_device(world: World) -> torch.device:
         raise SetupError(
             Finding(
                 "gpus-fewer-than-processes",
-                f"local rank {world.local_rank} has no GPU of its own: {num_gpus} visible, "
+                f"local rank {world.local_rank} has no GPU: {num_gpus} visible, "
                 f"{world.local_world_size} ranks on this node",
                 where=f"rank {world.rank}",
                 fix=(
@@ -107,12 +107,14 @@ def open_group(world: World, device: torch.device, *, timeout_s: float | None = 
     if world.world_size == 1 or dist.is_initialized():
         return
     on_gpu = device.type == "cuda"
+    backend = "cpu:gloo,cuda:nccl" if on_gpu and dist.is_nccl_available() else "gloo"
     # A node's name in Slurm may not resolve; a job script may have set MASTER_ADDR and RANK itself.
-    of_slurm = world.launcher == "slurm" or (world.launcher == "torchrun" and env.read(env.JOB_ID))
-    head = nodeaddr.of_node(world.master_addr) if of_slurm else world.master_addr
+    torchrun_in_slurm = world.launcher == "torchrun" and env.read(env.JOB_ID)
+    of_slurm = world.launcher == "slurm" or torchrun_in_slurm
+    address = nodeaddr.of_node(world.master_addr) if of_slurm else world.master_addr
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpu and dist.is_nccl_available() else "gloo",
-        init_method=f"tcp://{bracketed(head)}:{world.master_port}",
+        backend,
+        init_method=f"tcp://{bracketed(address)}:{world.master_port}",
         rank=world.rank,
         world_size=world.world_size,
         timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
@@ -173,7 +175,7 @@ def sum_over_ranks(value: Any) -> Any:
         Finding(
             "option-invalid",
             f"{type(value).__name__} cannot be summed over ranks",
-            fix="hand reduce a number, a tensor, or a dict, list or tuple of them",
+            fix="pass a number, a tensor, or a dict, list or tuple of them",
         )
     )
 
@@ -191,7 +193,7 @@ def maxima(values: list[int]) -> list[int]:
 def _reduced(values: list[int], how: Any) -> list[int]:
     tensor = torch.tensor(values, device=_reducible(torch.device("cpu")))
     dist.all_reduce(tensor, op=how)
-    return [int(each) for each in tensor.tolist()]
+    return [int(number) for number in tensor.tolist()]
 
 
 def all_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
@@ -218,11 +220,10 @@ def all_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     padded = mine.new_zeros((longest, *mine.shape[1:]))
     padded[: len(mine)] = mine
     # As bytes, because backends support different types.
-    flat = (
-        padded.view(-1).view(torch.uint8)
-        if padded.numel()
-        else padded.new_zeros(0, dtype=torch.uint8)
-    )
+    if padded.numel():
+        flat = padded.view(-1).view(torch.uint8)
+    else:
+        flat = padded.new_zeros(0, dtype=torch.uint8)
     parts = [torch.empty_like(flat) for _ in sizes]
     dist.all_gather(parts, flat)
     rows = [
@@ -242,19 +243,19 @@ def _as_the_others(tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
     dist.all_gather_object(kinds, _kind(tensor))
     with_rows = [rank for rank, size in enumerate(sizes) if size] or [0]
     shape, dtype, device = kinds[with_rows[0]]
-    strange = [rank for rank in with_rows if kinds[rank] != kinds[with_rows[0]]]
-    if strange:
-        held = [
+    different = [rank for rank in with_rows if kinds[rank] != kinds[with_rows[0]]]
+    if different:
+        evidence = [
             "rank {}: rows of shape {}, {}, on {}".format(rank, *kinds[rank])
-            for rank in (with_rows[0], strange[0])
+            for rank in (with_rows[0], different[0])
         ]
         raise UsageError(
             Finding(
                 "option-invalid",
                 "ranks gather rows that do not fit together",
                 where="session.gather(...)",
-                evidence=tuple(held),
-                fix="hand gather tensors that differ in nothing but the number of rows",
+                evidence=tuple(evidence),
+                fix="pass tensors that differ in the number of rows only",
             )
         )
     return tensor if len(tensor) else torch.empty((0, *shape), dtype=dtype, device=device)
@@ -347,7 +348,8 @@ def _close_at_exit() -> None:
 
 
 def _sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    dtype = torch.int64 if not (tensor.is_floating_point() or tensor.is_complex()) else tensor.dtype
+    keeps_dtype = tensor.is_floating_point() or tensor.is_complex()
+    dtype = tensor.dtype if keeps_dtype else torch.int64
     total = tensor.detach().to(_reducible(tensor.device), dtype, copy=True).contiguous()
     if dist.is_initialized():
         dist.all_reduce(total)

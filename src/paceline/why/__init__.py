@@ -2,7 +2,7 @@
 which, in which line.
 
 ``identity`` and ``processes`` find the ranks, ``look`` and ``recorder`` observe them from outside,
-``account`` and ``judge`` decide, ``gather`` reaches other hosts. The run is not changed: no
+``rank_state`` and ``verdict`` decide, ``gather`` reaches other hosts. The run is not changed: no
 debugger is attached, and no signal is sent unless the user names one at which ranks print their
 stacks. Nothing here imports torch.
 """

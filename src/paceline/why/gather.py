@@ -142,7 +142,7 @@ def _of_job(job: str, options: WatchOptions) -> Collection:
         f"--ntasks={nodes[0]}",
         "--ntasks-per-node=1",
     )
-    answer = commands.tell(
+    answer = commands.run(
         *step,
         *_collector(options),
         timeout_s=options.seconds + _REMOTE_S,
@@ -160,7 +160,7 @@ def _by_ssh(host: str, options: WatchOptions) -> Collection:
     """Observe another host over ssh; paceline must be installed there at the same path."""
     ssh_options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
     line = shlex.join(_collector(options))
-    answer = commands.tell("ssh", *ssh_options, host, line, timeout_s=options.seconds + _REMOTE_S)
+    answer = commands.run("ssh", *ssh_options, host, line, timeout_s=options.seconds + _REMOTE_S)
     collection = _parse_lines(answer.out)
     missed = () if answer.status == 0 else (f"{host}: {_last_line(answer.err)}",)
     return Collection(collection.accounts, (*collection.missed, *missed))

@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import Finding
-from paceline.launch.in_rank.worker import is_users
-from paceline.launch.monitor import children, fork_deadlock, stacks, worker_processes
+from paceline.launch.in_rank.rank_entry import is_users
+from paceline.launch.monitor import child_processes, child_stacks, fork_deadlock, stacks
+from paceline.launch.monitor.child_processes import ChildProcess
 from paceline.launch.monitor.fork_deadlock import WorkerLook
 from paceline.launch.monitor.position import DATA, STOPPED, UNKILLABLE, Frame, Position, classify
 from paceline.launch.monitor.proof import Call, Stand
 from paceline.launch.monitor.stacks import Look
-from paceline.launch.monitor.worker_processes import ChildProcess
 from paceline.launch.probe import stack_responder
 from paceline.why import processes, rank_state, recorder, signalled
 from paceline.why.loops import Nest, nest
@@ -117,12 +117,12 @@ def _sample(
 def _sample_rank(rank: RankProcess, look: Look, *, with_recorder: bool) -> Sample:
     error = ""
     if not look.frames:
-        threads, error = children.threads(rank.pid)
+        threads, error = child_stacks.threads(rank.pid)
         look = _with_stacks(rank.pid, look, threads)
     if with_recorder and not look.answer:
         look = _with_recorder(rank, look)
-    process = worker_processes.look(rank.pid)
-    return Sample(time.monotonic(), look, process, worker_processes.collect(rank.pid), error)
+    process = child_processes.look(rank.pid)
+    return Sample(time.monotonic(), look, process, child_processes.collect(rank.pid), error)
 
 
 def _with_own_stack(rank: RankProcess, sample: Sample, signum: int) -> Sample:
@@ -139,9 +139,11 @@ def _with_own_stack(rank: RankProcess, sample: Sample, signum: int) -> Sample:
 
 def _with_stacks(pid: int, look: Look, threads: Sequence[dict[str, Any]]) -> Look:
     read_frame = _frame_reader(_folder(pid))
-    frames = [read_frame(*frame) for frame in children.main_thread(pid, threads)]
+    frames = [read_frame(*frame) for frame in child_stacks.main_thread(pid, threads)]
     others = [thread for thread in threads if thread.get("os_thread_id") != pid]
-    idle = bool(threads) and all(stacks.is_idle(children.frames_of(thread)) for thread in others)
+    idle = bool(threads) and all(
+        stacks.is_idle(child_stacks.frames_of(thread)) for thread in others
+    )
     return replace(look, frames=stacks.below_launcher(frames), others_idle=idle)
 
 
@@ -307,7 +309,7 @@ def _shortened(frames: Sequence[Frame], folder: str) -> tuple[Frame, ...]:
 def _facts(first: Sample, last: Sample) -> tuple[str, ...]:
     if last.process is None:
         return ()
-    return (last.process.doing(first.process), *worker_processes.describe_all(last.children))
+    return (last.process.doing(first.process), *child_processes.describe_all(last.children))
 
 
 def _has_gpu(pid: int) -> bool:

@@ -49,8 +49,9 @@ def find() -> list[RankProcess]:
         for pid in parents
         if is_own(pid) and (identity := _identity(pid)) is not None and _is_python(pid)
     }
-    chosen = choose(identities, parents)
-    pids = [pid for pid in chosen if identities[pid].family == RANK or _trains(pid)]
+    pids = [
+        pid for pid in choose(identities, parents) if identities[pid].family == RANK or _trains(pid)
+    ]
     ranks = (_rank(pid, identities[pid], parents[pid]) for pid in pids)
     return sorted(ranks, key=lambda rank: (rank.identity.run, rank.identity.rank, rank.pid))
 
@@ -65,22 +66,15 @@ def choose(identities: Mapping[int, Identity], parents: Mapping[int, int]) -> li
         identities: Identities of Python processes by process id.
         parents: The parent of every process.
     """
-    above = {pid: list(ancestors(pid, parents)) for pid in identities}
-    launchers = {
-        old
-        for pid in identities
-        for old in above[pid]
-        if old in identities and identities[old].family != identities[pid].family == RANK
-    }
-    kin = {
-        pid
-        for pid in identities
-        if any(
-            old in identities and identities[old].family == identities[pid].family
-            for old in above[pid]
-        )
-    }
-    return [pid for pid in identities if pid not in launchers and pid not in kin]
+    launchers = set()
+    descendants_of_ranks = set()
+    for pid, identity in identities.items():
+        for ancestor in filter(identities.__contains__, ancestors(pid, parents)):
+            if identities[ancestor].family == identity.family:
+                descendants_of_ranks.add(pid)
+            elif identity.family == RANK:
+                launchers.add(ancestor)
+    return [pid for pid in identities if pid not in launchers | descendants_of_ranks]
 
 
 def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
@@ -106,7 +100,7 @@ def belonging(ranks: Sequence[RankProcess], pid: int) -> list[RankProcess]:
 
 
 def owner(pid: int) -> int | None:
-    """Return the user id of a process, None if there is no such process."""
+    """Return the user id of a process, None if the process does not exist."""
     try:
         return (_PROC / str(pid)).stat().st_uid
     except OSError:

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.errors import Finding, Notice
-from paceline.launch.monitor import locate, proof, waiting
+from paceline.launch.monitor import hang, proof, waiting
 from paceline.launch.monitor.position import DATA, STOPPED, Position
-from paceline.text.wording import few_lines, named
+from paceline.text.wording import few_lines, is_or_are, named
 from paceline.why.loops import left_loop
 from paceline.why.rank_state import RUNNING, STILL, Account
 
@@ -92,7 +92,7 @@ def _proven(accounts: Sequence[Account], positions: Sequence[Position]) -> Findi
     if deadlock is not None:
         return deadlock
     proven = proof.find(account.stand for account in accounts)
-    return _for_others(locate.judge_proven(positions, proven)) if proven is not None else None
+    return _for_others(hang.judge_proven(positions, proven)) if proven is not None else None
 
 
 def _stopped(accounts: Sequence[Account]) -> Verdict:
@@ -100,7 +100,7 @@ def _stopped(accounts: Sequence[Account]) -> Verdict:
     halted = [position for position in positions if position.state == STOPPED]
     picture = waiting.stopped(positions)
     assert picture is not None, "somebody is stopped"
-    finding = locate.judge(halted + [position for position in positions if position.waits])
+    finding = hang.judge(halted + [position for position in positions if position.waits])
     fix = f"kill -CONT {' '.join(str(position.pid) for position in halted)}"
     likely = finding and replace(finding, fix=fix, severity="warning")
     return Verdict(STANDS, picture.notice, likely)
@@ -109,26 +109,29 @@ def _stopped(accounts: Sequence[Account]) -> Verdict:
 def _apart(accounts: Sequence[Account], living: Sequence[Account]) -> Verdict:
     """Return the verdict if at least one rank has stayed in its place."""
     waits = [account for account in living if account.position.waits and account.motion != RUNNING]
-    absent = [account for account in living if account not in waits]
-    unknown = _not_looked_at(accounts)
     if not waits:
         return _nobody_waits(living)
-    if any(account.motion != STILL for account in absent) or any(
-        account.position.moving for account in living
-    ):
+    absent = [account for account in living if account not in waits]
+    moving = any(account.position.moving for account in living)
+    if moving or not _all_still(absent):
         return Verdict(WAITS, _waits(waits, absent, living))
+    unknown = _not_looked_at(accounts)
     if not absent and unknown:
         return Verdict(WAITS, _waits_for_unknown(waits, unknown))
-    if not absent and any(account.motion != STILL for account in waits):
+    if not absent and not _all_still(waits):
         return Verdict(BUSY, _all_busy(waits))
     finding = _likely(accounts)
     return Verdict(STANDS, _stands_for(living), finding and replace(finding, severity="warning"))
 
 
+def _all_still(accounts: Sequence[Account]) -> bool:
+    return all(account.motion == STILL for account in accounts)
+
+
 def _likely(accounts: Sequence[Account]) -> Finding | None:
     positions = [account.position for account in accounts]
     uneven = None if any(position.guard for position in positions) else _uneven(accounts)
-    finding = locate.judge(positions, uneven=uneven)
+    finding = hang.judge(positions, uneven=uneven)
     return _for_others(finding) if finding is not None else None
 
 
@@ -160,8 +163,8 @@ def _left(
     file, first, last = loop
     return Finding(
         "uneven-inputs",
-        f"{gone} left the loop of {file}:{first}-{last}, and {named(still)} {_are(still)} still"
-        " in it",
+        f"{gone} left the loop of {file}:{first}-{last}, and {named(still)} {is_or_are(still)}"
+        " still in it",
         where=gone,
         why="each waits in a collective that the other does not call",
         fix=(
@@ -195,8 +198,8 @@ def _waits(
 ) -> Notice:
     if not absent:
         what = (
-            f"{_named(waits)} {_are(waits)} in collectives, and bytes move between them: no hang,"
-            " as far as is visible"
+            f"{_named(waits)} {is_or_are(waits)} in collectives, and bytes move between them: no"
+            " hang, as far as is visible"
         )
     else:
         what = f"{_named(waits)} {_wait(waits)} for {_named(absent)}, which {_runs(absent)}"
@@ -217,8 +220,8 @@ def _runs(absent: Sequence[Account]) -> str:
 
 def _waits_for_unknown(waits: Sequence[Account], unknown: Sequence[int]) -> Notice:
     return Notice(
-        f"{_named(waits)} {_wait(waits)} for others; {named(unknown)} {_are(unknown)} not on the"
-        " hosts that were looked at",
+        f"{_named(waits)} {_wait(waits)} for others; {named(unknown)} {is_or_are(unknown)} not on"
+        " the hosts that were looked at",
         _lines(waits),
         advice=(
             "look at all hosts: paceline why JOBID, or paceline why NODE..., or files of paceline"
@@ -268,7 +271,7 @@ def _unseen(living: Sequence[Account]) -> Notice:
     ]
     dark = [account for account in living if not account.is_visible]
     what = (
-        f"in which line {_named(dark)} {_are(dark)} is not visible:"
+        f"in which line {_named(dark)} {is_or_are(dark)} is not visible:"
         f" {dark[0].error or 'py-spy shows no stack'}"
     )
     return Notice(what, few_lines(lines, 2 * _LINES), advice=_to_see(dark[0].error))
@@ -307,21 +310,13 @@ def _words(account: Account) -> str:
         return "has ended"
     if len(account.places) > 1:
         return " · ".join(account.places[:3]) + (" · ..." if len(account.places) > 3 else "")
-    cpu = (
-        f"; {account.facts[0]}"
-        if account.facts and account.motion != STILL and not position.waits
-        else ""
-    )
-    waits = position.doing if position.waits or position.kind == DATA else position.spot
-    return f"{waits}{cpu}"
+    activity = position.doing if position.waits or position.kind == DATA else position.spot
+    is_running = account.motion != STILL and not position.waits
+    return f"{activity}; {account.facts[0]}" if is_running and account.facts else activity
 
 
 def _named(accounts: Sequence[Account]) -> str:
     return named(account.rank for account in accounts)
-
-
-def _are(items: Sequence[object]) -> str:
-    return "is" if len(items) == 1 else "are"
 
 
 def _wait(items: Sequence[object]) -> str:

@@ -12,15 +12,15 @@
 #SBATCH --mem=64G
 #SBATCH --time=04:00:00
 #SBATCH --partition=gpu
-# sent to the steps 180 s before the time limit: the run saves and ends by itself
+# sent to the steps 180 s before the time limit: the run saves and ends
 #SBATCH --signal=USR1@180
-# after preemption, the time limit or the loss of a node the job is queued again, and goes on
+# after preemption, the time limit or the loss of a node the job is queued again, and continues
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --chdir=/home/ada/digits
 #SBATCH --output=slurm-%j.out
 
-# where the latest checkpoint is damaged: go on from the latest one that is whole
+# if the latest checkpoint is damaged: continue from the latest one that is complete
 export PACELINE_DAMAGED=skip
 
 # this script runs on the first node of the job: its address, and a port that is free there
@@ -31,6 +31,6 @@ srun --export=ALL --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=32 \
     --run-dir /home/ada/digits/paceline-runs/20261121-140300-lightning_requeues-3f2a \
     --hang-timeout 15m --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
     lightning_requeues.py || status=$?
-# 75: stopped unfinished, with a checkpoint; queued again, the job goes on from there
+# 75: stopped unfinished, with a checkpoint; queued again, the job continues from there
 /opt/venv/bin/paceline requeue /home/ada/digits/paceline-runs/20261121-140300-lightning_requeues-3f2a --status "$status"
 exit "$status"

@@ -15,15 +15,15 @@
 #SBATCH --constraint="a100|h100"
 #SBATCH --exclusive
 #SBATCH --qos=long
-# sent to the steps 360 s before the time limit: the run saves and ends by itself
+# sent to the steps 360 s before the time limit: the run saves and ends
 #SBATCH --signal=TERM@360
-# by Slurm itself never, so that the loss of a node ends the job: what is unfinished is submitted anew
+# never by Slurm itself, so the loss of a node ends the job: an unfinished run is submitted again
 #SBATCH --no-requeue
 #SBATCH --open-mode=append
 #SBATCH --chdir=/home/ada/digits
 #SBATCH --output=slurm-%j.out
 
-# where the latest checkpoint is damaged: go on from the latest one that is whole
+# if the latest checkpoint is damaged: continue from the latest one that is complete
 export PACELINE_DAMAGED=skip
 
 # a secret by which the launchers of the nodes know each other: new at each start, and written to no file
@@ -36,6 +36,6 @@ srun --export=ALL --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=32 \
     --run-dir /home/ada/digits/paceline-runs/20261121-140300-json-3f2a \
     --nproc-per-node 4 --module --hang-timeout 600 --check-finite \
     json.tool -m x || status=$?
-# 75: stopped unfinished, with a checkpoint; queued again, the job goes on from there
+# 75: stopped unfinished, with a checkpoint; queued again, the job continues from there
 /opt/venv/bin/paceline requeue /home/ada/digits/paceline-runs/20261121-140300-json-3f2a --status "$status"
 exit "$status"

@@ -13,9 +13,9 @@
 #SBATCH --mem=64G
 #SBATCH --time=1-00:00:00
 #SBATCH --partition=gpu
-# sent to the steps 180 s before the time limit: the run saves and ends by itself
+# sent to the steps 180 s before the time limit: the run saves and ends
 #SBATCH --signal=TERM@180
-# after preemption, the time limit or the loss of a node the job is queued again, and goes on
+# after preemption, the time limit or the loss of a node the job is queued again, and continues
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --chdir=/home/ada/digits
@@ -27,7 +27,7 @@ ulimit -c 0
 # p2p-hang); through host memory they are slower and arrive. Not for GPUs that NVLink joins: there it costs most of the
 # speed. nvidia-smi topo -m shows it: SYS is a way across sockets, NV# is NVLink.
 export NCCL_P2P_DISABLE=1
-# where the latest checkpoint is damaged: go on from the latest one that is whole
+# if the latest checkpoint is damaged: continue from the latest one that is complete
 export PACELINE_DAMAGED=skip
 
 # a secret by which the launchers of the nodes know each other: new at each start, and written to no file
@@ -40,6 +40,6 @@ srun --export=ALL --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=16 \
     --run-dir /home/ada/digits/runs/20261121-140300-train-3f2a \
     --hang-timeout 300 \
     train.py || status=$?
-# 75: stopped unfinished, with a checkpoint; queued again, the job goes on from there
+# 75: stopped unfinished, with a checkpoint; queued again, the job continues from there
 /opt/venv/bin/paceline requeue /home/ada/digits/runs/20261121-140300-train-3f2a --status "$status"
 exit "$status"

@@ -17,7 +17,7 @@
 #SBATCH --exclusive
 #SBATCH --constraint="a100 & nvme"
 #SBATCH --container-image="x y"
-# sent to the steps 180 s before the time limit: the run saves and ends by itself
+# sent to the steps 180 s before the time limit: the run saves and ends
 #SBATCH --signal=TERM@180
 #SBATCH --no-requeue
 #SBATCH --open-mode=append

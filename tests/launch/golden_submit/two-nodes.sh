@@ -13,15 +13,15 @@
 #SBATCH --time=04:00:00
 #SBATCH --account=physics
 #SBATCH --partition=gpu
-# sent to the steps 180 s before the time limit: the run saves and ends by itself
+# sent to the steps 180 s before the time limit: the run saves and ends
 #SBATCH --signal=TERM@180
-# after preemption, the time limit or the loss of a node the job is queued again, and goes on
+# after preemption, the time limit or the loss of a node the job is queued again, and continues
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --chdir=/home/ada/digits
 #SBATCH --output=slurm-%j.out
 
-# where the latest checkpoint is damaged: go on from the latest one that is whole
+# if the latest checkpoint is damaged: continue from the latest one that is complete
 export PACELINE_DAMAGED=skip
 
 # a secret by which the launchers of the nodes know each other: new at each start, and written to no file
@@ -34,6 +34,6 @@ srun --export=ALL --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=32 \
     --run-dir /home/ada/digits/paceline-runs/20261121-140300-train-3f2a \
     --hang-timeout 15m \
     train.py --lr 0.1 || status=$?
-# 75: stopped unfinished, with a checkpoint; queued again, the job goes on from there
+# 75: stopped unfinished, with a checkpoint; queued again, the job continues from there
 /opt/venv/bin/paceline requeue /home/ada/digits/paceline-runs/20261121-140300-train-3f2a --status "$status"
 exit "$status"

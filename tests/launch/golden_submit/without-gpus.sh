@@ -6,7 +6,7 @@
 #SBATCH --nodes=1-2
 #SBATCH --cpus-per-task=16
 #SBATCH --time=01:30:00
-# sent to the steps 180 s before the time limit: the run saves and ends by itself
+# sent to the steps 180 s before the time limit: the run saves and ends
 #SBATCH --signal=TERM@180
 #SBATCH --no-requeue
 #SBATCH --open-mode=append

@@ -10,6 +10,7 @@ import pytest
 from paceline import __version__
 from paceline.cli import main as module
 from paceline.launch import run as running
+from paceline.launch.outcome import resume
 from paceline.launch.plan.options import OPTIONS
 
 
@@ -109,6 +110,22 @@ def test_torchruns_variables_are_defaults(asked, monkeypatch):
 def test_abbreviations_are_torchruns(asked):
     found = asked("--nnode=1", "--nproc-per", "2", "--redirect=3", "train.py", "--nnode=2")
     assert (found.nproc_per_node, found.redirects, found.script_args) == ("2", "3", ("--nnode=2",))
+
+
+def test_options_keep_the_order_in_which_they_were_typed(asked):
+    words = ["--run-dir", "out", "-t3", "--check", "--nproc_per_node=2", "--max-rest", "1"]
+    requested = asked(*words, "train.py", "--tee", "2")
+    assert requested.typed == (
+        ("run_dir", "out"),
+        ("tee", "3"),
+        ("check", ""),
+        ("nproc_per_node", "2"),
+        ("max_restarts", "1"),
+    )
+    assert resume.retype(requested, run_dir="out") == (
+        "paceline run --tee 3 --check --nproc-per-node 2 --max-restarts 1 --run-dir out train.py"
+        " --tee 2"
+    )
 
 
 # ------------------------------------------------------------------------------------------ what is printed

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from paceline.launch.run.log_file import LogFile
-from paceline.rundir import files, lease
+from paceline.rundir import files, lease_file
 from paceline.rundir.files import RunDir, new_run_id, write_whole
 
 
@@ -151,7 +151,7 @@ def test_files_of_a_run_have_the_mode_of_the_users_other_files(tmp_path, mask, m
         log = LogFile(str(tmp_path / "rank-000.out"), lambda *_: None)
         log.open()
         log.close()
-        lease._write(tmp_path / "lease.json", lease.Owner("token"), flags=os.O_CREAT)
+        lease_file.write(tmp_path, lease_file.Owner("token"))
     finally:
         os.umask(before)
     assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {

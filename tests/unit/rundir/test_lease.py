@@ -14,9 +14,10 @@ import pytest
 
 from paceline import deadlines, env
 from paceline.errors import UsageError
-from paceline.rundir import lease
+from paceline.rundir import lease, lease_file
 from paceline.rundir.files import RunDir
-from paceline.rundir.lease import FREE, LIVING, UNKNOWN, Owner, Watch, judge
+from paceline.rundir.lease import FREE, LIVING, UNKNOWN, Watch, judge
+from paceline.rundir.lease_file import Owner
 
 ELSEWHERE = Owner("theirs", host="node9", machine="another boot", pid=7, started=1)
 
@@ -38,7 +39,7 @@ def take(tmp_path, said):
 
     def take(owner=None, **options):
         taken.append(
-            lease.take(tmp_path, owner or lease.this_process(), say=said.append, **options)
+            lease.take(tmp_path, owner or lease_file.this_process(), say=said.append, **options)
         )
         return taken[-1]
 
@@ -92,21 +93,21 @@ def test_the_counter_is_watched_by_the_newcomers_own_clock(looks, alive, verdict
 
 def test_a_folder_that_nobody_has(take, tmp_path, said):
     held = take()
-    assert lease.read(tmp_path).pid == os.getpid()
+    assert lease_file.read(tmp_path).pid == os.getpid()
     assert said == []
     held.release()
-    assert lease.read(tmp_path) is None
+    assert lease_file.read(tmp_path) is None
 
 
 def test_the_heartbeat_raises_the_counter_until_the_release(take, tmp_path):
     held = take()
-    first, until = lease.read(tmp_path).count, time.monotonic() + 10
-    while lease.read(tmp_path).count < first + 2 and time.monotonic() < until:
+    first, until = lease_file.read(tmp_path).count, time.monotonic() + 10
+    while lease_file.read(tmp_path).count < first + 2 and time.monotonic() < until:
         time.sleep(0.02)
-    assert lease.read(tmp_path).count >= first + 2
+    assert lease_file.read(tmp_path).count >= first + 2
     held.release()
-    held.beat()
-    assert lease.read(tmp_path) is None, "a heartbeat that comes late brings nothing back"
+    held.send_heartbeat()
+    assert lease_file.read(tmp_path) is None, "a heartbeat that comes late brings nothing back"
 
 
 def test_an_owner_elsewhere_that_gives_no_sign_expires(take, tmp_path, said):
@@ -114,7 +115,7 @@ def test_an_owner_elsewhere_that_gives_no_sign_expires(take, tmp_path, said):
     start = time.monotonic()
     held = take()
     assert time.monotonic() - start >= deadlines.scaled(deadlines.LEASE_EXPIRY)
-    assert lease.read(tmp_path).token == held.owner.token
+    assert lease_file.read(tmp_path).token == held.owner.token
     (line,) = said
     assert "last used by process 7 on node9: waiting up to 1.2 s for a sign of it" in line
 
@@ -127,7 +128,7 @@ def test_an_owner_elsewhere_that_gives_signs_is_left_alone(take, tmp_path):
         count = 0
         while not ended.wait(0.05):
             count += 1
-            lease._write(RunDir(tmp_path).lease, replace(ELSEWHERE, count=count), flags=0)
+            lease_file.write(tmp_path, replace(ELSEWHERE, count=count))
 
     thread = threading.Thread(target=live)
     thread.start()
@@ -143,8 +144,8 @@ def test_an_owner_elsewhere_that_gives_signs_is_left_alone(take, tmp_path):
 
 def other_process(folder):
     """A process that owns a folder until it is ended."""
-    text = "from paceline.rundir import lease; import time; from pathlib import Path\n"
-    text += f"lease.take(Path({str(folder)!r}), lease.this_process(), say=print); print('up', flush=True); time.sleep(60)"
+    text = "from paceline.rundir import lease, lease_file; import time; from pathlib import Path\n"
+    text += f"lease.take(Path({str(folder)!r}), lease_file.this_process(), say=print); print('up', flush=True); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "up\n"
     return process
@@ -169,7 +170,7 @@ def test_a_living_process_of_this_machine_is_left_alone_and_a_killed_one_followe
 
 
 def test_a_process_that_got_the_number_of_a_dead_one_is_not_that_one(take, tmp_path):
-    leave(tmp_path, replace(lease.this_process(), started=1))
+    leave(tmp_path, replace(lease_file.this_process(), started=1))
     take()
 
 
@@ -191,11 +192,11 @@ def test_a_lease_that_cannot_be_read_expires(take, tmp_path, text):
 
 
 def test_of_many_newcomers_one_takes_it_over(tmp_path):
-    leave(tmp_path, replace(lease.this_process(), started=1))
-    judged, won = lease.read(tmp_path), []
+    leave(tmp_path, replace(lease_file.this_process(), started=1))
+    judged, won = lease_file.read(tmp_path), []
 
     def come(number):
-        if lease._replace(tmp_path, judged, replace(ELSEWHERE, token=f"new-{number}")):
+        if lease_file.replace_owner(tmp_path, judged, replace(ELSEWHERE, token=f"new-{number}")):
             won.append(f"new-{number}")
 
     threads = [threading.Thread(target=come, args=(number,)) for number in range(8)]
@@ -203,7 +204,7 @@ def test_of_many_newcomers_one_takes_it_over(tmp_path):
         each.start()
     for each in threads:
         each.join()
-    assert won == [lease.read(tmp_path).token]
+    assert won == [lease_file.read(tmp_path).token]
 
 
 @pytest.mark.parametrize("loses", ["folder", "right"])
@@ -214,14 +215,14 @@ def test_a_lease_that_cannot_be_written_costs_one_warning(take, tmp_path, said, 
         tmp_path.rmdir()
     else:
         monkeypatch.setattr(
-            lease, "_write", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left"))
+            lease_file, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))
         )
     for _ in range(3):
-        held.beat()
+        held.send_heartbeat()
     (line,) = said
     assert "cannot be written" in line
     assert "training continues" in line
-    assert lease.is_held_by(tmp_path, held.owner.token) is None, (
+    assert lease.new_owner(tmp_path, held.owner.token) is None, (
         "a checkpoint is committed all the same"
     )
     tmp_path.mkdir(exist_ok=True)
@@ -229,23 +230,22 @@ def test_a_lease_that_cannot_be_written_costs_one_warning(take, tmp_path, said, 
 
 def test_who_was_suspended_finds_its_folder_taken(take, tmp_path, said):
     held = take()
-    lease._write(RunDir(tmp_path).lease, ELSEWHERE, flags=0)
-    held.beat()
-    held.beat()
-    assert held.lost == ELSEWHERE
-    assert lease.is_held_by(tmp_path, held.owner.token) == ELSEWHERE
+    lease_file.write(tmp_path, ELSEWHERE)
+    held.send_heartbeat()
+    held.send_heartbeat()
+    assert lease.new_owner(tmp_path, held.owner.token) == ELSEWHERE
     assert len(said) == 1
     held.release()
-    assert lease.read(tmp_path) == ELSEWHERE, "it is not ours to remove"
+    assert lease_file.read(tmp_path) == ELSEWHERE, "it is not ours to remove"
 
 
 def test_two_users_of_one_process_share_it(take, tmp_path):
     first, second = take(), take()
     assert first is second
     first.release()
-    assert lease.read(tmp_path) is not None
+    assert lease_file.read(tmp_path) is not None
     second.release()
-    assert lease.read(tmp_path) is None
+    assert lease_file.read(tmp_path) is None
 
 
 def test_a_forked_child_gives_nothing_back(take, tmp_path):
@@ -255,17 +255,17 @@ def test_a_forked_child_gives_nothing_back(take, tmp_path):
         held.release()
         os._exit(0)
     os.waitpid(pid, 0)
-    assert lease.read(tmp_path).token == held.owner.token
+    assert lease_file.read(tmp_path).token == held.owner.token
 
 
 def test_the_garbage_collector_may_give_a_folder_back_at_any_moment(take):
     """It ran while a lease was being kept, in a thread that held the lock that ``release`` waits for."""
     first = take()
-    with lease._heart._lock, first._lock:
+    with lease._heartbeats._lock, first._lock:
         first.release_soon()
     second = take()
     assert second is not first
-    assert lease.read(second.folder).token == second.owner.token
+    assert lease_file.read(second.folder).token == second.owner.token
 
 
 def test_a_heartbeat_gives_back_what_the_garbage_collector_has_left(take, tmp_path):

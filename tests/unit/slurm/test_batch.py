@@ -126,7 +126,7 @@ def test_a_profile_sets_up_in_the_order_of_modules_lines_and_variables():
         "# on each node, and before the variable is set: Slurm complains of a TMPDIR that is not there",
         'srun --export=ALL --ntasks-per-node=1 mkdir -p -- /t/"${SLURM_JOB_ID}" || exit',
         'export TMPDIR=/t/"${SLURM_JOB_ID}"',
-        "# where the latest checkpoint is damaged: go on from the latest one that is whole",
+        "# if the latest checkpoint is damaged: continue from the latest one that is complete",
         "export PACELINE_DAMAGED=skip",
         "",
     ]

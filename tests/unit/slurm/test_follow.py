@@ -188,7 +188,7 @@ def test_it_goes_on_under_another_number(run_dir, slurm, capfd):
     assert status == 0
     err = capfd.readouterr().err
     assert "job 12 was submitted again as job 15 after 340 steps" in err
-    assert "job 15 has ended well" in err
+    assert "job 15 has succeeded" in err
 
 
 def test_an_unfinished_run_that_nobody_queues_again_ends_so(run_dir, slurm):
@@ -264,7 +264,7 @@ def test_a_job_that_slurm_has_forgotten_is_told_by_its_folder(run_dir, slurm):
 def test_a_job_that_nobody_remembers_is_no_success(run_dir, slurm, capfd):
     slurm.fails("squeue", UNKNOWN)
     assert followed(run_dir)[0] == 1
-    assert "Slurm does not know job 12 (digits) any more" in capfd.readouterr().err
+    assert "Slurm no longer knows job 12 (digits)" in capfd.readouterr().err
 
 
 def test_accounting_remembers_what_slurm_has_forgotten(run_dir, slurm, capfd):
@@ -343,7 +343,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_job(run_dir, slurm, capfd, monkeyp
     monkeypatch.setattr(Follower, "run", stops)
     assert module.follow("12") == 130
     err = capfd.readouterr().err
-    assert "job 12 goes on" in err
+    assert "job 12 continues" in err
     assert "scancel 12" in err
     assert "paceline follow" in err
 
@@ -360,9 +360,9 @@ def test_a_run_is_found_by_folder_name_or_any_of_its_numbers(run_dir):
     ("subject", "what", "fix"),
     [
         ("99", "no run in paceline-runs has had job 99", "paceline jobs"),
-        ("digit", "'digit' is no run folder", "paceline follow digits"),
+        ("digit", "'digit' is not a run folder", "paceline follow digits"),
         ("local", "has no Slurm job", "paceline explain"),
-        ("", "is no run folder", "paceline jobs"),
+        ("", "is not a run folder", "paceline jobs"),
     ],
 )
 def test_what_is_no_job_is_refused(run_dir, subject, what, fix):
@@ -404,7 +404,7 @@ NOON_S = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
         ),
         (
             JobState("12", "PENDING", reason="PartitionNodeLimit"),
-            "job 12 is pending (PartitionNodeLimit): it asks for more nodes than its partition gives to a job: "
+            "job 12 is pending (PartitionNodeLimit): it requests more nodes than its partition gives to a job: "
             "fewer --nodes",
         ),
         (JobState("12", "CONFIGURING", nodes="node1"), "job 12 is configuring on node1"),

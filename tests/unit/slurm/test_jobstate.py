@@ -140,9 +140,9 @@ def judged(state, tail=("last words",)):
         (job("PREEMPTED", start_s=1.0), "slurm-job-ended", "preempted"),
         (job("BOOT_FAIL", start_s=1.0), "slurm-job-ended", "did not boot"),
         (job("DEADLINE", start_s=1.0), "slurm-job-ended", "deadline"),
-        (job("FAILED", start_s=1.0), "slurm-job-ended", "has not told why"),
+        (job("FAILED", start_s=1.0), "slurm-job-ended", "recorded no cause"),
         (job("SOMETHING_NEW", start_s=1.0), "slurm-job-ended", "SOMETHING_NEW"),
-        (None, "slurm-job-ended", "does not know job 12 (digits) any more"),
+        (None, "slurm-job-ended", "no longer knows job 12 (digits)"),
     ],
 )
 def test_each_end_has_a_name_and_a_fix(state, name, what):

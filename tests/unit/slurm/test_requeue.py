@@ -92,7 +92,9 @@ def test_an_unfinished_run_is_queued_again_and_the_step_is_recorded(run_dir, slu
     assert slurm.calls == ["scontrol show job -o 12", "scontrol requeue 12"]
     (entry,) = record.read(run_dir).requeues
     assert (entry.step, entry.why) == (340, "unfinished")
-    assert capsys.readouterr().err == "paceline: job 12 is queued again, to go on from step 340\n"
+    assert (
+        capsys.readouterr().err == "paceline: job 12 is queued again, to continue from step 340\n"
+    )
 
 
 def test_the_record_is_written_before_the_script_is_ended(run_dir, slurm):
@@ -108,7 +110,7 @@ def test_a_run_that_was_told_to_stop_and_has_not_saved_says_so(run_dir, slurm, c
     assert call(run_dir, status) == 0
     assert not any("requeue" in words or "sbatch" in words for words in slurm.calls)
     assert (
-        f"told to stop and has not saved (status {status}): the job is not queued"
+        f"received a stop signal and has not saved (status {status}): the job is not queued"
         in capsys.readouterr().err
     )
 
@@ -143,7 +145,7 @@ def test_where_the_site_forbids_it_the_job_is_submitted_again(run_dir, slurm, ca
     assert [each.step for each in job.requeues] == [340]
     err = capsys.readouterr().err
     assert "presently disabled" in err
-    assert "submitted as job 15, to go on from step 340" in err
+    assert "submitted as job 15, to continue from step 340" in err
 
 
 def test_a_job_that_may_not_be_requeued_is_submitted_at_once(run_dir, slurm):
@@ -385,7 +387,9 @@ def test_a_time_out_may_hide_that_the_job_is_queued_already(
     assert call(run_dir, 75) == 0
     assert slurm.calls.count("scontrol requeue 12") == 1
     assert not any(words.startswith("sbatch") for words in slurm.calls)
-    assert capsys.readouterr().err == "paceline: job 12 is queued again, to go on from step 340\n"
+    assert (
+        capsys.readouterr().err == "paceline: job 12 is queued again, to continue from step 340\n"
+    )
     assert len(record.read(run_dir).requeues) == 1
 
 
@@ -398,7 +402,7 @@ def test_without_an_answer_no_second_job_is_submitted(run_dir, slurm, monkeypatc
     assert not any(words.startswith("sbatch") for words in slurm.calls)
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert "does not tell whether job 12 is queued again" in err
+    assert "does not say whether job 12 is queued again" in err
     assert text in err
     assert f"sbatch {run_dir.job_script}" in err
     assert record.read(run_dir) == JOB

@@ -8,10 +8,10 @@ import pytest
 
 from paceline import env
 from paceline.errors import UsageError
-from paceline.rundir import identity, lease
+from paceline.rundir import identity, lease, lease_file
 from paceline.rundir.files import RunDir
 from paceline.rundir.identity import Training
-from paceline.rundir.lease import Owner
+from paceline.rundir.lease_file import Owner
 from paceline.slurm import record, reserve
 from paceline.slurm.record import JobRecord
 
@@ -34,14 +34,14 @@ def leave_lease(run_dir, job, **fields):
 def slurm_says(monkeypatch, state):
     told = None if state is None else SimpleNamespace(state=state, ended=state == "COMPLETED")
     monkeypatch.setattr(
-        reserve.lookup, "state", lambda job: SimpleNamespace(heard=True, state=told)
+        reserve.lookup, "state", lambda job: SimpleNamespace(has_answered=True, state=told)
     )
 
 
 def reserved(run_dir, job_id, monkeypatch):
     monkeypatch.setenv(env.JOB_ID, job_id)
     reserve.reserve(run_dir.root, job_id)
-    return lease.read(run_dir.root), record.read(run_dir)
+    return lease_file.read(run_dir.root), record.read(run_dir)
 
 
 def test_a_folder_that_nobody_has(run_dir, monkeypatch):
@@ -71,7 +71,7 @@ def test_one_that_gives_no_sign_is_taken_when_it_has_expired(run_dir, monkeypatc
 
 def test_that_of_a_living_run_is_refused_with_its_name(run_dir, monkeypatch):
     slurm_says(monkeypatch, "RUNNING")
-    living = lease.take(run_dir.root, lease.this_process(), say=print)
+    living = lease.take(run_dir.root, lease_file.this_process(), say=print)
     try:
         with pytest.raises(UsageError) as caught:
             reserved(run_dir, "13", monkeypatch)
@@ -89,7 +89,7 @@ def test_that_of_another_array_element_is_refused(run_dir, monkeypatch):
     with pytest.raises(UsageError) as caught:
         reserved(run_dir, "11", monkeypatch)
     assert caught.value.finding.name == "run-folder-of-other-training"
-    assert lease.read(run_dir.root) is None
+    assert lease_file.read(run_dir.root) is None
 
 
 def test_a_script_that_was_printed_keeps_its_own_record(tmp_path, monkeypatch, capfd):

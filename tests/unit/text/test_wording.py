@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.text.wording import few, few_lines
+from paceline.text.wording import few, few_lines, fold, has_or_have, is_or_are
 
 
 def test_long_lists_are_cut():
@@ -18,3 +18,15 @@ def test_long_lists_are_cut():
 )
 def test_long_rows_are_cut(words, told):
     assert few(words, 2) == told
+
+
+@pytest.mark.parametrize(("items", "verbs"), [([3], ("is", "has")), ([0, 2], ("are", "have"))])
+def test_a_verb_agrees_with_the_number_of_items(items, verbs):
+    assert (is_or_are(items), has_or_have(items)) == verbs
+
+
+@pytest.mark.parametrize(
+    ("numbers", "ranges"), [([0, 1, 2, 3, 7, 9, 8], "0-3, 7-9"), ([5], "5"), ([], "")]
+)
+def test_numbers_are_folded_into_ranges(numbers, ranges):
+    assert fold(numbers) == ranges

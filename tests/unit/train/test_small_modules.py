@@ -139,7 +139,7 @@ def test_batch_norm_is_synchronised_on_gpus_only():
 def test_a_learning_rate_grows_with_the_batch(rule, factor):
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     said = []
-    found = scaling.scaling(batch_size=256, base_batch_size=32, rule=rule)
+    found = scaling.choose(batch_size=256, base_batch_size=32, rule=rule)
     schedule = scaling.apply(optimizer, found, 4, say=said.append)
     rates = []
     for _ in range(6):
@@ -155,18 +155,18 @@ def test_a_learning_rate_grows_with_the_batch(rule, factor):
 
 def test_a_smaller_batch_and_no_warm_up():
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-    found = scaling.scaling(batch_size=8, base_batch_size=32, rule="linear")
+    found = scaling.choose(batch_size=8, base_batch_size=32, rule="linear")
     scaling.apply(optimizer, found, 0, say=print)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.025)
 
 
 def test_bad_scaling():
     assert (
-        refused(scaling.scaling, batch_size=8, base_batch_size=32, rule="linaer").fix
+        refused(scaling.choose, batch_size=8, base_batch_size=32, rule="linaer").fix
         == 'rule="linear"'
     )
     assert (
-        refused(scaling.scaling, batch_size=0, base_batch_size=32, rule="linear").name
+        refused(scaling.choose, batch_size=0, base_batch_size=32, rule="linear").name
         == "option-invalid"
     )
 

@@ -14,7 +14,7 @@ import pytest
 from fake_slurm import FakeSlurm
 from paceline import why
 from paceline.errors import SetupError, UsageError
-from paceline.launch.monitor import children
+from paceline.launch.monitor import child_stacks
 from paceline.launch.monitor.position import Frame, Position
 from paceline.why import gather, processes, recorder, signalled
 from paceline.why.gather import Collection
@@ -246,7 +246,7 @@ wait()
 
 @pytest.fixture
 def without_py_spy(monkeypatch):
-    monkeypatch.setattr(children, "find_py_spy", lambda: "")
+    monkeypatch.setattr(child_stacks, "find_py_spy", lambda: "")
 
 
 def test_a_rank_that_has_registered_faulthandler_writes_its_stack_where_its_user_says_so(

@@ -6,11 +6,13 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
-from paceline.diagnose.lint.job import launches, wrappers
+from paceline.diagnose.lint.job import launches
 from paceline.diagnose.lint.job.launcher_options import TABLES
-from paceline.diagnose.lint.job.story import Call
-from paceline.diagnose.lint.job.values import Arg, Symbols
+from paceline.diagnose.lint.job.shell import wrappers
+from paceline.diagnose.lint.job.shell.trace import Call
+from paceline.diagnose.lint.job.shell.values import Arg, Symbols
 from paceline.errors import Finding, UsageError, closest
 
 KINDS = (
@@ -54,7 +56,7 @@ class Command:
     unexpanded: bool = False
 
 
-def take_apart(words: Sequence[str]) -> Command:
+def parse(words: Sequence[str]) -> Command:
     """Parse a command line.
 
     Args:
@@ -66,10 +68,8 @@ def take_apart(words: Sequence[str]) -> Command:
     """
     is_one_line = len(words) == 1 and len(words[0].split()) > 1
     words = _split(words[0]) if is_one_line else list(words)
-    num_assigned = next(
-        (at for at, word in enumerate(words) if not _ASSIGNMENT.match(word)), len(words)
-    )
-    rest = words[num_assigned:]
+    assigned = list(takewhile(_ASSIGNMENT.match, words))
+    rest = words[len(assigned) :]
     if not rest:
         raise _refused("no command is given", fix=_EXAMPLE)
     unwrapped = wrappers.peel([Arg(word, 1) for word in rest])
@@ -87,7 +87,7 @@ def take_apart(words: Sequence[str]) -> Command:
     if not launch.program:
         raise _refused(f"{launch.kind} has no script to start", fix=_EXAMPLE)
     return Command(
-        assigned=tuple(words[:num_assigned]),
+        assigned=tuple(assigned),
         wrappers=tuple(rest[: len(rest) - len(command)]),
         ends_with_env=unwrapped.wrappers[-1:] == ("env",),
         launcher=command[0],
@@ -116,9 +116,9 @@ def _split(line: str) -> list[str]:
         )
     operator = next((word for word in words if _OPERATOR.fullmatch(word)), None)
     if operator is not None:
-        what = f"{operator} joins several commands, or redirects one"
         raise _refused(
-            what, fix=f"translate one command, without {operator} and what belongs to it"
+            f"{operator} joins several commands, or redirects one",
+            fix=f"translate one command, without {operator} and what belongs to it",
         )
     return words
 
@@ -126,33 +126,31 @@ def _split(line: str) -> list[str]:
 def _not_a_launcher(
     launch: launches.Launch | None, words: Sequence[str], *, step: wrappers.Step | None
 ) -> UsageError:
-    if launch is not None and launch.kind == launches.PYTHON and step is not None:
-        what = (
-            f"{step.kind} starts every rank of {shlex.join(words)} itself; paceline run is started"
-            " once on each node"
-        )
+    line = shlex.join(words)
+    is_python = launch is not None and launch.kind == launches.PYTHON
+    script = launch.program if launch is not None else ""
+    if is_python and step is not None:
         return _refused(
-            what, fix=f"srun --ntasks-per-node=1 paceline run {shlex.quote(launch.program)} ..."
+            f"{step.kind} starts every rank of {line} itself; paceline run is started once on each"
+            " node",
+            fix=f"srun --ntasks-per-node=1 paceline run {shlex.quote(script)} ...",
         )
-    if launch is not None and launch.kind == launches.PYTHON and launch.program:
-        what = f"{shlex.join(words)} starts one process, without a launcher"
-        return _refused(what, fix=f"paceline run {shlex.quote(launch.program)} ...")
-    started = launch.kind if launch is not None else (words[0] if words else "it")
+    if is_python and script:
+        what = f"{line} starts one process, without a launcher"
+        return _refused(what, fix=f"paceline run {shlex.quote(script)} ...")
+    program = launch.kind if launch is not None else next(iter(words), "it")
     return _refused(
-        f"{started} is not a launcher that can be translated", fix=f"one of {', '.join(KINDS[:-1])}"
+        f"{program} is not a launcher that can be translated", fix=f"one of {', '.join(KINDS[:-1])}"
     )
 
 
 def _refuse_unknown_options(launch: launches.Launch) -> None:
-    table = TABLES[launch.kind]
-    unknown = [
-        *launch.unknown,
-        *(name for name in launch.options if name not in table.flags | table.values),
-    ]
+    names = TABLES[launch.kind].flags | TABLES[launch.kind].values
+    unknown = [*launch.unknown, *(name for name in launch.options if name not in names)]
     if not unknown:
         return
     typed = unknown[0]
-    near = closest(typed.lstrip("-").replace("-", "_"), table.flags | table.values)
+    near = closest(typed.lstrip("-").replace("-", "_"), names)
     raise UsageError(
         Finding(
             "option-unknown",

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.diagnose.lint.job.launcher_options import FABRIC
 from paceline.errors import Finding, UsageError
 from paceline.launch.plan.accelerate.settings import HEAD, Settings, settle
-from paceline.launch.plan.options import MEETING
+from paceline.launch.plan.options import RENDEZVOUS_OPTIONS
 
 _STATIC_PLACE = ("node_rank", "master_addr", "master_port")
 _WRITE_HEAD = "write the address of the first node for HEAD"
@@ -52,14 +52,11 @@ def torchrun(
         inherited: torchrun's ``PET_...`` variables by option name; paceline run uses them too.
         passes_local_rank: Whether this launcher passes ``--local-rank`` to the script.
     """
-    effective = {
-        name: value for name, value in options.items() if name not in ("use_env", "start_method")
-    }
-    notes = (
-        ["--start-method has no effect on scripts under torchrun, and is left out"]
-        if "start_method" in options
-        else []
-    )
+    left_out = ("use_env", "start_method")
+    effective = {name: value for name, value in options.items() if name not in left_out}
+    notes = []
+    if "start_method" in options:
+        notes.append("--start-method has no effect on scripts under torchrun, and is left out")
     for name, rival in _without_effect(effective).items():
         del effective[name]
         notes.append(
@@ -74,13 +71,12 @@ def torchrun(
 
 
 def _without_effect(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options that torchrun ignores, each with the option that makes it do so."""
     backend = options.get("rdzv_backend", "static")
     ignored: tuple[str, ...]
     if "standalone" in options:
-        ignored, beside = (
-            ("rdzv_backend", "rdzv_endpoint", "rdzv_id", *_STATIC_PLACE),
-            "--standalone",
-        )
+        ignored = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", *_STATIC_PLACE)
+        beside = "--standalone"
     elif backend != "static":
         ignored, beside = _STATIC_PLACE, f"--rdzv-backend {backend}"
     elif "rdzv_endpoint" in options:
@@ -103,18 +99,16 @@ def accelerate(
         config: The configuration; None without one.
         file: Path of the configuration, to pass to paceline run.
     """
-    typed = {
-        "tpu_use_cluster" if name == "tpu_cluster" else name: value for name, value in typed.items()
-    }
+    aliases = {"tpu_cluster": "tpu_use_cluster"}
+    typed = {aliases.get(name, name): value for name, value in typed.items()}
     settings = settle(typed, config, source=file)
     notes = list(settings.notes)
-    if settings.options.get("master_addr", settings.options.get("rdzv_endpoint", "")).startswith(
-        HEAD
-    ):
+    endpoint = settings.options.get("rdzv_endpoint", "")
+    if settings.options.get("master_addr", endpoint).startswith(HEAD):
         notes.append(_WRITE_HEAD)
-    named = settle({}, config, source=file) if config is not None else None
-    if named is not None and named.environment == settings.environment:
-        options = {"accelerate_config": file, **_beside(settings.options, named.options)}
+    configured = settle({}, config, source=file) if config is not None else None
+    if configured is not None and configured.environment == settings.environment:
+        options = {"accelerate_config": file, **_beside(settings.options, configured.options)}
         return Translated(options, notes=tuple(notes))
     decided = config is not None or "mixed_precision" in typed
     return Translated(
@@ -144,18 +138,22 @@ def accelerate_with_variable(typed: Mapping[str, str], file: str) -> Translated:
     return Translated({"accelerate_config": file, **settings.options}, notes=settings.notes)
 
 
-def _beside(options: Mapping[str, str], named: Mapping[str, str]) -> dict[str, str]:
+def _beside(options: Mapping[str, str], configured: Mapping[str, str]) -> dict[str, str]:
     """Return the options to type in addition to a configuration with other values."""
-    others = {
-        name: value
-        for name, value in options.items()
-        if name not in MEETING and named.get(name) != value
-    }
-    meeting = {name: value for name, value in options.items() if name in MEETING}
-    if meeting == {name: value for name, value in named.items() if name in MEETING}:
+    rendezvous, others = _divided(options)
+    configured_rendezvous, _ = _divided(configured)
+    others = {name: value for name, value in others.items() if configured.get(name) != value}
+    if rendezvous == configured_rendezvous:
         return others
-    one_node = {"nnodes": "1"} if "nnodes" in named else {}
-    return {**others, **one_node, **meeting}
+    one_node = {"nnodes": "1"} if "nnodes" in configured else {}
+    return {**others, **one_node, **rendezvous}
+
+
+def _divided(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the options of the rendezvous, and the others."""
+    rendezvous = {name: value for name, value in options.items() if name in RENDEZVOUS_OPTIONS}
+    others = {name: value for name, value in options.items() if name not in RENDEZVOUS_OPTIONS}
+    return rendezvous, others
 
 
 def _needed(settings: Settings, *, decided: bool) -> dict[str, str]:
@@ -176,27 +174,19 @@ def _needed(settings: Settings, *, decided: bool) -> dict[str, str]:
 
 # fabric run
 
+_FABRIC_VARIABLES = ("accelerator", "strategy", "devices", "num_nodes", "precision")
+
 
 def fabric(options: Mapping[str, str], arguments: Sequence[str]) -> Translated:
     """Translate ``fabric run``, which also accepts its options after the script."""
-    trailing, script_arguments = _options_behind(arguments)
-    options = {**options, **trailing}
-    devices = options.get("devices", "1")
-    environment = {"LT_CLI_USED": "1"}
-    environment |= {
-        f"LT_{name.upper()}": options[name]
-        for name in ("accelerator", "strategy")
-        if name in options
-    }
-    environment |= {"LT_DEVICES": devices, "LT_NUM_NODES": options.get("num_nodes", "1")}
-    environment |= {"LT_PRECISION": options["precision"]} if "precision" in options else {}
-    translated = {"nproc_per_node": "1" if options.get("strategy") == "dp" else _ranks(devices)}
-    notes = (
-        ["fabric run does not start TPUs, nor does paceline run"]
-        if options.get("accelerator") == "tpu"
-        else []
-    )
-    if options.get("num_nodes", "1") != "1":
+    trailing, script_arguments = _trailing_options(arguments)
+    options = {"devices": "1", "num_nodes": "1", **options, **trailing}
+    of_one_process = options.get("strategy") == "dp"
+    translated = {"nproc_per_node": "1" if of_one_process else _ranks(options["devices"])}
+    notes = []
+    if options.get("accelerator") == "tpu":
+        notes.append("fabric run does not start TPUs, nor does paceline run")
+    if options["num_nodes"] != "1":
         translated |= {
             "nnodes": options["num_nodes"],
             "node_rank": options.get("node_rank", "0"),
@@ -206,10 +196,15 @@ def fabric(options: Mapping[str, str], arguments: Sequence[str]) -> Translated:
         notes += [] if "main_address" in options else [_WRITE_HEAD]
     elif "main_port" in options:
         translated["master_port"] = options["main_port"]
+    environment = {"LT_CLI_USED": "1"}
+    environment |= {
+        f"LT_{name.upper()}": options[name] for name in _FABRIC_VARIABLES if name in options
+    }
     return Translated(translated, environment, tuple(notes), arguments=tuple(script_arguments))
 
 
-def _options_behind(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def _trailing_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the options of fabric run after the script, and the script's own arguments."""
     options: dict[str, str] = {}
     script_arguments: list[str] = []
     position = 0
@@ -236,11 +231,9 @@ def _ranks(devices: str) -> str:
         return "gpu"
     if devices == "auto":
         return "1"
-    return (
-        str(len([part for part in devices.split(",") if part.strip()]))
-        if "," in devices
-        else devices
-    )
+    if "," in devices:
+        return str(len([part for part in devices.split(",") if part.strip()]))
+    return devices
 
 
 # deepspeed
@@ -291,14 +284,16 @@ def deepspeed(options: Mapping[str, str]) -> Translated:
 
 
 def _deepspeed_nodes(options: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    several = "hostfile" in options or options.get("num_nodes", "1") != "1"
-    if not several:
-        return ({"master_port": options["master_port"]} if "master_port" in options else {}), []
-    notes = [] if "num_nodes" in options else ["write the number of nodes for NODES"]
-    notes += (
-        [] if "node_rank" in options else ["write 0, 1, ... for NODE_RANK, on each node its own"]
-    )
-    notes += [] if "master_addr" in options else [_WRITE_HEAD]
+    has_several = "hostfile" in options or options.get("num_nodes", "1") != "1"
+    if not has_several:
+        port = options.get("master_port")
+        return ({} if port is None else {"master_port": port}), []
+    advice = {
+        "num_nodes": "write the number of nodes for NODES",
+        "node_rank": "write 0, 1, ... for NODE_RANK, on each node its own",
+        "master_addr": _WRITE_HEAD,
+    }
+    notes = [note for name, note in advice.items() if name not in options]
     notes.append(
         "in a Slurm step leave out --nnodes, --node-rank and --master-addr: they are taken from"
         " Slurm"

@@ -36,7 +36,7 @@ class Line:
         return {"line": self.text, "environment": dict(self.environment), "notes": list(self.notes)}
 
 
-def make(command: Command, translated: Translated) -> Line:
+def render(command: Command, translated: Translated) -> Line:
     """Return the ``paceline run`` line that does the same as a command."""
     arguments = command.arguments if translated.arguments is None else translated.arguments
     variables = [f"{name}={_word(value, True)}" for name, value in translated.environment.items()]
@@ -78,16 +78,13 @@ def _assignment(word: str, unexpanded: bool) -> str:
 
 def _word(text: str, unexpanded: bool) -> str:
     """Quote a text as one shell word, in which an unexpanded ``$NAME`` remains a variable."""
-    if unexpanded and _VARIABLE.search(text) and not quoting.CONTROL.search(text):
-        variables = _VARIABLE.findall(text)
-        plain = (re.sub(r'(["\\`$])', r"\\\1", part) for part in _VARIABLE.split(text))
-        return (
-            '"'
-            + next(plain)
-            + "".join(v + part for v, part in zip(variables, plain, strict=True))
-            + '"'
-        )
-    return quoting.word(text)
+    has_variable = unexpanded and _VARIABLE.search(text)
+    if not has_variable or quoting.CONTROL.search(text):
+        return quoting.word(text)
+    variables = [*_VARIABLE.findall(text), ""]
+    literals = [re.sub(r'(["\\`$])', r"\\\1", part) for part in _VARIABLE.split(text)]
+    pairs = zip(literals, variables, strict=True)
+    return f'"{"".join(literal + variable for literal, variable in pairs)}"'
 
 
 def _filled(words: list[str]) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline import env
+from paceline.cli.translate import command as command_line
 from paceline.cli.translate import launchers, line
-from paceline.cli.translate.command import Command, take_apart
+from paceline.cli.translate.command import Command
 from paceline.cli.translate.launchers import Translated
 from paceline.cli.translate.line import Line
 from paceline.launch.plan.accelerate import config_file
@@ -22,8 +23,8 @@ def translate(words: Sequence[str]) -> Line:
     Raises:
         PacelineError: The line cannot be translated, or accelerate's configuration cannot be read.
     """
-    command = take_apart(words)
-    return line.make(command, _translated(command))
+    command = command_line.parse(words)
+    return line.render(command, _translated(command))
 
 
 def _translated(command: Command) -> Translated:

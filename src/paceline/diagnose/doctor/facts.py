@@ -9,6 +9,7 @@ from paceline.diagnose.doctor.facts_gpu import AcsBridge, Driver, Gpu, GpuPair, 
 from paceline.diagnose.doctor.facts_network import RdmaLibraries, RdmaPort
 from paceline.diagnose.doctor.reading import read_as
 from paceline.machine.interfaces import Interface
+from paceline.machine.software import Software
 
 
 @dataclass(frozen=True)
@@ -89,25 +90,6 @@ class Disk:
     total_bytes: int
     free_bytes: int
     free_files: int | None = None
-
-
-@dataclass(frozen=True)
-class Software:
-    """Installed versions; empty if a package is not installed or its version is unknown.
-
-    Attributes:
-        python: Version of Python.
-        torch: Version of torch.
-        torch_cuda: The CUDA version that torch was built with; empty for a build without CUDA.
-        nccl: Version of the NCCL installed with torch.
-        paceline: Version of this package.
-    """
-
-    python: str = ""
-    torch: str = ""
-    torch_cuda: str = ""
-    nccl: str = ""
-    paceline: str = ""
 
 
 @dataclass(frozen=True)

@@ -21,56 +21,64 @@ def read_as(kind: type[_Kind], values: Any) -> _Kind:
     Raises:
         ValueError: A value does not have the type of its field.
     """
-    found = _read(kind, values, kind.__name__)
-    assert isinstance(found, kind)
-    return found
+    instance = _read_dataclass(kind, values, kind.__name__)
+    assert isinstance(instance, kind)
+    return instance
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
-    if is_dataclass(kind) and isinstance(kind, type):
+    if is_dataclass(kind):
         return _read_dataclass(kind, value, where)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
-        rest = [each for each in arguments if each is not type(None)]
-        return None if value is None else _read(rest[0], value, where)
+        return _read_optional(kind, value, where)
     if origin is tuple:
-        _require(isinstance(value, list | tuple), where, "a list", value)
-        return tuple(
-            _read(arguments[0], each, f"{where}[{place}]") for place, each in enumerate(value)
-        )
+        return _read_tuple(kind, value, where)
     if origin is dict:
-        _require(isinstance(value, dict), where, "an object", value)
-        return {
-            str(name): _read(arguments[1], each, f"{where}.{name}") for name, each in value.items()
-        }
-    if kind is float:
-        _require(
-            isinstance(value, int | float) and not isinstance(value, bool), where, "a number", value
-        )
-        return float(value)
-    _require(
-        isinstance(value, kind) and (kind is bool or not isinstance(value, bool)),
-        where,
-        kind.__name__,
-        value,
-    )
-    return value
+        return _read_dict(kind, value, where)
+    return _read_plain(kind, value, where)
 
 
-def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
-    _require(isinstance(value, dict), where, "an object", value)
+def _read_optional(kind: Any, value: Any, where: str) -> Any:
+    if value is None:
+        return None
+    content = next(option for option in typing.get_args(kind) if option is not type(None))
+    return _read(content, value, where)
+
+
+def _read_tuple(kind: Any, values: Any, where: str) -> tuple[Any, ...]:
+    _require(isinstance(values, list | tuple), where, "a list", values)
+    content = typing.get_args(kind)[0]
+    return tuple(_read(content, value, f"{where}[{place}]") for place, value in enumerate(values))
+
+
+def _read_dict(kind: Any, values: Any, where: str) -> dict[str, Any]:
+    _require(isinstance(values, dict), where, "an object", values)
+    content = typing.get_args(kind)[1]
+    return {str(name): _read(content, value, f"{where}.{name}") for name, value in values.items()}
+
+
+def _read_plain(kind: Any, value: Any, where: str) -> Any:
+    """Return a value of a type without parts; True and False are not numbers here."""
+    is_number = kind is float
+    fits = isinstance(value, int | float if is_number else kind)
+    if kind is not bool:
+        fits = fits and not isinstance(value, bool)
+    _require(fits, where, "a number" if is_number else kind.__name__, value)
+    return float(value) if is_number else value
+
+
+def _read_dataclass(kind: Any, values: Any, where: str) -> Any:
+    _require(isinstance(values, dict), where, "an object", values)
     kinds = typing.get_type_hints(kind)
-    known = {
-        each.name: _read(kinds[each.name], value[each.name], f"{where}.{each.name}")
-        for each in fields(kind)
-        if each.name in value
-    }
+    names = [field.name for field in fields(kind) if field.name in values]
+    arguments = {name: _read(kinds[name], values[name], f"{where}.{name}") for name in names}
     try:
-        return kind(**known)
+        return kind(**arguments)
     except TypeError as error:  # a field without a default is absent
         raise ValueError(f"{where}: {error}") from None
 
 
-def _require(true: bool, where: str, what: str, value: Any) -> None:
-    if not true:
+def _require(condition: bool, where: str, what: str, value: Any) -> None:
+    if not condition:
         raise ValueError(f"{where} must be {what}, not {value!r:.60}")

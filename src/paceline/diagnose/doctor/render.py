@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from paceline.diagnose.doctor.facts import Facts
-from paceline.diagnose.doctor.facts_gpu import Gpu
+from paceline.diagnose.doctor.facts import Disk, Facts
+from paceline.diagnose.doctor.facts_gpu import Gpu, GpuPair
 from paceline.errors import SEVERITIES, Finding
 from paceline.machine.ulimits import UNLIMITED
+from paceline.text.wording import few
 
 _MOST_IN_MATRIX = 8
 _MOST_SETTINGS = 12
@@ -29,8 +30,8 @@ def render(facts: Facts, findings: Sequence[Finding]) -> str:
 
 def _summary(findings: Sequence[Finding]) -> str:
     counts = Counter(finding.severity for finding in findings)
-    told = [count(counts[severity], severity) for severity in SEVERITIES if counts[severity]]
-    return ", ".join(told) if told else "No findings."
+    parts = [count(counts[severity], severity) for severity in SEVERITIES if counts[severity]]
+    return ", ".join(parts) or "No findings."
 
 
 def _rows(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -38,18 +39,12 @@ def _rows(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "GPUs", _gpus(facts)
     for place, line in enumerate(_links(facts)):
         yield "links" if place == 0 else "", line
-    yield "network", _folded(list(_interfaces(facts))) or "no interface that is up"
+    yield "network", few(list(_interfaces(facts)), _MOST_INTERFACES) or "no interface that is up"
     yield "RDMA", ", ".join(_rdma(facts)) or "none"
     yield "CPUs", _cpus(facts)
     yield "memory", _memory(facts)
     yield "limits", _limits(facts)
-    yield (
-        "disks",
-        ", ".join(
-            f"{d.path} {size(d.free_bytes)} free of {size(d.total_bytes)}" for d in facts.disks
-        )
-        or "?",
-    )
+    yield "disks", ", ".join(map(_disk, facts.disks)) or "?"
     yield "software", _software(facts)
     if facts.settings:
         yield "settings", _settings(facts)
@@ -57,13 +52,18 @@ def _rows(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "not read" if place == 0 else "", text
 
 
+def _disk(disk: Disk) -> str:
+    return f"{disk.path} {size(disk.free_bytes)} free of {size(disk.total_bytes)}"
+
+
 def _machine(facts: Facts) -> str:
     host = facts.host
+    slurm = "Slurm job" if host.slurm_job else ""
     kinds = [
         f"container ({host.container})" if host.container else "",
         "virtual machine" if host.virtual else "",
         "Windows Subsystem for Linux" if host.wsl else "",
-        "Slurm step" if host.slurm_step else "Slurm job" if host.slurm_job else "",
+        "Slurm step" if host.slurm_step else slurm,
     ]
     return ", ".join([host.name or "?", *filter(None, kinds)])
 
@@ -73,14 +73,12 @@ def _gpus(facts: Facts) -> str:
         on_bus = facts.driver.gpus_on_bus
         return "none of NVIDIA" + (f" that can be asked, {on_bus} on the PCI bus" if on_bus else "")
     groups = Counter(_model(gpu) for gpu in facts.gpus)
-    told = " + ".join(f"{count} x {model}" for model, count in groups.items())
-    driver = f"driver {facts.driver.version or '?'}" + (
-        f" (CUDA {facts.driver.cuda})" if facts.driver.cuda else ""
-    )
-    shown = (
-        "" if facts.visible_devices is None else f", CUDA_VISIBLE_DEVICES={facts.visible_devices}"
-    )
-    return f"{told}, {driver}{shown}"
+    models = " + ".join(f"{number} x {model}" for model, number in groups.items())
+    cuda = f" (CUDA {facts.driver.cuda})" if facts.driver.cuda else ""
+    text = f"{models}, driver {facts.driver.version or '?'}{cuda}"
+    if facts.visible_devices is None:
+        return text
+    return f"{text}, CUDA_VISIBLE_DEVICES={facts.visible_devices}"
 
 
 def _model(gpu: Gpu) -> str:
@@ -89,55 +87,56 @@ def _model(gpu: Gpu) -> str:
 
 
 def _links(facts: Facts) -> Iterator[str]:
+    """Yield the links between GPUs: one line if they are alike or many, else a matrix."""
     if not facts.pairs:
         return
-    links = {(pair.first, pair.second): pair.link for pair in facts.pairs}
-    trials = Counter(pair.trial for pair in facts.pairs if pair.trial)
-    tried = (
-        f" ({', '.join(f'{count} {outcome}' for outcome, count in trials.items())} when tried)"
-        if trials
-        else ""
+    kinds = Counter(pair.link for pair in facts.pairs)
+    outcomes = _outcomes(facts.pairs)
+    if len(kinds) == 1:
+        pairs = "the two" if len(facts.pairs) == 1 else f"all {len(facts.pairs)} pairs"
+        yield f"{facts.pairs[0].link} between {pairs}{outcomes}"
+    elif len(facts.gpus) > _MOST_IN_MATRIX:
+        yield ", ".join(f"{link}: {number} pairs" for link, number in kinds.items()) + outcomes
+    else:
+        yield from _matrix(facts, outcomes.strip())
+
+
+def _outcomes(pairs: Sequence[GpuPair]) -> str:
+    """Return the outcomes of the trial copies as text; empty without trials."""
+    outcomes = Counter(pair.trial for pair in pairs if pair.trial)
+    if not outcomes:
+        return ""
+    return (
+        f" ({', '.join(f'{number} {outcome}' for outcome, number in outcomes.items())} when tried)"
     )
-    if len(set(links.values())) == 1:
-        pairs = "the two" if len(links) == 1 else f"all {len(links)} pairs"
-        yield f"{facts.pairs[0].link} between {pairs}{tried}"
-        return
-    if len(facts.gpus) > _MOST_IN_MATRIX:
-        yield (
-            ", ".join(f"{link}: {count} pairs" for link, count in Counter(links.values()).items())
-            + tried
-        )
-        return
+
+
+def _matrix(facts: Facts, title: str) -> Iterator[str]:
+    """Yield a matrix of the links, with a title at the end of its first line."""
+    links = {frozenset((pair.first, pair.second)): pair.link for pair in facts.pairs}
     numbers = [gpu.index for gpu in facts.gpus]
-    yield "      " + "".join(f"GPU{number:<4}" for number in numbers) + tried.strip()
+    yield "      " + "".join(f"GPU{number:<4}" for number in numbers) + title
     for one in numbers:
         cells = [
-            "X" if one == other else links.get((min(one, other), max(one, other)), "?")
-            for other in numbers
+            "X" if one == other else links.get(frozenset((one, other)), "?") for other in numbers
         ]
         yield f"GPU{one:<3}" + "".join(f"{cell:7}" for cell in cells)
 
 
-def _folded(words: Sequence[str]) -> str:
-    more = len(words) - _MOST_INTERFACES
-    return ", ".join(words[:_MOST_INTERFACES]) + (f" and {more} more" if more > 0 else "")
-
-
 def _interfaces(facts: Facts) -> Iterator[str]:
-    for each in facts.interfaces:
-        if not each.loopback:
-            rate = f", {each.mbit / 1000:g} Gbit/s" if each.mbit else ""
-            yield f"{each.name} ({each.addresses[0]}{rate})" if each.addresses else each.name
+    for interface in facts.interfaces:
+        if interface.loopback:
+            continue
+        rate = f", {interface.mbit / 1000:g} Gbit/s" if interface.mbit else ""
+        address = f" ({interface.addresses[0]}{rate})" if interface.addresses else ""
+        yield interface.name + address
 
 
 def _rdma(facts: Facts) -> Iterator[str]:
     kinds = Counter((port.kind, port.gbit, port.state) for port in facts.rdma)
-    for (kind, gbit, state), count in kinds.items():
-        yield (
-            f"{count} x {kind}"
-            + (f" {gbit:g} Gbit/s" if gbit else "")
-            + f" ({state.lower() or 'state unknown'})"
-        )
+    for (kind, gbit, state), number in kinds.items():
+        rate = f" {gbit:g} Gbit/s" if gbit else ""
+        yield f"{number} x {kind}{rate} ({state.lower() or 'state unknown'})"
 
 
 def _cpus(facts: Facts) -> str:
@@ -163,23 +162,23 @@ def _limits(facts: Facts) -> str:
 
 
 def _software(facts: Facts) -> str:
-    known = facts.software
-    cuda = f" (CUDA {known.torch_cuda})" if known.torch_cuda else " (without CUDA)"
+    software = facts.software
+    cuda = f"CUDA {software.torch_cuda}" if software.torch_cuda else "without CUDA"
     parts = [
-        f"Python {known.python or '?'}",
-        f"torch {known.torch}{cuda}" if known.torch else "torch not installed",
+        f"Python {software.python or '?'}",
+        f"torch {software.torch} ({cuda})" if software.torch else "torch not installed",
     ]
-    return ", ".join([*parts, *([f"NCCL {known.nccl}"] if known.nccl else [])])
+    if software.nccl:
+        parts.append(f"NCCL {software.nccl}")
+    return ", ".join(parts)
 
 
 def _settings(facts: Facts) -> str:
-    told = [
-        f"{name}={value}"
-        + (f" ({facts.settings_where[name]})" if name in facts.settings_where else "")
-        for name, value in sorted(facts.settings.items())
+    files = {name: f" ({file})" for name, file in facts.settings_where.items()}
+    settings = [
+        f"{name}={value}{files.get(name, '')}" for name, value in sorted(facts.settings.items())
     ]
-    more = len(told) - _MOST_SETTINGS
-    return ", ".join(told[:_MOST_SETTINGS]) + (f" and {more} more" if more > 0 else "")
+    return few(settings, _MOST_SETTINGS)
 
 
 def size(number: int | None) -> str:
@@ -191,17 +190,16 @@ def size(number: int | None) -> str:
     value = float(number)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if value < 1024:
-            return (
-                f"{value:.0f} {unit}"
-                if value >= 10 or value == int(value)
-                else f"{value:.1f} {unit}"
-            )
+            digits = 0 if value >= 10 or value.is_integer() else 1
+            return f"{value:.{digits}f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
 
 
 def _number(number: int | None) -> str:
-    return "?" if number is None else "unlimited" if number == UNLIMITED else f"{number}"
+    if number is None:
+        return "?"
+    return "unlimited" if number == UNLIMITED else f"{number}"
 
 
 def count(number: int, noun: str) -> str:

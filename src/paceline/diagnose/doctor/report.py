@@ -36,7 +36,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the report as a dictionary for JSON."""
         return {
-            "findings": [each.to_json() for each in self.findings],
+            "findings": [finding.to_json() for finding in self.findings],
             "facts": self.facts.to_json(),
         }
 

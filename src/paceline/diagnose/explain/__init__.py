@@ -1,8 +1,9 @@
 """Find the likely cause of a failure in the text of a log.
 
-``explain`` reads a file or standard input, ``judge`` takes lines. ``signatures`` holds the known
-texts as data, ``scan`` matches each line once, ``inference`` combines several lines, and
-``ranking`` orders the candidates by their tiers.
+``explain`` reads a file or standard input, ``judge`` takes lines. ``signatures`` (beside this
+package) holds the known texts as data, ``scan`` matches each line once, ``candidates`` turns
+matches into possible causes, ``inference`` lists the rules that combine several lines, ``survived``
+and ``pairs`` say which of them explains another, and ``ranking`` orders the rest by their tiers.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ def explain(subject: str) -> Answer:
     """
     from paceline.diagnose.explain import compressed, folder, reading
 
-    told = folder.outcome(subject)
-    if told is not None:
-        return told
+    answer = folder.outcome(subject)
+    if answer is not None:
+        return answer
     with reading.open_subject(subject) as file, compressed.unpacked(file, subject) as stream:
         from paceline.diagnose.explain import (  # import only once the file exists: this is slow
             ranking,

@@ -44,12 +44,12 @@ class Answer:
         first, *rest = self.findings
         yield first.render()
         for heading in dict.fromkeys((FOLLOWED, *self.headings.values())):
-            shown = [
+            section = [
                 finding for finding in rest if self.headings.get(finding.name, FOLLOWED) == heading
             ]
-            if shown:
+            if section:
                 yield heading
-            yield from map(self._folded, shown)
+            yield from map(self._folded, section)
         if self.tail:
             yield "last lines of it:"
             yield from (f"  {line}" for line in self.tail)

@@ -6,10 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from paceline.diagnose.explain.candidates import Candidate, quoted
+from paceline.diagnose.explain.candidates import Candidate, changed, quoted
 from paceline.diagnose.explain.scan import Match, Scanned
 from paceline.signatures.tier import Tier
+from paceline.signatures.tracebacks import Raised
 
 _JOINING = (
     "init_process_group",
@@ -18,101 +20,116 @@ _JOINING = (
     "_tcp_rendezvous_handler",
     "_env_rendezvous_handler",
 )
+_DELETE_FILE = "delete the file before each start, or use init_method='env://' with a launcher"
+_ONE_START = (
+    "start each rank once: one launcher a node, a store (port, file) of its own for each run"
+)
 
 
-def members(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Add a wrong number of tasks if ranks joined twice or are missing.
+def wrong_number_of_tasks(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
+    """Infer a wrong number of tasks if ranks joined twice or are missing.
 
     Lightning logs each rank that joins, with the total.
     """
     members = scanned.of("member")
     if not members or scanned.of("all-registered"):
-        return list(candidates)
+        return None
     total = max(int(match.groups["total"]) for match in members)
-    seen = Counter(int(match.groups["rank"]) for match in members)
-    twice = sorted(rank for rank, times in seen.items() if times > 1)
+    joined = Counter(int(match.groups["rank"]) for match in members)
+    if len(joined) >= total:
+        return None
+    likeliest = max((candidate.tier for candidate in candidates), default=Tier.REMARK)
+    twice = sorted(rank for rank, times in joined.items() if times > 1)
+    if twice and likeliest < Tier.EXCEPTION:
+        absent = [rank for rank in range(total) if rank not in joined]
+        what = (
+            f"ranks {listed(twice)} of {total} came {max(joined.values())} times, ranks"
+            f" {listed(absent)} never"
+        )
+        return _wrong_number_of_tasks(members, what, Tier.COARSE)
+    if likeliest < Tier.HINTED:
+        what = f"only {len(joined)} of {total} ranks came: {listed(sorted(joined))}"
+        return _wrong_number_of_tasks(members, what, Tier.WAIT_EXPLAINED)
+    return None
+
+
+def _wrong_number_of_tasks(members: Sequence[Match], what: str, tier: Tier) -> Candidate:
     lines = [match.line for match in members]
-    if twice and len(seen) < total and not any(each.tier >= Tier.EXCEPTION for each in candidates):
-        what = f"ranks {listed(twice)} of {total} came {max(seen.values())} times, "
-        what += f"ranks {listed(_absent(seen, total))} never"
-        tier = Tier.COARSE
-    elif len(seen) < total and not any(each.tier >= Tier.HINTED for each in candidates):
-        what = f"only {len(seen)} of {total} ranks came: {listed(sorted(seen))}"
-        tier = Tier.WAIT_EXPLAINED
-    else:
-        return list(candidates)
-    return [
-        *candidates,
-        Candidate(
-            "slurm-ntasks-mismatch",
-            tier,
-            lines[0].number,
-            what,
-            evidence=quoted(lines, 4),
-            why=(
-                "the number of tasks that the scheduler starts does not fit the nodes and devices"
-                " that the program counts"
-            ),
-            fix="#SBATCH --nodes=N --ntasks-per-node=GPUS_PER_NODE, and srun python script.py",
+    return Candidate(
+        "slurm-ntasks-mismatch",
+        tier,
+        lines[0].number,
+        what,
+        evidence=quoted(lines, 4),
+        why=(
+            "the number of tasks that the scheduler starts does not fit the nodes and devices that"
+            " the program counts"
         ),
-    ]
-
-
-def _absent(seen: Counter[int], total: int) -> list[int]:
-    return [rank for rank in range(total) if rank not in seen]
+        fix="#SBATCH --nodes=N --ntasks-per-node=GPUS_PER_NODE, and srun python script.py",
+    )
 
 
 def listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:6]))
-    return f"{shown} and {len(ranks) - 6} more" if len(ranks) > 6 else shown
+    """Return the first ranks and the number of the others, as text."""
+    first = ", ".join(map(str, ranks[:6]))
+    return f"{first} and {len(ranks) - 6} more" if len(ranks) > 6 else first
 
 
-def devices(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Add the fault of a local rank that exceeds the number of its visible devices."""
-    for match in scanned.of("local-rank-devices"):
-        devices = [each for each in match.groups.get("devices", "").split(",") if each.strip()]
-        local = int(match.groups["local"])
-        if (
-            devices
-            and local >= len(devices)
-            and any(each.name == "invalid-device-ordinal" for each in candidates)
-        ):
-            found = Candidate(
-                "gpus-per-task-with-local-rank",
-                Tier.ORIGIN,
-                match.line.number,
-                f"local rank {local} sees {len(devices)} GPU{'s' if len(devices) > 1 else ''} only"
-                f" and picks number {local}",
-                evidence=quoted([match.line]),
-                fix=(
-                    "--gres=gpu:N or --gpu-bind=none instead of --gpus-per-task=1, so that each"
-                    " task sees all GPUs of its node"
-                ),
-            )
-            return [*candidates, found]
-    return list(candidates)
+def local_rank_without_device(
+    scanned: Scanned, candidates: Sequence[Candidate]
+) -> Candidate | None:
+    """Infer that a task sees fewer devices than its local rank needs."""
+    if not any(candidate.name == "invalid-device-ordinal" for candidate in candidates):
+        return None
+    return next(filter(None, map(_without_device, scanned.of("local-rank-devices"))), None)
 
 
-def double_launch(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Add a double launch.
+def _without_device(match: Match) -> Candidate | None:
+    """Return the candidate for a line with a local rank and its devices, if they do not fit."""
+    entries = match.groups.get("devices", "").split(",")
+    num_devices = sum(bool(entry.strip()) for entry in entries)
+    local_rank = int(match.groups["local"])
+    if not num_devices or local_rank < num_devices:
+        return None
+    return Candidate(
+        "gpus-per-task-with-local-rank",
+        Tier.ORIGIN,
+        match.line.number,
+        f"local rank {local_rank} sees {num_devices} GPU{'s' if num_devices > 1 else ''} only and"
+        f" picks number {local_rank}",
+        evidence=quoted([match.line]),
+        fix=(
+            "--gres=gpu:N or --gpu-bind=none instead of --gpus-per-task=1, so that each task sees"
+            " all GPUs of its node"
+        ),
+    )
 
-    Its signs are more workers than the world size, or a program that spawns ranks in several Slurm
+
+def double_launch(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
+    """Infer that all ranks were started twice, or that a file of an earlier run makes it look so.
+
+    The signs are more workers than the world size, or a program that spawns ranks in several Slurm
     tasks.
     """
-    surplus = [
-        match
-        for match in scanned.of("store-barrier")
-        if int(match.groups["joined"]) > int(match.groups["total"])
-    ]
+    surplus = _surplus(scanned)
     srun = [match for match in scanned.of("srun-command") if _tasks(match.groups["options"]) > 1]
     spawned_by_tasks = bool(srun) and _spawned(scanned)
     files = scanned.of("init-file")
     if surplus and files and not spawned_by_tasks:
-        return [*candidates, _left_over_file(files[0], surplus[0])]
+        return _leftover_file(files[0], surplus[0])
     several_in_slurm = bool(surplus) and bool(srun or scanned.counts["slurm"])
-    if not spawned_by_tasks and not several_in_slurm:
-        return list(candidates)
-    return [*candidates, _double_launch(srun, surplus)]
+    if spawned_by_tasks or several_in_slurm:
+        return _double_launch(srun, surplus)
+    return None
+
+
+def _surplus(scanned: Scanned) -> list[Match]:
+    """Return the lines that show more workers than the world size."""
+    return [
+        match
+        for match in scanned.of("store-barrier")
+        if int(match.groups["joined"]) > int(match.groups["total"])
+    ]
 
 
 def _spawned(scanned: Scanned) -> bool:
@@ -126,7 +143,7 @@ def _spawned(scanned: Scanned) -> bool:
     return any("spawn.py" in line.text for tail in scanned.tails.values() for line in tail)
 
 
-def _left_over_file(file: Match, surplus: Match) -> Candidate:
+def _leftover_file(file: Match, surplus: Match) -> Candidate:
     groups = surplus.groups
     return Candidate(
         "stale-init-file",
@@ -136,7 +153,7 @@ def _left_over_file(file: Match, surplus: Match) -> Candidate:
         " in is left over (likely)",
         evidence=quoted([file.line, surplus.line]),
         why="ranks count themselves in that file, also those of an earlier run",
-        fix="delete the file before each start, or use init_method='env://' with a launcher",
+        fix=_DELETE_FILE,
     )
 
 
@@ -160,78 +177,94 @@ def _double_launch(srun: Sequence[Match], surplus: Sequence[Match]) -> Candidate
 
 
 def _tasks(options: str) -> int:
-    found = re.search(r"(?:-n *|--ntasks(?:-per-node)?[= ])(\d+)", options)
-    return int(found[1]) if found else 1
+    match = re.search(r"(?:-n *|--ntasks(?:-per-node)?[= ])(\d+)", options)
+    return int(match[1]) if match else 1
 
 
-def endpoint(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+def weigh_missing_endpoint(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Drop torchrun's warning about an ignored master address if an endpoint was set.
 
-    Some versions of torchrun print the warning in that case too.
+    Some versions of torchrun print the warning in that case too. If the command is in the text and
+    has no endpoint, the warning explains why ranks wait.
     """
-    given = any(
-        not match.groups["endpoint"].lower().startswith("none")
-        for match in scanned.of("rdzv-endpoint")
+    endpoints = [match.groups["endpoint"].lower() for match in scanned.of("rdzv-endpoint")]
+    name = "c10d-without-rdzv-endpoint"
+    if any(not endpoint.startswith("none") for endpoint in endpoints):
+        return [candidate for candidate in candidates if candidate.name != name]
+    commands = [match.line for match in scanned.of("torchrun-command")]
+    without_endpoint = [line for line in commands if "endpoint" not in line.text]
+    if not without_endpoint:
+        return list(candidates)
+    command = quoted(without_endpoint[:1])
+    return changed(
+        candidates,
+        lambda candidate: replace(
+            candidate, tier=Tier.WAIT_EXPLAINED, evidence=command + candidate.evidence
+        ),
+        name=name,
     )
-    bare = [match for match in scanned.of("torchrun-command") if "endpoint" not in match.line.text]
-    moved = []
-    for each in candidates:
-        if each.name != "c10d-without-rdzv-endpoint":
-            moved.append(each)
-        elif bare and not given:
-            moved.append(
-                replace(
-                    each, tier=Tier.WAIT_EXPLAINED, evidence=quoted([bare[0].line]) + each.evidence
-                )
-            )
-        elif not given:
-            moved.append(each)
-    return moved
 
 
-def surplus(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+def advise_one_start(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Replace the fix of a rendezvous timeout if more workers joined than there are ranks.
 
     Then no rank is missing.
     """
-    return [
-        (
-            replace(
-                each,
-                fix=(
-                    "start each rank once: one launcher a node, a store (port, file) of its own for"
-                    " each run"
-                ),
-            )
-            if each.name == "rendezvous-timeout"
-            and any(
-                int(match.groups["joined"]) > int(match.groups["total"])
-                for match in scanned.of("store-barrier")
-            )
-            else each
-        )
-        for each in candidates
-    ]
+    if not _surplus(scanned):
+        return list(candidates)
+    return changed(
+        candidates,
+        lambda candidate: replace(candidate, fix=_ONE_START),
+        name="rendezvous-timeout",
+    )
 
 
-def interrupted(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Add a rendezvous timeout if Ctrl-C interrupted the wait for other ranks."""
-    for raised in scanned.tracebacks.raised:
-        if raised.type == "KeyboardInterrupt" and any(
-            frame.function in _JOINING for frame in raised.frames
-        ):
-            found = Candidate(
-                "rendezvous-timeout",
-                Tier.INTERRUPTED,
-                raised.line.number,
-                "the run was interrupted while it waited for other ranks to join (likely they never"
-                " started)",
-                where=raised.user_frame.place if raised.user_frame else "",
-                evidence=quoted([raised.line]),
-                fix=(
-                    "start the same command on every node; the number of processes must equal the"
-                    " world size"
-                ),
-            )
-            return [*candidates, found]
-    return list(candidates)
+def blame_init_file(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Attribute failed connections to a leftover init file.
+
+    Ranks that use such a file and cannot connect have usually read addresses of an earlier run.
+    """
+    files = scanned.of("init-file")
+    if not files:
+        return list(candidates)
+    return changed(candidates, partial(_misled, file=files[0]), key="full-mesh")
+
+
+def _misled(candidate: Candidate, file: Match) -> Candidate:
+    return replace(
+        candidate,
+        name="stale-init-file",
+        what=(
+            "ranks that met in a file could not connect to each other: the file is from an earlier"
+            " run (likely)"
+        ),
+        evidence=quoted([file.line]) + candidate.evidence,
+        why="ranks read each other's addresses from that file, also those of an earlier run",
+        fix=_DELETE_FILE,
+    )
+
+
+def interrupted_rendezvous(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
+    """Infer a rendezvous timeout if Ctrl-C interrupted the wait for other ranks."""
+    return next(map(_interrupted, filter(_is_interrupted, scanned.tracebacks.raised)), None)
+
+
+def _is_interrupted(raised: Raised) -> bool:
+    joining = any(frame.function in _JOINING for frame in raised.frames)
+    return raised.type == "KeyboardInterrupt" and joining
+
+
+def _interrupted(raised: Raised) -> Candidate:
+    return Candidate(
+        "rendezvous-timeout",
+        Tier.INTERRUPTED,
+        raised.line.number,
+        "the run was interrupted while it waited for other ranks to join (likely they never"
+        " started)",
+        where=raised.user_frame.place if raised.user_frame else "",
+        evidence=quoted([raised.line]),
+        fix=(
+            "start the same command on every node; the number of processes must equal the world"
+            " size"
+        ),
+    )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import combinations, takewhile
 
-from paceline.diagnose.explain.candidates import Candidate, quoted
+from paceline.diagnose.explain.candidates import Candidate, changed, quoted
 from paceline.diagnose.explain.scan import Scanned
 from paceline.signatures.lines import Line
 from paceline.signatures.tier import Tier
+from paceline.text.wording import is_or_are
 
 _INIT = re.compile(
     r"Channel \d|Trees \[|Ring \d|Connected (?:all )?|Setting affinity|NET/|Bootstrap|NCCL version"
@@ -22,69 +24,86 @@ _INIT = re.compile(
     r"|topology|GPU Direct|Latency"
 )
 _PROGRESS = re.compile(r"\bloss\b|\bstep\b|\bepoch\b|it/s|s/it|\biter", re.IGNORECASE)
+_FAILED_COLLECTIVE = ("collective-timeout", "collective-mismatch", "peer-rank-died")
+_BUSY_REACH = 12  # lines before a timeout in which a rank reports what it does
+_MAX_QUOTE = 290  # characters of a quoted line
 _DONE = re.compile(r"(?:Abort|Destroy) COMPLETE")
 _STOPPED = re.compile(r"^\^C|\^C$|^Traceback|KeyboardInterrupt|SIGINT|SIGTERM|CANCELLED AT")
 
 
-def watchdogs(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Compare the timeouts of several ranks: which ranks are behind, and do their calls differ?"""
-    last = {
-        match.groups["rank"]: (int(match.groups["enqueued"]), int(match.groups["completed"]))
-        for match in scanned.of("last-work")
-    }
-    calls: dict[str, tuple[str, str, str]] = {}
-    for match in scanned.of("watchdog"):
-        if {"rank", "seq", "op"} <= match.groups.keys():
-            calls.setdefault(
-                match.groups["rank"],
-                (match.groups["seq"], match.groups["op"], match.groups.get("numel", "")),
-            )
-    current = [
-        _with_suspect(each, last, calls) if each.name == "collective-timeout" else each
-        for each in candidates
-    ]
-    by_seq: dict[str, dict[tuple[str, str], list[str]]] = {}
-    for rank, (seq, op, numel) in calls.items():
-        by_seq.setdefault(seq, {}).setdefault((op, numel), []).append(rank)
-    for seq, kinds in by_seq.items():
-        if len(kinds) > 1:
-            current.append(_mismatch(scanned, seq, kinds))
-            break
-    return current
-
-
-def _with_suspect(
-    candidate: Candidate, last: dict[str, tuple[int, int]], calls: dict[str, tuple[str, str, str]]
-) -> Candidate:
+def name_ranks_behind(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Add to a timeout which ranks are behind, if several ranks logged their progress."""
+    positions = _positions(scanned)
+    if len(set(positions.values())) < 2:
+        return list(candidates)
+    least = min(positions.values())
+    ranks = sorted((rank for rank, position in positions.items() if position == least), key=int)
+    if len(ranks) * 2 > len(positions):
+        return list(candidates)
+    who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:6])}"
     behind = (
-        {rank: enqueued for rank, (enqueued, _) in last.items()}
-        if len(last) > 1
-        else {rank: int(seq) for rank, (seq, _, _) in calls.items()}
+        f"{who} {is_or_are(ranks)} behind (collective {least}, others {max(positions.values())})"
     )
-    if len(behind) < 2 or len(set(behind.values())) < 2:
-        return candidate
-    least = min(behind.values())
-    ranks = sorted((rank for rank, value in behind.items() if value == least), key=int)
-    if len(ranks) * 2 > len(behind):
-        return candidate
-    whom = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:6])}"
-    what = f"{candidate.what}; {whom} {'are' if len(ranks) > 1 else 'is'} behind"
-    what += f" (collective {least}, others {max(behind.values())})"
-    return replace(candidate, what=what, where=whom)
+    return changed(
+        candidates,
+        lambda candidate: replace(candidate, what=f"{candidate.what}; {behind}", where=who),
+        name="collective-timeout",
+    )
 
 
-def _mismatch(scanned: Scanned, seq: str, kinds: dict[tuple[str, str], list[str]]) -> Candidate:
+def _positions(scanned: Scanned) -> dict[str, int]:
+    """Return the number of the last collective that each rank enqueued, as far as it is logged."""
+    enqueued = {
+        match.groups["rank"]: int(match.groups["enqueued"]) for match in scanned.of("last-work")
+    }
+    if len(enqueued) > 1:
+        return enqueued
+    return {rank: int(call.number) for rank, call in _calls(scanned).items()}
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A collective that a rank waited for: its number, operation and number of elements."""
+
+    number: str
+    operation: str
+    numel: str
+
+
+def _calls(scanned: Scanned) -> dict[str, _Call]:
+    """Return the first collective that timed out on each rank."""
+    calls: dict[str, _Call] = {}
+    for match in scanned.of("watchdog"):
+        groups = match.groups
+        if {"rank", "seq", "op"} <= groups.keys():
+            call = _Call(groups["seq"], groups["op"], groups.get("numel", ""))
+            calls.setdefault(groups["rank"], call)
+    return calls
+
+
+def different_collectives(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
+    """Infer a mismatch if ranks timed out in different operations with the same number."""
+    by_number: dict[str, dict[_Call, list[str]]] = {}
+    for rank, call in _calls(scanned).items():
+        by_number.setdefault(call.number, {}).setdefault(call, []).append(rank)
+    for number, ranks in by_number.items():
+        if len(ranks) > 1:
+            return _mismatch(scanned, number, ranks)
+    return None
+
+
+def _mismatch(scanned: Scanned, number: str, ranks: dict[_Call, list[str]]) -> Candidate:
     parts = [
-        f"rank {', '.join(sorted(ranks, key=int)[:4])}: {op} of {numel or '?'}"
-        for (op, numel), ranks in kinds.items()
+        f"rank {', '.join(sorted(names, key=int)[:4])}: {call.operation} of {call.numel or '?'}"
+        for call, names in ranks.items()
     ]
-    lines = [match.line for match in scanned.of("watchdog") if match.groups.get("seq") == seq]
+    lines = [match.line for match in scanned.of("watchdog") if match.groups.get("seq") == number]
     return Candidate(
         "collective-mismatch",
         Tier.WAIT_EXPLAINED,
         lines[0].number,
-        f"collective {seq} is not the same on all ranks: {'; '.join(parts[:4])}",
-        evidence=tuple(line.body.strip()[:290] for line in lines[:3]),
+        f"collective {number} is not the same on all ranks: {'; '.join(parts[:4])}",
+        evidence=tuple(line.body.strip()[:_MAX_QUOTE] for line in lines[:3]),
         why="each rank waits for a collective that the others never start",
         fix=(
             "every rank must make the same calls in the same order: no collective, log or save"
@@ -93,35 +112,36 @@ def _mismatch(scanned: Scanned, seq: str, kinds: dict[tuple[str, str], list[str]
     )
 
 
-def slow_rank(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Add a slow rank if one rank prepared data or saved before the timeout."""
-    timeout = next(
-        (
-            each
-            for each in candidates
-            if each.name == "collective-timeout" and each.tier >= Tier.TIMEOUT
-        ),
-        None,
-    )
-    if timeout is None or any(each.name == "collective-mismatch" for each in candidates):
-        return list(candidates)
+def slow_rank(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
+    """Infer a slow rank if one rank prepared data or saved before the timeout."""
+    timeouts = [
+        candidate
+        for candidate in candidates
+        if candidate.name == "collective-timeout" and candidate.tier >= Tier.TIMEOUT
+    ]
+    explained = any(candidate.name == "collective-mismatch" for candidate in candidates)
+    if not timeouts or explained:
+        return None
+    timeout = timeouts[0]
     blocks = scanned.of("first-block")
     busy = [match for match in scanned.of("busy") if match.line.number < timeout.number][-1:]
-    near = [match for match in busy if timeout.number - match.line.number <= 12]
-    if not blocks and not near:
-        return list(candidates)
-    lines = [match.line for match in (*blocks[:1], *near)]
-    reason = (
-        f"the others wait in {blocks[0].groups['block']}"
-        if blocks
-        else f"the last that was said before it is: {near[0].groups['what'].strip()}"
-    )
-    found = replace(
+    near = [match for match in busy if timeout.number - match.line.number <= _BUSY_REACH]
+    if blocks:
+        reason = f"the others wait in {blocks[0].groups['block']}"
+    elif near:
+        reason = f"the last line before it says: {near[0].groups['what'].strip()}"
+    else:
+        return None
+    return _slow_rank(timeout, reason, [match.line for match in (*blocks[:1], *near)])
+
+
+def _slow_rank(timeout: Candidate, reason: str, lines: Sequence[Line]) -> Candidate:
+    return replace(
         timeout,
         name="collective-timeout-slow-rank0",
         tier=Tier.WAIT_EXPLAINED,
         what=(
-            f"{timeout.what}; likely one rank (rank 0, mostly) was busy preparing or saving for too"
+            f"{timeout.what}; likely one rank (usually rank 0) was busy preparing or saving for too"
             f" long: {reason}"
         ),
         evidence=(*quoted(lines, 2), *timeout.evidence[:1]),
@@ -132,54 +152,48 @@ def slow_rank(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
         count=1,
         key="",
     )
-    return [*candidates, found]
 
 
-def branches(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Add a rank-dependent graph if ranks lack gradients of disjoint sets of parameters."""
-    lacking: dict[str, set[str]] = {}
+def rank_dependent_graph(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
+    """Infer a rank-dependent graph if ranks lack gradients of disjoint sets of parameters."""
+    unused: dict[str, set[str]] = {}
     lines: dict[str, Line] = {}
     for match in scanned.of("unused-parameters"):
         if {"rank", "names"} <= match.groups.keys():
-            lacking.setdefault(
-                match.groups["rank"], set(re.split(r"[ ,]+", match.groups["names"].strip(" .")))
-            )
+            names = re.split(r"[ ,]+", match.groups["names"].strip(" ."))
+            unused.setdefault(match.groups["rank"], set(names))
             lines.setdefault(match.groups["rank"], match.line)
-    ranks = list(lacking)
-    if len(ranks) < 2 or any(
-        lacking[one] & lacking[other] for one in ranks for other in ranks if one < other
-    ):
-        return list(candidates)
-    found = Candidate(
+    ranks = list(unused)
+    overlap = any(unused[one] & unused[other] for one, other in combinations(ranks, 2))
+    if len(ranks) < 2 or overlap:
+        return None
+    return Candidate(
         "rank-dependent-graph",
         Tier.ORIGIN,
         lines[ranks[0]].number,
         f"ranks {', '.join(ranks[:4])} lack the gradients of different parameters: they run"
         " different parts of the model",
-        evidence=tuple(lines[rank].body.strip()[:290] for rank in ranks[:2]),
+        evidence=tuple(lines[rank].body.strip()[:_MAX_QUOTE] for rank in ranks[:2]),
         fix=(
             "let every rank run every part (times zero where it is not wanted), or"
             " find_unused_parameters=True if it is meant"
         ),
     )
-    return [*candidates, found]
 
 
-def hang(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Add a hang at the start if the text ends while NCCL sets up its connections."""
-    if any(each.tier > Tier.STOPPED for each in candidates):
-        return list(candidates)
+def hang_at_start(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
+    """Infer a hang at the start if the text ends while NCCL sets up its connections."""
+    if any(candidate.tier > Tier.STOPPED for candidate in candidates):
+        return None
     last = [raw.decode("utf-8", "replace") for raw in scanned.last if raw.strip()]
-    last = last[
-        : next((place for place, text in enumerate(last) if _STOPPED.search(text)), len(last))
-    ]
+    last = list(takewhile(lambda text: not _STOPPED.search(text), last))
     info = [text for text in last[-12:] if "NCCL INFO" in text]
     if not _ends_in_setup(last, info):
-        return list(candidates)
-    evidence = tuple(text.strip()[:290] for text in info[-2:])
+        return None
+    evidence = tuple(text.strip()[:_MAX_QUOTE] for text in info[-2:])
     if sum("via P2P" in text for text in last) >= 2:
-        return [*candidates, _hang_of_peers(scanned.num_lines, evidence)]
-    return [*candidates, _hang_at_start(scanned.num_lines, evidence)]
+        return _hang_of_peers(scanned.num_lines, evidence)
+    return _hang_at_start(scanned.num_lines, evidence)
 
 
 def _ends_in_setup(last: Sequence[str], info: Sequence[str]) -> bool:
@@ -189,7 +203,7 @@ def _ends_in_setup(last: Sequence[str], info: Sequence[str]) -> bool:
         last: The last lines of the text.
         info: NCCL's lines among the last twelve of them.
     """
-    if len(info) < 3 or len(info) * 2 < len(last[-12:]) or _went_on(last):
+    if len(info) < 3 or len(info) * 2 < len(last[-12:]) or _has_progress_after_setup(last):
         return False
     num_setup = sum(_INIT.search(text) is not None for text in info)
     return num_setup * 2 >= len(info) and not any(_DONE.search(text) for text in last[-6:])
@@ -222,7 +236,7 @@ def _hang_at_start(number: int, evidence: tuple[str, ...]) -> Candidate:
         number,
         "the text ends while NCCL sets up its connections: likely a hang",
         evidence=evidence,
-        why="nothing fails and nothing goes on; the first collective never ends",
+        why="nothing fails and nothing continues; the first collective never ends",
         fix=(
             "which rank is missing in these lines? then NCCL_SOCKET_IFNAME and NCCL_P2P_DISABLE=1"
             " as tests"
@@ -230,37 +244,31 @@ def _hang_at_start(number: int, evidence: tuple[str, ...]) -> Candidate:
     )
 
 
-def _went_on(last: Sequence[str]) -> bool:
+def _has_progress_after_setup(last: Sequence[str]) -> bool:
     """Return whether training progress follows the last line of the setup."""
-    after = 0
-    for text in reversed(last):
-        if "NCCL INFO" in text:
-            break
-        after += 1
-    return after > 0 and any(_PROGRESS.search(text) for text in last[-after:])
+    after_setup = takewhile(lambda text: "NCCL INFO" not in text, reversed(last))
+    return any(_PROGRESS.search(text) for text in after_setup)
 
 
-def uneven(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Add uneven inputs if ranks logged different numbers of batches and a collective failed."""
+def uneven_inputs(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
+    """Infer uneven inputs if ranks logged different numbers of batches and a collective failed."""
+    if not any(candidate.name in _FAILED_COLLECTIVE for candidate in candidates):
+        return None
     counts = {match.groups["rank"]: match for match in scanned.of("batches")}
-    numbers = {int(match.groups["count"]) for match in counts.values()}
-    lost = any(
-        each.name in ("collective-timeout", "collective-mismatch", "peer-rank-died")
-        for each in candidates
-    )
-    if len(counts) < 2 or len(numbers) < 2 or not lost:
-        return list(candidates)
-    shown = sorted(counts.items(), key=lambda item: int(item[1].groups["count"]))
-    least, most = shown[0], shown[-1]
-    found = Candidate(
+    ordered = sorted(counts.items(), key=lambda item: int(item[1].groups["count"]))
+    if not ordered:
+        return None
+    (least_rank, least), (most_rank, most) = ordered[0], ordered[-1]
+    if int(least.groups["count"]) == int(most.groups["count"]):
+        return None
+    return Candidate(
         "uneven-inputs",
         Tier.WAIT_EXPLAINED,
-        most[1].line.number,
-        f"rank {least[0]} has {least[1].groups['count']} batches, rank {most[0]} has"
-        f" {most[1].groups['count']}",
-        where=f"rank {least[0]}",
-        evidence=tuple(match.line.body.strip()[:290] for _, match in (least, most)),
+        most.line.number,
+        f"rank {least_rank} has {least.groups['count']} batches, rank {most_rank} has"
+        f" {most.groups['count']}",
+        where=f"rank {least_rank}",
+        evidence=tuple(match.line.body.strip()[:_MAX_QUOTE] for match in (least, most)),
         why="the rank with fewer leaves the loop and the others wait for it",
         fix="DistributedSampler(..., drop_last=True), or the same number of steps on every rank",
     )
-    return [*candidates, found]

@@ -30,7 +30,7 @@ def outcome(subject: str) -> Answer | None:
         raise UsageError(
             Finding(
                 "input-unreadable",
-                f"the run of {folder} has not told its end: it goes on, or its launcher was killed",
+                f"the run of {folder} has not ended: it continues, or its launcher was killed",
                 fix=f"cat {folder}/logs/rank-*.out | paceline explain -",
             )
         )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from paceline.diagnose.explain.candidates import Candidate
+from paceline.diagnose.explain.candidates import Candidate, changed
 from paceline.diagnose.explain.scan import Scanned
 
 _HOLDER = re.compile(r"\bProcess (?P<pid>\d+) has (?P<held>\d+(?:\.\d+)? [KMGT]?i?B) memory in use")
@@ -19,12 +20,12 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _MUCH = 0.25  # of the GPU: if others hold less, the program itself needs too much
 
 
-def held_by_others(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+def name_holder(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Name the other process that holds much of the GPU that ran out of memory."""
     for match in scanned.of("gpu-holder"):
-        held = _others(match.line.text)
-        if held:
-            return [_named(each, held) if each.name == "cuda-oom" else each for each in candidates]
+        holders = _others(match.line.text)
+        if holders:
+            return changed(candidates, partial(_named, holders=holders), name="cuda-oom")
     return list(candidates)
 
 
@@ -34,11 +35,10 @@ def _others(text: str) -> list[tuple[str, str]]:
     The result is empty if they hold little or may be the program itself.
     """
     total = _TOTAL.search(text)
-    holders = sorted(
-        ((found["pid"], found["held"]) for found in _HOLDER.finditer(text)), key=_size, reverse=True
-    )
     if total is None:
         return []
+    listed = [(match["pid"], match["held"]) for match in _HOLDER.finditer(text)]
+    holders = sorted(listed, key=_size, reverse=True)
     # In a container a process does not know its id on the host: one of these is the program.
     if not _OURS.search(text):
         allocated = _ALLOCATED.search(text)
@@ -57,12 +57,15 @@ def _bytes(text: str) -> float:
     return float(number) * _UNITS[unit.rstrip("iB")]
 
 
-def _named(candidate: Candidate, held: Sequence[tuple[str, str]]) -> Candidate:
-    (pid, size), *more = held
-    whom = f"process {pid} holds {size}" + (f", and {len(more)} more hold memory" if more else "")
+def _named(candidate: Candidate, holders: Sequence[tuple[str, str]]) -> Candidate:
+    (pid, size), *others = holders
+    and_others = f", and {len(others)} more hold memory" if others else ""
     return replace(
         candidate,
-        what=f"another process holds much of it: {whom}; {candidate.what}",
+        what=(
+            f"another process holds much of it: process {pid} holds {size}{and_others};"
+            f" {candidate.what}"
+        ),
         fix=(
             f"nvidia-smi and ps -fp {pid} on that node: end it if it is left over; if it is another"
             " rank, give each rank its own GPU (torch.cuda.set_device(local_rank))"

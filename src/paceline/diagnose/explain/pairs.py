@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paceline.diagnose.explain.candidates import Candidate
+from paceline.diagnose.explain.candidates import Candidate, changed
 from paceline.diagnose.explain.scan import Scanned
 from paceline.signatures.tier import Tier
 
@@ -27,6 +27,10 @@ EXPLAINS = {
     "environment-module-unknown": _NEEDS_ENVIRONMENT,
     "conda-activate-without-hook": _NEEDS_ENVIRONMENT,
 }
+# Keys of ranks that a signal ended because of a fault.
+_CRASHES = ("exit--6", "exit--7", "exit--9", "exit--11")
+# What a rank reports if another one stopped or ended.
+LOST_PEER = ("peer-rank-died", "collective-timeout")
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ CONSEQUENCES = (
 )
 
 
-def consequences(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+def lower_consequences(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Lower the consequences of other candidates to the tier of a consequence."""
     current = list(candidates)
     for consequence in CONSEQUENCES:
@@ -84,6 +88,51 @@ def _lowered(candidate: Candidate, consequence: Consequence) -> Candidate:
     if candidate.name not in consequence.names:
         return candidate
     return replace(candidate, tier=min(candidate.tier, consequence.tier))
+
+
+def blame_launcher(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Attribute SIGTERM of some ranks to the launcher if another rank failed first."""
+    exits = scanned.of("exit") + scanned.of("table-exit")
+    failed = any(int(match.groups["code"]) > 0 for match in exits)
+    crashed = any(scanned.counts[key] for key in _CRASHES)
+    if not failed and not crashed:
+        return list(candidates)
+    return changed(
+        candidates,
+        lambda candidate: replace(candidate, name="peer-rank-died", tier=Tier.RANKS_ENDED),
+        key="exit--15",
+    )
+
+
+def name_single_rank(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Rename an exception of one rank if the other ranks only lost their peer."""
+    if not any(candidate.name in LOST_PEER for candidate in candidates):
+        return list(candidates)
+    return changed(
+        candidates,
+        lambda candidate: replace(candidate, name="script-error-on-one-rank"),
+        name="user-exception",
+        key="alone",
+    )
+
+
+def lower_after_stop(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Lower what follows an external stop of the job, and raise what precedes it."""
+    stops = [candidate.number for candidate in candidates if candidate.key == "stop"]
+    if not stops:
+        return list(candidates)
+    return [_around_stop(candidate, min(stops)) for candidate in candidates]
+
+
+def _around_stop(candidate: Candidate, stop: int) -> Candidate:
+    """Return a candidate with the tier that follows from the line number of a stop."""
+    if candidate.key == "stop":
+        return candidate
+    if candidate.number >= stop and candidate.tier <= Tier.EXCEPTION:
+        return replace(candidate, tier=min(candidate.tier, Tier.VICTIM))
+    if candidate.number < stop and Tier.TIMEOUT <= candidate.tier < Tier.EXCEPTION:
+        return replace(candidate, tier=Tier.OUTSIDE)
+    return candidate
 
 
 def explaining_first(ordered: Sequence[Candidate]) -> list[Candidate]:

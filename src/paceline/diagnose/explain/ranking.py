@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.diagnose.explain.answer import Answer
-from paceline.diagnose.explain.candidates import Candidate, exceptions, known, unclear
+from paceline.diagnose.explain.candidates import Candidate, matched_faults
+from paceline.diagnose.explain.exceptions import unmatched_exceptions
 from paceline.diagnose.explain.inference import infer
 from paceline.diagnose.explain.pairs import explaining_first
 from paceline.diagnose.explain.scan import Scanned
+from paceline.diagnose.explain.unexplained import unexplained_error
 from paceline.errors import Finding
 from paceline.signatures.lines import shorten
 from paceline.signatures.tier import Tier
@@ -34,36 +36,43 @@ _TAIL = 8
 
 def judge_scanned(scanned: Scanned) -> Answer:
     """Return the findings of a scanned text."""
-    reported = _reported(scanned)
-    candidates = infer(scanned, [*known(scanned), *exceptions(scanned)])
-    # The final report already covers earlier lines.
-    candidates = [each for each in candidates if each.number > scanned.told_until]
-    if not any(each.tier >= Tier.VICTIM for each in candidates) and scanned.told_until < 0:
-        ends = [each.number for each in candidates if not each.survived]
-        before = min(ends, default=scanned.num_lines + 1)
-        candidates += [each for each in (unclear(scanned, before),) if each is not None]
-    ordered = _ordered(candidates)
-    found = _findings(ordered)
-    if found:
-        found[0] = replace(
-            found[0], why="; ".join(filter(None, (found[0].why, _other_framework(scanned))))
-        )
-    found = _merged(reported, found)
-    if not found:
+    ordered = _ordered(_candidates(scanned))
+    findings = _findings(ordered)
+    note = _other_framework(scanned)
+    if findings and note:
+        why = "; ".join(filter(None, (findings[0].why, note)))
+        findings[0] = replace(findings[0], why=why)
+    findings = _merged(_reported(scanned), findings)
+    if not findings:
         return Answer((_nothing(scanned),))
-    counts = {each.name: each.count for each in ordered}
-    tail = _tail(scanned, ordered) if found[0].name in _UNCERTAIN else ()
     return Answer(
-        tuple(found[:_MAX_FINDINGS]), counts=counts, tail=tail, headings=_headings(ordered)
+        tuple(findings[:_MAX_FINDINGS]),
+        counts={candidate.name: candidate.count for candidate in ordered},
+        tail=_tail(scanned, ordered) if findings[0].name in _UNCERTAIN else (),
+        headings=_headings(ordered),
     )
+
+
+def _candidates(scanned: Scanned) -> list[Candidate]:
+    """Return the faults that the text shows, except those that paceline's final report covers."""
+    candidates = infer(scanned, [*matched_faults(scanned), *unmatched_exceptions(scanned)])
+    if scanned.report_end >= 0:
+        return [candidate for candidate in candidates if candidate.number > scanned.report_end]
+    if any(candidate.tier >= Tier.VICTIM for candidate in candidates):
+        return candidates
+    ends = [candidate.number for candidate in candidates if not candidate.survived]
+    unexplained = unexplained_error(scanned, min(ends, default=scanned.num_lines + 1))
+    return candidates if unexplained is None else [*candidates, unexplained]
 
 
 def _other_framework(scanned: Scanned) -> str:
     """Return a note about the framework of the text if it is not torch; else an empty string."""
     notes = scanned.of("other-framework")
+    if not notes:
+        return ""
     texts = [frame.file for raised in scanned.tracebacks.raised for frame in raised.frames]
     texts += [match.line.text for match in scanned.matches]
-    if not notes or any("torch" in text.lower() for text in texts):
+    if any("torch" in text.lower() for text in texts):
         return ""
     name = "JAX" if "jax" in notes[0].groups else "TensorFlow"
     return f"this is a log of {name}: the cause is named, but the advice is for PyTorch"
@@ -72,70 +81,77 @@ def _other_framework(scanned: Scanned) -> str:
 def _headings(ordered: Sequence[Candidate]) -> dict[str, str]:
     """Return the headings for candidates that do not follow from the first one."""
     headings = {}
-    for each in ordered[1:]:
-        if each.survived:
-            headings[each.name] = _SURVIVED
-        elif each.number < ordered[0].number and each.tier >= Tier.TIMEOUT:
-            headings[each.name] = _ALSO
+    for candidate in ordered[1:]:
+        if candidate.survived:
+            headings[candidate.name] = _SURVIVED
+        elif candidate.number < ordered[0].number and candidate.tier >= Tier.TIMEOUT:
+            headings[candidate.name] = _ALSO
     return headings
 
 
 def _reported(scanned: Scanned) -> list[Finding]:
     """Return the findings that paceline printed, without repeats: the final report, then errors."""
+    numbers = [number for number, _ in scanned.reported if number <= scanned.report_end]
+    final_report = max(numbers, default=-1)
+
+    def order(numbered: tuple[int, Finding]) -> tuple[bool, bool, int]:
+        number, finding = numbered
+        return number != final_report, finding.severity != "error", number
+
     first: dict[str, Finding] = {}
-    account = max(
-        (number for number, _ in scanned.reported if number <= scanned.told_until), default=-1
-    )
-    for _, finding in sorted(
-        scanned.reported,
-        key=lambda each: (each[0] != account, each[1].severity != "error", each[0]),
-    ):
+    for _, finding in sorted(scanned.reported, key=order):
         first.setdefault(finding.name, finding)
     return list(first.values())
 
 
-def _merged(reported: Sequence[Finding], found: Sequence[Finding]) -> list[Finding]:
+def _merged(reported: Sequence[Finding], inferred: Sequence[Finding]) -> list[Finding]:
+    """Return the findings that paceline printed and the inferred ones, the likeliest first."""
     names = {finding.name for finding in reported}
-    rest = [finding for finding in found if finding.name not in names]
-    if reported and (
-        reported[0].severity == "error" or not any(each.name not in _UNCERTAIN for each in rest)
-    ):
-        return [*reported, *(_consequence(each) for each in rest)]
-    return [*rest, *reported]
+    others = [finding for finding in inferred if finding.name not in names]
+    uncertain = all(finding.name in _UNCERTAIN for finding in others)
+    if reported and (reported[0].severity == "error" or uncertain):
+        return [*reported, *map(_consequence, others)]
+    return [*others, *reported]
 
 
 def _ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return one candidate for each name, likeliest first."""
-    best: dict[str, Candidate] = {}
-    for each in sorted(candidates, key=lambda each: (each.tier.value, each.number)):
-        kept = best.setdefault(each.name, each)
-        if kept is not each:
-            best[each.name] = replace(
-                kept, count=kept.count + (each.count if each.key != kept.key else 0)
-            )
-    return explaining_first(list(best.values()))
+    likeliest: dict[str, Candidate] = {}
+    by_tier = sorted(candidates, key=lambda candidate: (candidate.tier.value, candidate.number))
+    for candidate in by_tier:
+        first = likeliest.setdefault(candidate.name, candidate)
+        # The counts of one signature include the same lines.
+        if candidate.key != first.key:
+            likeliest[candidate.name] = replace(first, count=first.count + candidate.count)
+    return explaining_first(list(likeliest.values()))
 
 
 def _findings(ordered: Sequence[Candidate]) -> list[Finding]:
-    found = []
-    for place, each in enumerate(ordered):
-        found.append(
-            Finding(
-                each.name,
-                each.what + _others(each) if place == 0 else _ELSEWHERE.sub("", each.what),
-                where=each.where,
-                evidence=each.evidence,
-                why=each.why,
-                fix=each.fix,
-                severity=each.severity if place == 0 else _severity_behind(each),
-            )
-        )
-    return found
+    if not ordered:
+        return []
+    first, *others = ordered
+    return [
+        _finding(first, first.what + _others(first), first.severity),
+        *map(_following, others),
+    ]
 
 
-def _severity_behind(candidate: Candidate) -> str:
-    """Return the severity of a candidate that is not the first."""
-    return "warning" if candidate.tier >= Tier.EXCEPTION else "hint"
+def _following(candidate: Candidate) -> Finding:
+    """Return the finding of a candidate that is not the first."""
+    severity = "warning" if candidate.tier >= Tier.EXCEPTION else "hint"
+    return _finding(candidate, _ELSEWHERE.sub("", candidate.what), severity)
+
+
+def _finding(candidate: Candidate, what: str, severity: str) -> Finding:
+    return Finding(
+        candidate.name,
+        what,
+        where=candidate.where,
+        evidence=candidate.evidence,
+        why=candidate.why,
+        fix=candidate.fix,
+        severity=severity,
+    )
 
 
 def _others(candidate: Candidate) -> str:

@@ -44,7 +44,8 @@ def _missing(subject: str) -> UsageError:
 
     if "/" in subject or "." in subject:
         return _unreadable(
-            f"there is no file {subject}", fix="give the path of a log, or - to read standard input"
+            f"the file {subject} does not exist",
+            fix="give the path of a log, or - to read standard input",
         )
     near = closest(subject.lower(), CODES) or closest(subject.upper(), CODES.values())
     fix = (
@@ -109,8 +110,8 @@ def split(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
     for piece in pieces:
         text = piece.replace(b"\r", b"\n") if b"\r" in piece else piece
         if skipping:
-            _, found, text = text.partition(b"\n")
-            skipping = not found
+            _, newline, text = text.partition(b"\n")
+            skipping = not newline
         lines = (rest + text).split(b"\n")
         rest = lines.pop()
         if len(rest) > _LINE_BYTES:

@@ -38,6 +38,11 @@ _MAX_MATCHES = 50_000
 _TAIL_LINES = 12
 _LAST_LINES = 60
 _MAX_SOURCES = 256
+_MAX_ERRORS = 64
+_MAX_PIECES = 400  # lines that one line of JSON may contain
+# The keys of a message and of a rank in log records.
+_MESSAGE_KEYS = ("msg", "message", "log", "event", "text")
+_RANK_KEYS = ("rank", "global_rank", "process_index")
 _ESCAPED = re.compile(r"\\n")
 
 
@@ -65,7 +70,7 @@ class Scanned:
         last: The last lines of the text.
         ranks: Ranks in the labels of lines.
         num_lines: Number of lines that are not blank.
-        told_until: Last line number of paceline's final report, which covers all before it.
+        report_end: Last line number of paceline's final report, which covers all before it.
         lasts: By signature key, the last line number that was not examined.
     """
 
@@ -78,7 +83,7 @@ class Scanned:
     last: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
     ranks: set[str] = field(default_factory=set)
     num_lines: int = 0
-    told_until: int = -1
+    report_end: int = -1
     lasts: dict[str, int] = field(default_factory=dict)
 
     def of(self, key: str) -> list[Match]:
@@ -100,6 +105,11 @@ class _Kind:
         """Count skipped lines; ``number`` is the last one's line number."""
         self.skipped += num_lines
         self.last = number
+
+    def remember(self, number: int, raw: bytes) -> None:
+        """Keep a skipped line among the last ones, if they show progress."""
+        if self.recent is not None:
+            self.recent.append((number, raw))
 
 
 class Scanner:
@@ -127,7 +137,7 @@ class Scanner:
         if not attentive and self._skip(Counter(keys)):
             self._keep_recent(lines[-_RECENT:], keys[-_RECENT:])
             return
-        kinds, scanned, telling = self._kinds, self.scanned, self._telling
+        kinds, scanned = self._kinds, self.scanned
         for raw, key, lower in zip(lines, keys, text.lower().split(b"\n"), strict=True):
             if not raw:
                 continue
@@ -135,11 +145,8 @@ class Scanner:
             kind = kinds.get(hash(key))
             if not attentive and kind is not None and kind.allowed <= 0:
                 kind.skip(1, scanned.num_lines)
-                if kind.recent is not None:
-                    kind.recent.append((scanned.num_lines, raw))
-            elif attentive or (
-                (found := telling.search(lower)) and self._worthwhile(found[0], key, kind)
-            ):
+                kind.remember(scanned.num_lines, raw)
+            elif attentive or self._worthwhile(lower, key, kind):
                 self._look(raw, hash(key), kind)
                 attentive = self._attentive
             else:
@@ -147,14 +154,17 @@ class Scanner:
                 if kind is None:
                     self._learn(hash(key), _Kind(0))
 
-    def _worthwhile(self, word: bytes, key: bytes, kind: _Kind | None) -> bool:
+    def _worthwhile(self, lower: bytes, key: bytes, kind: _Kind | None) -> bool:
         """Return whether to examine a line; lines of one shape are limited to some thousand.
 
         Such lines differ in a name.
         """
+        word = self._telling.search(lower)
+        if word is None:
+            return False
         if kind is not None and "progress" in kind.keys:
             return True
-        shape = hash((word, key.translate(None, _LETTERS)))
+        shape = hash((word[0], key.translate(None, _LETTERS)))
         self._shapes[shape] += 1
         return self._shapes[shape] <= _MAX_PER_SHAPE
 
@@ -166,11 +176,11 @@ class Scanner:
 
     def _skip(self, keys: Counter[bytes]) -> bool:
         """Count a piece of text without anything new at once; return whether that was possible."""
-        known = [(self._kinds.get(hash(key)), number) for key, number in keys.items() if key]
-        if any(kind is None or kind.allowed > 0 for kind, _ in known) or b"" in keys:
+        kinds = [(self._kinds.get(hash(key)), number) for key, number in keys.items() if key]
+        if any(kind is None or kind.allowed > 0 for kind, _ in kinds) or b"" in keys:
             return False
         self.scanned.num_lines += sum(keys.values())
-        for kind, number in known:
+        for kind, number in kinds:
             if kind is not None:
                 kind.skip(number, self.scanned.num_lines)
         return True
@@ -178,9 +188,7 @@ class Scanner:
     def _keep_recent(self, lines: Sequence[bytes], keys: Sequence[bytes]) -> None:
         first = self.scanned.num_lines - len(lines) + 1
         for number, (raw, key) in enumerate(zip(lines, keys, strict=True), first):
-            kind = self._kinds[hash(key)]
-            if kind.recent is not None:
-                kind.recent.append((number, raw))
+            self._kinds[hash(key)].remember(number, raw)
 
     @property
     def _attentive(self) -> bool:
@@ -193,7 +201,7 @@ class Scanner:
         self._count()
         self.scanned.matches.sort(key=lambda match: match.line.number)
         self.scanned.reported = self._report.finish()
-        self.scanned.told_until = self._report.told_until
+        self.scanned.report_end = self._report.report_end
         return self.scanned
 
     def _count(self) -> None:
@@ -269,35 +277,35 @@ class Scanner:
         return False
 
     def _match(self, line: Line, lower: str) -> list[str]:
+        """Collect the signatures that match a line; return their keys."""
         scanned = self.scanned
-        keys = []
-        named = False
-        warning = "warning: " in lower and _PYTHON_WARNING.search(line.text) is not None
+        in_warning = "warning: " in lower and _PYTHON_WARNING.search(line.text) is not None
+        matched: list[Signature] = []
         for signature in signatures():
             groups = signature.match(line.text, lower)
-            if groups is None:
+            if groups is None or (in_warning and not _counts_in_warning(signature)):
                 continue
-            if (
-                warning
-                and signature.name
-                and signature.tier is not Tier.REMARK
-                and not signature.in_warning
-            ):
-                continue
-            keys.append(signature.key)
-            named = named or bool(signature.name)
+            matched.append(signature)
             if len(scanned.matches) < _MAX_MATCHES:
                 scanned.matches.append(Match(signature, groups, line))
+        keys = [signature.key for signature in matched]
         scanned.counts.update(keys)
-        self._named += named
-        if (
-            not named
-            and len(scanned.errors) < 64
-            and _ERROR.search(line.text)
-            and not _NO_ERROR.search(line.text)
-        ):
+        if any(signature.name for signature in matched):
+            self._named += 1
+        elif len(scanned.errors) < _MAX_ERRORS and _shows_error(line):
             scanned.errors.append(line)
         return keys
+
+
+def _counts_in_warning(signature: Signature) -> bool:
+    """Return whether a signature also counts in a Python warning; notes and remarks do."""
+    is_fault = signature.name and signature.tier is not Tier.REMARK
+    return signature.in_warning or not is_fault
+
+
+def _shows_error(line: Line) -> bool:
+    """Return whether a line mentions any error."""
+    return _ERROR.search(line.text) is not None and _NO_ERROR.search(line.text) is None
 
 
 _PYTHON_WARNING = re.compile(
@@ -331,13 +339,13 @@ def _telling() -> re.Pattern[bytes]:
     Of each anchor the longest piece without digits is used, so that lines of one kind either all
     match or none does.
     """
-    known = {
+    of_signatures = {
         max(_DIGITS.split(anchor), key=len)
         for signature in signatures()
         for anchor in signature.anchor
     }
     needed: list[str] = []
-    for word in sorted(known.union(_WORDS.split("|"), anchors()), key=len):
+    for word in sorted(of_signatures.union(_WORDS.split("|"), anchors()), key=len):
         if not any(shorter in word for shorter in needed):
             needed.append(word)
     return re.compile(_alternatives(sorted(needed)).encode())
@@ -360,29 +368,24 @@ def _record(text: str) -> list[str]:
         record = json.loads(text)
     except ValueError:
         return []
-    said = next(
-        (record[key] for key in ("msg", "message", "log", "event", "text") if key in record), None
-    )
-    if not isinstance(said, str):
+    message = next((record[key] for key in _MESSAGE_KEYS if key in record), None)
+    if not isinstance(message, str):
         return []
-    rank = next(
-        (record[key] for key in ("rank", "global_rank", "process_index") if key in record), None
-    )
-    label = f"[rank{rank}]: " if isinstance(rank, int) and not said.startswith("[rank") else ""
-    return [label + line for line in said.splitlines() if line.strip()][:400]
+    rank = next((record[key] for key in _RANK_KEYS if key in record), None)
+    is_labelled = message.startswith("[rank")
+    label = f"[rank{rank}]: " if isinstance(rank, int) and not is_labelled else ""
+    return [label + line for line in message.splitlines() if line.strip()][:_MAX_PIECES]
 
 
 def _pieces(text: str) -> list[str]:
     """Return the lines escaped in a line of JSON, as in torch's error files, or the line itself."""
     if text.startswith('{"') and (record := _record(text)):
         return record
-    if "\\n" not in text or (
-        "Traceback" not in text and 'File \\"' not in text and '"message"' not in text
-    ):
+    has_traceback = any(sign in text for sign in ("Traceback", 'File \\"', '"message"'))
+    if "\\n" not in text or not has_traceback:
         message = re.match(r'^\s*"message": *"(.*?)"?,?\s*$', text)
         return [message[1]] if message else [text]
     for broken in ('"py_callstack": "', '"message": "', '"message": {', '"extraInfo": {'):
         text = text.replace(broken, "\n")
-    return [
-        piece.replace('\\"', '"') for piece in _ESCAPED.sub("\n", text).split("\n") if piece.strip()
-    ][:400]
+    pieces = [piece for piece in _ESCAPED.sub("\n", text).split("\n") if piece.strip()]
+    return [piece.replace('\\"', '"') for piece in pieces[:_MAX_PIECES]]

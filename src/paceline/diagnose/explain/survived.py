@@ -1,4 +1,4 @@
-"""Decide which faults training survived: they are not the cause of a later end. Pure."""
+"""Decide which faults training survived, so that they are not the cause of a later end. Pure."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ _LASTING = (
     "replicas-differ",
     "rank-died-oom-killer",
 )
+_STOPS = ("stop", "step-cancelled", "exit--15", "stopped")  # keys of stops from outside
+_WARNINGS = (Tier.HINTED, Tier.RETRIED, Tier.WARNED)  # training may have continued after these
+# The success of the whole run, not of a download.
+_OVER = re.compile(r"train|exit|\bjob\b|\brun\b|\bfit\b", re.IGNORECASE)
 _EXCEPTIONS = ("user-exception", "script-error-on-one-rank")
 
 
@@ -44,22 +48,20 @@ class _Step:
     position: tuple[float, int] | None
 
 
-def survived(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+def lower_survived(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Lower faults after which training continued; drop them if nothing ended the run."""
     steps = _steps(scanned)
     if not steps and not scanned.of("success"):
         return list(candidates)
-    before = [_continued(each, steps, scanned) for each in candidates]
-    end = max(
-        (each.number for each, alive in zip(candidates, before, strict=True) if not alive),
-        default=-1,
-    )
+    continued = [_continued(candidate, steps, scanned) for candidate in candidates]
+    pairs = list(zip(candidates, continued, strict=True))
+    end = max((candidate.number for candidate, alive in pairs if not alive), default=-1)
     current = []
-    for each, alive in zip(candidates, before, strict=True):
+    for candidate, alive in pairs:
         if not alive:
-            current.append(_doubtful(each, steps))
-        elif each.number < end:
-            current.append(replace(each, tier=Tier.SURVIVED, survived=True))
+            current.append(_doubtful(candidate, steps))
+        elif candidate.number < end:
+            current.append(replace(candidate, tier=Tier.SURVIVED, survived=True))
     return current
 
 
@@ -89,16 +91,13 @@ def _continued(candidate: Candidate, steps: Sequence[_Step], scanned: Scanned) -
         return True
     if candidate.name in _LASTING:
         return False
-    own = [step for step in steps if step.line.source == candidate.source]
+    own_steps = [step for step in steps if step.line.source == candidate.source]
+    if not own_steps:
+        return _num_after(steps, candidate.last) >= _OTHERS_STEPS
     several = scanned.counts["distributed"] or scanned.ranks
-    needed = (
-        _UNLABELLED_STEPS
-        if several and not candidate.source and not _passed(candidate, scanned)
-        else _OWN_STEPS
-    )
-    if own:
-        return _num_after(own, candidate.last) >= needed
-    return _num_after(steps, candidate.last) >= _OTHERS_STEPS
+    may_be_others = several and not candidate.source and not _passed(candidate, scanned)
+    needed = _UNLABELLED_STEPS if may_be_others else _OWN_STEPS
+    return _num_after(own_steps, candidate.last) >= needed
 
 
 def _passed(candidate: Candidate, scanned: Scanned) -> bool:
@@ -131,10 +130,58 @@ def _doubtful(candidate: Candidate, steps: Sequence[_Step]) -> Candidate:
         step.line.number > candidate.number and step.line.source == candidate.source
         for step in steps
     )
-    if (
-        candidate.name not in _EXCEPTIONS
-        or candidate.tier is not Tier.EXCEPTION
-        or after < _OWN_STEPS
-    ):
+    is_exception = candidate.name in _EXCEPTIONS and candidate.tier is Tier.EXCEPTION
+    if not is_exception or after < _OWN_STEPS:
         return candidate
     return replace(candidate, tier=Tier.DOUBTFUL_EXCEPTION)
+
+
+def drop_ended_after_success(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Drop faults that an external stop caused after training had finished."""
+    ends = [match.line.number for match in scanned.of("success") if _OVER.search(match.line.body)]
+    if not ends or any(match.line.number > ends[-1] for match in scanned.of("progress")):
+        return list(candidates)
+    return [candidate for candidate in candidates if not _is_stop_after(candidate, ends[-1])]
+
+
+def _is_stop_after(candidate: Candidate, end: int) -> bool:
+    """Return whether a stop from outside explains a candidate that follows the end of training."""
+    is_stop = candidate.key in _STOPS and candidate.tier < Tier.EXCEPTION
+    return is_stop and candidate.number >= end
+
+
+def drop_overcome(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Drop warnings after which training continued."""
+    progress = scanned.of("progress")
+    if not progress:
+        return list(candidates)
+    last_step = progress[-1].line.number
+    return [
+        candidate
+        for candidate in candidates
+        if last_step <= candidate.last or not _may_be_overcome(candidate)
+    ]
+
+
+def _may_be_overcome(candidate: Candidate) -> bool:
+    return candidate.tier in _WARNINGS or candidate.name == "peer-rank-died"
+
+
+def drop_recovered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Drop all candidates if the ranks restarted and trained until the end of the text."""
+    restarts = scanned.of("restart")
+    progress = scanned.of("progress")
+    if not restarts or not progress or progress[-1].line.number <= restarts[-1].line.number:
+        return list(candidates)
+    restart, last_step = restarts[0].line.number, progress[-1].line.number
+    if any(_is_after_restart(candidate, restart, last_step) for candidate in candidates):
+        return list(candidates)
+    return []
+
+
+def _is_after_restart(candidate: Candidate, restart: int, last_step: int) -> bool:
+    """Return whether a candidate is a fault of the restarted ranks."""
+    if candidate.number > restart and candidate.tier >= Tier.WORKER_CRASH:
+        return True
+    last = candidate.number if candidate.last == _UNKNOWN else candidate.last
+    return candidate.tier is not Tier.REMARK and last > last_step

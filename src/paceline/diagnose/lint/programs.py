@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from paceline.diagnose.lint.job.case import Case
 from paceline.diagnose.lint.job.launches import Launch
-from paceline.diagnose.lint.job.values import constant
+from paceline.diagnose.lint.job.shell.values import constant
 
 MOST_PROGRAMS = 8
 # A script that is not on the command line must not delay the answer.

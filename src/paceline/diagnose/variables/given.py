@@ -79,15 +79,8 @@ def contradicted(
     severity: str = "warning",
 ) -> Finding:
     """Return the finding that one setting overrides the others."""
-    names = [name for name in names if settings.has(name)]
-    return Finding(
-        "variable-contradicted",
-        what,
-        settings.where(names),
-        settings.lines(names),
-        why,
-        fix,
-        severity,
+    return _finding(
+        "variable-contradicted", settings, names, what, why=why, fix=fix, severity=severity
     )
 
 
@@ -101,7 +94,19 @@ def harmful(
     severity: str = "hint",
 ) -> Finding:
     """Return the finding that settings do more harm than good."""
+    return _finding("variable-harmful", settings, names, what, why=why, fix=fix, severity=severity)
+
+
+def _finding(
+    finding: str,
+    settings: Settings,
+    names: Iterable[str],
+    what: str,
+    *,
+    why: str,
+    fix: str,
+    severity: str,
+) -> Finding:
+    """Return a finding with the places and the lines of those variables that have a value."""
     names = [name for name in names if settings.has(name)]
-    return Finding(
-        "variable-harmful", what, settings.where(names), settings.lines(names), why, fix, severity
-    )
+    return Finding(finding, what, settings.where(names), settings.lines(names), why, fix, severity)

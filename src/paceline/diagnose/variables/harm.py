@@ -180,10 +180,8 @@ def _old_levels(settings: Settings) -> Iterator[Finding]:
 def _efa(settings: Settings) -> Iterator[Finding]:
     old = [name for name, (value, _) in EFA.items() if settings.text(name) == value]
     reasons = [f"{name} {EFA[name][1]}" for name in old]
-    if (
-        settings.text("FI_PROVIDER").lower() == "efa"
-        and settings.text("NCCL_PROTO").lower() == "simple"
-    ):
+    uses_efa = settings.text("FI_PROVIDER").lower() == "efa"
+    if uses_efa and settings.text("NCCL_PROTO").lower() == "simple":
         old.append("NCCL_PROTO")
         reasons.append(
             "NCCL_PROTO=simple is for aws-ofi-nccl 1.5 or older, and slows small messages"
@@ -243,14 +241,17 @@ def _shared_dumps(settings: Settings) -> Iterator[Finding]:
 
 
 _CHECKS = (
-    *(
-        _no_ring,
-        _forced_ll128,
-        _loopback,
-        _through_the_network,
-        _blocking,
-        _no_handling,
-        _no_flight_recorder,
-    ),
-    *(_launch_blocking, _old_levels, _efa, _fork_safe, _needless, _shared_dumps),
+    _no_ring,
+    _forced_ll128,
+    _loopback,
+    _through_the_network,
+    _blocking,
+    _no_handling,
+    _no_flight_recorder,
+    _launch_blocking,
+    _old_levels,
+    _efa,
+    _fork_safe,
+    _needless,
+    _shared_dumps,
 )

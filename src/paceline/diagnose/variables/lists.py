@@ -122,7 +122,6 @@ class Fault:
 
 def algorithms(setting: Setting, versions: Mapping[str, str]) -> Fault | None:
     """Return the first fault in a value of NCCL_ALGO or NCCL_PROTO."""
-    words = ALGORITHMS if setting.name == "NCCL_ALGO" else PROTOCOLS
     strict = at_least(versions, "nccl", STRICT_SINCE)
     for index, choice in enumerate(parse_choices(setting.value)):
         if index and not choice.function:
@@ -136,22 +135,31 @@ def algorithms(setting: Setting, versions: Mapping[str, str]) -> Fault | None:
         if choice.function and choice.function not in FUNCTIONS:
             return _unknown_word(choice.function, FUNCTIONS, setting, strict)
         for name in choice.names:
-            if name in FUNCTIONS:
-                return _comma_for_semicolon(setting, name, strict)
-            if name in FORKED or (
-                name in OLD_ALGORITHMS and at_least(versions, "nccl", "2.14") is False
-            ):
-                continue
-            if name not in words:
-                return _unknown_word(name, words, setting, strict)
-            if at_least(versions, "nccl", words[name]) is False:
-                return Fault(
-                    f"NCCL has {SHOWN[name]} since {words[name]}, and {versions['nccl']} is"
-                    " installed",
-                    f"unset {setting.name}",
-                    "the word is ignored, and what is left of the list limits the choice",
-                )
+            fault = _fault_of_name(name, setting, versions, strict)
+            if fault is not None:
+                return fault
     return None
+
+
+def _fault_of_name(
+    name: str, setting: Setting, versions: Mapping[str, str], strict: bool | None
+) -> Fault | None:
+    """Return the fault of an algorithm or protocol in a list; None if NCCL knows it."""
+    words = ALGORITHMS if setting.name == "NCCL_ALGO" else PROTOCOLS
+    if name in FUNCTIONS:
+        return _comma_for_semicolon(setting, name, strict)
+    is_old = name in OLD_ALGORITHMS and at_least(versions, "nccl", "2.14") is False
+    if name in FORKED or is_old:
+        return None
+    if name not in words:
+        return _unknown_word(name, words, setting, strict)
+    if at_least(versions, "nccl", words[name]) is not False:
+        return None
+    return Fault(
+        f"NCCL has {SHOWN[name]} since {words[name]}, and {versions['nccl']} is installed",
+        f"unset {setting.name}",
+        "the word is ignored, and what is left of the list limits the choice",
+    )
 
 
 def _comma_for_semicolon(setting: Setting, name: str, strict: bool | None) -> Fault:
@@ -191,16 +199,20 @@ def interfaces(setting: Setting) -> Fault | None:
     """Return the first fault in NCCL_SOCKET_IFNAME: a list of prefixes, with one ``^`` or ``=``
     before it.
     """
+    return _misplaced_mark(setting) or _fault_of_names(setting)
+
+
+def _misplaced_mark(setting: Setting) -> Fault | None:
+    """Return the fault of a ``^`` or ``=`` within a list, or in the wrong order before it."""
     value = setting.text
     names = [entry.prefix for entry in nccl_lists.parse(value).entries]
-    marks = [name[0] for name in names[1:] if name.startswith(("^", "="))]
-    if marks:
-        mark = marks[0]
-        head = re.match(r"[\^=]*", value)
+    mark = next((name[0] for name in names[1:] if name.startswith(("^", "="))), "")
+    if mark:
+        first_marks = re.match(r"[\^=]*", value)
         plain_names = ",".join(name.strip().lstrip("^=") for name in names)
         return Fault(
             f"{mark} counts before the whole list only, and stands within it",
-            f"{setting.name}={head[0] if head and head[0] else mark}{plain_names}",
+            f"{setting.name}={(first_marks and first_marks[0]) or mark}{plain_names}",
             f"NCCL looks for an interface whose name begins with {mark}",
         )
     if value.startswith("=^"):
@@ -209,12 +221,19 @@ def interfaces(setting: Setting) -> Fault | None:
             f"{setting.name}=^={value[2:]}",
             "nothing is excluded",
         )
+    return None
+
+
+def _fault_of_names(setting: Setting) -> Fault | None:
+    """Return the fault of names that cannot be those of interfaces."""
+    value = setting.text
+    names = [entry.prefix for entry in nccl_lists.parse(value).entries]
     if names and all("*" in name for name in names):
         return Fault(
             "NCCL knows no wildcards: a name is the beginning of one anyway",
             f"{setting.name}={value.replace('*', '') or 'eth'}",
             "no interface has a * in its name: no socket interface found",
-            "error" if not value.startswith("^") else "warning",
+            "warning" if value.startswith("^") else "error",
         )
     if re.search(r"[;\s]", value):
         list_text = ",".join(filter(None, re.split(r"[;,\s]+", value)))

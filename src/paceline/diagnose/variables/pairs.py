@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from paceline.diagnose.variables.given import Settings, contradicted
 from paceline.diagnose.variables.lists import SHOWN, STRICT_SINCE, parse_choices
 from paceline.errors import Finding
+from paceline.text.wording import has_or_have, is_or_are
 
 MOST_SOCKETS = 64
 MOST_NAMED = 4
@@ -60,7 +61,7 @@ def _infiniband(settings: Settings) -> Iterator[Finding]:
             settings,
             (cause, *idle),
             f"{cause}={settings.text(cause)} leaves InfiniBand unused, and {_list(idle)}"
-            f" {_have(idle)} no effect",
+            f" {has_or_have(idle)} no effect",
             why="NCCL talks over TCP, which is several times slower where there is InfiniBand",
             fix=f"unset {cause} to use InfiniBand, or {_list(idle)} to stay with TCP",
         )
@@ -92,8 +93,7 @@ def _sockets(settings: Settings) -> Iterator[Finding]:
         yield contradicted(
             settings,
             (cause, *idle),
-            f"{_list(idle)} {'is' if len(idle) == 1 else 'are'} for TCP, and"
-            f" {cause}={settings.text(cause)}",
+            f"{_list(idle)} {is_or_are(idle)} for TCP, and {cause}={settings.text(cause)}",
             why="they have no effect on another network",
             fix=f"unset {_list(idle)}",
             severity="hint",
@@ -255,10 +255,6 @@ def _list(names: list[str]) -> str:
     more = len(names) - len(listed)
     words = [*listed, f"{more} more"] if more else listed
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-
-
-def _have(names: list[str]) -> str:
-    return "has" if len(names) == 1 else "have"
 
 
 _CHECKS = (

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from paceline.diagnose.variables.given import Settings, contradicted
 from paceline.diagnose.variables.renamed import RENAMED
 from paceline.errors import Finding
+from paceline.text.wording import is_or_are
 
 BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
@@ -55,8 +56,7 @@ def _blocking_wait(settings: Settings) -> Iterator[Finding]:
         yield contradicted(
             settings,
             (cause, *idle),
-            f"{cause}=1 starts no watchdog thread, and {', '.join(idle)}"
-            f" {'is' if len(idle) == 1 else 'are'} for it",
+            f"{cause}=1 starts no watchdog thread, and {', '.join(idle)} {is_or_are(idle)} for it",
             why=(
                 "a timeout raises an error in wait() alone: nothing is torn down and no flight"
                 " recorder is written"
@@ -93,7 +93,7 @@ def _flight_recorder(settings: Settings) -> Iterator[Finding]:
             settings,
             (cause, *idle),
             f"{cause}=0 switches the flight recorder off, and {', '.join(idle)}"
-            f" {'is' if len(idle) == 1 else 'are'} for it",
+            f" {is_or_are(idle)} for it",
             why="there is nothing to write after a timeout",
             fix=f"unset {cause} (the default is 2000 entries)",
         )

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch.distributed import DistStoreError
 
-from paceline.launch.channel.connection_probe import knock
+from paceline.launch.channel.connection_probe import probe_port
 
 # How long a caller waits for the store at most. A working store answers in milliseconds.
 _WAIT_S = 2.0
@@ -81,10 +81,14 @@ class Channel:
     @property
     def is_silent(self) -> bool:
         """Whether an answer of the store is overdue for longer than a caller would wait."""
-        current = self._current
-        return self._is_broken or (
-            current is not None and time.monotonic() - current.begun_s > _WAIT_S
-        )
+        current = self._current  # the channel's thread may reset it
+        is_late = current is not None and time.monotonic() - current.begun_s > _WAIT_S
+        return self._is_broken or is_late
+
+    @property
+    def _may_answer(self) -> bool:
+        """Whether the store may answer a caller within a moment."""
+        return not (self._is_closed or self.is_gone or self.is_silent)
 
     def submit(self, action: Callable[[Any], Any], *, is_write: bool) -> Operation:
         """Queue an operation and return at once."""
@@ -102,7 +106,7 @@ class Channel:
 
     def ask(self, action: Callable[[Any], Any]) -> Any:
         """Return the result of an operation; None if the store does not answer now."""
-        if self._is_closed or self.is_gone or self.is_silent:
+        if not self._may_answer:
             return None
         operation = self.submit(action, is_write=False)
         if self._await(operation):
@@ -113,12 +117,10 @@ class Channel:
         return None
 
     def _await(self, operation: Operation) -> bool:
-        """Wait until an operation has been carried out, the store is silent, or the channel is
-        closed.
-        """
+        """Wait until an operation has been carried out; False if the store does not answer."""
         deadline = time.monotonic() + 2 * _WAIT_S
         while not operation.done.wait(0.2):
-            if self._is_closed or self.is_gone or self.is_silent or time.monotonic() > deadline:
+            if not self._may_answer or time.monotonic() > deadline:
                 return operation.done.is_set()
         return True
 
@@ -137,14 +139,13 @@ class Channel:
         self._take_new_connection()
         if not self._is_broken and self._current is not current:
             return
-        attempt = knock(*self._place)
+        probe = probe_port(*self._place)
         # A full table of connections can cause one refusal, but not two in a row.
-        self._refusals = self._refusals + 1 if attempt.kind == "refused" else 0
+        self._refusals = self._refusals + 1 if probe.kind == "refused" else 0
         if self._refusals > 1:
             self.is_gone = True
-        if attempt.kind == "open" and (
-            self._coming is None or time.monotonic() - self._asked_s > _CONNECT_S
-        ):
+        is_pending = self._coming is not None and time.monotonic() - self._asked_s <= _CONNECT_S
+        if probe.kind == "open" and not is_pending:
             self._ask_for_connection()
 
     def close(self) -> None:
@@ -166,9 +167,7 @@ class Channel:
         self._thread.start()
 
     def _work(self, generation: int, client: Any) -> None:
-        """Carry out operations until a newer connection has taken over, or the channel is
-        closed.
-        """
+        """Carry out operations until a newer connection takes over or the channel is closed."""
         while (operation := self._next(generation)) is not None:
             try:
                 operation.result = operation.action(client)

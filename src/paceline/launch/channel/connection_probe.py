@@ -1,7 +1,7 @@
 """Probe the head's port: does it open, and if not, what can this node find out about the reason.
 
-Collects with plain sockets and decides with the small function ``judge``. torch's own client prints
-stack traces while it waits, cannot be interrupted, and reports every failure as a timeout.
+Collects with plain sockets; ``judge`` decides. torch's own client prints stack traces while it
+waits, cannot be interrupted, and reports every failure as a timeout.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ _OTHER_PORTS = (22, 9, 113, 49151)
 # Linux's <linux/errqueue.h>
 _RECVERR = {socket.AF_INET: (socket.IPPROTO_IP, 11), socket.AF_INET6: (socket.IPPROTO_IPV6, 25)}
 _MSG_ERRQUEUE = 0x2000
-_ORIGINS_ICMP = (2, 3)
-_UNREACHABLE = {
-    2: (3, (0, 1)),
-    3: (1, (0, 3)),
-}  # by origin: ICMP's type, and its codes "no route to that host"
+# By origin (2 is ICMP, 3 is ICMPv6): the family of the sender's address, and where it is.
+_SENDERS = {2: (socket.AF_INET, slice(20, 24)), 3: (socket.AF_INET6, slice(24, 40))}
+# By origin: ICMP's type and codes for "no route to that host".
+_UNREACHABLE = {2: ((3, 0), (3, 1)), 3: ((1, 0), (1, 3))}
 
 
 @dataclass(frozen=True)
@@ -78,12 +77,12 @@ class Icmp:
     sender: str
 
 
-def knock(name: str, port: int) -> ConnectionProbe:
+def probe_port(name: str, port: int) -> ConnectionProbe:
     """Probe a port once."""
-    found = look_up(name)
-    if isinstance(found, str):
-        return ConnectionProbe("unresolved", detail=found)
-    address = found[0]
+    addresses = look_up(name)
+    if isinstance(addresses, str):
+        return ConnectionProbe("unresolved", detail=addresses)
+    address = addresses[0]
     number, icmp = _connect(address, port)
     kind, detail = judge(number, icmp, address=address)
     if kind == "dropped" and not _answers_elsewhere(address):
@@ -117,15 +116,11 @@ def judge(number: int, icmp: Icmp | None, *, address: str) -> tuple[str, str]:
     if number in (errno.ETIMEDOUT, errno.EAGAIN):
         return "dropped", ""
     if icmp is not None:
-        unreachable = (icmp.kind, icmp.code) in [
-            (_UNREACHABLE[icmp.origin][0], c) for c in _UNREACHABLE[icmp.origin][1]
-        ]
-        if icmp.sender == address or not unreachable:
-            return (
-                "rejected",
-                f"an ICMP error (type {icmp.kind}, code {icmp.code}) came from {icmp.sender}",
-            )
-        return "silent", f"{icmp.sender} says that it is not there"
+        is_unreachable = (icmp.kind, icmp.code) in _UNREACHABLE[icmp.origin]
+        if is_unreachable and icmp.sender != address:
+            return "silent", f"{icmp.sender} says that it is not there"
+        error = f"an ICMP error (type {icmp.kind}, code {icmp.code})"
+        return "rejected", f"{error} came from {icmp.sender}"
     if number == errno.ECONNREFUSED:
         return "refused", "the host answers, nothing listens on the port"
     if number == errno.ENETUNREACH:
@@ -152,18 +147,16 @@ def _read_icmp(probe: socket.socket) -> Icmp | None:
     """Return the ICMP error that ended a connection; else a rejection looks like a refusal."""
     probe.setblocking(False)
     try:
-        _, kept, _, _ = probe.recvmsg(512, 512, _MSG_ERRQUEUE)
+        _, messages, _, _ = probe.recvmsg(512, 512, _MSG_ERRQUEUE)
     except OSError:
         return None
-    for _, _, data in kept:
+    for _, _, data in messages:
         if len(data) < 24:
             continue
         _, origin, kind, code = struct.unpack_from("=IBBB", data)
-        if origin in _ORIGINS_ICMP:
-            family, start, size = (
-                (socket.AF_INET, 20, 4) if origin == 2 else (socket.AF_INET6, 24, 16)
-            )
-            return Icmp(origin, kind, code, socket.inet_ntop(family, data[start : start + size]))
+        if origin in _SENDERS:
+            family, place = _SENDERS[origin]
+            return Icmp(origin, kind, code, socket.inet_ntop(family, data[place]))
     return None
 
 
@@ -183,9 +176,9 @@ def _any_port_answers(address: str) -> bool:
                 return True
             pending.append(probe)
         deadline = time.monotonic() + _ELSEWHERE_S
-        while pending and (left := deadline - time.monotonic()) > 0:
-            _, done, _ = select.select([], pending, [], left)
-            for probe in done:
+        while pending and (remaining_s := deadline - time.monotonic()) > 0:
+            _, ready, _ = select.select([], pending, [], remaining_s)
+            for probe in ready:
                 if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (0, errno.ECONNREFUSED):
                     return True
                 pending.remove(probe)
@@ -194,13 +187,11 @@ def _any_port_answers(address: str) -> bool:
 
 def _answers_ping(address: str) -> bool:
     """Return whether the host answers a ping; False if this user may not send one."""
-    six = ":" in address
-    family, protocol = (
-        (socket.AF_INET6, socket.IPPROTO_ICMPV6) if six else (socket.AF_INET, socket.IPPROTO_ICMP)
-    )
-    request = (
-        struct.pack("!BBHHH", 128, 0, 0, 0, 1) if six else struct.pack("!BBHHH", 8, 0, 0xF7FE, 0, 1)
-    )
+    family, protocol = socket.AF_INET, socket.IPPROTO_ICMP
+    request = struct.pack("!BBHHH", 8, 0, 0xF7FE, 0, 1)
+    if ":" in address:
+        family, protocol = socket.AF_INET6, socket.IPPROTO_ICMPV6
+        request = struct.pack("!BBHHH", 128, 0, 0, 0, 1)
     for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW):  # the system decides who may use which
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.settimeout(_ELSEWHERE_S)
@@ -210,9 +201,9 @@ def _answers_ping(address: str) -> bool:
     return False
 
 
-def enter(address: str, port: int) -> TCPStore | None:
+def open_client(address: str, port: int) -> TCPStore | None:
     """Return a client of the store behind an open port; None if the server there is not a store."""
-    made: queue.SimpleQueue[TCPStore | None] = queue.SimpleQueue()
+    clients: queue.SimpleQueue[TCPStore | None] = queue.SimpleQueue()
 
     def connect() -> None:
         try:
@@ -221,13 +212,13 @@ def enter(address: str, port: int) -> TCPStore | None:
             )
             store.check([store_token_check.IDENTITY_KEY])
         except RuntimeError:
-            made.put(None)
+            clients.put(None)
         else:
-            made.put(store)
+            clients.put(store)
 
     threading.Thread(target=connect, name="paceline-enter", daemon=True).start()
     try:
-        return made.get(timeout=_SPEAK_S)
+        return clients.get(timeout=_SPEAK_S)
     except queue.Empty:
         return None
 

@@ -1,4 +1,4 @@
-"""Record when each node was last heard, on a clock that runs only while this process runs.
+"""Record when each node's last heartbeat came, on a clock that runs only while this process runs.
 
 A launcher that was stopped for two minutes has heard no node for two minutes, but the nodes were
 not silent.
@@ -17,8 +17,8 @@ _MOST_LATE_S = 2.0
 
 
 @dataclass
-class Heard:
-    """What was heard of one node.
+class NodeRecord:
+    """The last heartbeat of one node, and what else is known about the node.
 
     Attributes:
         beat: Its last heartbeat: a counter, the launcher's name, and how many steps its ranks made.
@@ -62,6 +62,10 @@ class Heartbeats:
     Args:
         nodes: Ranks of the nodes.
         tick_s: Seconds between two calls of ``advance``.
+
+    Attributes:
+        now_s: The time on the clock of this module.
+        records: What is known about each node, by node rank.
     """
 
     def __init__(self, nodes: Iterable[int], *, tick_s: float) -> None:
@@ -69,7 +73,7 @@ class Heartbeats:
         self._tick_s = tick_s
         self._looked_s = time.monotonic()
         self._stepped_s = 0.0
-        self.heard = {node: Heard() for node in nodes}
+        self.records = {node: NodeRecord() for node in nodes}
 
     def advance(self) -> None:
         """Advance the clock.
@@ -84,15 +88,15 @@ class Heartbeats:
         """Record that ranks on some node have made an optimizer step."""
         self._stepped_s = self.now_s
 
-    def hear(self, node: int, beat: bytes) -> None:
+    def record(self, node: int, beat: bytes) -> None:
         """Record a heartbeat as the store holds it now."""
-        heard = self.heard[node]
-        if beat == heard.beat:
+        last = self.records[node]
+        if beat == last.beat:
             return
-        before = heard.steps
-        heard.beat, heard.since_s, heard.wall_s = beat, self.now_s, time.time()
-        heard.is_closed, heard.state = False, ""
-        if heard.steps != before:
+        steps_before = last.steps
+        last.beat, last.since_s, last.wall_s = beat, self.now_s, time.time()
+        last.is_closed, last.state = False, ""
+        if last.steps != steps_before:
             self.step()
 
     @property
@@ -102,5 +106,5 @@ class Heartbeats:
 
     def silence(self, node: int) -> Silence:
         """Return what is known about the silence of a node."""
-        heard = self.heard[node]
-        return Silence(self.now_s - heard.since_s, self.stepless_s, heard.is_closed, heard.state)
+        last = self.records[node]
+        return Silence(self.now_s - last.since_s, self.stepless_s, last.is_closed, last.state)

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any
 
-from paceline.launch.channel.reachability import shown
+from paceline.launch.channel.reachability import public_form
 from paceline.launch.channel.signed_store import SignedStore
 from paceline.machine import host
 
@@ -56,7 +56,7 @@ class Listener:
 
     def __init__(self, store: Any, *, token: str, address: str = "") -> None:
         self._store = SignedStore.of(store).clone()
-        self._hello = shown(token).encode()
+        self._hello = public_form(token).encode()
         self._names: dict[socket.socket, str] = {}
         self._selector = selectors.DefaultSelector()
         self._server = host.listen(address, 0, only=True) if address else _listen()
@@ -139,7 +139,7 @@ class Connection:
     """
 
     def __init__(self, store: Any, address: str, *, token: str, name: str) -> None:
-        self._hello = shown(token).encode()
+        self._hello = public_form(token).encode()
         self._name = name.encode()
         self._signing = SignedStore.of(store).signing
         port = SignedStore.of(store).find(_PORT)
@@ -154,7 +154,7 @@ class Connection:
             with contextlib.suppress(OSError), self._connect() as connected:
                 self._socket = connected
                 if self._leaving.is_set():  # set before the connection was open
-                    _say_goodbye(connected)
+                    _send_goodbye(connected)
                 connected.recv(1)  # returns when the connection closes, hours or days later
             self._socket = None
             self._leaving.wait(_AGAIN_S)
@@ -179,10 +179,10 @@ class Connection:
         self._leaving.set()
         connected = self._socket  # the other thread resets it when the head closes the connection
         if connected is not None:
-            _say_goodbye(connected)
+            _send_goodbye(connected)
 
 
-def _say_goodbye(connected: socket.socket) -> None:
+def _send_goodbye(connected: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connected.sendall(_GOODBYE)
         connected.shutdown(socket.SHUT_RDWR)

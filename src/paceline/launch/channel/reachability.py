@@ -29,7 +29,7 @@ class Echo:
     """
 
     def __init__(self, token: str, *, node: int) -> None:
-        self._words = f"{shown(token)} {node}"
+        self._words = f"{public_form(token)} {node}"
         try:
             dual = socket.has_dualstack_ipv6()
             self._socket = socket.create_server(
@@ -61,7 +61,7 @@ class Echo:
         self._thread.join(1)
 
 
-def shown(token: str) -> str:
+def public_form(token: str) -> str:
     """Return the public form of a token: the start of its SHA-256 hash."""
     return hashlib.sha256(token.encode()).hexdigest()[:16]
 
@@ -98,16 +98,14 @@ def try_all(
     if not tasks:
         return answers
     with ThreadPoolExecutor(min(_THREADS, len(tasks)), thread_name_prefix="paceline-try") as pool:
-        jobs = [
-            (
-                pool.submit(lambda: Answer(False))
-                if address in own
-                else pool.submit(ask, address, port, token, node)
-            )
+        jobs = {
+            (node, address): pool.submit(ask, address, port, token, node)
             for node, port, address in tasks
-        ]
-        for (node, _, address), job in zip(tasks, jobs, strict=True):
-            answers[node][address] = job.result()
+            if address not in own
+        }
+        for node, _, address in tasks:
+            job = jobs.get((node, address))
+            answers[node][address] = job.result() if job is not None else Answer(False)
     return answers
 
 
@@ -116,11 +114,12 @@ def ask(address: str, port: int, token: str, node: int) -> Answer:
     try:
         with socket.create_connection((address, port), timeout=_LIMIT_S) as client:
             client.settimeout(_LIMIT_S)
-            asked, begun = time.time_ns(), time.monotonic()
+            sent_ns, start_s = time.time_ns(), time.monotonic()
             words = client.makefile("rb").readline().decode("ascii", "replace").split()
-            trip_s, heard = time.monotonic() - begun, time.time_ns()
+            trip_s, received_ns = time.monotonic() - start_s, time.time_ns()
     except OSError:
         return Answer(False)
-    if len(words) != 3 or words[:2] != [shown(token), str(node)]:
+    if len(words) != 3 or words[:2] != [public_form(token), str(node)]:
         return Answer(False)
-    return Answer(True, ahead_s=((asked + heard) / 2 - int(words[2])) / 1e9, trip_s=trip_s)
+    ahead_ns = (sent_ns + received_ns) / 2 - int(words[2])
+    return Answer(True, ahead_s=ahead_ns / 1e9, trip_s=trip_s)

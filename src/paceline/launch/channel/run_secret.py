@@ -19,7 +19,7 @@ from typing import Any
 
 from paceline import env
 from paceline.errors import Finding, Notice, RunError, SetupError
-from paceline.launch.channel.reachability import shown
+from paceline.launch.channel.reachability import public_form
 from paceline.launch.channel.signing import Message, Signing, sign, verify
 from paceline.launch.plan.options import Options
 from paceline.rundir.files import read_secret, write_secret
@@ -56,12 +56,12 @@ def given(options: Options) -> bytes:
 
 
 def _unusable(path: str, error: Exception) -> Finding:
-    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    fix = (
-        f"chmod 600 {path}"
-        if isinstance(error, PermissionError)
-        else "a file with one line: openssl rand -hex 32"
-    )
+    why = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        why = error.strerror
+    fix = "a file with one line: openssl rand -hex 32"
+    if isinstance(error, PermissionError):
+        fix = f"chmod 600 {path}"
     what = f"the file of the run's secret cannot be used: {why}"
     return Finding("option-invalid", what, where=f"--secret-file {path}", fix=fix)
 
@@ -75,14 +75,14 @@ class SharedFile:
     """
 
     def __init__(self, folder: Path, token: str) -> None:
-        self._path = folder / f"{shown(token)}.secret"
-        self._made: list[Path] = []  # folders, the innermost first
+        self._path = folder / f"{public_form(token)}.secret"
+        self._new_folders: list[Path] = []  # the innermost first
 
-    def make(self) -> bytes:
+    def create(self) -> bytes:
         """Write a new secret; return an empty one if the folder is not writable."""
         text = secrets.token_hex(32)
         try:
-            self._made = [each for each in self._path.parents if not each.exists()]
+            self._new_folders = [folder for folder in self._path.parents if not folder.exists()]
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_secret(self._path, text)
         except OSError:
@@ -101,7 +101,7 @@ class SharedFile:
         atexit.unregister(self.remove)
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
-            for folder in self._made:  # fails for a folder with other files
+            for folder in self._new_folders:  # fails for a folder with other files
                 folder.rmdir()
 
 
@@ -122,7 +122,7 @@ def of_head(
     if mine:
         return signed_identity(identity, mine, GIVEN), mine
     may_share = options.min_nodes == options.max_nodes > 1 and not options.no_check
-    secret = shared.make() if may_share else b""
+    secret = shared.create() if may_share else b""
     return signed_identity(identity, secret, SHARED), secret
 
 
@@ -131,7 +131,7 @@ def signing(
 ) -> Signing:
     """Return how this launcher signs, and what it prints when it ignores a message."""
 
-    def say(kind: str) -> None:
+    def warn(kind: str) -> None:
         inform(
             Notice(
                 f"a message in the run's store is ignored: nobody of this run has signed {kind}",
@@ -140,7 +140,7 @@ def signing(
             )
         )
 
-    return Signing(secret, token=str(identity["token"]), on_ignored=say)
+    return Signing(secret, token=str(identity["token"]), on_ignored=warn)
 
 
 def signed_identity(identity: Mapping[str, Any], secret: bytes, source: str) -> dict[str, Any]:
@@ -170,14 +170,11 @@ def of_run(identity: Mapping[str, Any], mine: bytes, shared: SharedFile, *, plac
     Raises:
         RunError: Only one of this node and the head was given a secret, or their secrets differ.
     """
-    was_given = identity.get("secret") == GIVEN
-    if bool(mine) != was_given:
-        who = (
-            f"this node ({socket.gethostname()})"
-            if was_given
-            else f"the head on {identity['host']}"
-        )
-        raise RunError(_differs(f"{who} was not given the run's secret, and the other was", place))
+    head_was_given = identity.get("secret") == GIVEN
+    if bool(mine) != head_was_given:
+        without = f"the head on {identity['host']}" if mine else _this_node()
+        what = f"{without} was not given the run's secret, and the other was"
+        raise RunError(_differs(what, place))
     secret = mine or shared.read()
     if secret and not _is_signed(identity, secret):
         what = (
@@ -195,10 +192,14 @@ def _is_signed(identity: Mapping[str, Any], secret: bytes) -> bool:
 
 def lost(place: str) -> Finding:
     """Return the finding that a late node cannot read the secret of a run that signs."""
-    node = f"this node ({socket.gethostname()})"
     return _differs(
-        f"the nodes of this run sign what they write, and {node} cannot read their secret", place
+        f"the nodes of this run sign what they write, and {_this_node()} cannot read their secret",
+        place,
     )
+
+
+def _this_node() -> str:
+    return f"this node ({socket.gethostname()})"
 
 
 def _differs(what: str, place: str) -> Finding:
@@ -206,7 +207,7 @@ def _differs(what: str, place: str) -> Finding:
         "run-secret-differs",
         what,
         where=place,
-        why="what one node writes into the run's store, the other would not believe",
+        why="one node would ignore what the other writes into the run's store",
         fix=(
             f"the same --secret-file on every node, or the same {env.RUN_SECRET}, or neither"
             " anywhere"

@@ -62,10 +62,11 @@ class SignedStore:
         """Write a value unless there is one; return the value that is there then."""
         mine = self.closed(key, value)
         there = bytes(self.underlying_store.compare_set(key, "", mine))
-        found = value.encode() if there == mine else self.signing.open(self._key(key), there)
-        if found is not None:
-            return found
-        self.underlying_store.set(key, mine)
+        if there != mine:
+            other = self.signing.open(self._key(key), there)
+            if other is not None:
+                return other
+            self.underlying_store.set(key, mine)
         return value.encode()
 
     def add(self, key: str, number: int) -> int:
@@ -99,6 +100,12 @@ class SignedStore:
             for key, content in zip(listed, contents, strict=True)
         }
         return {key: value for key, value in opened.items() if value is not None}
+
+    def find_by_node(self, prefix: str, nodes: Iterable[int]) -> dict[int, bytes]:
+        """Return the values that nodes have written under ``PREFIX/NODE``, by node rank."""
+        keys = {node: f"{prefix}/{node}" for node in nodes}
+        values = self.find_all(keys.values())
+        return {node: values[key] for node, key in keys.items() if key in values}
 
     def get(self, key: str) -> bytes:
         """Return a value; wait until it is there.

@@ -1,12 +1,10 @@
-"""Work around a deadlock of gloo: keep the default process group of a rank alive until the process
-ends.
+"""Work around a deadlock of gloo: keep a rank's default process group until the process ends.
 
 torch 2.13 can deadlock when the last reference to a gloo process group is dropped after a backward
-pass of DDP: its
-destructor joins gloo's threads while it holds the interpreter lock, and one of them waits for that
-lock to free memory of autograd. That happens at the end of a script that destroys its group inside
-a function and returns from it: the work is done, but the rank never ends. ``destroy_process_group``
-still closes the group's connections; only the object stays.
+pass of DDP: its destructor joins gloo's threads while it holds the interpreter lock, and one of
+them waits for that lock to free memory of autograd. That happens at the end of a script that
+destroys its group inside a function and returns from it: the work is done, but the rank never ends.
+``destroy_process_group`` still closes the group's connections; only the object stays.
 """
 
 from __future__ import annotations

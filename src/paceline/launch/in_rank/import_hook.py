@@ -11,8 +11,7 @@ from types import ModuleType
 
 
 def when_imported(name: str, action: Callable[[], None]) -> None:
-    """Call ``action`` once the top-level module ``name`` has been imported; at once if it already
-    has been.
+    """Call ``action`` once the top-level module ``name`` has been imported, or now if it has been.
 
     A script may set variables that the module reads while it is imported, so nothing else may
     import it first.

@@ -1,5 +1,4 @@
-"""Files in memory through which a rank reports to its launcher, also with a full disk or a deleted
-folder.
+"""Files in memory through which a rank reports to its launcher, even if the disk is full.
 
 The launcher creates them and passes the descriptors to the rank. When the ranks have ended, it
 copies them into the run folder if it can.
@@ -76,9 +75,8 @@ class RankFiles:
             os.close(handle)
 
     def _read_report(self) -> Iterator[dict[str, Any]]:
-        *lines, _ = _content(self.report).split(
-            b"\n"
-        )  # the text after the last line feed is still being written
+        # the text after the last line feed is still being written
+        *lines, _ = _content(self.report).split(b"\n")
         for line in lines:
             with contextlib.suppress(ValueError):
                 yield json.loads(line)

@@ -59,9 +59,7 @@ def _require_token(store: Any, token: str, *, place: str) -> None:
 
 
 def parse(content: bytes) -> dict[str, Any] | None:
-    """Return the identity of the run that a store belongs to; None if it is not a run of
-    paceline.
-    """
+    """Return the identity of the run that a store belongs to; None if it is not paceline's."""
     try:
         identity = json.loads(content)
     except ValueError:

@@ -1,6 +1,4 @@
-"""One start of this node's ranks: their processes, how they ended, and the interface of the code
-that watches them.
-"""
+"""One start of this node's ranks: their processes and exits, and what those who watch them need."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Distinguishes a DataLoader worker that is deadlocked in its fork from a slow one. Pure.
+"""Distinguish a DataLoader worker that is deadlocked in its fork from a slow one. Pure.
 
 A fork copies one thread of a process and all its locks. A lock that another thread held at that
 moment is never released in the child. What proves it, without touching the worker: the rank waits
 for a batch of this very worker; the worker is a fork of the rank that has not run a program and
 still has the rank's name, though torch names a worker first thing in its loop; it has one thread,
 so nobody inside can release anything; it waits for a lock; and it has not run at all from one look
-to the next. A worker that is named may wait for a lock of the dataset's that another worker holds:
-it is only accused where its frames show that it never came to the dataset.
+to the next. A worker that is named may wait for a lock of the dataset that another worker holds: it
+is only accused where its frames show that it has not reached the dataset.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from dataclasses import dataclass
 
 from paceline import deadlines
 from paceline.errors import Finding, Notice
-from paceline.launch.monitor.worker_processes import ChildProcess
+from paceline.launch.monitor.child_processes import ChildProcess
 from paceline.machine import python_fork
 
 # Least time between the first look at a worker and the look that proves the deadlock.
 APART_S = 2.0
+# What starts a process by fork; multiprocessing/synchronize.py waits for a lock of the user's.
+_STARTERS = tuple(f"multiprocessing/{name}.py" for name in ("popen_fork", "process", "util"))
 _C_LIBRARY = re.compile(r"^(?:libc|libpthread|ld-linux|ld)[-.]")
 
 
@@ -87,16 +89,19 @@ def is_proven(first: WorkerLook, now: WorkerLook, frames: Sequence[NativeFrame] 
         now: The last look.
         frames: Its stack, outermost first; empty if it cannot be seen.
     """
-    waits = min(now.waits_s, now.worker.age_s) >= deadlines.WORKER_FORK
-    looked = now.at_s - first.at_s >= APART_S
-    if not (waits and looked and has_not_run(first, now)):
+    has_waited = min(now.waits_s, now.worker.age_s) >= deadlines.WORKER_FORK
+    are_apart = now.at_s - first.at_s >= APART_S
+    if not has_waited or not are_apart or not has_not_run(first, now):
         return False
     return now.is_unnamed or is_before_dataset(frames)
 
 
 def is_before_dataset(frames: Sequence[NativeFrame]) -> bool:
-    """Return whether the innermost Python frame of a worker is torch's worker loop itself, or what
-    starts a process.
+    """Return whether a worker has called nothing from torch's worker loop yet, or has not come to
+    it since its process was started.
+
+    Code that the loop has called, a dataset or the user's ``worker_init_fn``, may wait for a
+    ``multiprocessing.Lock`` that another worker holds and will release.
 
     Args:
         frames: Its stack, outermost first.
@@ -105,8 +110,13 @@ def is_before_dataset(frames: Sequence[NativeFrame]) -> bool:
     if not python:
         return False
     innermost = python[-1]
-    in_loop = innermost.function == "_worker_loop" and innermost.file.endswith("_utils/worker.py")
-    return in_loop or "multiprocessing/" in innermost.file
+    if any(map(_is_worker_loop, python)):
+        return _is_worker_loop(innermost)
+    return innermost.file.endswith(_STARTERS)
+
+
+def _is_worker_loop(frame: NativeFrame) -> bool:
+    return frame.function == "_worker_loop" and frame.file.endswith("_utils/worker.py")
 
 
 def parse(dump: str) -> tuple[NativeFrame, ...]:
@@ -133,7 +143,7 @@ def explain(now: WorkerLook, frames: Sequence[NativeFrame] = ()) -> Finding:
         if worker.is_named_worker
         else "before torch's worker loop"
     )
-    shape = f"process {worker.pid} {worker.doing()}; it has one thread, and stands {reached}"
+    shape = f"process {worker.pid} {worker.doing()}; it has one thread, and is {reached}"
     library = _library(frames)
     return Finding(
         "worker-fork-deadlock",
@@ -141,8 +151,8 @@ def explain(now: WorkerLook, frames: Sequence[NativeFrame] = ()) -> Finding:
         where=f"rank {now.rank} on {now.host}, worker process {worker.pid}",
         evidence=(shape, _cause(library)),
         why=(
-            "another thread of the rank held a lock at the fork, and in the worker nobody is left"
-            " to release it"
+            "another thread of the rank held a lock at the fork, and the worker has no thread that"
+            " could release it"
         ),
         fix=_fix(library),
     )
@@ -169,23 +179,21 @@ def _fix(library: str) -> str:
 
 
 def _is_pythons_bug(library: str) -> bool:
-    """Return whether CPython's bug explains the deadlock: the lock is Python's own, or its owner is
-    not visible.
+    """Return whether CPython's bug explains the deadlock.
+
+    The lock is Python's own, or its owner is not visible.
     """
     return python_fork.has_bug() and (not library or library.startswith(("libpython", "python")))
 
 
 def _library(frames: Sequence[NativeFrame]) -> str:
-    """Return the file of the innermost native frame outside of the C library, empty if none is
-    visible.
-    """
+    """Return the file of the innermost native frame outside the C library; empty without one."""
     native = [frame for frame in frames if not frame.is_python]
     return next((frame.file for frame in reversed(native) if not _C_LIBRARY.match(frame.file)), "")
 
 
 def warn_of_forks(rank: int) -> Notice:
-    """Return the notice that this Python may deadlock in a fork, when workers are forked for every
-    loop.
+    """Return the notice that this Python may deadlock in a fork, if loops fork their workers.
 
     Args:
         rank: One whose loader has forked its workers a second time.

@@ -1,9 +1,8 @@
-"""Watch for DataLoader workers that are deadlocked in their fork: collect facts for
-``fork_deadlock``, which decides.
+"""Watch for DataLoader workers that are deadlocked in their fork.
 
-Nothing is read while ranks get their batches. If a rank waits for a worker for seconds, the
-``/proc`` entries of both are read once a second; no signal is sent. py-spy, if installed, runs once
-for each worker that does not run.
+This module collects facts, and ``fork_deadlock`` decides. Nothing is read while ranks get their
+batches. If a rank waits for a worker for seconds, the ``/proc`` entries of both are read once a
+second; no signal is sent. py-spy, if installed, runs once for each worker that does not run.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable
 
 from paceline.counters import SharedCounters
 from paceline.errors import Finding, Notice
-from paceline.launch.monitor import children, fork_deadlock, worker_processes
+from paceline.launch.monitor import child_processes, child_stacks, fork_deadlock
 from paceline.launch.monitor.attempt import WatchedRanks
 from paceline.launch.monitor.fork_deadlock import NativeFrame, WorkerLook
 from paceline.machine import python_fork
@@ -31,22 +30,21 @@ class ForkWatch:
 
     Args:
         group: The ranks of this node.
-        pulses: Their counters.
+        counters: Their counters.
         inform: Prints a notice; None where another node or attempt prints it.
     """
 
     def __init__(
         self,
         group: WatchedRanks,
-        pulses: SharedCounters,
+        counters: SharedCounters,
         *,
         inform: Callable[[Notice], None] | None = None,
     ) -> None:
-        self._group, self._pulses, self._inform = group, pulses, inform
+        self._group, self._counters, self._inform = group, counters, inform
         self._next_s = 0.0
-        self._first: dict[
-            int, WorkerLook
-        ] = {}  # by local rank: the earliest look since which its worker has not run
+        # By local rank: the earliest look since which its worker has not run.
+        self._first: dict[int, WorkerLook] = {}
         self._frames: dict[int, tuple[NativeFrame, ...]] = {}  # by process
         self._reported: set[int] = set()
 
@@ -64,7 +62,7 @@ class ForkWatch:
         if self._inform is None or not python_fork.has_bug():
             return
         for local, rank in self._group.attempt.ranks.items():
-            if self._pulses.read_awaited(local).forked_again:
+            if self._counters.read_awaited(local).forked_again:
                 self._inform(fork_deadlock.warn_of_forks(rank))
                 self._inform = None
                 return
@@ -85,15 +83,13 @@ class ForkWatch:
         return fork_deadlock.explain(now, frames)
 
     def _collect(self, local: int, now_s: float) -> WorkerLook | None:
-        """Return a look at the worker that a rank has long waited for; None if it waits for
-        none.
-        """
-        awaited = self._pulses.read_awaited(local)
+        """Return a look at the worker that a rank has long waited for; None if there is none."""
+        awaited = self._counters.read_awaited(local)
         waits_s = now_s - awaited.since_ns / 1e9
         pid = self._group.attempt.pids.get(local)
         if not awaited.pid or pid is None or waits_s < _WAITS_S:
             return None
-        process, worker = worker_processes.look(pid), worker_processes.look(awaited.pid)
+        process, worker = child_processes.look(pid), child_processes.look(awaited.pid)
         if process is None or worker is None:
             return None
         rank = self._group.attempt.ranks[local]
@@ -107,10 +103,11 @@ class ForkWatch:
 
 
 def read_frames(pid: int) -> tuple[NativeFrame, ...]:
-    """Return the stack of a process as py-spy reads it, outermost first; empty without py-spy or
-    the right to read.
+    """Return the stack of a process as py-spy reads it, outermost first.
+
+    It is empty without py-spy, or without the right to read.
     """
-    program = children.find_py_spy()
+    program = child_stacks.find_py_spy()
     if not program:
         return ()
     command = [program, "dump", "--native", "--pid", str(pid)]

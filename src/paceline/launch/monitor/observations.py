@@ -1,8 +1,9 @@
-"""Find silent training errors from the counters of all ranks: same data, same order, padding, NaN,
-stragglers. Pure.
+"""Find silent training errors from the counters of all ranks. Pure.
 
-Facts in, a Finding or None out. A healthy run must get no warning, so each function returns a
-finding only where the facts have no other explanation, and None where they are incomplete.
+They are: the same data on all ranks, the same order in each epoch, padding, NaN, stragglers,
+replicas that differ. Facts in, a Finding or None out. A healthy run must get no warning, so each
+function returns a finding only where the facts have no other explanation, and None where they are
+incomplete.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import Finding
-from paceline.text.wording import named
+from paceline.text.wording import has_or_have, named
 
 # A host is a straggler if it is slower by this factor, in this many consecutive windows of time.
 SLOWER = 1.2
@@ -125,7 +126,7 @@ def same_order(repeats: Mapping[int, tuple[int, int]]) -> Finding | None:
                 " and not sorted"
             ),
         ),
-        why="the order of a shuffled training is meant to change, and the batches with it",
+        why="a shuffled loader is meant to change the order, and the batches with it",
         fix=(
             "sampler.set_epoch(epoch) before each epoch; a generator: seed it once, not in each"
             " epoch"
@@ -192,37 +193,60 @@ def not_a_number(names: Mapping[int, str]) -> Finding | None:
     )
 
 
-def uneven(pulses: Sequence[Mapping[str, Any]]) -> Finding | None:
-    """Return a finding if ranks have different numbers of batches, at the moment of a hang or a
-    failure.
+def uneven(counters: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """Return a finding if ranks have different numbers of batches when they hang or fail.
 
     Args:
-        pulses: ``rank, loops, loop_batches, first_loop_batches, open_batches, loop_length`` of
+        counters: ``rank, loops, loop_batches, first_loop_batches, open_batches, loop_length`` of
             every rank.
     """
-    furthest = max((entry["loops"] for entry in pulses), default=0)
-    ended = {entry["rank"]: entry["loop_batches"] for entry in pulses if entry["loops"] == furthest}
-    behind = {
-        entry["rank"]: entry["open_batches"] for entry in pulses if entry["loops"] == furthest - 1
+    furthest = max((entry["loops"] for entry in counters), default=0)
+    ended = {
+        entry["rank"]: entry["loop_batches"] for entry in counters if entry["loops"] == furthest
     }
-    if not furthest or len(ended) + len(behind) < len(pulses) or min(ended.values()) < 1:
-        return None  # an uncertain count, or ranks that are far apart for another reason
-    if behind and min(behind.values()) > max(ended.values()):
-        return _uneven(ended, behind, "had taken", furthest)
-    lengths = {entry["rank"]: entry["loop_length"] for entry in pulses if entry["rank"] in behind}
-    if behind and min(behind.values()) == max(ended.values()) < min(lengths.values()):
-        # the ranks behind hang before they take one more batch
-        return _uneven(ended, lengths, "has" if len(behind) == 1 else "have", furthest)
-    if not behind and len(set(ended.values())) > 1:
+    behind = {
+        entry["rank"]: entry["open_batches"] for entry in counters if entry["loops"] == furthest - 1
+    }
+    are_far_apart = len(ended) + len(behind) < len(counters)  # for another reason
+    if not furthest or are_far_apart or min(ended.values()) < 1:  # below 1: an uncertain count
+        return None
+    if not behind:
         return _uneven_ended(ended, furthest)
-    first = {entry["rank"]: entry["first_loop_batches"] for entry in pulses if entry["loops"]}
-    all_counted = len(first) == len(pulses) and min(first.values()) > 0
-    if behind and all_counted and len(set(first.values())) > 1:
-        return _uneven_ended(first, 1)
+    lengths = {entry["rank"]: entry["loop_length"] for entry in counters if entry["rank"] in behind}
+    return _uneven_open(ended, behind, lengths, furthest) or _uneven_first_loop(counters)
+
+
+def _uneven_open(
+    ended: Mapping[int, int], behind: Mapping[int, int], lengths: Mapping[int, int], loop: int
+) -> Finding | None:
+    """Return a finding if ranks are still in a loop that others have ended with fewer batches.
+
+    Args:
+        ended: Batches of the ranks that have ended the loop.
+        behind: Batches so far of the ranks that are still in it.
+        lengths: Length of the loader of the ranks that are still in it.
+        loop: Number of the loop.
+    """
+    most = max(ended.values())
+    least = min(behind.values())
+    if least > most:
+        return _uneven(ended, behind, "had taken", loop)
+    if least == most < min(lengths.values()):
+        # the ranks behind hang before they take one more batch
+        return _uneven(ended, lengths, has_or_have(behind), loop)
     return None
 
 
-def _uneven_ended(batches: Mapping[int, int], loop: int) -> Finding:
+def _uneven_first_loop(counters: Sequence[Mapping[str, Any]]) -> Finding | None:
+    batches = {entry["rank"]: entry["first_loop_batches"] for entry in counters if entry["loops"]}
+    all_counted = len(batches) == len(counters) and min(batches.values()) > 0
+    return _uneven_ended(batches, 1) if all_counted else None
+
+
+def _uneven_ended(batches: Mapping[int, int], loop: int) -> Finding | None:
+    """Return a finding if ranks ended one loop after different numbers of batches."""
+    if len(set(batches.values())) == 1:
+        return None
     least = min(batches.values())
     fewer = {rank: count for rank, count in batches.items() if count == least}
     more = {rank: count for rank, count in batches.items() if count > least}
@@ -250,9 +274,7 @@ def _loader_of(ranks: Mapping[int, int]) -> str:
 
 
 def slowest(paces: Sequence[Pace]) -> Pace | None:
-    """Return the pace of the node that the others wait for, None if no node is much slower than the
-    others.
-    """
+    """Return the pace of the node that the others wait for; None if no node is much slower."""
     if len(paces) < 2:
         return None
     slow = max(paces, key=lambda pace: pace.own_s)
@@ -270,11 +292,8 @@ def straggler(windows: Sequence[Sequence[Pace]]) -> Finding | None:
     """
     last = windows[-WINDOWS:]
     slow_paces = [slowest(paces) for paces in last]
-    if (
-        len(last) < WINDOWS
-        or None in slow_paces
-        or len({pace.node for pace in slow_paces if pace}) > 1
-    ):
+    slow_nodes = {pace.node if pace else None for pace in slow_paces}
+    if len(last) < WINDOWS or len(slow_nodes) > 1 or None in slow_nodes:
         return None
     slow = slow_paces[-1]
     assert slow is not None
@@ -342,7 +361,7 @@ def replicas(groups: Sequence[Parameters], *, step: int) -> Finding | None:
     first_name = f", first in {names[place].partition(' ')[0]}" if place < len(names) else ""
     return Finding(
         "replicas-differ",
-        f"after step {step} {named(ranks)} {'has' if len(ranks) == 1 else 'have'} other parameters"
+        f"after step {step} {named(ranks)} {has_or_have(ranks)} other parameters"
         f" than {named(most.ranks)}{first_name}",
         where=named(ranks),
         evidence=tuple(evidence),

@@ -1,5 +1,4 @@
-"""Collect what the counters of a node's ranks show, so that the head can report problems of the
-running training.
+"""Collect what the counters of a node's ranks show, so that the head can report problems.
 
 ``observations`` decides; this module collects and sends. A node sends its facts when they change.
 The head receives those of all nodes and announces the findings, which every node prints. No node
@@ -16,7 +15,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from paceline.counters import Counters, SharedCounters
+from paceline.counters import Counters, Order, SharedCounters
 from paceline.errors import Finding
 from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.monitor import observations
@@ -39,8 +38,8 @@ class Observer:
 
     Args:
         group: The ranks of this node.
-        pulses: Their counters.
-        board: Channel to the other nodes, None if there are none.
+        counters: Their counters.
+        channel: Channel to the other nodes, None if there are none.
         run_dir: The run folder.
         notice: Prints a warning.
     """
@@ -48,22 +47,22 @@ class Observer:
     def __init__(
         self,
         group: WatchedRanks,
-        pulses: SharedCounters,
-        board: ControlChannel | None,
+        counters: SharedCounters,
+        channel: ControlChannel | None,
         *,
         run_dir: RunDir,
         notice: Callable[[Finding], None],
     ) -> None:
-        self._group, self._pulses, self._board = group, pulses, board
+        self._group, self._counters, self._channel = group, counters, channel
         self._run_dir, self._notice = run_dir, notice
         self._head = Head(group.attempt.world_size)
-        self._pace = _Pace(0 if board is None else board.node)
+        self._pace = _Pace(0 if channel is None else channel.node)
         self._last_facts: dict[str, Any] = {}
         self._num_words = 0  # announced by the head so far
         self._list_step = 0  # the step for which the head requests lists of parameters, 0 for none
         self._listed = False
         self._all: Mapping[int, Mapping[str, Any]] = {}  # at the head: facts by node rank
-        self._every_s = _EVERY_S if board is None else max(_EVERY_S, board.num_nodes / 400)
+        self._every_s = _EVERY_S if channel is None else max(_EVERY_S, channel.num_nodes / 400)
         self._next_s = self._closing_s = 0.0
 
     def tick(self) -> None:
@@ -74,8 +73,9 @@ class Observer:
             self._look()
 
     def close(self) -> bool:
-        """Observe once more after the ranks have succeeded; return False while the head waits for
-        lists of a node.
+        """Observe once more after the ranks have succeeded.
+
+        Return False while the head waits for lists of a node.
         """
         now = time.monotonic()
         if not self._closing_s:
@@ -86,21 +86,19 @@ class Observer:
 
     def _look(self) -> None:
         facts = self._facts()
-        if self._board is None:
+        if self._channel is None:
             self._all = {0: facts}
         elif facts != self._last_facts:
             self._last_facts = facts
-            self._board.tell("facts", facts)
+            self._channel.tell("facts", facts)
         self.listen()
-        if self._board is not None and not self._board.node:
-            self._all = self._board.hear("facts") or self._all
+        if self._channel is not None and not self._channel.node:
+            self._all = self._channel.hear("facts") or self._all
         if self._all:
             self._judge()
 
     def _judge(self) -> None:
-        """At the head: announce new findings, and request lists of parameters when they are
-        needed.
-        """
+        """At the head: announce new findings, and request lists of parameters if needed."""
         for finding in self._head.judge(self._all, last=bool(self._closing_s)):
             self._notice(finding)
             self._announce({"finding": finding.to_json()})
@@ -110,17 +108,18 @@ class Observer:
             self._look()  # sends this node's own lists
 
     def _announce(self, word: Mapping[str, Any]) -> None:
-        if self._board is not None:
-            self._board.announce("word", self._num_words, word)
+        if self._channel is not None:
+            self._channel.announce("word", self._num_words, word)
             self._num_words += 1
 
     def listen(self) -> None:
-        """Process what the head has announced since the last call; nothing to do at the head or on
-        a single node.
+        """Process what the head has announced since the last call.
+
+        At the head and on a single node there is nothing to do.
         """
-        if self._board is None or not self._board.node:
+        if self._channel is None or not self._channel.node:
             return
-        while (word := self._board.announced("word", self._num_words)) is not None:
+        while (word := self._channel.announced("word", self._num_words)) is not None:
             self._num_words += 1
             if "finding" in word:
                 self._notice(Finding.from_json(word["finding"]))
@@ -130,23 +129,17 @@ class Observer:
     def _facts(self) -> dict[str, Any]:
         """Return the facts about this node's ranks, as plain data."""
         ranks = self._group.attempt.ranks
-        orders = {rank: self._pulses.read_order(local) for local, rank in ranks.items()}
-        checks = [self._pulses.read_checks(local) for local in ranks]
-        names = {rank: self._pulses.read_nan(local) for local, rank in ranks.items()}
+        checks = [self._counters.read_checks(local) for local in ranks]
+        names = {rank: self._counters.read_nan(local) for local, rank in ranks.items()}
         facts: dict[str, Any] = {
             "ranks": len(ranks),
-            "data": sorted({order.data_hash for order in orders.values()}),
-            "works": sorted({order.work_hash for order in orders.values()}),
-            "indices": max((order.data_indices for order in orders.values()), default=0),
-            "orders": {
-                str(rank): [order.same_order, order.order_indices]
-                for rank, order in orders.items()
-                if order.same_order
-            },
-            "padded": max((self._pulses.read_padded(local) for local in ranks), default=(0, 0)),
+            **_describe_orders(
+                {rank: self._counters.read_order(local) for local, rank in ranks.items()}
+            ),
+            "padded": max((self._counters.read_padded(local) for local in ranks), default=(0, 0)),
             "not_a_number": {str(rank): name for rank, name in names.items() if name},
             "pace": self._pace.look(
-                [self._pulses.read(local) for local in ranks], time.monotonic()
+                [self._counters.read(local) for local in ranks], time.monotonic()
             ),
             "checks": {
                 str(step): _agreed(check[step] for check in checks) for step in _common(checks)
@@ -298,42 +291,48 @@ class _Pace:
         self._since_s = 0.0
         self._before: list[Counters] = []
 
-    def look(self, pulses: list[Counters], now_s: float) -> dict[str, Any] | None:
-        """Return the last complete window: its number, from 1, and the means over the ranks; None
-        before the first.
+    def look(self, counters: list[Counters], now_s: float) -> dict[str, Any] | None:
+        """Return the last complete window; None before the first.
+
+        It consists of its number, from 1, and the means over the ranks.
         """
-        new_steps = [new.steps - old.steps for new, old in zip(pulses, self._before, strict=False)]
-        if not new_steps or not all(
-            old.steps for old in self._before
-        ):  # the first steps are not typical
-            self._before, self._since_s = pulses, now_s
+        new_steps = [
+            new.steps - old.steps for new, old in zip(counters, self._before, strict=False)
+        ]
+        all_have_steps = all(old.steps for old in self._before)
+        if not new_steps or not all_have_steps:  # the first steps are not typical
+            self._before, self._since_s = counters, now_s
         elif now_s - self._since_s >= WINDOW_S and min(new_steps) >= _LEAST_STEPS:
             number = self._window["window"] + 1 if self._window else 1
-            pairs = list(zip(self._before, pulses, strict=True))
+            pairs = list(zip(self._before, counters, strict=True))
             mean = Pace(
                 host=socket.gethostname(),
                 node=self._node,
-                own_s=fmean(
-                    (new.own_s - old.own_s) / (new.steps - old.steps) for old, new in pairs
-                ),
-                data_s=fmean(
-                    (new.data_s - old.data_s) / (new.steps - old.steps) for old, new in pairs
-                ),
-                step_s=fmean(
-                    (new.seconds - old.seconds) / (new.steps - old.steps) for old, new in pairs
-                ),
+                own_s=_mean_per_step(pairs, "own_s"),
+                data_s=_mean_per_step(pairs, "data_s"),
+                step_s=_mean_per_step(pairs, "seconds"),
             )
             self._window = {"window": number, "mean": asdict(mean)}
-            self._before, self._since_s = pulses, now_s
+            self._before, self._since_s = counters, now_s
         return self._window
+
+
+def _mean_per_step(pairs: Sequence[tuple[Counters, Counters]], name: str) -> float:
+    """Return the mean increase of a counter per step, over the ranks.
+
+    Args:
+        pairs: The counters of each rank at the start and at the end of a window.
+        name: Name of the counter, in seconds.
+    """
+    return fmean(
+        (getattr(new, name) - getattr(old, name)) / (new.steps - old.steps) for old, new in pairs
+    )
 
 
 def read_parameters(
     run_dir: RunDir, rank: int, attempt: int, *, step: int
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return names and checksums of a rank's parameters after a step; empty if they are not
-    available any more.
-    """
+    """Return names and checksums of a rank's parameters after a step; empty if no longer kept."""
     try:
         content = json.loads(run_dir.parameters(rank, attempt).read_text(encoding="utf-8"))
         return tuple(content["names"]), tuple(content["steps"][str(step)])
@@ -341,10 +340,21 @@ def read_parameters(
         return (), ()
 
 
+def _describe_orders(orders: Mapping[int, Order]) -> dict[str, Any]:
+    """Return the facts about the order of the samples of a node's ranks, by rank."""
+    repeated = {rank: order for rank, order in orders.items() if order.same_order}
+    return {
+        "data": sorted({order.data_hash for order in orders.values()}),
+        "works": sorted({order.work_hash for order in orders.values()}),
+        "indices": max((order.data_indices for order in orders.values()), default=0),
+        "orders": {
+            str(rank): [order.same_order, order.order_indices] for rank, order in repeated.items()
+        },
+    }
+
+
 def _key(finding: Finding) -> str:
-    """Return the key under which a finding is reported once: its name, and for stragglers also the
-    host.
-    """
+    """Return the key under which a finding is reported once; a straggler's includes its host."""
     return finding.name + (finding.where if finding.name == "straggler" else "")
 
 

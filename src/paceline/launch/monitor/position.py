@@ -15,6 +15,7 @@ WAITING = (COLLECTIVE, BACKWARD, START)
 # States of a process that are reported: stopped by a signal; waiting for a device, where no signal
 # reaches it.
 STOPPED, UNKILLABLE = "T", "D"
+_IN_STATE_D = "in state D, where nothing can end it"
 
 # Functions of torch.distributed in which ranks find each other, before there is a group to reduce
 # over.
@@ -117,9 +118,7 @@ class Position:
 
     @property
     def spot(self) -> str:
-        """The call that the user's innermost line has made, and that line: ``request.urlopen (load,
-        data.py:40)``.
-        """
+        """The call of the user's innermost line, and the line: ``request.urlopen (data.py:40)``."""
         is_in_own_code = self.kind == CODE and self.place and not self.worker
         if self.state in (STOPPED, UNKILLABLE) or not is_in_own_code:
             return self.doing
@@ -133,39 +132,26 @@ class Position:
     def doing(self) -> str:
         """The rank's action and its place: ``all_reduce #812, backward, train.py:91``."""
         if self.ended:
-            return (
-                f"its script has ended, after {self.steps} steps"
-                if self.steps
-                else "its script has ended"
-            )
+            progress = f", after {self.steps} steps" if self.steps else ""
+            return f"its script has ended{progress}"
         if self.state == STOPPED:
             return f"stopped (state T), and continues with: kill -CONT {self.pid}"
         if self.state == UNKILLABLE:
-            return ", ".join(
-                part for part in ("in state D, where nothing can end it", self.place) if part
-            )
-        return (
-            ", ".join(part for part in (*self._words(), self.worker or self.place) if part)
-            or "not visible"
-        )
+            return _listed(_IN_STATE_D, self.place)
+        return _listed(*self._words(), self.worker or self.place) or "not visible"
 
     @property
     def stuck(self) -> str:
-        """How long it has been idle and where: ``been stuck for 121 s in time.sleep(9) at
-        train.py:8``.
-        """
+        """How long it has been idle, and where: ``been stuck for 9 s in sleep(9) at a.py:8``."""
         since = f"for {self.idle_s:.0f} s"
         if self.state == STOPPED:
             return f"been stopped (state T) {since} (it continues with: kill -CONT {self.pid})"
         if self.state == UNKILLABLE:
-            return (
-                "been"
-                f" {', '.join(filter(None, ('in state D, where nothing can end it', self.place)))}"
-                f" {since}"
-            )
-        words, place = ", ".join(filter(None, self._words())), self.worker or self.place
+            return f"been {_listed(_IN_STATE_D, self.place)} {since}"
+        words, place = _listed(*self._words()), self.worker or self.place
         within = f" in {words}" if words else ""
-        return f"been stuck {since}{within}" + (f" at {place}" if place else "")
+        at = f" at {place}" if place else ""
+        return f"been stuck {since}{within}{at}"
 
     def _words(self) -> list[str]:
         kind, words = classify(self.frames)
@@ -186,6 +172,10 @@ class Position:
     def from_json(cls, values: dict[str, Any]) -> Position:
         """Return the position that ``to_json`` converted."""
         return cls(**{**values, "frames": tuple(Frame(**frame) for frame in values["frames"])})
+
+
+def _listed(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
 
 
 def _qualified(frame: Frame) -> str:

@@ -106,9 +106,7 @@ class Stand:
         return max(numbers) < call.seq if numbers else self.whole
 
     def same_place(self, call: Call) -> Call | None:
-        """Return the rank's call with the same group and number; None if it is unknown or there are
-        several.
-        """
+        """Return the rank's only call with the same group and number; None if not known."""
         calls = [
             other for other in self.recent if (other.group, other.seq) == (call.group, call.seq)
         ]
@@ -166,9 +164,7 @@ def _others(by_rank: Mapping[int, Stand], stand: Stand, call: Call) -> list[Stan
 
 
 def _mismatch(by_rank: Mapping[int, Stand]) -> Proof | None:
-    """Find blocked ranks whose calls with one sequence number do not match; name all ranks that
-    made them.
-    """
+    """Find blocked ranks whose calls with one sequence number do not match."""
     for stand, call in _waiting(by_rank):
         others = [other for other in _others(by_rank, stand, call) if other.blocked]
         calls = {stand.rank: call} if stand.same_place(call) else {}

@@ -1,5 +1,4 @@
-"""Ask NCCL for its view of a hang, through the RAS socket that NCCL 2.24 and newer open on every
-node.
+"""Ask NCCL for its view of a hang, through its RAS socket, which NCCL 2.24 and newer have.
 
 Protocol and layout:
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html. One line
@@ -50,11 +49,8 @@ def notable(report: str) -> list[str]:
     """
     for section in ("Errors", "Warnings"):
         match = re.search(rf"^{section}\n=+\n(.*?)(?:\n\n|\Z)", report, flags=re.M | re.S)
-        lines = (
-            [" ".join(line.split()) for line in match[1].splitlines() if line.strip()]
-            if match
-            else []
-        )
+        section_lines = match[1].splitlines() if match else []
+        lines = [" ".join(line.split()) for line in section_lines if line.strip()]
         if lines:
             return [f"NCCL RAS: {line}" for line in lines[:2]]
     return []

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.launch.in_rank.worker import is_users
-from paceline.launch.monitor import children, position, rank_conditions
+from paceline.launch.in_rank.rank_entry import is_users
+from paceline.launch.monitor import child_stacks, conditional_line, position
 from paceline.launch.monitor.position import Frame
 from paceline.launch.probe import stack_responder
 from paceline.machine import processes, sockets
@@ -86,14 +86,9 @@ def look(
     running = {
         local: pid for local, pid in pids.items() if statuses[local].get("State", "")[:1] != "T"
     }
-    answers = _ask_witnesses(running, wait_s=_QUIET_ANSWER_S if quiet else _ANSWER_S)
-    dumps = (
-        {}
-        if quiet
-        else _signalled(
-            {local: pid for local, pid in running.items() if local not in answers}, files
-        )
-    )
+    answers = _ask_responders(running, wait_s=_QUIET_ANSWER_S if quiet else _ANSWER_S)
+    silent = {local: pid for local, pid in running.items() if local not in answers}
+    dumps = {} if quiet else _signalled(silent, files)
     moved = sockets.counts(pids.values(), leave_out=leave_out)
     return {
         local: _look_at(
@@ -155,15 +150,13 @@ def is_blocked(before: Look, now: Look) -> bool:
         "torch/distributed/" in now.frames[-1].file
         or position.classify(now.frames[-1:])[0] in position.WAITING
     )
-    return (
-        inside
-        and bool(now.answer["pending"])
-        and before.frames == now.frames
-        and before.switches == now.switches
-        and before.socket_bytes == now.socket_bytes
-        and before.answer["pending"] == now.answer["pending"]
-        and before.answer["recent"] == now.answer["recent"]
-    )
+    return inside and bool(now.answer["pending"]) and _traces(before) == _traces(now)
+
+
+def _traces(look: Look) -> tuple[Any, ...]:
+    """Return what changes in a rank as soon as it moves."""
+    calls = look.answer["pending"], look.answer["recent"]
+    return (look.frames, look.switches, look.socket_bytes, *calls)
 
 
 def is_idle(frames: Sequence[Sequence[Any]]) -> bool:
@@ -179,8 +172,8 @@ def _signalled(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, 
     """Return the stacks that ranks write after a signal."""
     deadline = time.monotonic() + _ANSWER_S  # for all together
     starts = {local: _size(files[local]) for local in pids}
-    asked = [local for local, pid in pids.items() if _ask(pid)]
-    return {local: _dump(files[local], starts[local], deadline) for local in asked}
+    signalled = [local for local, pid in pids.items() if _signal(pid)]
+    return {local: _dump(files[local], starts[local], deadline) for local in signalled}
 
 
 def at(frames: tuple[Frame, ...]) -> Look:
@@ -193,7 +186,7 @@ def read_crash(file: Path) -> tuple[Frame, ...]:
     return _frames(position.parse(_text(file, 0)))
 
 
-def _ask(pid: int) -> bool:
+def _signal(pid: int) -> bool:
     """Send the signal, unless it would kill the process: a program may run without our entry."""
     if not stack_responder.SIGNAL or not catches(pid, stack_responder.SIGNAL):
         return False
@@ -257,9 +250,9 @@ def _guard(frames: tuple[Frame, ...]) -> str:
     """Return the innermost ``if`` that selects ranks, around any of the user's frames."""
     for frame in reversed(frames):
         if frame.user:
-            found = rank_conditions.guard_of("".join(linecache.getlines(frame.file)), frame.line)
-            if found is not None:
-                line, text = found
+            guard = conditional_line.guard_of("".join(linecache.getlines(frame.file)), frame.line)
+            if guard is not None:
+                line, text = guard
                 return f"{text} ({position.shown_path(frame.file)}:{line})"
     return ""
 
@@ -278,13 +271,13 @@ def worker_place(pid: int, read_frame: Callable[[str, int, str], Frame]) -> str:
     with contextlib.suppress(psutil.Error):
         workers = [child.pid for child in psutil.Process(pid).children()[:_WORKERS]]
     for worker in workers:
-        stack = children.stack(worker, read_frame, limit_s=deadline - time.monotonic())
+        stack = child_stacks.stack(worker, read_frame, limit_s=deadline - time.monotonic())
         # the stack of a forked worker begins with the stack of its rank
         inside = [place for place, frame in enumerate(stack) if frame.function == "_worker_loop"]
         place = position.Position(rank=0, frames=stack[inside[-1] :] if inside else ()).place
         if place:
             return place
-    return children.describe(workers)
+    return child_stacks.describe(workers)
 
 
 def _work(pid: int) -> tuple[float, int]:
@@ -293,31 +286,34 @@ def _work(pid: int) -> tuple[float, int]:
 
     cpu_s, io_bytes = 0.0, 0
     with contextlib.suppress(psutil.Error):
-        for each in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-            cpu_s += sum(each.cpu_times()[:4])  # with that of its ended children
-            if hasattr(each, "io_counters"):
-                counts = each.io_counters()
+        rank = psutil.Process(pid)
+        for process in (rank, *rank.children(recursive=True)):
+            cpu_s += sum(process.cpu_times()[:4])  # with that of its ended children
+            if hasattr(process, "io_counters"):
+                counts = process.io_counters()
                 io_bytes += getattr(counts, "read_chars", 0) + getattr(counts, "write_chars", 0)
     return cpu_s, io_bytes
 
 
-def _ask_witnesses(pids: Mapping[int, int], *, wait_s: float) -> dict[int, dict[str, Any]]:
-    found: dict[int, dict[str, Any]] = {}
+def _ask_responders(pids: Mapping[int, int], *, wait_s: float) -> dict[int, dict[str, Any]]:
+    """Return the answers of the ranks' stack responders, by local rank."""
+    answers: dict[int, dict[str, Any]] = {}
     if sys.platform != "linux":
-        return found
+        return answers
     with contextlib.closing(stack_responder.signed_socket()) as asker:
         asker.settimeout(0.05)
-        asked: dict[int, int] = {}  # process id: local rank
+        locals_by_pid: dict[int, int] = {}  # of the ranks that were asked
         with contextlib.suppress(OSError):
             asker.bind("")  # the kernel chooses an abstract name for the answers
         for local, pid in pids.items():
             with contextlib.suppress(OSError):
                 asker.sendto(b"where", stack_responder.address(pid))
-                asked[pid] = local
+                locals_by_pid[pid] = local
         deadline = time.monotonic() + wait_s
-        while len(found) < len(asked) and time.monotonic() < deadline:
+        while len(answers) < len(locals_by_pid) and time.monotonic() < deadline:
             with contextlib.suppress(TimeoutError, ValueError):
                 answer, _, sender, _ = stack_responder.receive(asker, 1 << 18)
-                if sender in asked:  # another process may use the rank's name, or send here unasked
-                    found[asked[sender]] = json.loads(answer)
-    return found
+                # another process may use the rank's name, or send here unasked
+                if sender in locals_by_pid:
+                    answers[locals_by_pid[sender]] = json.loads(answer)
+    return answers

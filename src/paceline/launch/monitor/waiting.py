@@ -1,6 +1,4 @@
-"""Write the notice about ranks that have waited for long while no hang is proven: positions in, a
-Notice out. Pure.
-"""
+"""Write the notice about ranks that have waited for long while no hang is proven. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.errors import Notice
 from paceline.launch.monitor.position import STOPPED, UNKILLABLE, Position
-from paceline.text.wording import duration, few_lines, named
+from paceline.text.wording import duration, few_lines, has_or_have, is_or_are, named
 
 _LINES = 4
 
@@ -34,9 +32,9 @@ def stopped(positions: Sequence[Position]) -> Picture | None:
         return None
     waiting = [position for position in positions if position.waits]
     others = f"; {_wait(waiting)}" if waiting else ""
-    are = "is" if len(halted) == 1 else "are"
     notice = Notice(
-        f"{named(position.rank for position in halted)} {are} stopped (state T){others}",
+        f"{named(position.rank for position in halted)} {is_or_are(halted)} stopped (state T)"
+        f"{others}",
         tuple(
             f"rank {position.rank}: process {position.pid} on {position.host}"
             for position in halted[:_LINES]
@@ -53,7 +51,7 @@ def picture(positions: Sequence[Position]) -> Picture | None:
     """Return the picture of ranks that make no progress; None if they are transferring data.
 
     Args:
-        positions: Positions of all ranks, for which ``locate.hangs`` is true.
+        positions: Positions of all ranks, for which ``hang.hangs`` is true.
     """
     living = [position for position in positions if not position.ended]
     waiting = [position for position in living if position.waits]
@@ -87,8 +85,7 @@ def _all_wait(waiting: Sequence[Position], positions: Sequence[Position]) -> Pic
     together = len({(position.call, position.seq, position.group) for position in waiting}) == 1
     ended = [position.rank for position in positions if position.ended]
     words = "in the same collective" if together else "in collectives"
-    have = "has" if len(ended) == 1 else "have"
-    after = f"; {named(ended)} {have} ended" if ended else ""
+    after = f"; {named(ended)} {has_or_have(ended)} ended" if ended else ""
     doings = {
         position.doing: [other.rank for other in waiting if other.doing == position.doing]
         for position in waiting
@@ -116,10 +113,8 @@ def _nobody_waits(absent: Sequence[Position]) -> Picture:
 
 
 def _wait(waiting: Sequence[Position]) -> str:
-    return (
-        f"{named(position.rank for position in waiting)} {'has' if len(waiting) == 1 else 'have'}"
-        " been waiting"
-    )
+    ranks = [position.rank for position in waiting]
+    return f"{named(ranks)} {has_or_have(ranks)} been waiting"
 
 
 def _is_in(position: Position, several: bool) -> str:

@@ -1,10 +1,10 @@
-"""Hang detection of a node: when a rank makes no progress, collect the positions of all ranks of
-the run.
+"""Hang detection of a node: collect the positions of all ranks when one makes no progress.
 
 A rank's heartbeat shows when it last made progress. If that is too long ago, the launchers of all
 nodes read the stacks and collectives of their ranks at the same time, and the head decides for all.
-A run is ended only on a proof (``proof``) or when the user's limit has passed; anything else is a
-notice (``waiting``). This module collects and acts, the other two decide.
+A run is ended only on a proof or when the user's limit has passed; anything else is a notice. This
+module collects and acts: ``hang`` decides whether the run hangs and which rank is the cause,
+``proof`` whether it can never continue, and ``waiting`` writes the notice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from paceline import counters, deadlines
 from paceline.errors import Finding, Notice
 from paceline.launch.channel.control_channel import ControlChannel
-from paceline.launch.monitor import locate, observations, proof, stacks, waiting
+from paceline.launch.monitor import hang, observations, proof, stacks, waiting
 from paceline.launch.monitor.attempt import WatchedRanks
 from paceline.launch.monitor.position import STOPPED, Position
 from paceline.launch.monitor.proof import Call, Stand
@@ -31,9 +31,8 @@ _VERDICT_S = 7.0
 _STILL_CPU = 0.05
 # The limit where no rank waits for another and the user set none: see docs/guides/hangs.md.
 _ALONE_S = 600.0
-_MOVING_BYTES = (
-    1 << 18
-)  # read and written between two looks: more than an answer to the launcher takes
+# Read and written between two looks: more than an answer to the launcher takes.
+_MOVING_BYTES = 1 << 18
 # The first look without signals comes after a long time without progress, the second soon after,
 # further ones at increasing intervals.
 _QUIET_STEPS = 2  # usual steps
@@ -80,8 +79,8 @@ class Watch:
 
     Args:
         group: The ranks of this node.
-        board: Channel to the other nodes, None if there are none.
-        asked_s: ``--hang-timeout``, None if it was not given.
+        channel: Channel to the other nodes, None if there are none.
+        requested_s: ``--hang-timeout``, None if it was not given.
         give_up: Returns whether the launcher must end and no longer waits for other nodes.
         inform: Prints a notice.
         ask_nccl: Returns NCCL's own report of a hang, None where ranks do not use NCCL.
@@ -94,19 +93,15 @@ class Watch:
     def __init__(
         self,
         group: WatchedRanks,
-        board: ControlChannel | None,
+        channel: ControlChannel | None,
         *,
-        asked_s: float | None,
+        requested_s: float | None,
         give_up: Callable[[], bool],
         inform: Callable[[Notice], None],
         ask_nccl: Callable[[], list[str]] | None = None,
     ) -> None:
-        self._group, self._board, self._requested_s, self._ask_nccl = (
-            group,
-            board,
-            asked_s,
-            ask_nccl,
-        )
+        self._group, self._channel = group, channel
+        self._requested_s, self._ask_nccl = requested_s, ask_nccl
         self._give_up, self._inform = give_up, inform
         self._started_ns = time.monotonic_ns()
         self._moved_ns: dict[int, int] = {}  # by local rank: when a look last saw a new collective
@@ -120,35 +115,47 @@ class Watch:
         self.cause: Finding | None = None
 
     def tick(self) -> Finding | None:
-        """Return why the run must end, None if it continues; almost free while all ranks make
-        progress.
+        """Return why the run must end, None if it continues.
+
+        A call costs almost nothing while all ranks make progress.
         """
         now = time.monotonic()
         if now < self._next_s:
             return None
         self._next_s = now + _EVERY_S
         late = now >= self._again_s and self._someone_is_late()
+        calls = self._calls_for_a_look(now, late=late)
+        if self._channel is None:
+            if not calls:
+                return None
+            return self._report(self._judge([self._account(quiet=not late)]), late=late)
+        requested_round = self._channel.remote.look
+        if requested_round <= self._round and not calls:
+            return None
+        self._round = max(requested_round, self._round + 1 if calls else 0)
+        return self._report(self._look_together(self._channel, quiet=not late), late=late)
+
+    def _calls_for_a_look(self, now: float, *, late: bool) -> bool:
+        """Return whether this node wants a look at the ranks of all nodes now.
+
+        Args:
+            now: The time.
+            late: Whether a rank has made no progress for too long.
+        """
         quiet = self._is_quiet()
         if not quiet and not self._someone_is_late(share=0.5):
             self._forget()
         elif not self._looks:
             self._look(quiet=True)  # later looks are compared with this one
             self._quiet_s = now + self._apart_s()
-        quiet_look_due = quiet and now >= self._quiet_s
-        calls = late or (quiet_look_due and self._is_worth_a_look(now))
-        if self._board is None:
-            if not calls:
-                return None
-            return self._report(self._judge([self._account(quiet=not late)]), late=late)
-        requested_round = self._board.remote.look
-        if requested_round <= self._round and not calls:
-            return None
-        self._round = max(requested_round, self._round + 1 if calls else 0)
-        return self._report(self._look_together(self._board, quiet=not late), late=late)
+        if late:
+            return True
+        return quiet and now >= self._quiet_s and self._is_worth_a_look(now)
 
     def _is_quiet(self) -> bool:
-        """Return whether no living rank of this node has made progress for some seconds, and none
-        was reported yet.
+        """Return whether all ranks of this node have made no progress for some seconds.
+
+        False if that was already reported.
         """
         living = self._group.attempt.living
         if not living or self._group.attempt.world_size == 1 or self._was_reported():
@@ -169,12 +176,10 @@ class Watch:
         return max(_LEAST_APART_S, deadlines.scaled(_QUIET_AGAIN_S))
 
     def _is_worth_a_look(self, now: float) -> bool:
-        """Look at this node's ranks without signals; return whether they may, with those of other
-        nodes, be a proof.
-        """
+        """Look at this node's ranks without signals; return whether they may be part of a proof."""
         self._quiet_again_s = min(_QUIET_LAST_S, self._quiet_again_s * 1.5)
         self._quiet_s = now + max(self._apart_s(), deadlines.scaled(self._quiet_again_s))
-        if self._board is None:
+        if self._channel is None:
             return True
         looks, earlier = self._look(quiet=True)
         stands = (
@@ -191,25 +196,23 @@ class Watch:
         if self.cause is not None or self._notice_key:
             self.cause, self._notice_key, self._notice_s = None, "", 0.0
 
-    def _look_together(self, board: ControlChannel, *, quiet: bool) -> Verdict:
+    def _look_together(self, channel: ControlChannel, *, quiet: bool) -> Verdict:
         """Send the positions of this node's ranks to the head, and return its verdict."""
         kind, key = f"stand/{self._round}", f"verdict/{self._round}"
-        board.call_look(self._round)
-        board.post(kind, self._account(quiet=quiet))
-        if board.node == 0:
-            accounts = board.collect(kind, until_s=_POSITIONS_S, give_up=self._give_up)
+        channel.call_look(self._round)
+        channel.post(kind, self._account(quiet=quiet))
+        if channel.node == 0:
+            accounts = channel.collect(kind, until_s=_POSITIONS_S, give_up=self._give_up)
             verdict = (
-                self._judge(accounts.values()) if len(accounts) == board.num_nodes else Verdict()
+                self._judge(accounts.values()) if len(accounts) == channel.num_nodes else Verdict()
             )
-            board.post(key, verdict.to_json())
+            channel.post(key, verdict.to_json())
             return verdict
-        content = board.await_head(key, until_s=_VERDICT_S, give_up=self._give_up)
+        content = channel.await_head(key, until_s=_VERDICT_S, give_up=self._give_up)
         return Verdict.from_json(content) if content else Verdict()
 
     def _report(self, verdict: Verdict, *, late: bool) -> Finding | None:
-        """Print the notice of a verdict if it is new; return why the run must end, None if it
-        continues.
-        """
+        """Print the notice of a verdict if it is new; return why the run must end, if it must."""
         now = time.monotonic()
         if late:
             shortest = min(self._limit_s(local) for local in self._group.attempt.ranks)
@@ -232,8 +235,9 @@ class Watch:
         return bool(self._reported_ns) and max(beats) <= self._reported_ns
 
     def _someone_is_late(self, *, share: float = 1.0) -> bool:
-        """Return whether a living rank has made no progress for too long, and that was not reported
-        yet.
+        """Return whether a living rank has made no progress for too long.
+
+        False if that was already reported.
 
         Args:
             share: Fraction of the limit that counts as too long.
@@ -254,11 +258,12 @@ class Watch:
         return max(0, time.monotonic_ns() - self._beat_ns(local)) / 1e9
 
     def _limit_s(self, local: int) -> float:
-        return locate.limit_s(self._requested_s, step_s=self._group.counted(local).step_s)
+        return hang.limit_s(self._requested_s, step_s=self._group.counted(local).step_s)
 
     def _look(self, *, quiet: bool) -> tuple[dict[int, Look], tuple[float, dict[int, Look]]]:
-        """Look at this node's ranks; return the look, and time and content of the earlier one to
-        compare it with.
+        """Look at this node's ranks; return the look, and the earlier one to compare it with.
+
+        The earlier look comes with its time.
         """
         looks = self._group.look(quiet=quiet)
         now = time.monotonic()
@@ -283,7 +288,7 @@ class Watch:
                 self._position(local, looks.get(local), earlier).to_json() for local in ranks
             ],
             "stands": [self._stand(local, looks.get(local), earlier).to_json() for local in ranks],
-            "pulses": self._group.figures(),
+            "counters": self._group.figures(),
         }
 
     def _position(
@@ -291,9 +296,9 @@ class Watch:
     ) -> Position:
         beat = self._group.counted(local)
         idle_s, limit_s = self._idle_s(local), self._limit_s(local)
-        alone_s = (
-            limit_s if self._requested_s is not None else max(deadlines.scaled(_ALONE_S), limit_s)
-        )
+        alone_s = limit_s
+        if self._requested_s is None:
+            alone_s = max(deadlines.scaled(_ALONE_S), limit_s)
         # Without --hang-timeout: a script that has counted nothing yet may be a server that waits
         # for requests.
         counts = self._requested_s is not None or beat.beat_ns > 0
@@ -334,15 +339,17 @@ class Watch:
         positions = [
             Position.from_json(values) for account in listed for values in account["positions"]
         ]
-        uneven = observations.uneven([values for account in listed for values in account["pulses"]])
+        uneven = observations.uneven(
+            [values for account in listed for values in account["counters"]]
+        )
         proven = proof.find(
             Stand.from_json(values) for account in listed for values in account["stands"]
         )
         if proven is not None:
-            return Verdict(self._with_nccl(locate.judge_proven(positions, proven, uneven=uneven)))
-        if not locate.hangs(positions):
+            return Verdict(self._with_nccl(hang.judge_proven(positions, proven, uneven=uneven)))
+        if not hang.hangs(positions):
             return Verdict(picture=waiting.stopped(positions))
-        cause = locate.judge(positions, uneven=uneven)
+        cause = hang.judge(positions, uneven=uneven)
         if self._requested_s is not None:
             return Verdict(self._with_nccl(cause))
         picture = waiting.stopped(positions) or waiting.picture(positions)
@@ -355,31 +362,23 @@ class Watch:
 
 
 def _is_still(before: Look | None, now: Look | None, seconds: float) -> bool:
-    """Return whether a rank's stack is unchanged between two looks, and it and its children used
-    almost no CPU.
+    """Return whether a rank was inactive between two looks.
+
+    Its stack is unchanged, and it and its children used almost no CPU and copied nothing.
     """
-    if before is None or now is None:
+    if before is None or now is None or before.frames != now.frames:
         return False
     copies = now.io_bytes - before.io_bytes > _MOVING_BYTES
-    return (
-        before.frames == now.frames
-        and now.cpu_s - before.cpu_s < _STILL_CPU * seconds
-        and not copies
-    )
+    return not copies and now.cpu_s - before.cpu_s < _STILL_CPU * seconds
 
 
 def _bytes_moved(before: Look, now: Look) -> bool:
-    return (
-        before.socket_bytes >= 0
-        and now.socket_bytes >= 0
-        and before.socket_bytes != now.socket_bytes
-    )
+    are_known = before.socket_bytes >= 0 and now.socket_bytes >= 0
+    return are_known and before.socket_bytes != now.socket_bytes
 
 
 def _called_more(before: Look | None, now: Look) -> bool:
-    """Return whether a rank has begun a new collective between two looks, which is progress in any
-    script.
-    """
+    """Return whether a rank has begun a new collective between two looks, which is progress."""
     if before is None:
         return False
     old, new = ((look.recorded.get("seq"), look.recorded.get("group")) for look in (before, now))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.launch.outcome.root_cause import CAUSE, Verdict, weigh
+from paceline.launch.outcome.root_cause import Verdict
+from paceline.launch.outcome.weight import CAUSE, weigh
 from paceline.text.wording import named, shorten
 
 # A block must fit on one screen, below the last lines of the script.
 MOST_LINES = 15
+_MOST_EVIDENCE = 5
 
 
 def render(
@@ -17,7 +19,7 @@ def render(
     exit_status: int,
     run_dir: str,
     attempts: int = 1,
-    again: Sequence[str] = (),
+    resume_lines: Sequence[str] = (),
 ) -> list[str]:
     """Return the lines of the final block, at most ``MOST_LINES``.
 
@@ -28,17 +30,15 @@ def render(
     before = [_label(verdict) + first]
     if finding.where:
         before.append(f"  where: {finding.where}")
-    after = [
-        f"  {line}"
-        for line in (f"why: {finding.why}" if finding.why else "", finding.advice)
-        if line
-    ]
+    after = [f"  why: {finding.why}"] if finding.why else []
+    if finding.advice:
+        after.append(f"  {finding.advice}")
     after += [f"  {finding.more}", *_about_the_others(verdict)]
     tried = f" after {attempts} attempts" if attempts > 1 else ""
     last = f"exit status {exit_status}{tried} · run folder {run_dir}"
-    room = MOST_LINES - len(before) - len(after) - len(again) - 1
-    evidence = [f"  {line}" for line in finding.evidence[: min(5, room)]]
-    return [*map(shorten, (*before, *evidence, *after)), *again, shorten(last)]
+    num_free = MOST_LINES - len(before) - len(after) - len(resume_lines) - 1
+    evidence = [f"  {line}" for line in finding.evidence[: min(_MOST_EVIDENCE, num_free)]]
+    return [*map(shorten, (*before, *evidence, *after)), *resume_lines, shorten(last)]
 
 
 def _label(verdict: Verdict) -> str:
@@ -59,7 +59,7 @@ def _about_the_others(verdict: Verdict) -> list[str]:
     """Return a line for each other failure, one for the victims, and one for lost nodes."""
     lines = [*verdict.threads[:2], *verdict.others[:2]]
     if len(verdict.others) > 2:
-        lines.append(f"and {len(verdict.others) - 2} more failed by themselves")
+        lines.append(f"and {len(verdict.others) - 2} more failed independently")
     if verdict.victims:
         lines.append(f"{named(verdict.victims)}: stopped {_why_stopped(verdict)}")
     if verdict.lost and verdict.causes:

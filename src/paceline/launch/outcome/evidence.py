@@ -20,10 +20,13 @@ from paceline.errors import Finding
 from paceline.launch.monitor.position import Frame
 from paceline.launch.outcome.rank_exit import Failure
 from paceline.launch.outcome.resume import Checkpoint
-from paceline.rundir.files import RunDir, open_file, shown
+from paceline.rundir.files import RunDir, display_path, open_file
 from paceline.train import checkpoint
 
 _PACKAGE = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
+
+# How torch begins the lines of a C++ stack.
+_NATIVE_FRAMES = ("frame #", "<omitting python frames>")
 
 
 def read_failure(path: Path) -> Failure | None:
@@ -53,10 +56,8 @@ def failure_from(ours: Mapping[str, Any]) -> Failure:
 def describe_thread(entry: Mapping[str, Any]) -> str:
     """Return in words an exception that ended a thread of a rank."""
     failure = failure_from(entry)
-    first_line = next(iter(failure.message.splitlines()), "")
-    said = f"{failure.type}: {first_line}".rstrip(": ")
     place = f" ({failure.place.file}:{failure.place.line})" if failure.place else ""
-    return f"thread {entry['thread']} raised {said}{place}"
+    return f"thread {entry['thread']} raised {failure.headline}{place}"
 
 
 def _from_torch(content: dict[str, object]) -> Failure | None:
@@ -88,10 +89,9 @@ def read_tail(path: Path, *, lines: int = 12, limit_bytes: int = 8192) -> tuple[
 
 def last_lines(text: str, *, lines: int = 12) -> tuple[str, ...]:
     """Return the last informative lines of a log; C++ stack frames are left out."""
-    said = (line.rstrip()[:300] for line in text.splitlines() if line.strip())
-    return tuple(
-        line for line in said if not line.startswith(("frame #", "<omitting python frames>"))
-    )[-lines:]
+    nonempty = (line.rstrip()[:300] for line in text.splitlines() if line.strip())
+    informative = [line for line in nonempty if not line.startswith(_NATIVE_FRAMES)]
+    return tuple(informative[-lines:])
 
 
 def read_stack(path: Path) -> tuple[str, ...]:
@@ -117,7 +117,9 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
     last = checkpoint.last_committed(folder)
     if last is None:
         return None
-    return Checkpoint(shown(last.path), last.serial, last.manifest.step, last.manifest.seconds)
+    return Checkpoint(
+        display_path(last.path), last.serial, last.manifest.step, last.manifest.seconds
+    )
 
 
 def read_nccl_logs(run_dir: RunDir, *, since: int) -> list[str]:
@@ -143,7 +145,7 @@ def half_saved(folder: Path, *, since_ns: int) -> str:
             and not path.name.startswith(".trash")
             and _changed_ns(path) >= since_ns
         ):
-            return shown(path)
+            return display_path(path)
     return ""
 
 

@@ -17,11 +17,13 @@ _EVERY_S = 15.0  # the folder has few entries, but may be on a file server
 _STEP_S = 2.0  # time for ranks with short steps to reach a step boundary
 
 
-def judge(last: Checkpoint | None, *, grace_s: int, again: ResumeCommand) -> Finding | None:
-    """Return the warning that a stop would leave an unfinished checkpoint; None if not or unknown.
+def judge(
+    last: Checkpoint | None, *, grace_s: int, resume_command: ResumeCommand
+) -> Finding | None:
+    """Return the warning that a stop would leave an unfinished checkpoint; None if it would not.
 
-    A final save may take half as long again as an earlier one: all ranks wait for it, and the disk
-    is shared.
+    It is None too if no save was measured. A final save may take half as long again as an earlier
+    one: all ranks wait for it, and the disk is shared.
     """
     if last is None or 1.5 * last.seconds + _STEP_S <= grace_s:
         return None
@@ -31,10 +33,10 @@ def judge(last: Checkpoint | None, *, grace_s: int, again: ResumeCommand) -> Fin
         " stopped",
         where=last.path,
         why=(
-            "they would be killed while they save, and what came after the checkpoint before be"
-            " lost"
+            "they would be killed while they save, and the steps since the previous checkpoint"
+            " would be lost"
         ),
-        fix=resume.describe_short_grace(grace_s, again, needed_s=last.seconds),
+        fix=resume.describe_short_grace(grace_s, resume_command, needed_s=last.seconds),
         severity="warning",
     )
 
@@ -45,26 +47,31 @@ class SaveWatch:
     Args:
         folder: The checkpoints of the run.
         grace_s: Seconds that ranks have between the signal and SIGKILL.
-        again: The resume command of the run.
+        resume_command: The resume command of the run.
         notice: Prints a warning.
     """
 
     def __init__(
-        self, folder: Path, *, grace_s: int, again: ResumeCommand, notice: Callable[[Finding], None]
+        self,
+        folder: Path,
+        *,
+        grace_s: int,
+        resume_command: ResumeCommand,
+        notice: Callable[[Finding], None],
     ) -> None:
-        self._folder, self._grace_s, self._again, self._notice = folder, grace_s, again, notice
+        self._folder, self._grace_s, self._notice = folder, grace_s, notice
+        self._resume_command = resume_command
         self._next_s = 0.0
-        self._has_told = False
+        self._has_warned = False
 
     def tick(self) -> None:
         """Look at the newest checkpoint, if a look is due."""
         now_s = time.monotonic()
-        if self._has_told or now_s < self._next_s:
+        if self._has_warned or now_s < self._next_s:
             return
         self._next_s = now_s + _EVERY_S
-        found = judge(
-            evidence.last_checkpoint(self._folder), grace_s=self._grace_s, again=self._again
-        )
-        if found is not None:
-            self._has_told = True
-            self._notice(found)
+        last = evidence.last_checkpoint(self._folder)
+        warning = judge(last, grace_s=self._grace_s, resume_command=self._resume_command)
+        if warning is not None:
+            self._has_warned = True
+            self._notice(warning)

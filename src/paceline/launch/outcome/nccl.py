@@ -35,7 +35,6 @@ def summarise(texts: Sequence[str]) -> list[str]:
     ]
 
 
-def _most(found: Counter[str]) -> str:
-    return (
-        ", ".join(f"{name} ({count})" for name, count in found.most_common(3)) or "not in the log"
-    )
+def _most(counts: Counter[str]) -> str:
+    names = [f"{name} ({count})" for name, count in counts.most_common(3)]
+    return ", ".join(names) or "not in the log"

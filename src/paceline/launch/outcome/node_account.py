@@ -17,9 +17,9 @@ class NodeAccount:
     """What one node knows about a run that has ended.
 
     Attributes:
-        again: The resume command of the run.
+        resume_command: The resume command of the run.
         ends: The exits of the node's ranks.
-        pulses: The counters of each of its ranks, as plain data.
+        counters: The counters of each of its ranks, as plain data.
         stop: What ended the run from outside, if this node received it; else None.
         last: The newest checkpoint that the node sees; None if there is none.
         hang: Why the ranks hung, if they were stopped for a hang; else None.
@@ -28,9 +28,9 @@ class NodeAccount:
         saving: The checkpoint that was being written when the run was stopped; empty if none was.
     """
 
-    again: ResumeCommand
+    resume_command: ResumeCommand
     ends: Sequence[RankExit] = ()
-    pulses: Sequence[Mapping[str, Any]] = ()
+    counters: Sequence[Mapping[str, Any]] = ()
     stop: Stop | None = None
     last: Checkpoint | None = None
     hang: Finding | None = None
@@ -46,9 +46,9 @@ class NodeAccount:
     def to_json(self) -> dict[str, Any]:
         """Return the account as plain data."""
         return {
-            "again": asdict(self.again),
+            "resume_command": asdict(self.resume_command),
             "ends": [end.to_json() for end in self.ends],
-            "pulses": list(self.pulses),
+            "counters": list(self.counters),
             "stop": self.stop and asdict(self.stop),
             "last": self.last and asdict(self.last),
             "hang": self.hang and self.hang.to_json(),
@@ -61,9 +61,9 @@ class NodeAccount:
     def from_json(cls, values: Mapping[str, Any]) -> NodeAccount:
         """Return the account from the data that ``to_json`` returned."""
         return cls(
-            again=ResumeCommand(**values["again"]),
+            resume_command=ResumeCommand(**values["resume_command"]),
             ends=[RankExit.from_json(end) for end in values["ends"]],
-            pulses=values["pulses"],
+            counters=values["counters"],
             stop=values["stop"] and Stop(**values["stop"]),
             last=values["last"] and Checkpoint(**values["last"]),
             hang=values["hang"] and Finding.from_json(values["hang"]),
@@ -86,8 +86,9 @@ def join(accounts: Sequence[NodeAccount], run: Run) -> Run:
         run,
         ends=[end for account in accounts for end in account.ends],
         stops=[account.stop for account in accounts if account.stop],
-        pulses=[pulse for account in accounts for pulse in account.pulses],
-        again=accounts[0].again,  # node 0's line, so that all nodes print the same
+        counters=[entry for account in accounts for entry in account.counters],
+        # node 0's line, so that all nodes print the same
+        resume_command=accounts[0].resume_command,
         last=max(checkpoints, key=lambda checkpoint: checkpoint.number, default=None),
         hang=_first(account.hang for account in accounts),
         noticed_hang=_first(account.noticed_hang for account in accounts),

@@ -49,6 +49,12 @@ class Failure:
         return next((frame for frame in reversed(self.frames) if frame.user), None)
 
     @property
+    def headline(self) -> str:
+        """Its type and the first line of its message."""
+        first_line = next(iter(self.message.splitlines()), "")
+        return f"{self.type}: {first_line}".rstrip(": ")
+
+    @property
     def chained(self) -> bool:
         """Whether the traceback shows another exception before it."""
         return _CHAIN.search(self.traceback) is not None
@@ -136,7 +142,7 @@ class RankExit:
         return bool(self.stopped) or self.code in _CRASHES
 
     @property
-    def fell(self) -> bool:
+    def failed(self) -> bool:
         """Whether it failed."""
         return not self.succeeded and not self.unfinished
 

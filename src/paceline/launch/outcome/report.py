@@ -8,10 +8,10 @@ from typing import Any
 
 from paceline.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFINISHED, Finding, PacelineError
 from paceline.launch.channel.silence import Loss
-from paceline.launch.outcome import block, resume, root_cause, summary
+from paceline.launch.outcome import block, resume, root_cause, summary, weight
 from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
-from paceline.text.wording import fold
+from paceline.text.wording import fold, named
 
 # Signals that are sent to many processes together arrive within this time.
 _AT_ONCE_NS = 1_000_000_000
@@ -83,9 +83,9 @@ class Run:
         losses: Why they are lost, by the same words.
         stops: Signals that launchers received.
         attempts: Number of attempts.
-        pulses: The counters of every rank, as plain data.
+        counters: The counters of every rank, as plain data.
         seconds: Duration of the run.
-        again: The resume command of the run.
+        resume_command: The resume command of the run.
         last: The last committed checkpoint; None if there is none.
         hang: Why the ranks hung, if they were stopped for a hang; else None.
         noticed_hang: The cause that a notice named for a wait that lasted until the end.
@@ -101,9 +101,9 @@ class Run:
     losses: Mapping[str, Loss] = field(default_factory=dict)
     stops: Sequence[Stop] = ()
     attempts: int = 1
-    pulses: Sequence[Mapping[str, Any]] = ()
+    counters: Sequence[Mapping[str, Any]] = ()
     seconds: float = 0.0
-    again: ResumeCommand = field(default_factory=ResumeCommand)
+    resume_command: ResumeCommand = field(default_factory=ResumeCommand)
     last: Checkpoint | None = None
     hang: Finding | None = None
     noticed_hang: Finding | None = None
@@ -112,13 +112,24 @@ class Run:
     grace_s: int = 0
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the exits of all ranks are known, and there are some."""
+        return bool(self.ends) and not self.lost
+
+    @property
     def to_resume(self) -> bool:
         """Whether all ranks have ended well, and some of them to be resumed."""
-        well = bool(self.ends) and not self.lost and not any(end.fell for end in self.ends)
-        return well and any(end.unfinished for end in self.ends)
+        if not self.is_complete or any(end.failed for end in self.ends):
+            return False
+        return any(end.unfinished for end in self.ends)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether all ranks have ended well, at the end of their script."""
+        return self.is_complete and all(end.succeeded for end in self.ends)
 
 
-def tell(run: Run) -> Report:
+def conclude(run: Run) -> Report:
     """Return the report of a run whose ranks have ended.
 
     A signal explains the end unless a rank had failed before it. All nodes of a run report the
@@ -127,35 +138,40 @@ def tell(run: Run) -> Report:
     stop = min(run.stops, key=lambda stop: stop.time_ns, default=None)
     if stop is not None and not _failed_before(run.ends, stop):
         return _stopped(run, stop)
-    if run.hang is None and run.ends and not run.lost and all(end.succeeded for end in run.ends):
+    if run.hang is None and run.succeeded:
         return _succeeded(run)
-    if run.to_resume and run.hang is None:
+    if run.hang is None and run.to_resume:
         return _unfinished(run, "the script itself", where="")
+    return _failed(run)
+
+
+def _failed(run: Run) -> Report:
     verdict = root_cause.judge(
         run.ends,
         lost=run.lost,
         losses=run.losses,
         hang=run.hang,
         noticed=run.noticed_hang,
-        pulses=run.pulses,
+        counters=run.counters,
     )
     verdict = replace(verdict, threads=root_cause.in_threads(run.ends))
-    lost = verdict.lost and not verdict.causes
-    again = (
-        resume.after_loss(run.last, run.again)
-        if lost
-        else resume.after_failure(run.last, run.again)
-    )
+    was_lost = verdict.lost and not verdict.causes
+    advise = resume.after_loss if was_lost else resume.after_failure
+    resume_lines = advise(run.last, run.resume_command)
     lines = block.render(
-        verdict, exit_status=EXIT_FAILED, run_dir=run.folder, attempts=run.attempts, again=again
+        verdict,
+        exit_status=EXIT_FAILED,
+        run_dir=run.folder,
+        attempts=run.attempts,
+        resume_lines=resume_lines,
     )
     return Report(EXIT_FAILED, lines, [verdict.finding, *run.noticed])
 
 
 def _failed_before(ends: Sequence[RankExit], stop: Stop) -> bool:
     return any(
-        end.fell
-        and root_cause.weigh(end) == root_cause.CAUSE
+        end.failed
+        and weight.weigh(end) == weight.CAUSE
         and end.first_ns < stop.time_ns
         and not _same_sender(end, stop)
         for end in ends
@@ -171,22 +187,15 @@ def _stopped(run: Run, stop: Stop) -> Report:
     if run.to_resume:
         return _unfinished(run, stop.words, where=stop.host)
     status = 128 + stop.signum
-    closed = stop.name == "SIGHUP"
-    finding = Finding(
-        "sighup-terminal-closed" if closed else "stopped-by-signal",
-        f"the run was ended by {stop.words}{_how_far(run)}",
-        where=stop.host,
-        fix=(
-            "start it where it outlives the terminal: tmux, setsid, or a job scheduler"
-            if closed
-            else ""
-        ),
-        severity="warning",
-    )
+    what = f"the run was ended by {stop.words}{_how_far(run)}"
+    finding = Finding("stopped-by-signal", what, where=stop.host, severity="warning")
+    if stop.name == "SIGHUP":
+        fix = "start it where it outlives the terminal: tmux, setsid, or a job scheduler"
+        finding = replace(finding, name="sighup-terminal-closed", fix=fix)
     late = [end for end in run.ends if end.killed_after_s >= run.grace_s]
     if late and run.saving:
         finding = _grace_too_short(run, stop, late)
-    return _told(run, status, finding, resume.after_failure(run.last, run.again))
+    return _stop_report(run, status, finding, resume.after_failure(run.last, run.resume_command))
 
 
 def _grace_too_short(run: Run, stop: Stop, late: Sequence[RankExit]) -> Finding:
@@ -200,51 +209,56 @@ def _grace_too_short(run: Run, stop: Stop, late: Sequence[RankExit]) -> Finding:
             f"ranks still at work: {ranks}",
             f"written to since the signal, not committed: {run.saving}",
         ),
-        fix=resume.describe_short_grace(run.grace_s, run.again),
+        fix=resume.describe_short_grace(run.grace_s, run.resume_command),
     )
 
 
 def _unfinished(run: Run, by: str, *, where: str) -> Report:
-    lines = resume.after_stop(run.last, run.again)
+    lines = resume.after_stop(run.last, run.resume_command)
     finding = Finding(
         "run-unfinished",
         f"stopped by {by}{_how_far(run)}, to be resumed",
         where=where,
         evidence=tuple(lines[:1]),
-        fix=run.again.line,
+        fix=run.resume_command.line,
         severity="warning",
     )
-    return _told(run, EXIT_UNFINISHED, finding, lines)
+    return _stop_report(run, EXIT_UNFINISHED, finding, lines)
 
 
-def _told(run: Run, status: int, finding: Finding, again: Sequence[str]) -> Report:
+def _stop_report(run: Run, status: int, finding: Finding, resume_lines: Sequence[str]) -> Report:
     """Return the report of a stopped run: the finding in a few lines, and how to resume."""
     lines = [f"{finding.what}   [{finding.code} {finding.name}]"]
     if finding.severity == "error":
         lines += [f"  {line}" for line in finding.evidence]
-    if finding.fix and not any(finding.fix in line for line in again):
+    is_in_lines = any(finding.fix in line for line in resume_lines)
+    if finding.fix and not is_in_lines:
         lines.append(f"  fix: {finding.fix}")
     lines.append(f"  {finding.more}")
     lines += root_cause.broken_in_stop(run.ends)
     folder = f" · run folder {run.folder}" if run.folder else ""
-    return Report(status, [*lines, *again, f"exit status {status}{folder}"], [finding])
+    return Report(status, [*lines, *resume_lines, f"exit status {status}{folder}"], [finding])
 
 
 def _how_far(run: Run) -> str:
     steps = max((end.steps for end in run.ends), default=0)
-    return f", after {steps} step{'s' if steps != 1 else ''}" if steps else ""
+    return f", after {_count(steps)}" if steps else ""
+
+
+def _count(steps: int) -> str:
+    return "1 step" if steps == 1 else f"{steps} steps"
 
 
 def _succeeded(run: Run) -> Report:
-    figures = summary.summarise(run.pulses, seconds=run.seconds)
+    figures = summary.summarise(run.counters, seconds=run.seconds)
     lines = summary.render(figures, run_dir=run.folder)
     late = [end.rank for end in run.ends if end.code]
     if late:
-        lines.insert(
-            0,
-            f"note: {'rank' if len(late) == 1 else 'ranks'} {fold(late)} crashed in the"
-            " interpreter's teardown, after the script's end; the run succeeded",
+        note = (
+            f"note: {named(late)} crashed in the interpreter's teardown, after the script's end;"
+            " the run succeeded"
         )
+        lines.insert(0, note)
     lines[:0] = [f"note: {text}" for text in root_cause.in_threads(run.ends)]
     # printed in full when it was noticed, which has scrolled away by now
     lines[:0] = [finding.render().splitlines()[0] for finding in run.noticed]
@@ -258,8 +272,8 @@ def refused(error: PacelineError) -> Report:
 
 def broken(error: BaseException, *, host: str, run: Run) -> Report:
     """Return the report of a run whose launcher could not continue."""
-    more: list[str] = []
     text = f"{type(error).__name__}: {error}".splitlines()[0]
+    lost_store = text.startswith(("DistNetworkError", "RendezvousConnectionError"))
     if isinstance(error, EOFError):
         finding = Finding(
             "agent-died",
@@ -267,7 +281,7 @@ def broken(error: BaseException, *, host: str, run: Run) -> Report:
             where=host,
             fix="look for who ended it: a user, or the memory limit of the job",
         )
-    elif text.startswith(("DistNetworkError", "RendezvousConnectionError")):
+    elif lost_store:
         finding = Finding(
             "agent-died",
             "the head, which hosts the run's store, has gone",
@@ -275,7 +289,6 @@ def broken(error: BaseException, *, host: str, run: Run) -> Report:
             evidence=(text,),
             fix="look at the head's own last lines, and start the run again",
         )
-        more = resume.after_loss(run.last, run.again)
     elif "RendezvousTimeout" in text:
         finding = Finding(
             "rendezvous-timeout",
@@ -287,8 +300,10 @@ def broken(error: BaseException, *, host: str, run: Run) -> Report:
     else:
         finding = Finding(
             "launcher-fault",
-            f"the launcher could not go on: {text}",
+            f"the launcher could not continue: {text}",
             where=host,
             fix="if this repeats, it is a fault of paceline; please report it with this text",
         )
-    return Report(EXIT_FAILED, [*finding.render().splitlines(), *more], [finding])
+    how_to_resume = resume.after_loss(run.last, run.resume_command) if lost_store else []
+    lines = [*finding.render().splitlines(), *how_to_resume]
+    return Report(EXIT_FAILED, lines, [finding])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from paceline import env
 from paceline.errors import EXIT_UNFINISHED
+from paceline.launch.plan import command_line
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.slurm_step import srun
 
@@ -81,8 +82,8 @@ def plan(
         return ResumeCommand(
             line=shlex.join(["sbatch", job_script]), slurm=True, step=True, submitted=True
         )
-    line = recall(options.script, run_dir=run_dir) if function else retype(options, run_dir=run_dir)
-    if options.placed.one_voice:  # one command for all nodes; each finds its rank
+    line = recall(options.script, run_dir=run_dir) if function else repeat(options, run_dir=run_dir)
+    if options.slurm_defaults.shared_output:  # one command for all nodes; each finds its rank
         return ResumeCommand(line=srun(options.max_nodes, words=line), slurm=True, step=True)
     return ResumeCommand(
         line=line,
@@ -94,23 +95,11 @@ def plan(
     )
 
 
-def retype(options: Options, *, run_dir: str) -> str:
+def repeat(options: Options, *, run_dir: str) -> str:
     """Return the command that continues in a run folder, with all other options as typed."""
-    words = ["paceline", "run"]
-    for name, value in (
-        *((n, v) for n, v in options.typed if n != "run_dir"),
-        ("run_dir", run_dir),
-    ):
-        option = "--" + name.replace("_", "-")
-        # a value with a leading dash would be parsed as an option
-        words += (
-            [f"{option}={value}"]
-            if value.startswith("-")
-            else [option, value]
-            if value
-            else [option]
-        )
-    return shlex.join([*words, options.script, *options.script_args])
+    typed = [(name, value) for name, value in options.typed if name != "run_dir"]
+    program = (options.script, *options.script_args)
+    return command_line.write([*typed, ("run_dir", run_dir)], program)
 
 
 def recall(name: str, *, run_dir: str) -> str:
@@ -118,40 +107,36 @@ def recall(name: str, *, run_dir: str) -> str:
     return f"paceline.launch({name}, ..., run_dir={run_dir!r})"
 
 
-def after_stop(last: Checkpoint | None, again: ResumeCommand) -> list[str]:
+def after_stop(last: Checkpoint | None, command: ResumeCommand) -> list[str]:
     """Return the lines about resuming a run that stopped before its end without a failure."""
-    kept = (
-        f"last checkpoint: step {last.step}, {last.path}"
-        if last
-        else "last checkpoint: none in the run folder"
-    )
+    newest = f"step {last.step}, {last.path}" if last else "none in the run folder"
     loop = ""
-    if again.slurm and not again.submitted:
+    if command.slurm and not command.submitted:
         # The script keeps the run's status: Slurm must show whether the job finished or failed.
         requeue = f"[ $status -ne {EXIT_UNFINISHED} ] || scontrol requeue $SLURM_JOB_ID"
         loop = f"in the job script, after that line: status=$?; {requeue}; exit $status"
-    elif again.shell and not again.slurm:
-        loop = _loop(again.line, f"[ $? -eq {EXIT_UNFINISHED} ] || break")
-    label = "the job script queues it again; if it does not" if again.submitted else "resume"
-    return [kept, *_lines(label, again, loop)]
+    elif command.shell and not command.slurm:
+        loop = _loop(command.line, f"[ $? -eq {EXIT_UNFINISHED} ] || break")
+    label = "the job script queues it again; if it does not" if command.submitted else "resume"
+    return [f"last checkpoint: {newest}", *_lines(label, command, loop)]
 
 
-def after_failure(last: Checkpoint | None, again: ResumeCommand) -> list[str]:
+def after_failure(last: Checkpoint | None, command: ResumeCommand) -> list[str]:
     """Return the lines about resuming a run that failed; none if nothing was saved.
 
     No loop is suggested: the same failure would happen again and again.
     """
-    return _lines(f"resume from step {last.step}", again, "") if last else []
+    return _lines(f"resume from step {last.step}", command, "") if last else []
 
 
-def after_loss(last: Checkpoint | None, again: ResumeCommand) -> list[str]:
+def after_loss(last: Checkpoint | None, command: ResumeCommand) -> list[str]:
     """Return the lines about resuming a run that lost a node, where another try may help."""
-    loop = _loop(again.line, "sleep 10") if again.shell and not again.slurm else ""
-    if again.slurm and not again.submitted:
+    loop = _loop(command.line, "sleep 10") if command.shell and not command.slurm else ""
+    if command.slurm and not command.submitted:
         loop = (
             "sbatch --requeue, or in the job script after that line: scontrol requeue $SLURM_JOB_ID"
         )
-    return _lines(f"resume from step {last.step}" if last else "start again", again, loop)
+    return _lines(f"resume from step {last.step}" if last else "start again", command, loop)
 
 
 def _loop(line: str, between: str) -> str:
@@ -159,29 +144,31 @@ def _loop(line: str, between: str) -> str:
     return f"(trap exit INT; until {line}; do {between}; done)"
 
 
-def _lines(label: str, again: ResumeCommand, loop: str) -> list[str]:
-    if not again.line:
+def _lines(label: str, command: ResumeCommand, loop: str) -> list[str]:
+    if not command.line:
         return []
-    if again.nodes > 1:
-        label += f", on all {again.nodes} nodes" + (
-            ", each with its own --node-rank" if again.numbered else ""
-        )
-    return [f"{label}: {again.line}", *([f"auto-resume: {loop}"] if loop else [])]
+    if command.nodes > 1:
+        label += f", on all {command.nodes} nodes"
+        if command.numbered:
+            label += ", each with its own --node-rank"
+    line = f"{label}: {command.line}"
+    return [line, f"auto-resume: {loop}"] if loop else [line]
 
 
-def describe_short_grace(grace_s: int, again: ResumeCommand, *, needed_s: float = 0.0) -> str:
+def describe_short_grace(grace_s: int, command: ResumeCommand, *, needed_s: float = 0.0) -> str:
     """Return the fix for a grace period that is too short to save: a longer one, at all senders.
 
     Args:
         grace_s: The current grace period, in seconds.
-        again: The resume command of the run.
+        command: The resume command of the run.
         needed_s: How long a save takes, in seconds; 0 if it was not measured.
     """
-    longer = max(60, 30 * math.ceil(2 * needed_s / 30) if needed_s else 2 * grace_s)
-    if again.submitted:
+    wanted_s = 30 * math.ceil(2 * needed_s / 30) if needed_s else 2 * grace_s
+    longer = max(60, wanted_s)
+    if command.submitted:
         return f"paceline submit --grace-s {longer} ..., which sets the signal of the job too"
-    if not again.slurm:
-        return f"--grace-s {longer}, and no shorter time at whoever sends the signal"
+    if not command.slurm:
+        return f"--grace-s {longer}; the sender of the signal must allow at least as long"
     # Slurm signals the steps; it signals the job script's shell only with B:
-    where = "" if again.step else "B:"
+    where = "" if command.step else "B:"
     return f"--grace-s {longer}, and #SBATCH --signal={where}TERM@{longer + 30}"

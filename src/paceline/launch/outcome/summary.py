@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def summarise(pulses: Sequence[Mapping[str, Any]], *, seconds: float) -> dict[str, Any]:
+def summarise(counters: Sequence[Mapping[str, Any]], *, seconds: float) -> dict[str, Any]:
     """Return the figures of a run that succeeded.
 
     Args:
-        pulses: ``rank, host, steps, seconds, data_s, own_s`` of every rank.
+        counters: ``rank, host, steps, seconds, data_s, own_s`` of every rank.
         seconds: Duration of the whole run.
     """
-    stepping = [entry for entry in pulses if entry["steps"] > 1 and entry["seconds"] > 0]
-    summary: dict[str, Any] = {"ranks": len(pulses), "seconds": round(seconds, 2), "steps": 0}
+    stepping = [entry for entry in counters if entry["steps"] > 1 and entry["seconds"] > 0]
+    summary: dict[str, Any] = {"ranks": len(counters), "seconds": round(seconds, 2), "steps": 0}
     if not stepping:
         return summary
     own = {entry["rank"]: entry["own_s"] / (entry["steps"] - 1) for entry in stepping}

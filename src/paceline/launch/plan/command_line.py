@@ -1,13 +1,15 @@
-"""Rewrite a torchrun command line for click: expand abbreviations, ``-t=3`` and ``script.py -- x``.
+"""Read and write command lines of ``paceline run``. Pure. Standard library only.
 
-torchrun parses its command line with argparse. Pure: words in, words out. Standard library only.
+torchrun parses its command line with argparse, and paceline with click, for which abbreviations,
+``-t=3`` and ``script.py -- x`` are expanded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 
-from paceline.launch.plan.option import Option
+from paceline.launch.plan.option import Option, as_words
 from paceline.launch.plan.options import OPTIONS
 
 _FORMS = {
@@ -16,6 +18,17 @@ _FORMS = {
     for form in (option.long, f"--{option.name}", option.short)
     if form
 }
+
+
+def write(options: Iterable[tuple[str, str]], program: Sequence[str]) -> str:
+    """Return the command line of a run, to paste into a shell.
+
+    Args:
+        options: Names and values of the options as typed; the value of a flag is empty.
+        program: The script and its arguments.
+    """
+    words = [word for name, value in options for word in as_words(name, value)]
+    return shlex.join(["paceline", "run", *words, *program])
 
 
 def in_full(words: Sequence[str]) -> list[str]:
@@ -41,9 +54,7 @@ def in_full(words: Sequence[str]) -> list[str]:
 
 
 def abbreviated(form: str) -> Option | None:
-    """Return the torchrun option that a prefix abbreviates; None if there is none, or more than
-    one.
-    """
+    """Return the torchrun option that a prefix abbreviates; None if there is not exactly one."""
     matches = {option.name: option for option in abbreviated_by(form)}
     return next(iter(matches.values())) if len(matches) == 1 else None
 

@@ -1,5 +1,4 @@
-"""Find environment variables that are set too late: torch, or a library below it, reads them only
-at import.
+"""Find environment variables that are set too late: torch reads them only when it is imported.
 
 A rank that is forked from a process with torch in memory cannot set them any more. If the script's
 own text sets one, the ranks start with ``spawn`` (``set_in``). If a module that the script imports
@@ -55,25 +54,24 @@ def set_in(source: str) -> list[str]:
 
 
 def _names_set_by(node: ast.AST) -> Sequence[ast.expr | None]:
-    if (
-        isinstance(node, ast.Subscript)
-        and not isinstance(node.ctx, ast.Load)
-        and _is_environ(node.value)
-    ):
-        return [node.slice]
-    if (
-        isinstance(node, ast.AugAssign)
-        and _is_environ(node.target)
-        and isinstance(node.value, ast.Dict)
-    ):
-        return node.value.keys
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return []
-    if node.func.attr == "putenv":
-        return node.args[:1]
-    if node.func.attr in ("setdefault", "update", "pop") and _is_environ(node.func.value):
-        keys = [key for arg in node.args if isinstance(arg, ast.Dict) for key in arg.keys]
-        return [*keys, *node.args[:1], *(ast.Constant(word.arg) for word in node.keywords)]
+    """Return the names of the variables that a statement or call sets or removes."""
+    if isinstance(node, ast.Subscript):  # os.environ[...] = value, or del
+        is_set = not isinstance(node.ctx, ast.Load) and _is_environ(node.value)
+        return [node.slice] if is_set else []
+    if isinstance(node, ast.AugAssign):  # os.environ |= {...}
+        is_set = _is_environ(node.target)
+        return node.value.keys if is_set and isinstance(node.value, ast.Dict) else []
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return _names_set_by_call(node, node.func)
+    return []
+
+
+def _names_set_by_call(call: ast.Call, method: ast.Attribute) -> Sequence[ast.expr | None]:
+    if method.attr == "putenv":
+        return call.args[:1]
+    if method.attr in ("setdefault", "update", "pop") and _is_environ(method.value):
+        keys = [key for arg in call.args if isinstance(arg, ast.Dict) for key in arg.keys]
+        return [*keys, *call.args[:1], *(ast.Constant(word.arg) for word in call.keywords)]
     return []
 
 
@@ -102,7 +100,7 @@ class Lateness:
         self._inherited = frozenset(sys.modules)
         self._reported: set[str] = set()
 
-    def hear(self, name: str, before: str | None, value: str) -> None:
+    def check(self, name: str, before: str | None, value: str) -> None:
         """Check a variable that is set, and report it if it is too late."""
         if not is_early(name) or value == before:
             return
@@ -159,7 +157,7 @@ class LateVariables:
         self, entries: Callable[[], Iterator[dict[str, str]]], inform: Callable[[Notice], None]
     ) -> None:
         self._entries, self._inform = entries, inform
-        self._known: set[str] = set()
+        self._printed: set[str] = set()
         self._next_s = 0.0
 
     def tick(self, *, at_once: bool = False) -> None:
@@ -169,8 +167,8 @@ class LateVariables:
             return
         self._next_s = now_s + _EVERY_S
         for entry in self._entries():
-            if entry["name"] not in self._known:
-                self._known.add(entry["name"])
+            if entry["name"] not in self._printed:
+                self._printed.add(entry["name"])
                 self._inform(notice(**entry))
 
 

@@ -29,23 +29,19 @@ def find(node_name: str) -> str:
     name = node_name or socket.gethostname()
     mine = [address for _, address in interfaces.addresses()]
     named = _resolve(name)
-    slurms = "" if choose(named, mine) else nodeaddr.slurms(name)
-    address = choose(named, mine) or _numeric(slurms) or choose(mine, mine) or "127.0.0.1"
+    in_slurm = "" if choose(named, mine) else nodeaddr.address_in_slurm(name)
+    address = choose(named, mine) or _numeric(in_slurm) or choose(mine, mine) or "127.0.0.1"
     return f"{bracketed(address)}:{_free_port(address)}"
 
 
 def choose(candidates: Sequence[str], mine: Sequence[str]) -> str:
-    """Return the first address that belongs to this host and is not a loopback address; empty if
-    there is none.
-    """
+    """Return the first address of this host that is not a loopback address; empty without one."""
     own = (address for address in candidates if address in mine)
     return next((address for address in own if not interfaces.is_loopback(address)), "")
 
 
 def _numeric(name: str) -> str:
-    """Resolve a name of Slurm's; a loopback address is valid here, as all nodes are then this
-    machine.
-    """
+    """Resolve a name of Slurm's. If it is a loopback address, all nodes are this machine."""
     return next(iter(_resolve(name)), "") if name else ""
 
 

@@ -66,12 +66,26 @@ def long_form(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def as_words(name: str, value: str) -> list[str]:
+    """Return an option and its value as words of a command line.
+
+    Args:
+        name: Name of the option.
+        value: Its value as typed; empty for a flag.
+    """
+    if not value:
+        return [long_form(name)]
+    if value.startswith("-"):  # as a separate word it would be parsed as an option
+        return [f"{long_form(name)}={value}"]
+    return [long_form(name), value]
+
+
 def option(
     text: str,
     value: Any,
     *,
     parse: Parser,
-    shown: str | None = None,
+    default_text: str | None = None,
     also: str = "",
     **attributes: Any,
 ) -> Any:
@@ -81,30 +95,29 @@ def option(
         text: Help.
         value: Default of the field.
         parse: Parser of the typed text.
-        shown: Default as typed, if it differs from ``str(value)``; ``""`` if the help says it.
+        default_text: Default as typed, unless it is ``str(value)``; ``""`` if the help has it.
         also: Another name of the option.
         **attributes: Further attributes of ``Option``.
     """
-    default = _default_text(value) if shown is None else shown
+    default = _text_of(value) if default_text is None else default_text
     declared = Option("", text, default or None, parse=parse, **attributes)
     return field(default=value, metadata={"option": declared, "also": also})
 
 
 def flag(text: str, **attributes: Any) -> Any:
-    """Declare a field of a dataclass that is an option without a value, False by default."""
-    return option(text, False, parse=_parse_flag, shown="", flag=True, **attributes)
+    """Declare a field that is an option without a value, False by default."""
+    return option(text, False, parse=_parse_flag, default_text="", flag=True, **attributes)
 
 
 def text(help_text: str, value: str | None, **attributes: Any) -> Any:
-    """Declare a field of a dataclass that is an option with any text as its value; an empty text
-    keeps the default.
-    """
+    """Declare a field that is an option with any text; an empty text keeps the default."""
     return option(help_text, value, parse=_parse_text, is_text=True, **attributes)
 
 
 def options_of(cls: Any) -> Iterator[Option]:
-    """Return the options that a dataclass declares, in its order; another name comes before the
-    option itself.
+    """Return the options that a dataclass declares, in its order.
+
+    Another name of an option comes before the option itself.
     """
     for declared in fields(cls):
         if "option" not in declared.metadata:
@@ -131,7 +144,7 @@ def _parse_text(option: Option, text: str) -> str | None:
     return text or None
 
 
-def _default_text(value: Any) -> str:
+def _text_of(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return "" if value is None else str(value)

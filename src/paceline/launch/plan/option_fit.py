@@ -1,9 +1,7 @@
 """Check that the options of ``paceline run`` fit together, and drop those without effect.
 
 Every command that torchrun accepts is accepted: an option that torchrun ignores gets a warning.
-Options that cannot
-work together are an error.
-Pure. Standard library only.
+Options that cannot work together are an error. Pure. Standard library only.
 """
 
 from __future__ import annotations
@@ -28,6 +26,10 @@ _NUMBERS = {
     ),
 }
 _OTHERS = {"static": {"rank"}, "c10d": {"is_host", "store_type"}}
+_CHOSEN_BY_STANDALONE = (
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_id"),
+    *("node_rank", "master_addr", "master_port"),
+)
 _TRUTHS = ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n")
 
 
@@ -43,11 +45,11 @@ def refuse_contradictions(raw: Mapping[str, Any], typed: Collection[str]) -> Non
     """
     if is_true(raw.get("check")) and is_true(raw.get("no_check")):
         raise contradiction(
-            "--check", "--no-check", "one asks for the roll call, the other leaves it out"
+            "--check", "--no-check", "one requests the roll call, the other leaves it out"
         )
     if is_true(raw.get("check_only")) and is_true(raw.get("no_check")):
         raise contradiction(
-            "--check-only", "--no-check", "one asks for the checks alone, the other leaves them out"
+            "--check-only", "--no-check", "one requests the checks alone, the other leaves them out"
         )
     if is_true(raw.get("no_check")) and "roll_call_timeout" in typed:
         raise contradiction("--roll-call-timeout", "--no-check", "there is no roll call")
@@ -55,17 +57,14 @@ def refuse_contradictions(raw: Mapping[str, Any], typed: Collection[str]) -> Non
         needs_probe = NEEDS_PROBE & set(typed)
         if needs_probe:
             raise contradiction(
-                long_form(min(needs_probe)), "--no-probe", "it rests on what the probe counts"
+                long_form(min(needs_probe)), "--no-probe", "it needs the counters of the probe"
             )
-    if (
-        "grace_s" in typed
-        and "shutdown_timeout" in typed
-        and raw["grace_s"] != raw["shutdown_timeout"]
-    ):
+    has_both = "grace_s" in typed and "shutdown_timeout" in typed
+    if has_both and raw["grace_s"] != raw["shutdown_timeout"]:
         raise contradiction("--grace-s", "--shutdown-timeout", "both set the same timeout")
 
 
-def settle(options: Options, *, typed: Collection[str], given: Collection[str]) -> Options:
+def settle(options: Options, *, typed: Collection[str], requested: Collection[str]) -> Options:
     """Return the options that take effect, with a warning for each typed option that has none.
 
     Variables without effect are ignored silently: clusters export them for all users.
@@ -73,7 +72,7 @@ def settle(options: Options, *, typed: Collection[str], given: Collection[str]) 
     Args:
         options: The options, each already valid alone.
         typed: Options of the command line.
-        given: Options of the command line, of variables and of Slurm.
+        requested: Options of the command line, of variables and of Slurm.
 
     Raises:
         UsageError: The options cannot work together.
@@ -86,7 +85,7 @@ def settle(options: Options, *, typed: Collection[str], given: Collection[str]) 
     if options.standalone:
         _settle_standalone(fit)
     elif options.rdzv_backend == "static":
-        _settle_static(fit, given)
+        _settle_static(fit, requested)
     else:
         _settle_elastic(fit)
     if fit.options.rdzv_backend in _NUMBERS:
@@ -138,18 +137,11 @@ def _settle_standalone(fit: _Fit) -> None:
         fit.options = replace(fit.options, nnodes=(1, 1))
     if fit.options.rdzv_backend == "c10d":  # the backend that standalone means
         fit.options = replace(fit.options, rdzv_backend="static")
-    for name in (
-        "rdzv_backend",
-        "rdzv_endpoint",
-        "rdzv_id",
-        "node_rank",
-        "master_addr",
-        "master_port",
-    ):
+    for name in _CHOSEN_BY_STANDALONE:
         fit.ignore(name, "--standalone chooses it")
 
 
-def _settle_static(fit: _Fit, given: Collection[str]) -> None:
+def _settle_static(fit: _Fit, requested: Collection[str]) -> None:
     options = fit.options
     if options.min_nodes != options.max_nodes:
         most = options.max_nodes
@@ -177,7 +169,7 @@ def _settle_static(fit: _Fit, given: Collection[str]) -> None:
         raise invalid(
             "node_rank", str(options.node_rank), f"must be below --nnodes {options.max_nodes}", ways
         )
-    if fit.options.node_rank and not options.rdzv_endpoint and "master_addr" not in given:
+    if fit.options.node_rank and not options.rdzv_endpoint and "master_addr" not in requested:
         what = (
             f"--node-rank {options.node_rank} without --master-addr: this node looks for the head"
             " on its own host"
@@ -234,29 +226,24 @@ def _settle_settings(fit: _Fit) -> None:
     backend = "c10d" if is_local else options.rdzv_backend
     settings = []
     for key, value in options.rdzv_conf:
-        if key in _NUMBERS[backend] and not re.fullmatch("0*[1-9][0-9]*", value):
-            raise invalid(
-                "rdzv_conf",
-                f"{key}={value}",
-                f"takes a whole number from 1 for {key}",
-                _setting(key),
-            )
-        if key == "is_host" and backend == "c10d" and value.lower() not in _TRUTHS:
-            raise invalid(
-                "rdzv_conf", f"{key}={value}", f"takes 1 or 0 for {key}", "--rdzv-conf is_host=1"
-            )
-        is_ours = (
-            key == "join_timeout" and value.isdecimal()
-        )  # the time limit of the roll call, with either backend
-        if key in _NUMBERS[backend] | _OTHERS[backend] or is_ours:
+        _check_setting(key, value, backend)
+        # the time limit of the roll call, with either backend
+        is_ours = key == "join_timeout" and value.isdecimal()
+        if is_ours or key in _NUMBERS[backend] | _OTHERS[backend]:
             settings.append((key, value))
         elif not is_local:
             fit.warnings.append(_unread(key, value, backend))
     fit.options = replace(options, rdzv_conf=tuple(settings))
 
 
-def _setting(key: str) -> str:
-    return f"--rdzv-conf {key}=600"
+def _check_setting(key: str, value: str, backend: str) -> None:
+    """Refuse a value that torch cannot convert."""
+    setting = f"{key}={value}"
+    if key in _NUMBERS[backend] and not re.fullmatch("0*[1-9][0-9]*", value):
+        rule = f"takes a whole number from 1 for {key}"
+        raise invalid("rdzv_conf", setting, rule, f"--rdzv-conf {key}=600")
+    if key == "is_host" and backend == "c10d" and value.lower() not in _TRUTHS:
+        raise invalid("rdzv_conf", setting, f"takes 1 or 0 for {key}", "--rdzv-conf is_host=1")
 
 
 def _unread(key: str, value: str, backend: str) -> Finding:

@@ -1,4 +1,7 @@
-"""Parse the values of options: a text in, a value or a Finding out. Pure. Standard library only."""
+"""Parse the values of options: a text in, a value or a Finding out. Pure. Standard library only.
+
+What a value such as ``auto`` means on this machine is decided in ``plan``.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +56,7 @@ def seconds(option: Option, text: str) -> float:
 
 
 def duration(example: str) -> Callable[[Option, str], float]:
-    """Return a parser of times in seconds, as ``seconds_of`` reads them; the example is offered as
-    a fix.
-    """
+    """Return a parser of times, as ``seconds_of`` reads them; errors suggest the example."""
 
     def parse(option: Option, text: str) -> float:
         value = seconds_of(text)
@@ -172,9 +173,7 @@ def streams(option: Option, text: str) -> str:
 
 
 def streams_of(text: str, local_rank: int) -> int:
-    """Return the streams that ``--redirects`` or ``--tee`` name for a local rank: bit 1 stdout, 2
-    stderr.
-    """
+    """Return a local rank's streams in ``--redirects`` or ``--tee``: bit 1 stdout, bit 2 stderr."""
     if ":" not in text:
         return int(text)
     pairs = (part.split(":") for part in text.split(","))

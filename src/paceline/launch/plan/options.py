@@ -1,5 +1,4 @@
-"""The options of ``paceline run``: torchrun's, with torchrun's meaning, and our own. Each is
-declared once, here.
+"""The options of ``paceline run``: torchrun's, with torchrun's meaning, and our own.
 
 The help, the reference page, the parsers and the options of ``paceline submit`` follow from the
 fields of ``Options``. Data only, standard library only.
@@ -21,7 +20,14 @@ ON_HANG = ("report", "stop", "off")
 EVENT_LOG_HANDLERS = ("null", "console", "dynamic_rendezvous")
 RDZV_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 # Options for the number of nodes and the place of their rendezvous.
-MEETING = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint")
+RENDEZVOUS_OPTIONS = (
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "rdzv_backend",
+    "rdzv_endpoint",
+)
 DEFAULT_PORT = 29500
 DEFAULT_C10D_PORT = 29400
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -45,7 +51,7 @@ class Options:
     nnodes: tuple[int, int] = option(
         "number of nodes, or a range MIN:MAX",
         (1, 1),
-        shown="1:1",
+        default_text="1:1",
         parse=values.node_range,
         metavar="N|MIN:MAX",
         group=RANKS,
@@ -210,7 +216,7 @@ class Options:
         "time without a heartbeat of a node and without training steps, after which the node is"
         " lost (90, 5m)",
         90.0,
-        shown="90",
+        default_text="90",
         parse=values.duration("2h"),
         ours=True,
         metavar="TIME",
@@ -225,7 +231,7 @@ class Options:
     check_replicas: int = option(
         "compare the parameters of all ranks every N optimizer steps",
         0,
-        shown="",
+        default_text="",
         parse=values.whole(1),
         ours=True,
         metavar="N",
@@ -347,13 +353,15 @@ class Options:
         metavar="NAME",
     )
 
-    secret: str = field(default="", compare=False, repr=False)  # from the environment
-    typed: tuple[tuple[str, str], ...] = field(
-        default=(), compare=False
-    )  # options as typed, to repeat the command
-    placed: SlurmDefaults = field(default=SlurmDefaults(), compare=False)
-    preferred: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # option and source
-    warnings: tuple[Finding, ...] = field(default=(), compare=False)  # about options without effect
+    # from the environment
+    secret: str = field(default="", compare=False, repr=False)
+    # options as typed, to repeat the command
+    typed: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    slurm_defaults: SlurmDefaults = field(default=SlurmDefaults(), compare=False)
+    # option and source
+    preferred: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    # about options without effect
+    warnings: tuple[Finding, ...] = field(default=(), compare=False)
 
     @property
     def min_nodes(self) -> int:
@@ -376,9 +384,7 @@ class Options:
         return bool(self.rdzv_endpoint) or self.master_addr not in LOOPBACK
 
     def source_of(self, name: str) -> str:
-        """Return the source of an option's value: the option itself, or the place of the
-        preference.
-        """
+        """Return the source of an option's value: the option, or the place of the preference."""
         return dict(self.preferred).get(name, OPTION[name].long)
 
 

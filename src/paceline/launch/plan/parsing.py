@@ -21,7 +21,7 @@ def parse(
     *,
     typed: Mapping[str, Any],
     inherited: Mapping[str, str],
-    placed: SlurmDefaults = SlurmDefaults(),  # noqa: B008  # frozen
+    slurm_defaults: SlurmDefaults = SlurmDefaults(),  # noqa: B008  # frozen
     preferred: Preferences | None = None,
 ) -> Options:
     """Parse and check typed options and torchrun's ``PET_*`` variables; the command line wins.
@@ -31,14 +31,14 @@ def parse(
         script_args: Its arguments, passed on unchanged.
         typed: ``{name: text}`` of the options on the command line, True for a flag.
         inherited: ``{name: text}`` from the environment.
-        placed: Options from Slurm; the other two win.
+        slurm_defaults: Options from Slurm; the other two win.
         preferred: Preferences of this user or site for all runs, with their sources.
 
     Raises:
         UsageError: A value is wrong, or options cannot work together.
     """
     decided = preferences.apply(preferred or {}, typed=typed)
-    raw: dict[str, Any] = dict(placed.values)
+    raw: dict[str, Any] = dict(slurm_defaults.values)
     raw |= {name: value for name, value in inherited.items() if _is_torchruns(name)}
     raw |= {name: value for name, (value, _) in decided.items()}
     raw.update(typed)
@@ -48,11 +48,11 @@ def parse(
         script,
         script_args,
         **_values(raw),
-        placed=placed,
+        slurm_defaults=slurm_defaults,
         preferred=tuple((name, source) for name, (_, source) in decided.items()),
         typed=tuple((name, "" if value is True else str(value)) for name, value in typed.items()),
     )
-    return option_fit.settle(options, typed=typed, given=raw)
+    return option_fit.settle(options, typed=typed, requested=raw)
 
 
 def _is_torchruns(name: str) -> bool:
@@ -60,9 +60,7 @@ def _is_torchruns(name: str) -> bool:
 
 
 def _trimmed(name: str, value: Any) -> Any:
-    """Return a value without blanks around it, which torchrun's int() and float() ignore; texts
-    stay unchanged.
-    """
+    """Return a value without blanks around it, unless it is a text: int() skips them too."""
     if not isinstance(value, str) or (name in OPTION and OPTION[name].is_text):
         return value
     return value.strip()
@@ -71,9 +69,8 @@ def _trimmed(name: str, value: Any) -> Any:
 def _values(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the fields of ``Options`` for which there is a text."""
     values = {}
-    for option in sorted(
-        OPTIONS, key=lambda option: bool(option.same_as)
-    ):  # other names last, so that they win
+    # other names last, so that they win
+    for option in sorted(OPTIONS, key=lambda option: bool(option.same_as)):
         text = raw.get(option.name)
         if text is None or option.parse is None:
             continue

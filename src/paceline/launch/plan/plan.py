@@ -1,6 +1,8 @@
 """Choose the plan of a run: options and facts in, decisions with their reasons out.
 
-Pure, and without torch, so that the plan can be shown on a login node.
+Chosen are the number of ranks, their threads, backend, start method, endpoint and rendezvous, and
+the times after which hangs are noticed and ranks are killed. Pure, and without torch, so that the
+plan can be shown on a login node.
 """
 
 from __future__ import annotations
@@ -169,13 +171,14 @@ def choose_endpoint(options: Options) -> tuple[str, str, Choice]:
         if options.rdzv_backend != "c10d":
             return options.rdzv_backend, options.rdzv_endpoint, Choice(0, "in --rdzv-endpoint")
         host, port = split_endpoint(options.rdzv_endpoint, DEFAULT_C10D_PORT)
-        placed = "rdzv_endpoint" in options.placed.values
-        return "c10d", host, Choice(port, "the step's number" if placed else "--rdzv-endpoint")
+        is_slurms = "rdzv_endpoint" in options.slurm_defaults.values
+        return "c10d", host, Choice(port, "the step's number" if is_slurms else "--rdzv-endpoint")
     if options.rdzv_endpoint:
         host, port = split_endpoint(options.rdzv_endpoint, DEFAULT_PORT)
         return "static", host, Choice(port, "--rdzv-endpoint")
     if options.master_port is not None:
-        reason = "the step's number" if "master_port" in options.placed.values else "--master-port"
+        is_slurms = "master_port" in options.slurm_defaults.values
+        reason = "the step's number" if is_slurms else "--master-port"
         return "static", options.master_addr, Choice(options.master_port, reason)
     if options.one_node:
         return "local", "127.0.0.1", Choice(0, "chosen by the kernel")
@@ -262,70 +265,72 @@ def _check_against(options: Options, facts: HostFacts, nproc: int, visible: str 
                 fix="run it in WSL 2",
             )
         )
+    for finding in _contradictions(options, facts, nproc, visible):
+        raise UsageError(finding)
+
+
+def _contradictions(
+    options: Options, facts: HostFacts, nproc: int, visible: str | None
+) -> Iterator[Finding]:
+    """Yield the options that this machine cannot provide."""
     if 0 < facts.granted_gpus < nproc:
-        raise UsageError(
-            Finding(
-                "gpus-fewer-than-processes",
-                f"{nproc} ranks on this node, and Slurm gave it"
-                f" {_count(facts.granted_gpus, 'GPU')}",
-                where=options.placed.said,
-                fix=(
-                    f"#SBATCH --gpus-per-node={nproc}, or --nproc-per-node {facts.granted_gpus}; "
-                    "on CPUs: export CUDA_VISIBLE_DEVICES=; to share GPUs: --no-slurm"
-                ),
-            )
+        granted = _count(facts.granted_gpus, "GPU")
+        yield Finding(
+            "gpus-fewer-than-processes",
+            f"{nproc} ranks on this node, and Slurm gave it {granted}",
+            where=options.slurm_defaults.source,
+            fix=(
+                f"#SBATCH --gpus-per-node={nproc}, or --nproc-per-node {facts.granted_gpus}; "
+                "on CPUs: export CUDA_VISIBLE_DEVICES=; to share GPUs: --no-slurm"
+            ),
         )
-    listed = visible.split(",") if visible else None
-    has_short_list = listed is not None and len(listed) < nproc
-    too_few = facts.num_gpus < nproc and (facts.num_gpus > 0 or has_short_list)
-    if options.virtual_local_rank and too_few:
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                f"--virtual-local-rank gives each rank a GPU of its own: {nproc} ranks,"
-                f" {facts.num_gpus} GPUs",
-                where="command line",
-                evidence=(facts.gpu_reason,),
-                fix=(
-                    "remove --virtual-local-rank"
-                    if not facts.num_gpus
-                    else f"--nproc-per-node {facts.num_gpus}"
-                ),
-            )
+    devices = visible.split(",") if visible else None
+    has_short_list = devices is not None and len(devices) < nproc
+    has_too_few = facts.num_gpus < nproc and (facts.num_gpus > 0 or has_short_list)
+    if options.virtual_local_rank and has_too_few:
+        fewer_ranks = f"--nproc-per-node {facts.num_gpus}"
+        yield _contradicted(
+            f"--virtual-local-rank gives each rank its own GPU: {nproc} ranks,"
+            f" {facts.num_gpus} GPUs",
+            facts,
+            fix=fewer_ranks if facts.num_gpus else "remove --virtual-local-rank",
         )
     if options.numa_binding and not facts.num_gpus:
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                "--numa-binding binds ranks to the CPUs near their GPU, and there is no GPU here",
-                where="command line",
-                evidence=(facts.gpu_reason,),
-                fix="remove --numa-binding",
-            )
+        yield _contradicted(
+            "--numa-binding binds ranks to the CPUs near their GPU, and there is no GPU here",
+            facts,
+            fix="remove --numa-binding",
         )
+
+
+def _contradicted(what: str, facts: HostFacts, *, fix: str, severity: str = "error") -> Finding:
+    return Finding(
+        "option-contradicted",
+        what,
+        where="command line",
+        evidence=(facts.gpu_reason,),
+        fix=fix,
+        severity=severity,
+    )
 
 
 def _without_effect(options: Options, facts: HostFacts, nproc: int) -> Iterator[Finding]:
     """Yield warnings about options that torchrun ignores on a machine like this one."""
     beyond = [rank for rank in options.local_ranks_filter if rank >= nproc]
     if beyond:
-        valid_ranks = (
-            ",".join(str(rank) for rank in options.local_ranks_filter if rank < nproc) or "0"
-        )
+        valid_ranks = [str(rank) for rank in options.local_ranks_filter if rank < nproc]
         yield Finding(
             "option-contradicted",
             f"--local-ranks-filter names local rank {beyond[0]}, but this node has"
             f" {_count(nproc, 'rank')}",
             where="command line",
-            fix=f"--local-ranks-filter {valid_ranks}",
+            fix=f"--local-ranks-filter {','.join(valid_ranks) or '0'}",
             severity="warning",
         )
     if options.virtual_local_rank and not facts.num_gpus:
-        yield Finding(
-            "option-contradicted",
-            "--virtual-local-rank gives each rank a GPU of its own, and there is no GPU here",
-            where="command line",
-            evidence=(facts.gpu_reason,),
+        yield _contradicted(
+            "--virtual-local-rank gives each rank its own GPU, and there is no GPU here",
+            facts,
             fix="remove --virtual-local-rank",
             severity="warning",
         )
@@ -356,8 +361,8 @@ def describe(
         parts.append(plan.accelerate)
     if not is_signed and not options.one_node:
         parts.append("unauthenticated store")
-    if options.placed.said:
-        parts.insert(1, options.placed.said)
+    if options.slurm_defaults.source:
+        parts.insert(1, options.slurm_defaults.source)
     return " · ".join([*parts, run_dir])
 
 

@@ -1,6 +1,4 @@
-"""A port to listen on: that it is taken is said before torch is imported, which takes a second or
-more.
-"""
+"""Check the port to listen on before torch is imported, which takes a second or more."""
 
 from __future__ import annotations
 
@@ -14,8 +12,7 @@ from paceline.machine import host
 
 
 def require_free(options: Options, plan: Plan) -> None:
-    """Look whether the port of a run on one node is free; on several, another may be the one to
-    listen on it.
+    """Check that the port of a run on one node is free; of several nodes another one may listen.
 
     Raises:
         SetupError: It is taken, or may not be listened on.

@@ -1,5 +1,4 @@
-"""Read preferences of a user or site for all runs, from environment variables and a configuration
-file.
+"""Read preferences of a user or site for all runs, from variables and a configuration file.
 
 Typed options win over the environment, which wins over the file. Pure, but for ``read_file``.
 """
@@ -70,7 +69,8 @@ def _from_file(text: str, path: Path) -> Preferences:
             f"the configuration file has one table, [run], and not {min(others, default='run')}",
             str(path),
         )
-    return {key: (_file_value(key, value, path), shown(path)) for key, value in content.items()}
+    source = abbreviate_home(path)
+    return {key: (_file_value(key, value, path), source) for key, value in content.items()}
 
 
 def _file_value(key: str, value: Any, path: Path) -> str:
@@ -113,14 +113,11 @@ def _flag(value: bool) -> str:
     return "1" if value else "0"
 
 
-def shown(path: Path) -> str:
-    """Return the path of the configuration file as it is printed."""
+def abbreviate_home(path: Path) -> str:
+    """Return a path as it is printed, with ``~`` for the home folder."""
     home = os.path.expanduser("~")
-    return (
-        str(path).replace(home, "~", 1)
-        if home != "/" and str(path).startswith(home + "/")
-        else str(path)
-    )
+    is_below = home != "/" and str(path).startswith(f"{home}/")
+    return str(path).replace(home, "~", 1) if is_below else str(path)
 
 
 def apply(preferences: Preferences, *, typed: Mapping[str, Any]) -> Preferences:

@@ -12,19 +12,19 @@ class SlurmDefaults:
 
     Attributes:
         values: Options of ``paceline run`` that apply if the user gives none.
-        said: One phrase for the plan: what is used of Slurm, or detected and not used; empty
-            outside Slurm.
+        source: What of Slurm the run uses, or detected and does not use, as one phrase for the
+            plan; empty outside Slurm.
         num_gpus: GPUs that Slurm gave the step on this node; 0 if there are none or no step is
             used.
-        one_voice: Whether all nodes print to one output, so that only the head prints what they
-            have in common.
+        shared_output: Whether all nodes print to one output, so that only the head (node 0) prints
+            what they have in common.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
-    said: str = ""
+    source: str = ""
     num_gpus: int = 0
-    one_voice: bool = False
+    shared_output: bool = False
 
-    def left_to_head(self, node_rank: int) -> bool:
-        """Return whether a node stays silent because the head prints for all nodes."""
-        return self.one_voice and node_rank > 0
+    def head_reports(self, node_rank: int) -> bool:
+        """Return whether a node prints nothing because the head reports for all nodes."""
+        return self.shared_output and node_rank > 0

@@ -1,9 +1,7 @@
-"""Read the Slurm step of this launcher from its variables, and choose the run's options from it.
-Pure.
+"""Read the Slurm step of this launcher from its variables, and choose options from it. Pure.
 
 Only the variables of a step count: those of a job also exist in ``salloc`` shells and in the
-terminals of editors,
-where no launcher runs on the other nodes.
+terminals of editors, where no launcher runs on the other nodes.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from typing import Any
 
 from paceline import env
 from paceline.errors import Finding, UsageError
+from paceline.launch.plan import command_line
 from paceline.launch.plan.options import OPTIONS
 from paceline.launch.plan.slurm_defaults import SlurmDefaults
 from paceline.text.quoting import bracketed
@@ -30,7 +29,8 @@ _NODE_OPTIONS = (
     "rdzv_backend",
     "rdzv_id",
 )
-_NO_STEP = 0xFFFFFF00  # ids from here on are special steps, such as the batch script and the interactive step
+# Ids from here on are special steps, such as the batch script and the interactive step.
+_NO_STEP = 0xFFFFFF00
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,16 @@ class Step:
     task: int
     gpus: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """The step as it is called in messages."""
+        return f"Slurm step {self.job}.{self.number}"
+
 
 def read_step(environ: Mapping[str, str], *, in_terminal: bool = False) -> Step | None:
-    """Return the step of which this process is a task; None if there is none, or it is the terminal
-    of a step.
+    """Return the step of which this process is a task.
+
+    The result is None outside a step, and in the terminal of ``srun --pty``.
 
     Args:
         environ: The environment.
@@ -103,10 +109,10 @@ def read_step(environ: Mapping[str, str], *, in_terminal: bool = False) -> Step 
     return Step(environ[env.JOB_ID], number, nodes, node_rank, tasks, task, gpus)
 
 
-def place(
+def choose_defaults(
     environ: Mapping[str, str],
     *,
-    given: Mapping[str, object],
+    requested: Mapping[str, object],
     program: Sequence[str],
     address_of: Callable[[str], str],
     in_terminal: bool = False,
@@ -115,9 +121,9 @@ def place(
 
     Args:
         environ: The environment.
-        given: Options as typed or inherited from torchrun's variables, ``{name: text}``.
+        requested: Options as typed or inherited from torchrun's variables, as text by name.
         program: The script and its arguments, for lines to paste.
-        address_of: Returns the address of a node, given its name in Slurm; called for the head
+        address_of: Returns the address of a node by its name in Slurm; called for the first node
             only.
         in_terminal: Whether this process has a terminal.
 
@@ -127,48 +133,45 @@ def place(
     job = environ.get(env.JOB_ID, "")
     if not job:
         return SlurmDefaults()
-    if given.get("no_slurm"):
-        return SlurmDefaults(said=f"Slurm job {job} seen, not used (--no-slurm)")
+    if requested.get("no_slurm"):
+        return SlurmDefaults(source=f"Slurm job {job} seen, not used (--no-slurm)")
     step = read_step(environ, in_terminal=in_terminal)
     if step is None:
-        return _without_step(job, environ, given=given, program=program)
-    if _each_task_is_a_node(step, given):
-        return SlurmDefaults(
-            said=f"Slurm step {job}.{step.number}, each task a node"
-        )  # the GPUs of one task are unknown
+        return _without_step(job, environ, requested=requested, program=program)
+    if _each_task_is_a_node(step, requested):
+        # the GPUs of one task are unknown
+        return SlurmDefaults(source=f"{step.name}, each task a node")
     if max(step.tasks) > 1:
-        raise _once(step, _double_launch(step, given, program))
+        raise _once(step, _double_launch(step, requested, program))
     if len(step.nodes) == 1:
-        num_nodes = environ.get(env.JOB_NUM_NODES, "1")
-        more = f", one of the job's {num_nodes} nodes" if num_nodes not in ("", "1") else ""
-        return SlurmDefaults(said=f"Slurm step {job}.{step.number}{more}", num_gpus=len(step.gpus))
-    if given.get("standalone"):
-        phrase = (
-            f"Slurm step {job}.{step.number}: each of its {len(step.nodes)} nodes by itself"
-            " (--standalone)"
-        )
-        return SlurmDefaults(said=phrase, num_gpus=len(step.gpus))
-    _compare(step, given)
+        num_nodes = environ.get(env.JOB_NUM_NODES) or "1"
+        more = f", one of the job's {num_nodes} nodes" if num_nodes != "1" else ""
+        return SlurmDefaults(source=step.name + more, num_gpus=len(step.gpus))
+    if requested.get("standalone"):
+        alone = f": each of its {len(step.nodes)} nodes alone (--standalone)"
+        return SlurmDefaults(source=step.name + alone, num_gpus=len(step.gpus))
+    _compare(step, requested)
     return SlurmDefaults(
-        values=_values(step, environ, given, address_of),
-        said=f"Slurm step {job}.{step.number}: {environ[env.STEP_NODELIST]}, head {step.nodes[0]}",
+        values=_values(step, environ, requested, address_of),
+        source=f"{step.name}: {environ[env.STEP_NODELIST]}, head {step.nodes[0]}",
         num_gpus=len(step.gpus),
-        one_voice=True,
+        shared_output=True,
     )
 
 
 def reachable(
-    environ: Mapping[str, str], given: Mapping[str, Any], *, address_of: Callable[[str], str]
+    environ: Mapping[str, str], requested: Mapping[str, Any], *, address_of: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Return options in which the first node has an address that can be reached; job scripts use
-    its name in Slurm.
+    """Return options in which the first node has an address that other nodes can reach.
+
+    Job scripts use its name in Slurm, which may not resolve.
 
     Args:
         environ: The environment.
-        given: Options as typed or inherited.
-        address_of: Returns the address of a node, given its name in Slurm.
+        requested: Options as typed or inherited.
+        address_of: Returns the address of a node by its name in Slurm.
     """
-    options = dict(given)
+    options = dict(requested)
     if not environ.get(env.JOB_ID) or options.get("no_slurm"):
         return options
     if options.get("master_addr"):
@@ -182,49 +185,47 @@ def reachable(
 def _values(
     step: Step,
     environ: Mapping[str, str],
-    given: Mapping[str, object],
+    requested: Mapping[str, object],
     address_of: Callable[[str], str],
 ) -> dict[str, str]:
     values = {"nnodes": str(len(step.nodes))}
-    dynamic = str(given.get("rdzv_backend") or "static") != "static"
+    dynamic = str(requested.get("rdzv_backend") or "static") != "static"
     if not dynamic:
         values["node_rank"] = str(step.node_rank)
-    if given.get("rdzv_endpoint") or given.get("master_addr"):
+    if requested.get("rdzv_endpoint") or requested.get("master_addr"):
         return values
-    head, port = address_of(step.nodes[0]), str(given.get("master_port") or step_port(environ))
+    head, port = address_of(step.nodes[0]), str(requested.get("master_port") or step_port(environ))
     if dynamic:
         return {**values, "rdzv_endpoint": f"{bracketed(head)}:{port}"}
     return {**values, "master_addr": head, "master_port": port}
 
 
-def _each_task_is_a_node(step: Step, given: Mapping[str, object]) -> bool:
-    """Return whether the user counts tasks as nodes, which is right if each task has its own
-    GPUs.
-    """
-    counts_tasks = str(given.get("nnodes", "")) == str(sum(step.tasks))
-    ranks_tasks = str(given.get("node_rank", "")) == str(step.task)
+def _each_task_is_a_node(step: Step, requested: Mapping[str, object]) -> bool:
+    """Return whether the user counts tasks as nodes: right if each task has its own GPUs."""
+    counts_tasks = str(requested.get("nnodes", "")) == str(sum(step.tasks))
+    ranks_tasks = str(requested.get("node_rank", "")) == str(step.task)
     return max(step.tasks) > 1 and counts_tasks and ranks_tasks
 
 
-def _double_launch(step: Step, given: Mapping[str, object], program: Sequence[str]) -> Finding:
+def _double_launch(step: Step, requested: Mapping[str, object], program: Sequence[str]) -> Finding:
     tasks = max(step.tasks)
-    requested = str(given.get("nproc_per_node") or "")
+    nproc = str(requested.get("nproc_per_node") or "")
     per_task, total = "all ranks of the node", ""
-    if requested.isdigit():
-        per_task = f"{requested} rank{'s' * (requested != '1')}"
-        total = f": {tasks * int(requested)} ranks a node"
+    if nproc.isdigit():
+        per_task = f"{nproc} rank{'s' * (nproc != '1')}"
+        total = f": {tasks * int(nproc)} ranks a node"
     return Finding(
         "double-launch",
         f"Slurm started {tasks} tasks on a node, and paceline run would start {per_task} in"
         f" each{total}",
-        where=f"Slurm step {step.job}.{step.number}, tasks per node {_counts(step.tasks)}",
+        where=f"{step.name}, tasks per node {_counts(step.tasks)}",
         why=(
             "one paceline run on each node starts its ranks; several on a node take each other's"
             " GPUs and ports"
         ),
         fix=(
             "#SBATCH --ntasks-per-node=1, or:"
-            f" {srun(len(step.nodes), words=retyped(given, program))}"
+            f" {srun(len(step.nodes), words=_without_node_options(requested, program))}"
         ),
         evidence=(
             (
@@ -241,10 +242,10 @@ def _counts(tasks: Sequence[int]) -> str:
     return str(tasks[0]) if len(set(tasks)) == 1 else ",".join(map(str, tasks))
 
 
-def _compare(step: Step, given: Mapping[str, object]) -> None:
+def _compare(step: Step, requested: Mapping[str, object]) -> None:
     """Refuse typed numbers that contradict Slurm's."""
-    where = f"Slurm step {step.job}.{step.number} on {len(step.nodes)} nodes"
-    nnodes = str(given.get("nnodes") or "")
+    where = f"{step.name} on {len(step.nodes)} nodes"
+    nnodes = str(requested.get("nnodes") or "")
     low, colon, high = nnodes.partition(":")
     is_range = low.isdigit() and (not colon or high.isdigit())  # the parser refuses anything else
     if is_range and not int(low) <= len(step.nodes) <= int(high or low):
@@ -260,7 +261,7 @@ def _compare(step: Step, given: Mapping[str, object]) -> None:
                 ),
             ),
         )
-    rank = str(given.get("node_rank") or "")
+    rank = str(requested.get("node_rank") or "")
     if rank.isdigit() and int(rank) != step.node_rank:
         raise UsageError(
             Finding(
@@ -278,24 +279,31 @@ def _compare(step: Step, given: Mapping[str, object]) -> None:
 
 
 def _without_step(
-    job: str, environ: Mapping[str, str], *, given: Mapping[str, object], program: Sequence[str]
+    job: str, environ: Mapping[str, str], *, requested: Mapping[str, object], program: Sequence[str]
 ) -> SlurmDefaults:
-    """Outside a step: use nothing of a job with one node; a run on all of several nodes needs
-    srun.
+    """Return the source outside a step, where no default is used.
+
+    Raises:
+        UsageError: The run is for all of several nodes, which needs srun.
     """
     text = environ.get(env.JOB_NUM_NODES, "1")
     num_nodes = int(text) if text.isdigit() else 1
-    most_nodes = str(given.get("nnodes") or "").rpartition(":")[2]
+    most_nodes = str(requested.get("nnodes") or "").rpartition(":")[2]
     if num_nodes == 1:
-        return SlurmDefaults(said=f"Slurm job {job} seen, nothing taken from it")
-    if given.get("standalone") or most_nodes == "1":
-        return SlurmDefaults(said=f"Slurm job {job} has {num_nodes} nodes, one is used")
-    if str(given.get("node_rank") or "0") != "0":
+        return SlurmDefaults(source=f"Slurm job {job} seen, nothing taken from it")
+    if requested.get("standalone") or most_nodes == "1":
+        return SlurmDefaults(source=f"Slurm job {job} has {num_nodes} nodes, one is used")
+    if str(requested.get("node_rank") or "0") != "0":
         # started on this node by other means than srun
-        return SlurmDefaults(said=f"Slurm job {job} seen, not used (--node-rank)")
+        return SlurmDefaults(source=f"Slurm job {job} seen, not used (--node-rank)")
     # the terminal of `srun --pty` is a step that has all resources of the job
     shares = environ.get(env.STEP_ID, "").isdigit() and int(environ[env.STEP_ID]) < _NO_STEP
-    line = srun(num_nodes, cpus=_cpus(environ), words=retyped(given, program), overlap=shares)
+    line = srun(
+        num_nodes,
+        cpus=_cpus(environ),
+        words=_without_node_options(requested, program),
+        overlap=shares,
+    )
     raise UsageError(
         Finding(
             "missing-srun",
@@ -341,23 +349,20 @@ def srun(num_nodes: int, *, words: str, cpus: int = 0, overlap: bool = False) ->
     return tasks + (f"--cpus-per-task={cpus} " if cpus else "") + words
 
 
-def retyped(given: Mapping[str, object], program: Sequence[str]) -> str:
-    """Return the command as it was typed, without the options of nodes."""
-    words = ["paceline", "run"]
-    for option in OPTIONS:
-        value = given.get(option.name)
-        if option.name in _NODE_OPTIONS or value in (None, "", False):
-            continue
-        words += [option.long] if option.flag else [f"{option.long}={value}"]
-    return shlex.join([*words, *program])
+def _without_node_options(requested: Mapping[str, object], program: Sequence[str]) -> str:
+    """Return the command as requested, without the options that Slurm decides."""
+    options = [
+        (option.name, "" if option.flag else str(requested[option.name]))
+        for option in OPTIONS
+        if option.name not in _NODE_OPTIONS and requested.get(option.name) not in (None, "", False)
+    ]
+    return command_line.write(options, program)
 
 
 def _once(step: Step, finding: Finding) -> UsageError:
-    """Return an error that all tasks detect and only the first one prints, as they share one
-    output.
-    """
+    """Return an error that all tasks detect and only the first prints, into their shared output."""
     error = UsageError(finding)
-    error.found_by_all, error.said_elsewhere = True, step.task > 0
+    error.found_by_all, error.reported_elsewhere = True, step.task > 0
     return error
 
 
@@ -373,9 +378,7 @@ def granted_cpus(environ: Mapping[str, str]) -> int | None:
 
 
 def dropped_cpus(environ: Mapping[str, str], usable: int) -> Finding | None:
-    """Return the warning that this task may use fewer CPUs than the job has requested for it; None
-    if not.
-    """
+    """Return the warning that this task may use fewer CPUs than the job requested, else None."""
     granted = granted_cpus(environ)
     if granted is None or granted <= usable:
         return None

@@ -1,6 +1,4 @@
-"""Find how long Slurm lets a job run after SIGTERM; queried in the background at the start, for use
-at the signal.
-"""
+"""Find how long Slurm lets a job run after SIGTERM, by queries in the background at the start."""
 
 from __future__ import annotations
 
@@ -38,8 +36,9 @@ class Limits:
 
 
 def shortest(own_s: int, limits: Limits, *, now_s: float) -> tuple[int, str]:
-    """Return how long ranks have after a SIGTERM of Slurm, and which limit that is; empty if it is
-    the launcher's.
+    """Return how long ranks have after Slurm's SIGTERM, and which limit that is.
+
+    The limit is empty if it is the launcher's own.
 
     Args:
         own_s: The launcher's own limit.
@@ -66,8 +65,9 @@ def parse_config(text: str) -> float | None:
 
 
 def parse_tracking(text: str) -> bool:
-    """Return whether signals reach all processes, from ``scontrol show config``; with cgroups only
-    tasks get them.
+    """Return whether signals reach all processes, from ``scontrol show config``.
+
+    With cgroups only the tasks get them.
     """
     return bool(re.search(r"^ProctrackType\s*=\s*proctrack/linuxproc", text, re.M))
 

@@ -1,7 +1,7 @@
 """Measure how fast the nodes are connected: one short all-reduce over gloo between launchers.
 
-The measurement must neither fail nor delay a run. It works in a thread with a time limit, and an
-error in it only means that there is no figure.
+The measurement must neither fail nor delay a run. It works in a thread with a time limit, and after
+an error in it the run only has no figure.
 """
 
 from __future__ import annotations
@@ -50,11 +50,9 @@ class Speed:
         """The rate in words."""
         if self.bits_s >= 1e9:
             return f"{self.bits_s / 1e9:.1f} Gbit/s"
-        return (
-            f"{self.bits_s / 1e6:.0f} Mbit/s"
-            if self.bits_s >= 1e7
-            else f"{self.bits_s / 1e6:.2g} Mbit/s"
-        )
+        if self.bits_s >= 1e7:
+            return f"{self.bits_s / 1e6:.0f} Mbit/s"
+        return f"{self.bits_s / 1e6:.2g} Mbit/s"
 
     @property
     def words(self) -> str:
@@ -75,7 +73,7 @@ def group_of(node: int, num_nodes: int) -> tuple[int, int, int]:
 
 
 def measure(store: Any, *, node: int, num_nodes: int, interface: str) -> Speed | None:
-    """Measure with the other nodes of this node's group; return None if there is no figure.
+    """Measure with the other nodes of this node's group; return None without a result.
 
     Args:
         store: The store of the attempt.
@@ -101,27 +99,28 @@ def _measure(store: Any, rank: int, size: int, interface: str) -> Speed:
         _time(gloo, 4)  # connects
         latency_s = min(_time(gloo, 4) for _ in range(5))
         _time(gloo, _FIRST_BYTES)
-        count, taken_s = _FIRST_BYTES, _time(gloo, _FIRST_BYTES)
-        if taken_s < _ROUND_S / 2:
-            count = min(_MOST_BYTES, int(_FIRST_BYTES * _ROUND_S / taken_s) // 4 * 4)
+        num_bytes, duration_s = _FIRST_BYTES, _time(gloo, _FIRST_BYTES)
+        if duration_s < _ROUND_S / 2:
+            num_bytes = min(_MOST_BYTES, int(_FIRST_BYTES * _ROUND_S / duration_s) // 4 * 4)
             # again, and more often if it seems slow: a busy machine is not a slow link
-            taken_s = min(_time(gloo, count) for _ in range(2))
+            duration_s = min(_time(gloo, num_bytes) for _ in range(2))
             for _ in range(_AGAIN):
-                if 8 * count / taken_s > _SURELY_FAST:
+                if 8 * num_bytes / duration_s > _SURELY_FAST:
                     break
-                taken_s = min(taken_s, _time(gloo, count))
-        return Speed(bits_s=8 * count * 2 * (size - 1) / size / taken_s, latency_s=latency_s)
+                duration_s = min(duration_s, _time(gloo, num_bytes))
+        bits = 8 * num_bytes * 2 * (size - 1) / size  # that each node sends
+        return Speed(bits_s=bits / duration_s, latency_s=latency_s)
     finally:
         gloo.shutdown()
 
 
-def _time(gloo: Any, count: int) -> float:
+def _time(gloo: Any, num_bytes: int) -> float:
     """Return the time of an all-reduce on the slowest node, so that all nodes conclude the same."""
-    begun = time.monotonic()
-    gloo.allreduce([torch.zeros(count // 4)]).wait()
-    taken = torch.tensor([time.monotonic() - begun])
-    gloo.allreduce([taken], ReduceOp.MAX).wait()
-    return float(taken)
+    start_s = time.monotonic()
+    gloo.allreduce([torch.zeros(num_bytes // 4)]).wait()
+    duration_s = torch.tensor([time.monotonic() - start_s])
+    gloo.allreduce([duration_s], ReduceOp.MAX).wait()
+    return float(duration_s)
 
 
 def judge(speed: Speed, nodes: list[Facts], mbit: dict[int, int]) -> Finding | None:

@@ -1,7 +1,7 @@
 """Compare the nodes before the ranks start: each posts its facts, the head decides, all print it.
 
-A collector: it gathers facts and exchanges them. ``consistency``, ``interfaces`` and ``bandwidth``
-decide what they mean.
+Gathers the facts and exchanges them through the store. ``consistency``, ``interfaces`` and
+``bandwidth`` decide what the facts mean.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,19 +19,21 @@ from torch.distributed import DistStoreError
 
 from paceline.errors import Finding, RunError
 from paceline.launch.channel import reachability
+from paceline.launch.channel.reachability import Answer
 from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.preflight import bandwidth, consistency, facts, interfaces
 from paceline.launch.preflight.facts import Facts
-from paceline.rundir.files import shown
+from paceline.machine.interfaces import Interface
+from paceline.rundir.files import display_path
 
-# A head that does not hold the comparison publishes that at once.
-_HELD_S = 15.0
+# How long to wait for what the head publishes at once: whether it compares, or the link's speed.
+_HEAD_S = 15.0
 # How long the head waits for the posts of the nodes. They need a second or two.
 _POSTS_S = 20.0
 _VERDICT_S = 40.0
-_LINGER_S = 3.0
+_READ_S = 3.0  # how long the store outlives a finding that ends the run, until all have read it
 # On a file server, other nodes see a new file a little later.
 _FOLDER_S = 2.0
 _PAIRS = 4  # up to this number of nodes, each tries all others
@@ -54,8 +56,8 @@ class Result:
     warnings: tuple[Finding, ...] = ()
 
 
-class RollCall:
-    """One node's part in the comparison.
+class Comparison:
+    """One node's part in the comparison of the nodes.
 
     Args:
         store: The store of the attempt.
@@ -75,10 +77,10 @@ class RollCall:
         self._token = token
         self._script = script
         self._folder = folder
-        self._mark = folder / f".seen-{reachability.shown(token)}"
-        self._started = time.monotonic()
+        self._mark = folder / f".seen-{reachability.public_form(token)}"
+        self._start_s = time.monotonic()
 
-    def is_held(self, first: bool) -> bool:
+    def is_due(self, first: bool) -> bool:
         """Return whether the nodes compare themselves; node 0 decides, only on its first attempt.
 
         Args:
@@ -90,9 +92,9 @@ class RollCall:
                     self._mark.touch()
             self._store.set(_key("held"), "1" if first else "0")
             return first
-        return self._wait("held", _HELD_S) and self._store.get(_key("held")) == b"1"
+        return self._wait("held", _HEAD_S) and self._store.get(_key("held")) == b"1"
 
-    def hold(self, gather: Callable[[int], Facts]) -> Result:
+    def run(self, gather: Callable[[int], Facts]) -> Result:
         """Compare this node with the others.
 
         Args:
@@ -105,15 +107,15 @@ class RollCall:
         try:
             mine = gather(echo.port)
             self.post("facts", mine.to_json())
-            # other nodes may still try this node until the verdict is published
-            verdict = self.exchange(self._try_others(mine))
+            # Other nodes may still try this node until the verdict is published.
+            verdict = self.exchange(self._try_others(mine, self._facts_of_peers()))
         finally:
             echo.close()
         if verdict is None:
             return Result(line="roll call: the head did not answer, nodes were not compared")
         if verdict["error"]:
             self._leave(Finding.from_json(verdict["error"]))
-        return self._go_on(verdict)
+        return self._result(verdict)
 
     def exchange(self, tried: Mapping[str, Any]) -> dict[str, Any] | None:
         """Publish what this node has tried and return the head's verdict; None after a timeout.
@@ -136,12 +138,15 @@ class RollCall:
     def collect(self, kind: str) -> dict[int, Any]:
         """Return what nodes have posted, by node rank; wait for all, ``_POSTS_S`` at most."""
         deadline = time.monotonic() + _POSTS_S
-        keys = [_key(kind, node) for node in range(self._num_nodes)]
+        nodes = range(self._num_nodes)
+        keys = [_key(kind, node) for node in nodes]
         while not self._store.check(keys) and time.monotonic() < deadline:
             time.sleep(max(0.005, self._num_nodes / 20_000))
-        while len(found := self._store.find_all(keys)) < len(keys) and time.monotonic() < deadline:
+        while len(posts := self._store.find_by_node(_key(kind), nodes)) < len(nodes):
+            if time.monotonic() > deadline:
+                break
             time.sleep(0.05)
-        return {node: json.loads(found[key]) for node, key in enumerate(keys) if key in found}
+        return {node: json.loads(content) for node, content in posts.items()}
 
     def _wait(self, kind: str, seconds: float) -> bool:
         try:
@@ -150,38 +155,34 @@ class RollCall:
             return False
         return True
 
-    def _try_others(self, mine: Facts) -> dict[str, Any]:
-        """Try the addresses of a few nodes, and look for the head's file in the run folder."""
+    def _facts_of_peers(self) -> dict[int, Facts]:
+        """Return the facts of the few nodes that this node tries; those that come in time."""
         others = {}
         for peer in self._peers():
             key = _key("facts", peer)
             with contextlib.suppress(DistStoreError):
                 self._store.wait([key], timedelta(seconds=_POSTS_S))
                 others[peer] = Facts.from_json(json.loads(self._store.get(key)))
+        return others
+
+    def _try_others(self, mine: Facts, others: Mapping[int, Facts]) -> dict[str, Any]:
+        """Try the addresses of other nodes, and look for the head's file in the run folder."""
         apart = {peer: other for peer, other in others.items() if other.machine != mine.machine}
         tries = {
-            peer: (
-                other.port,
-                [address for each in interfaces.candidates(other) for address in each.addresses],
-            )
+            peer: (other.port, _addresses(interfaces.candidates(other)))
             for peer, other in apart.items()
         }
-        own = [address for each in mine.interfaces for address in each.addresses]
+        own = _addresses(mine.interfaces)
         answers = reachability.try_all(tries, token=self._token, own=own)
-        to_head = [answer for answer in answers.get(0, {}).values() if answer.ok]
+        from_head = list(answers.get(0, {}).values())
         if 0 in others and 0 not in apart:
-            to_head = [reachability.ask("127.0.0.1", others[0].port, self._token, 0)]
-        nearest = min(
-            (answer for answer in to_head if answer.ok),
-            key=lambda answer: answer.trip_s,
-            default=None,
-        )
+            from_head = [reachability.ask("127.0.0.1", others[0].port, self._token, 0)]
         return {
             "reached": {
-                peer: {address: a.ok for address, a in found.items()}
-                for peer, found in answers.items()
+                peer: {address: answer.ok for address, answer in by_address.items()}
+                for peer, by_address in answers.items()
             },
-            "ahead_s": nearest.ahead_s if nearest else 0.0,
+            "ahead_s": _fastest_ahead_s(from_head),
             "folder": self._sees_mark(),
         }
 
@@ -210,73 +211,77 @@ class RollCall:
         errors, warnings = judge(
             nodes, tried, reached, script=self._script, folder=str(self._folder)
         )
-        ways = {node.node: interfaces.choose(node, reached) for node in nodes}
-        keys = [_key("choice", node.node) for node in nodes]
-        choices = [
-            json.dumps(
-                {"way": asdict(ways[n.node]), "env": interfaces.variables(n, ways[n.node], reached)}
-            )
-            for n in nodes
-        ]
-        self._store.multi_set(keys, choices)
-        also = tuple(f"also: {finding.what}" for finding in errors[1:4])
+        choices = {node.node: interfaces.choose(node, reached) for node in nodes}
+        self._publish_choices(nodes, choices, reached)
         verdict = {
-            "error": (
-                replace(errors[0], evidence=errors[0].evidence + also).to_json() if errors else None
-            ),
+            "error": _with_others(errors).to_json() if errors else None,
             "warnings": [finding.to_json() for finding in warnings],
-            "master": ways[0].address if 0 in ways else "",
+            "master": choices[0].address if 0 in choices else "",
             # no measurement on one machine, or if an interface is unknown
             "link": (
                 not errors
                 and len(nodes) == self._num_nodes
-                and all(way.name for way in ways.values())
+                and all(choice.name for choice in choices.values())
             ),
         }
-        self._nodes, self._rates = nodes, {node: way.mbit for node, way in ways.items()}
+        self._nodes = nodes
+        self._rates = {node: choice.mbit for node, choice in choices.items()}
         self._store.set(_key("verdict"), json.dumps(verdict))
+
+    def _publish_choices(
+        self,
+        nodes: Sequence[Facts],
+        choices: Mapping[int, interfaces.InterfaceChoice],
+        reached: interfaces.Reached,
+    ) -> None:
+        """Publish for each node the interface that it uses, and variables for its ranks."""
+        values = []
+        for node in nodes:
+            choice = choices[node.node]
+            variables = interfaces.variables(node, choice, reached)
+            values.append(json.dumps({"interface": asdict(choice), "env": variables}))
+        self._store.multi_set([_key("choice", node.node) for node in nodes], values)
 
     def _judge_link(self, speed: bandwidth.Speed | None) -> dict[str, Any]:
         """Publish the slowest group's figures, and the finding about them."""
         groups = {bandwidth.group_of(node, self._num_nodes)[0] for node in range(self._num_nodes)}
-        found = [speed.to_json() if speed else None]
+        speeds = [speed] if speed else []
         for group in sorted(groups - {0}):
             if self._wait(f"speed/{group}", 1.0):
-                found.append(json.loads(self._store.get(_key(f"speed/{group}"))))
-        speeds = [bandwidth.Speed(**each) for each in found if each]
-        slowest = min(speeds, key=lambda each: each.bits_s, default=None)
+                figures = json.loads(self._store.get(_key(f"speed/{group}")))
+                speeds += [bandwidth.Speed(**figures)] if figures else []
+        slowest = min(speeds, key=lambda speed: speed.bits_s, default=None)
         finding = bandwidth.judge(slowest, self._nodes, self._rates) if slowest else None
-        told = {"speed": slowest and slowest.to_json(), "finding": finding and finding.to_json()}
-        self._store.set(_key("link"), json.dumps(told))
-        return told
+        link = {"speed": slowest and slowest.to_json(), "finding": finding and finding.to_json()}
+        self._store.set(_key("link"), json.dumps(link))
+        return link
 
     # On every node
 
     def _leave(self, finding: Finding) -> None:
         """Raise the finding; the head leaves last because it hosts the store."""
-        self._store.add(_key("heard"), 1)
-        deadline = time.monotonic() + (_LINGER_S if self._node == 0 else 0)
-        while (
-            int(self._store.add(_key("heard"), 0)) < self._num_nodes and time.monotonic() < deadline
-        ):
+        num_readers = int(self._store.add(_key("heard"), 1))
+        deadline = time.monotonic() + (_READ_S if self._node == 0 else 0)
+        while num_readers < self._num_nodes and time.monotonic() < deadline:
             time.sleep(0.02)
+            num_readers = int(self._store.add(_key("heard"), 0))
         raise RunError(finding)
 
-    def _go_on(self, verdict: dict[str, Any]) -> Result:
-        choice = json.loads(self._store.get(_key("choice", self._node)))
-        way = interfaces.Way(**choice["way"])
-        warnings = [Finding.from_json(each) for each in verdict["warnings"]]
+    def _result(self, verdict: dict[str, Any]) -> Result:
+        """Return the result for this node, after the measurement of the link if there is one."""
+        posted = json.loads(self._store.get(_key("choice", self._node)))
+        choice = interfaces.InterfaceChoice(**posted["interface"])
+        warnings = [Finding.from_json(values) for values in verdict["warnings"]]
         parts = [f"{self._num_nodes} nodes" + ("" if warnings else " alike")]
         if verdict["link"]:
-            told = self._measure(way.name)
-            parts += [bandwidth.Speed(**told["speed"]).words] if told["speed"] else []
-            warnings += [Finding.from_json(told["finding"])] if told["finding"] else []
-        if way.choice:
-            parts.append(f"over {way.name} ({way.reason})")
-        parts.append(f"{time.monotonic() - self._started:.1f} s")
-        return Result(
-            choice["env"], verdict["master"], "roll call: " + ", ".join(parts), tuple(warnings)
-        )
+            link = self._measure(choice.name)
+            parts += [bandwidth.Speed(**link["speed"]).words] if link["speed"] else []
+            warnings += [Finding.from_json(link["finding"])] if link["finding"] else []
+        if choice.has_alternative:
+            parts.append(f"over {choice.name} ({choice.reason})")
+        parts.append(f"{time.monotonic() - self._start_s:.1f} s")
+        line = "roll call: " + ", ".join(parts)
+        return Result(posted["env"], verdict["master"], line, tuple(warnings))
 
     def _measure(self, interface: str) -> dict[str, Any]:
         # gloo has its own client of the store, which does not sign
@@ -289,10 +294,10 @@ class RollCall:
         group, rank, _ = bandwidth.group_of(self._node, self._num_nodes)
         if rank == 0 and group:
             self._store.set(_key(f"speed/{group}"), json.dumps(speed and speed.to_json()))
-        if not self._wait("link", _HELD_S):
+        if not self._wait("link", _HEAD_S):
             return {"speed": None, "finding": None}
-        told: dict[str, Any] = json.loads(self._store.get(_key("link")))
-        return told
+        link: dict[str, Any] = json.loads(self._store.get(_key("link")))
+        return link
 
 
 def compare(
@@ -328,12 +333,13 @@ def compare(
         return facts.gather(options, plan, node=node, address=address, port=port)
 
     if num_nodes == 1:
-        asked = options.check and first
-        return Result(line=check_alone(gather(0), folder=shown(folder)) if asked else "")
-    roll = RollCall(
+        if options.check and first:
+            return Result(line=check_alone(gather(0), folder=display_path(folder)))
+        return Result()
+    comparison = Comparison(
         store, node=node, num_nodes=num_nodes, token=token, script=options.script, folder=folder
     )
-    return roll.hold(gather) if roll.is_held(first) else Result()
+    return comparison.run(gather) if comparison.is_due(first) else Result()
 
 
 def check_alone(mine: Facts, *, folder: str) -> str:
@@ -349,12 +355,29 @@ def check_alone(mine: Facts, *, folder: str) -> str:
     findings = interfaces.judge([mine], {})
     if findings:
         raise RunError(replace(findings[0], severity="error"))
-    named = "".join(f", {name}={value} is here" for name, value in mine.settings.items() if value)
-    return f"roll call: 1 node, {folder} can be written{named}"
+    settings = [f", {name}={value} is here" for name, value in mine.settings.items() if value]
+    return f"roll call: 1 node, {folder} can be written{''.join(settings)}"
 
 
 def _key(kind: str, node: int | str | None = None) -> str:
     return f"paceline/compare/{kind}" + ("" if node is None else f"/{node}")
+
+
+def _addresses(some: Iterable[Interface]) -> list[str]:
+    return [address for interface in some for address in interface.addresses]
+
+
+def _fastest_ahead_s(answers: Iterable[Answer]) -> float:
+    """Return how far this node's clock is ahead, by the fastest answer; 0 without an answer."""
+    trips = [answer for answer in answers if answer.ok]
+    return min(trips, key=lambda answer: answer.trip_s).ahead_s if trips else 0.0
+
+
+def _with_others(errors: Sequence[Finding]) -> Finding:
+    """Return the first error, with a few further ones as evidence."""
+    first = errors[0]
+    others = tuple(f"also: {finding.what}" for finding in errors[1:4])
+    return replace(first, evidence=first.evidence + others)
 
 
 def gather_reached(tried: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, list[bool]]]:
@@ -384,14 +407,14 @@ def judge(
         script: Name of the script.
         folder: The run folder.
     """
-    found = [
+    sees_folder = {node: entry["folder"] for node, entry in tried.items()}
+    offsets_s = {node: entry["ahead_s"] for node, entry in tried.items()}
+    results = [
         *interfaces.judge(nodes, reached),
         *consistency.judge(nodes, script=script),
-        consistency.judge_folder(
-            nodes, {node: entry["folder"] for node, entry in tried.items()}, folder=folder
-        ),
-        consistency.judge_clocks(nodes, {node: entry["ahead_s"] for node, entry in tried.items()}),
+        consistency.judge_folder(nodes, sees_folder, folder=folder),
+        consistency.judge_clocks(nodes, offsets_s),
     ]
-    findings = [finding for finding in found if finding is not None]
+    findings = [finding for finding in results if finding is not None]
     errors = [finding for finding in findings if finding.severity == "error"]
     return errors, [finding for finding in findings if finding.severity != "error"]

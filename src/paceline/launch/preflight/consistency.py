@@ -10,9 +10,9 @@ from paceline.launch.preflight.facts import Facts
 from paceline.text.wording import few, few_lines
 
 _CODE = ("script", "commit")
-# Ranks cannot work together if these differ. Python is compared by its minor version, NCCL only on
-# nodes with GPUs.
-_FATAL = ("python", "torch", "NCCL", "paceline", "script")
+# Ranks cannot work together if these differ, or if the minor version of Python does. NCCL is
+# compared on nodes with GPUs only.
+_FATAL = ("torch", "NCCL", "paceline", "script")
 _MAX_LINES = 9
 _MAX_GROUPS = 4
 _SKEW_S = 1.0
@@ -35,22 +35,14 @@ class Difference:
     @property
     def line(self) -> str:
         """The values and their nodes; of many nodes with one value, only the number."""
-        shown = []
+        parts = []
         for place, (value, nodes) in enumerate(self.groups[:_MAX_GROUPS]):
-            last = place == len(self.groups) - 1
-            words = [node.words for node in nodes]
-            whom = (
-                (f"the other {len(nodes)}" if last else few(words, 2))
-                if len(nodes) > 3
-                else ", ".join(words)
-            )
-            shown.append(f"{value} on {whom}")
-        more = len(self.groups) - _MAX_GROUPS
-        return (
-            f"{self.name} "
-            + ", ".join(shown)
-            + (f", and {more} further values" if more > 0 else "")
-        )
+            is_last = place == len(self.groups) - 1
+            parts.append(f"{value} on {_listed(nodes, is_last=is_last)}")
+        num_further = len(self.groups) - _MAX_GROUPS
+        if num_further > 0:
+            parts.append(f"and {num_further} further values")
+        return f"{self.name} {', '.join(parts)}"
 
     @property
     def usual(self) -> str:
@@ -60,11 +52,20 @@ class Difference:
         return min(as_common, key=lambda group: group[1][0].node)[0]
 
 
+def _listed(nodes: Sequence[Facts], *, is_last: bool) -> str:
+    """Return the nodes of a group in words; of many nodes a few, of the last group the number."""
+    words = [node.words for node in nodes]
+    if len(nodes) <= 3:
+        return ", ".join(words)
+    return f"the other {len(nodes)}" if is_last else few(words, 2)
+
+
 def compare(nodes: Sequence[Facts]) -> list[Difference]:
     """Return the differences between nodes, fatal ones first."""
     names = list(dict.fromkeys(name for node in nodes for name in node.likeness))
-    found = [difference for name in names if (difference := _compare_one(name, nodes)) is not None]
-    return sorted(found, key=lambda difference: not difference.fatal)
+    results = [_compare_one(name, nodes) for name in names]
+    differences = [difference for difference in results if difference is not None]
+    return sorted(differences, key=lambda difference: not difference.fatal)
 
 
 def _compare_one(name: str, nodes: Sequence[Facts]) -> Difference | None:
@@ -78,8 +79,14 @@ def _compare_one(name: str, nodes: Sequence[Facts]) -> Difference | None:
     ordered = sorted(groups.items(), key=lambda group: (len(group[1]), -group[1][0].node))
     if len(nodes) <= 4:  # a few nodes are listed in the order of their ranks
         ordered = sorted(groups.items(), key=lambda group: group[1][0].node)
-    fatal = name in _FATAL and (name != "python" or len({_minor(value) for value in groups}) > 1)
-    return Difference(name, tuple((value, tuple(members)) for value, members in ordered), fatal)
+    frozen = tuple((value, tuple(members)) for value, members in ordered)
+    return Difference(name, frozen, _is_fatal(name, list(groups)))
+
+
+def _is_fatal(name: str, values: Sequence[str]) -> bool:
+    if name == "python":
+        return len({_minor(version) for version in values}) > 1
+    return name in _FATAL
 
 
 def _minor(version: str) -> str:
@@ -93,19 +100,15 @@ def judge(nodes: Sequence[Facts], *, script: str) -> list[Finding]:
         nodes: The facts of all nodes.
         script: Name of the script.
     """
-    found = compare(nodes)
-    environment = [difference for difference in found if difference.name not in _CODE]
-    code = [difference for difference in found if difference.name in _CODE]
-    findings = [
-        finding
-        for finding in (
-            _environment(environment, fatal=True),
-            _code(code, script),
-            _environment(environment, fatal=False),
-        )
-        if finding is not None
+    differences = compare(nodes)
+    environment = [difference for difference in differences if difference.name not in _CODE]
+    code = [difference for difference in differences if difference.name in _CODE]
+    results = [
+        _environment(environment, fatal=True),
+        _code(code, script),
+        _environment(environment, fatal=False),
     ]
-    return gravest_first(findings)
+    return gravest_first([finding for finding in results if finding is not None])
 
 
 def _environment(differences: Sequence[Difference], *, fatal: bool) -> Finding | None:
@@ -118,7 +121,7 @@ def _environment(differences: Sequence[Difference], *, fatal: bool) -> Finding |
         f"nodes differ in {names}",
         where=_where(mine[0]),
         evidence=few_lines([difference.line for difference in mine], _MAX_LINES),
-        why="ranks of different versions break each other, often without a word" if fatal else "",
+        why="ranks of different versions break each other, often silently" if fatal else "",
         fix=_same(mine) if fatal else "",
     )
     return finding if fatal else replace(finding, severity="warning")
@@ -127,9 +130,9 @@ def _environment(differences: Sequence[Difference], *, fatal: bool) -> Finding |
 def _same(differences: Sequence[Difference]) -> str:
     # The part after a plus names a build, which an index may not have under that name.
     pip = [
-        f"{each.name}=={each.usual.split('+')[0]}"
-        for each in differences
-        if each.name in ("torch", "paceline")
+        f"{difference.name}=={difference.usual.split('+')[0]}"
+        for difference in differences
+        if difference.name in ("torch", "paceline")
     ]
     if pip:
         return f"on every node: pip install {' '.join(pip)}"
@@ -156,7 +159,7 @@ def _code(differences: Sequence[Difference], script: str) -> Finding | None:
         why="ranks that run different code wait for each other, or train different models",
         fix=(
             "start from one shared folder, or copy the same files to every node; git rev-parse HEAD"
-            " tells the commit"
+            " prints the commit"
         ),
         severity="error" if fatal else "warning",
     )
@@ -189,37 +192,36 @@ def judge_clocks(nodes: Sequence[Facts], offsets_s: Mapping[int, float]) -> Find
         where=few([node.words for node in off], 4),
         evidence=tuple(lines) if len(off) > 1 else (),
         why="logs of the nodes cannot be put in order, and files seem to come from the future",
-        fix="timedatectl set-ntp true, there; chronyc tracking tells how far a clock is off",
+        fix="timedatectl set-ntp true, there; chronyc tracking shows how far a clock is off",
         severity="warning",
     )
 
 
 def _ahead(offset_s: float) -> str:
-    size = abs(offset_s)
-    text = (
-        f"{size:.1f} s"
-        if size < 120
-        else f"{size / 60:.0f} min"
-        if size < 7200
-        else f"{size / 3600:.1f} h"
-    )
+    size_s = abs(offset_s)
+    if size_s < 120:
+        text = f"{size_s:.1f} s"
+    elif size_s < 7200:
+        text = f"{size_s / 60:.0f} min"
+    else:
+        text = f"{size_s / 3600:.1f} h"
     return f"{text} {'ahead of' if offset_s > 0 else 'behind'}"
 
 
 def judge_folder(
-    nodes: Sequence[Facts], seen: Mapping[int, bool], *, folder: str
+    nodes: Sequence[Facts], sees_folder: Mapping[int, bool], *, folder: str
 ) -> Finding | None:
     """Return the finding that nodes do not see the head's run folder; None if all see it.
 
     Args:
         nodes: The facts of all nodes, the head first.
-        seen: Whether a node has seen the head's file in the folder, by node rank.
+        sees_folder: Whether a node sees the head's file in the folder, by node rank.
         folder: The run folder.
     """
-    blind = [node.words for node in nodes if not seen.get(node.node, True)]
-    if not blind:
+    without_folder = [node.words for node in nodes if not sees_folder.get(node.node, True)]
+    if not without_folder:
         return None
-    whom = few(blind, 4)
+    whom = few(without_folder, 4)
     return Finding(
         "run-folder-not-shared",
         f"the run folder {folder} of the head, {nodes[0].host}, is not seen by {whom}",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import platform
 import socket
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -18,7 +17,7 @@ from typing import Any
 from paceline import env
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
-from paceline.machine import gpus, host, interfaces, ulimits
+from paceline.machine import gpus, host, interfaces, software, ulimits
 from paceline.machine.deadline import within
 from paceline.machine.interfaces import Interface
 
@@ -66,11 +65,11 @@ class Facts:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Facts:
         """Return the facts from the data that ``to_json`` returned."""
-        found = tuple(
-            Interface(**{**each, "addresses": tuple(each["addresses"])})
-            for each in values["interfaces"]
+        own_interfaces = tuple(
+            Interface(**{**fields, "addresses": tuple(fields["addresses"])})
+            for fields in values["interfaces"]
         )
-        return cls(**{**values, "interfaces": found})
+        return cls(**{**values, "interfaces": own_interfaces})
 
 
 def gather(options: Options, plan: Plan, *, node: int, address: str, port: int) -> Facts:
@@ -114,20 +113,13 @@ def _models(inventory: gpus.Gpus) -> str:
 
 
 def _versions() -> dict[str, str]:
-    import torch
-    from torch import distributed
-
-    from paceline import __version__
-
-    nccl = ""
-    if distributed.is_nccl_available():
-        nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
+    versions = software.loaded()
     return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "NCCL": nccl,
-        "CUDA": torch.version.cuda or "none",
-        "paceline": __version__,
+        "python": versions.python,
+        "torch": versions.torch,
+        "NCCL": versions.nccl,
+        "CUDA": versions.torch_cuda or "none",
+        "paceline": versions.paceline,
     }
 
 
@@ -154,16 +146,17 @@ def commit(folder: Path) -> str:
 
 
 def _read_ref(git: Path, ref: str) -> str:
+    """Return the commit of a branch; of a worktree, also from the folder of its repository."""
+    folders = [git]
     shared = git / "commondir"
-    stores = [
-        git,
-        *([git / shared.read_text(encoding="utf-8").strip()] if shared.is_file() else []),
-    ]
-    for store in stores:
-        if (store / ref).is_file():
-            return (store / ref).read_text(encoding="utf-8").strip()
-        packed = store / "packed-refs"
-        for line in packed.read_text(encoding="utf-8").splitlines() if packed.is_file() else []:
+    if shared.is_file():
+        folders.append(git / shared.read_text(encoding="utf-8").strip())
+    for folder in folders:
+        if (folder / ref).is_file():
+            return (folder / ref).read_text(encoding="utf-8").strip()
+        packed = folder / "packed-refs"
+        lines = packed.read_text(encoding="utf-8").splitlines() if packed.is_file() else []
+        for line in lines:
             if line.endswith(f" {ref}"):
                 return line.split()[0]
     return ""
@@ -189,7 +182,10 @@ def _machine() -> str:
 def _interfaces() -> tuple[Interface, ...]:
     """Return the interfaces of this node, those with an IPv4 address first."""
     return tuple(
-        sorted(interfaces.gather(), key=lambda each: (":" in each.addresses[0], each.name))
+        sorted(
+            interfaces.gather(),
+            key=lambda interface: (":" in interface.addresses[0], interface.name),
+        )
     )
 
 

@@ -1,4 +1,4 @@
-"""Choose the network interface of each node, and judge the user's choice. Pure."""
+"""Choose the network interface of each node, and check the user's choice. Pure."""
 
 from __future__ import annotations
 
@@ -16,88 +16,97 @@ Reached = Mapping[int, Mapping[str, Sequence[bool]]]
 
 
 @dataclass(frozen=True)
-class Way:
+class InterfaceChoice:
     """The interface that a node uses.
 
     Attributes:
         name: Name of the interface; empty if no interface works.
         address: The address on it that other nodes reached.
         reason: Why this interface was chosen.
-        choice: Whether there was another interface to choose.
+        has_alternative: Whether paceline has chosen it, among several.
         mbit: Its rate in Mbit/s; 0 if unknown.
     """
 
     name: str = ""
     address: str = ""
     reason: str = ""
-    choice: bool = False
+    has_alternative: bool = False
     mbit: int = 0
 
 
 def candidates(node: Facts) -> list[Interface]:
     """Return the interfaces that could lead to other hosts."""
-    return [each for each in node.interfaces if not each.loopback]
+    return [interface for interface in node.interfaces if not interface.loopback]
 
 
-def carries(node: Facts, interface: Interface, reached: Reached) -> str:
+def reached_address(node: Facts, interface: Interface, reached: Reached) -> str:
     """Return the address of an interface that all nodes that tried it reached; empty if none."""
     tries = reached.get(node.node, {})
-    return next(
-        (address for address in interface.addresses if tries.get(address) and all(tries[address])),
-        "",
-    )
+    for address in interface.addresses:
+        if tries.get(address) and all(tries[address]):
+            return address
+    return ""
 
 
-def choose(node: Facts, reached: Reached) -> Way:
+def _working(node: Facts, reached: Reached) -> dict[str, Interface]:
+    """Return the interfaces over which the other nodes reach a node, by name."""
+    return {
+        interface.name: interface
+        for interface in candidates(node)
+        if reached_address(node, interface, reached)
+    }
+
+
+def choose(node: Facts, reached: Reached) -> InterfaceChoice:
     """Choose the interface of a node.
 
     The user's own choice comes first. Then comes the interface with the node's address in this run,
     because it already leads to the head.
     """
-    working = {
-        each.name: address for each in candidates(node) if (address := carries(node, each, reached))
-    }
-    rates = {each.name: each.mbit for each in candidates(node)}
-    several = len(candidates(node)) > 1
-    wanted = [
-        each.name
-        for each in _matching_gloo(node.settings.get(env.GLOO_INTERFACE, ""), node.interfaces)
-    ]
-    home = [each.name for each in candidates(node) if node.address in each.addresses]
+    working = _working(node, reached)
+    set_by_user = [interface.name for interface in _set_for_gloo(node)]
+    home = [interface.name for interface in candidates(node) if node.address in interface.addresses]
+    has_alternative = len(candidates(node)) > 1 and not set_by_user
     for names, reason in (
-        (wanted, f"{env.GLOO_INTERFACE} is set"),
+        (set_by_user, f"{env.GLOO_INTERFACE} is set"),
         (home, f"it carries {node.address}"),
-        (working, "the other nodes reach it"),
+        (list(working), "the other nodes reach it"),
     ):
-        for name in names:
-            if name in working:
-                return Way(name, working[name], reason, several and not wanted, rates[name])
-    return Way()
+        interface = next((working[name] for name in names if name in working), None)
+        if interface is not None:
+            address = reached_address(node, interface, reached)
+            return InterfaceChoice(interface.name, address, reason, has_alternative, interface.mbit)
+    return InterfaceChoice()
 
 
-def variables(node: Facts, way: Way, reached: Reached) -> dict[str, str]:
+def variables(node: Facts, choice: InterfaceChoice, reached: Reached) -> dict[str, str]:
     """Return variables that keep a node's ranks off dead interfaces; the user's own always win."""
     values = {}
-    if way.name and not node.settings.get(env.GLOO_INTERFACE):
-        values[env.GLOO_INTERFACE] = way.name
+    if choice.name and not node.settings.get(env.GLOO_INTERFACE):
+        values[env.GLOO_INTERFACE] = choice.name
     if node.gpus and not node.settings.get(env.NCCL_INTERFACE):
-        working = [each.name for each in candidates(node) if carries(node, each, reached)]
-        # NCCL uses all interfaces except loopback and docker's
-        taken = [each for each in candidates(node) if not each.name.startswith("docker")]
-        if working and any(
-            _tried(node, each, reached) and each.name not in working for each in taken
-        ):
+        working = _working(node, reached)
+        if working and _may_use_dead_interface(node, reached):
             values[env.NCCL_INTERFACE] = "=" + ",".join(working)
     return values
 
 
-def _tried(node: Facts, interface: Interface, reached: Reached) -> bool:
-    return any(reached.get(node.node, {}).get(address) for address in interface.addresses)
+def _may_use_dead_interface(node: Facts, reached: Reached) -> bool:
+    """Return whether NCCL would use an interface that other nodes tried and did not reach."""
+    working = _working(node, reached)
+    tries = reached.get(node.node, {})
+    return any(
+        interface.name not in working
+        and not interface.name.startswith("docker")  # NCCL does not use docker's
+        and any(tries.get(address) for address in interface.addresses)
+        for interface in candidates(node)
+    )
 
 
-def _matching_gloo(setting: str, interfaces: Sequence[Interface]) -> list[Interface]:
-    wanted = setting.split(",")
-    return [each for each in interfaces if each.name in wanted]
+def _set_for_gloo(node: Facts) -> list[Interface]:
+    """Return the interfaces of a node that the user has named for gloo."""
+    names = node.settings.get(env.GLOO_INTERFACE, "").split(",")
+    return [interface for interface in node.interfaces if interface.name in names]
 
 
 def judge(nodes: Sequence[Facts], reached: Reached) -> list[Finding]:
@@ -107,100 +116,113 @@ def judge(nodes: Sequence[Facts], reached: Reached) -> list[Finding]:
         nodes: The facts of all nodes.
         reached: What nodes tried of each other; empty on one machine, where no link is used.
     """
-    absent = [found for node in nodes for found in _absent(node)]
-    findings = [_missing(absent)] if absent else []
-    if not absent:
-        unrouted = [(node, name) for node in nodes for name in _unrouted(node, reached)]
-        findings += [_not_routed(unrouted, reached)] if unrouted else []
-    lost = [node for node in nodes if reached.get(node.node) and not choose(node, reached).name]
-    if not findings and lost:
-        findings.append(_nowhere(lost))
-    return findings
+    absent = [(node, name) for node in nodes for name in _absent(node)]
+    if absent:
+        return [_missing(absent)]
+    unrouted = [(node, name) for node in nodes for name in _unrouted(node, reached)]
+    if unrouted:
+        return [_not_routed(unrouted, reached)]
+    unreached = [
+        node for node in nodes if reached.get(node.node) and not choose(node, reached).name
+    ]
+    return [_unreachable(unreached)] if unreached else []
 
 
-def _absent(node: Facts) -> list[tuple[Facts, str]]:
-    """Return the settings of a node that match none of its interfaces."""
-    names = [each.name for each in node.interfaces]
-    gloo, nccl = (
-        node.settings.get(env.GLOO_INTERFACE, ""),
-        node.settings.get(env.NCCL_INTERFACE, ""),
-    )
-    missing = [env.GLOO_INTERFACE] if gloo and not set(gloo.split(",")) <= set(names) else []
-    missing += [env.NCCL_INTERFACE] if nccl and not taken_interfaces(nccl, names) else []
-    return [(node, name) for name in missing]
+def _absent(node: Facts) -> list[str]:
+    """Return the variables of a node that match none of its interfaces."""
+    names = [interface.name for interface in node.interfaces]
+    gloo = node.settings.get(env.GLOO_INTERFACE, "")
+    nccl = node.settings.get(env.NCCL_INTERFACE, "")
+    absent = []
+    if gloo and not set(gloo.split(",")) <= set(names):
+        absent.append(env.GLOO_INTERFACE)
+    if nccl and not taken_interfaces(nccl, names):
+        absent.append(env.NCCL_INTERFACE)
+    return absent
 
 
 def _missing(absent: Sequence[tuple[Facts, str]]) -> Finding:
     node, name = absent[0]
-    value = node.settings[name]
-    exist = ", ".join(f"{each.name} ({each.addresses[0]})" for each in node.interfaces)
-    more = [
+    others = [
         f"{other.words}: {variable}={other.settings[variable]}" for other, variable in absent[1:6]
     ]
     usable = candidates(node)
+    alternative = f", or {name}={usable[0].name} there" if usable else ""
     # without GPUs, NCCL's variable is not read
-    severity = "error" if any(n.gpus or v == env.GLOO_INTERFACE for n, v in absent) else "warning"
+    is_read = any(other.gpus or variable == env.GLOO_INTERFACE for other, variable in absent)
     return Finding(
         "interface-missing-on-node",
-        f"{name}={value}: {node.words} has no such interface",
-        where=", ".join(dict.fromkeys(other.words for other, _ in absent[:6])),
-        evidence=(f"{node.words} has {exist}", *more),
-        fix=f"unset {name} and let paceline choose"
-        + (f", or {name}={usable[0].name} there" if usable else ""),
-        severity=severity,
+        f"{name}={node.settings[name]}: {node.words} has no such interface",
+        where=_where(absent),
+        evidence=(f"{node.words} has {_listed(node.interfaces)}", *others),
+        fix=f"unset {name} and let paceline choose{alternative}",
+        severity="error" if is_read else "warning",
     )
+
+
+def _where(settings: Sequence[tuple[Facts, str]]) -> str:
+    """Return the first nodes of some settings, each once."""
+    return ", ".join(dict.fromkeys(node.words for node, _ in settings[:6]))
+
+
+def _listed(interfaces: Sequence[Interface]) -> str:
+    return ", ".join(f"{interface.name} ({interface.addresses[0]})" for interface in interfaces)
 
 
 def _unrouted(node: Facts, reached: Reached) -> list[str]:
-    """Return the settings that name an interface without a route, if another one works."""
-    if not any(carries(node, each, reached) for each in candidates(node)):
+    """Return the variables that name an interface without a route, if another one works."""
+    if not _working(node, reached):
         return []
-    found = []
-    gloo = _matching_gloo(node.settings.get(env.GLOO_INTERFACE, ""), node.interfaces)
-    if gloo and not all(carries(node, each, reached) for each in gloo):
-        found.append(env.GLOO_INTERFACE)
-    nccl = node.settings.get(env.NCCL_INTERFACE, "")
-    taken = (
-        [each for each in node.interfaces if taken_interfaces(nccl, [each.name])] if nccl else []
-    )
-    if node.gpus and taken and not any(carries(node, each, reached) for each in taken):
-        found.append(env.NCCL_INTERFACE)
-    return found
+    unrouted = []
+    for_gloo = _set_for_gloo(node)
+    if not all(reached_address(node, interface, reached) for interface in for_gloo):
+        unrouted.append(env.GLOO_INTERFACE)
+    for_nccl = _set_for_nccl(node)
+    reaches = any(reached_address(node, interface, reached) for interface in for_nccl)
+    if node.gpus and for_nccl and not reaches:
+        unrouted.append(env.NCCL_INTERFACE)
+    return unrouted
+
+
+def _set_for_nccl(node: Facts) -> list[Interface]:
+    """Return the interfaces of a node that the user's setting for NCCL selects."""
+    setting = node.settings.get(env.NCCL_INTERFACE, "")
+    if not setting:
+        return []
+    return [
+        interface for interface in node.interfaces if taken_interfaces(setting, [interface.name])
+    ]
 
 
 def _not_routed(unrouted: Sequence[tuple[Facts, str]], reached: Reached) -> Finding:
     node, name = unrouted[0]
-    works = [each for each in candidates(node) if carries(node, each, reached)]
+    working = _working(node, reached)
+    addresses = [
+        f"{interface.name} ({reached_address(node, interface, reached)})"
+        for interface in working.values()
+    ]
     return Finding(
         "interface-not-routed",
         f"{name}={node.settings[name]}: the other nodes do not reach {node.words} over it",
-        where=", ".join(dict.fromkeys(other.words for other, _ in unrouted[:6])),
-        evidence=(
-            (
-                f"reached on {node.host}:"
-                f" {', '.join(f'{e.name} ({carries(node, e, reached)})' for e in works)}"
-            ),
-        ),
+        where=_where(unrouted),
+        evidence=(f"reached on {node.host}: {', '.join(addresses)}",),
         why="ranks would wait there for connections that never come",
-        fix=f"unset {name} and let paceline choose, or {name}={works[0].name}",
+        fix=f"unset {name} and let paceline choose, or {name}={next(iter(working))}",
     )
 
 
-def _nowhere(lost: Sequence[Facts]) -> Finding:
+def _unreachable(nodes: Sequence[Facts]) -> Finding:
     """Return the finding that only the store is reachable, as behind address translation."""
-    loop = [
-        node for node in lost if node.named_loopback and not node.settings.get(env.GLOO_INTERFACE)
+    on_loopback = [
+        node for node in nodes if node.named_loopback and not node.settings.get(env.GLOO_INTERFACE)
     ]
-    node = (loop or lost)[0]
-    tried = (
-        ", ".join(f"{each.name} ({each.addresses[0]})" for each in candidates(node))
-        or "no interface but loopback"
-    )
+    node = (on_loopback or nodes)[0]
+    tried = _listed(candidates(node)) or "no interface but loopback"
+    cause = ", and its own name resolves to a loopback address" if on_loopback else ""
     return Finding(
-        "gloo-loopback" if loop else "interface-not-routed",
-        f"the other nodes reach {node.words} over none of its interfaces"
-        + (", and its own name means a loopback address" if loop else ""),
-        where=", ".join(each.words for each in lost[:4]),
+        "gloo-loopback" if on_loopback else "interface-not-routed",
+        f"the other nodes reach {node.words} over none of its interfaces{cause}",
+        where=", ".join(node.words for node in nodes[:4]),
         evidence=(f"tried: {tried}",),
         why=(
             "ranks listen on ports that the kernel chooses: a firewall or translated addresses may"

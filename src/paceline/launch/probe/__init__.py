@@ -1,3 +1,1 @@
-"""What is measured inside a rank: steps, losses, loops, parameters, and what the rank answers to
-its launcher.
-"""
+"""Measurements inside a rank: steps, losses, loops and parameters, and answers to the launcher."""

@@ -1,5 +1,4 @@
-"""Show the launcher which DataLoader worker a rank waits for, by two integers in the rank's
-counters.
+"""Show the launcher which DataLoader worker a rank waits for, by two of the rank's counters.
 
 It wraps the one method in which torch's DataLoader waits for a batch of its workers. Loaders
 without workers do not call it, so they cost nothing more.
@@ -27,9 +26,8 @@ def install(slot: memoryview[int]) -> Callable[[], None]:
 
     iterators: Any = dataloader._MultiProcessingDataLoaderIter
     fetch, make = iterators._next_data, iterators.__init__
-    names_workers = hasattr(
-        multiprocessing, "_set_thread_name"
-    )  # else the launcher could not distinguish them
+    # the launcher recognizes workers by the names of their threads
+    names_workers = hasattr(multiprocessing, "_set_thread_name")
     rank = os.getpid()  # a worker with its own DataLoader shares the memory
 
     @functools.wraps(fetch)
@@ -57,9 +55,7 @@ def install(slot: memoryview[int]) -> Callable[[], None]:
 
 
 def _awaited(iterator: Any) -> int:
-    """Return the process of the worker whose batch comes next, 0 if any worker's would do or that
-    is not known.
-    """
+    """Return the process of the worker whose batch comes next, 0 for any worker's or if unknown."""
     try:
         worker, *received = iterator._task_info[iterator._rcvd_idx]
         if received or not iterator._in_order:

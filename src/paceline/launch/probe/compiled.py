@@ -1,11 +1,10 @@
 """Keep our hooks out of torch.compile: none of them is traced, breaks a graph or makes Dynamo warn.
 
 Dynamo reaches a hook in two ways. It inlines the function into the code that it traces: a hook
-therefore calls
-``torch.compiler.is_compiling()`` first and returns at once. Or it compiles the function as a
-separate frame, when a graph break calls into it: ``left_alone`` prevents that. ``not_traced`` is
-for replacements of torch functions that Dynamo never traces, where a graph breaks anyway. This
-module does not import Dynamo, which would add a second to the start of each rank.
+therefore calls ``torch.compiler.is_compiling()`` first and returns at once. Or it compiles the
+function as a separate frame, when a graph break calls into it: ``left_alone`` prevents that.
+``not_traced`` is for replacements of torch functions that Dynamo never traces, where a graph breaks
+anyway. This module does not import Dynamo, which would add a second to the start of each rank.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 def left_alone(function: _Function) -> _Function:
-    """Return a function whose frame torch.compile does not compile; functions that it calls are not
-    affected.
-    """
+    """Return a function whose own frame torch.compile leaves alone; its calls are not affected."""
     import torch
 
     frames = getattr(torch._C._dynamo, "eval_frame", None)

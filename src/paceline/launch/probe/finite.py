@@ -1,6 +1,4 @@
-"""Find the rank whose loss or local gradient is not finite, before DDP averages it into those of
-all ranks.
-"""
+"""Find the rank whose loss or local gradient is not finite, before DDP averages the gradients."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ _WAIT_S = 5.0
 
 
 class _Record:
-    """State of one parameter's local gradients since the last step: a flag (not finite), and their
-    order.
-    """
+    """One parameter's gradients since the last step: whether one is not finite, and their order."""
 
     def __init__(self) -> None:
         self.bad: torch.Tensor | None = None
@@ -72,12 +68,10 @@ class FiniteCheck:
             self._loss = _either(self._loss, _not_finite(loss.detach()))
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Check before an optimizer step; if a closure computes the gradients, check after the
-        closure.
-        """
-        closure = kwargs.get("closure") or (
-            args[1] if len(args) > 1 and callable(args[1]) else None
-        )
+        """Check before an optimizer step, or after the closure that computes the gradients."""
+        closure = kwargs.get("closure")
+        if closure is None and len(args) > 1 and callable(args[1]):
+            closure = args[1]
         if closure is None:
             self.look(optimizer)
             return None
@@ -125,9 +119,7 @@ class FiniteCheck:
 
 
 def non_finite(rank: int, step: int, what: str) -> Finding:
-    """Return the finding about a loss or gradient that is not finite; ``what`` is empty if its rank
-    is unknown.
-    """
+    """Return the finding that a value is not finite; ``what`` is empty if it is another rank's."""
     subject = (
         f"rank {rank}'s {what} is"
         if what
@@ -151,9 +143,8 @@ def non_finite(rank: int, step: int, what: str) -> Finding:
 
 
 def _not_finite(tensor: torch.Tensor) -> torch.Tensor:
-    local: torch.Tensor = getattr(
-        tensor, "_local_tensor", tensor
-    )  # asking a DTensor is a collective
+    # a question to the DTensor itself would be a collective
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     values = local.coalesce().values() if local.is_sparse else local
     return ~values.isfinite().all()
 

@@ -1,11 +1,9 @@
-"""Sample local gradients in a few early steps, to find out whether ranks compute the same from the
-same samples.
+"""Sample local gradients in a few early steps, to find ranks that compute the same values.
 
 Reading the same samples proves nothing: ranks may take slices of one global batch, split one model
-or one sequence, or
-augment the samples. Equal losses, equal gradients before averaging and equal parameters do prove
-it. They are sampled in the first steps of a training run whose ranks may read the same data, and
-never afterwards.
+or one sequence, or augment the samples. Equal losses, equal gradients before averaging and equal
+parameters do prove it. They are sampled in the first steps of a training run whose ranks may read
+the same data, and never afterwards.
 
 A hook on the graph node that accumulates a gradient reads it. The hook lives for one backward and
 belongs to no tensor or module, so neither torch.compile, nor a copy of the model, nor DDP's
@@ -174,9 +172,7 @@ def _product(size: Sequence[int]) -> int:
 
 
 def _dense(optimizer: Any) -> list[Any]:
-    """Return the parameters that get gradients; none if one of them is not a plain leaf tensor, or
-    is a shard.
-    """
+    """Return the parameters that get gradients; none unless all are plain, whole leaf tensors."""
     groups = optimizer.param_groups if optimizer is not None else []
     parameters = [tensor for group in groups for tensor in group["params"] if tensor.requires_grad]
     return parameters if all(map(_is_plain_leaf, parameters)) else []
@@ -220,9 +216,7 @@ def _numbers(tensors: Iterable[Any]) -> array[float]:
 
 
 def _is_traced_or_captured() -> bool:
-    """Return whether the backward is compiled or recorded as a CUDA graph, where no value may be
-    read.
-    """
+    """Return whether the backward is compiled or captured as a CUDA graph: no value may be read."""
     import sys
 
     import torch

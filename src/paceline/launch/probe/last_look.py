@@ -27,17 +27,15 @@ _POLL_S = 0.005
 
 
 def watch(optimizers: Any, look: LastLook) -> Callable[[], None]:
-    """Make ``look`` follow every new optimizer, and check when the default group ends; return a
-    function that stops it.
+    """Follow every new optimizer, and check when the default group ends; return a function to stop.
 
     Args:
         optimizers: ``torch.optim.Optimizer``.
         look: The rank's last look.
     """
     distributed: Any = import_module("torch.distributed")
-    c10d: Any = getattr(
-        distributed, "distributed_c10d", None
-    )  # None where torch was built without it
+    # None where torch was built without it
+    c10d: Any = getattr(distributed, "distributed_c10d", None)
     create: Any = optimizers.__init__
     destroy: Any = getattr(c10d, "destroy_process_group", None)
 
@@ -65,11 +63,10 @@ def watch(optimizers: Any, look: LastLook) -> Callable[[], None]:
 
 
 class LastLook:
-    """Check parameters when training seems to be over, and write the name of one with NaN to the
-    counters.
+    """Check parameters when training seems to be over; the counters get the name of one with NaN.
 
     Args:
-        slot: The rank's pulse.
+        slot: The rank's counters.
     """
 
     def __init__(self, slot: memoryview[int]) -> None:
@@ -136,9 +133,8 @@ def first_nan(parameters: Iterable[Any], *, deadline_s: float) -> Any:
             if time.monotonic() > deadline_s:
                 return None
             if local is not None:
-                suspects.append(
-                    (parameter, local.sum(dtype=_wide(local)))
-                )  # NaN if a value is; needs no memory
+                # the sum is NaN if a value is, and needs no memory
+                suspects.append((parameter, local.sum(dtype=_wide(local))))
         for parameter, total in _not_finite(suspects, deadline_s):
             if total and _has_nan(_local(parameter), deadline_s):
                 return parameter
@@ -155,11 +151,9 @@ def _local(parameter: Any) -> Any:
         and local.layout == torch.strided
         and local.is_floating_point()
     )
-    return (
-        local.detach()
-        if is_dense and local.device.type in ("cpu", "cuda") and local.numel()
-        else None
-    )
+    if not is_dense or not local.numel() or local.device.type not in ("cpu", "cuda"):
+        return None
+    return local.detach()
 
 
 def _wide(tensor: Any) -> Any:
@@ -169,9 +163,7 @@ def _wide(tensor: Any) -> Any:
 
 
 def _not_finite(sums: Sequence[tuple[Any, Any]], deadline_s: float) -> list[tuple[Any, bool]]:
-    """Return for each parameter whether its sum is not finite; devices that do not answer in time
-    are left out.
-    """
+    """Return whether each parameter's sum is not finite, of devices that answer in time."""
     import torch
 
     by_device: dict[Any, list[tuple[Any, Any]]] = {}
@@ -188,9 +180,7 @@ def _not_finite(sums: Sequence[tuple[Any, Any]], deadline_s: float) -> list[tupl
 
 
 def _fetched(flags: Any, deadline_s: float) -> list[bool]:
-    """Return flags from their device, none if it does not answer in time: a stream may wait for
-    another rank.
-    """
+    """Return flags from their device; none if it does not answer before the deadline."""
     import torch
 
     if flags.device.type != "cuda":
@@ -207,9 +197,7 @@ def _fetched(flags: Any, deadline_s: float) -> list[bool]:
 
 
 def _has_nan(local: Any, deadline_s: float) -> bool:
-    """Return whether a tensor whose sum is not finite has a NaN, and not only values that are large
-    or infinite.
-    """
+    """Return whether a tensor whose sum is not finite has a NaN, and not only large values."""
     flat = local.reshape(-1)
     for start in range(0, len(flat), _CHUNK):
         if time.monotonic() > deadline_s:

@@ -1,10 +1,9 @@
 """Follow loops over DataLoaders inside a rank: their first indices, and their numbers of batches.
 
 Only training loops count: a backward and an optimizer step follow their batches. Nothing here runs
-for every batch or
-step: a loop is examined when it begins, with its first batch, with its first step, and at its end.
-The sampler stays
-lazy, and draws its random numbers at the same moments as without the probe.
+for every batch or step: a loop is examined when it begins, with its first batch, with its first
+step, and at its end. The sampler stays lazy, and draws its random numbers at the same moments as
+without the probe.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ from paceline.launch.probe.orders import (
 )
 from paceline.launch.probe.padding import Evaluations, padding_of
 
-_ENOUGH = 16  # loops; a script that shuffled them all will shuffle the next, and some scripts begin a loop every step
+# Loops. A script that shuffled them all will shuffle the next, and some begin a loop every step.
+_ENOUGH = 16
 _NEVER = sys.maxsize
 _OF_LOOPS = (
     counters.LOOPS,
@@ -113,7 +113,7 @@ class Loops:
     """The loops of this rank; writes what they show to the rank's counters.
 
     Args:
-        slot: The rank's pulse.
+        slot: The rank's counters.
     """
 
     def __init__(self, slot: memoryview[int]) -> None:
@@ -153,8 +153,7 @@ class Loops:
         yield from indices
 
     def look(self, loop: Loop, iterator: Any, batch: Any, *, batches: int) -> None:
-        """Examine a loop with its first batch and with its last, since some scripts do not request
-        the end.
+        """Examine a loop at its first batch and at its last: some scripts do not request the end.
 
         Args:
             loop: The loop.
@@ -197,9 +196,7 @@ class Loops:
             self._publish(loop)
 
     def _count_from(self, loop: Loop) -> None:
-        """Leave out batches that other loops took before this one began, such as those of a sanity
-        check.
-        """
+        """Leave out batches that other loops took before this one, such as a sanity check."""
         if self._training is None or self._training.has_ended:
             self._slot[counters.BATCHES_BEFORE] = max(
                 loop.begun, self._slot[counters.BATCHES_BEFORE]
@@ -231,9 +228,7 @@ class Loops:
         slot[counters.LOOPS] += 1
 
     def feel(self, loop: Loop) -> None:
-        """Record that a backward has followed a batch of this loop, and the previous one a batch of
-        another loop.
-        """
+        """Record that a backward has followed a batch of this loop, after one of another loop."""
         self.settle()
         loop.is_felt = True
 
@@ -254,9 +249,7 @@ class Loops:
         self._slot[counters.LOOP_LENGTH] = 0
 
     def _publish(self, loop: Loop) -> None:
-        """Write the order of a loop to the counters, once it trains and its indices are
-        complete.
-        """
+        """Write the order of a loop to the counters, once it trains and its indices are known."""
         is_ready = loop.trains and loop.is_known
         if loop.is_published or not is_ready:
             return
@@ -281,9 +274,7 @@ class Loops:
                 self.gradients = LocalGradients(optimizer)
 
     def sample(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Run a backward and sample its local gradients, unless other ranks are known to read other
-        samples.
-        """
+        """Run a backward and sample its local gradients, unless other ranks read other samples."""
         gradients = self.gradients
         assert gradients is not None, "there is nothing to sample for"
         is_outermost = not gradients.is_under_way
@@ -336,7 +327,8 @@ def watch(iterators: Any, loops: Loops) -> Callable[[], None]:
         loops.begin(self)
 
     iterators.__init__, iterators._reset = not_traced(followed_make), not_traced(followed_reset)
-    iterators._paceline_loop = outside = Loop()  # for iterators made before this, or by other means
+    # for iterators that were created before this call, or by other means
+    iterators._paceline_loop = outside = Loop()
     outside.has_ended = True
 
     def end() -> None:
@@ -356,9 +348,7 @@ def _length(iterator: Any) -> int:
 
 
 def _in_group() -> bool:
-    """Return whether this rank is in a group of several ranks, and no smaller group shares a
-    model.
-    """
+    """Return whether this rank's group has several ranks, and no smaller group shares a model."""
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if distributed is None or not distributed.is_initialized():
         return False

@@ -46,17 +46,13 @@ def whole_numbers(requested: Any) -> list[int] | None:
 
 
 def is_mixed(indices: list[int]) -> bool:
-    """Return whether an order looks shuffled: neither sorted, nor sorted and padded with the first
-    indices.
-    """
+    """Return whether an order looks shuffled: neither sorted, nor sorted and padded at its end."""
     falls = sum(later < earlier for earlier, later in itertools.pairwise(indices))
     return len(indices) >= 10 and falls >= 3
 
 
 def means_to_shuffle(sampler: Any) -> bool:
-    """Return whether a sampler, or one inside it, is meant to shuffle; False for unknown
-    samplers.
-    """
+    """Return whether a sampler, or one inside it, is a known one that is to shuffle."""
     from torch.utils.data import (
         DistributedSampler,
         RandomSampler,
@@ -76,9 +72,7 @@ def means_to_shuffle(sampler: Any) -> bool:
 
 
 def fingerprint(batch: Any) -> int:
-    """Return a hash of values sampled from a batch in CPU memory; 0 if it has too few distinct
-    values.
-    """
+    """Return a hash of sampled values of a batch in CPU memory; 0 with too few distinct values."""
     values: list[Any] = []
     try:
         _sample(batch, values)

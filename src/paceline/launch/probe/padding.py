@@ -1,11 +1,9 @@
-"""Detect evaluations over a sampler that pads: 101 samples on 2 ranks are scored as 102, without a
-message.
+"""Detect evaluations over a sampler that pads: 101 samples on 2 ranks are silently scored as 102.
 
 The score of a loop over a padded sampler is wrong only if several conditions hold: all its batches
-were taken, neither
-the loop nor its dataset was trained on, and the ranks reduced something afterwards, but gathered
-nothing large enough for the results of single samples, because a script that gathers those may drop
-the repeated ones.
+were taken, neither the loop nor its dataset was trained on, and the ranks reduced something
+afterwards, but gathered nothing large enough for the results of single samples, because a script
+that gathers those may drop the repeated ones.
 """
 
 from __future__ import annotations
@@ -20,8 +18,6 @@ from paceline import counters
 from paceline.launch.probe.orders import same_thing
 
 _FRAMEWORKS = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
-
-
 _ENOUGH = 16  # looks, and datasets
 
 
@@ -43,9 +39,7 @@ class Padding:
 
 
 def padding_of(sampler: Any) -> Padding | None:
-    """Return how a sampler, or one inside it, pads; None if it does not, or is the user's own
-    class.
-    """
+    """Return how a sampler, or one inside it, pads; None if it does not or is the user's own."""
     from torch.utils.data import DistributedSampler
 
     for _ in range(8):  # batch samplers wrap samplers, and frameworks wrap those
@@ -73,8 +67,7 @@ def _padding(sampler: Any) -> Padding | None:
 
 
 def is_scored_together(entries: Iterable[dict[str, Any]], padding: Padding) -> bool:
-    """Return whether ranks have combined figures of their shares, and not the results of single
-    samples. Pure.
+    """Return whether ranks have combined figures of their shares, not results of samples. Pure.
 
     Args:
         entries: Entries of torch's Flight Recorder.
@@ -120,9 +113,7 @@ class Evaluations:
         self.pending: Any = None
 
     def exclude(self, dataset: Any) -> None:
-        """Record that a dataset is trained on: statistics that are gathered from it are not a
-        score.
-        """
+        """Record that a dataset is trained on: statistics of it are not a score."""
         if len(self._trained) < _ENOUGH and not any(
             same_thing(dataset, other) for other in self._trained
         ):

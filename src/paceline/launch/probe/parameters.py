@@ -1,6 +1,4 @@
-"""Find the names of a model's parameters, and those that are shards, without access to the
-model.
-"""
+"""Find the names of parameters, and those that are shards, without access to the model."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ def _depth(name: str) -> tuple[int, str]:
 
 
 def modules() -> Iterator[torch.nn.Module]:
-    """Yield all living modules. ``type`` identifies them, because ``__class__`` of an object can
-    run code.
-    """
+    """Yield all living modules, identified by ``type``: ``__class__`` of an object can run code."""
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.nn.Module) and "_parameters" in thing.__dict__:
             yield thing

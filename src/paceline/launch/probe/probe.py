@@ -1,12 +1,10 @@
-"""The probe: count steps and time data loading inside a rank, for every framework, without changes
-to the script.
+"""The probe: count steps and time data loading inside a rank, without changes to the script.
 
 It hooks into three places that all frameworks use: torch's global hook after an optimizer step, the
-iterator of
-``torch.utils.data.DataLoader``, and ``torch.autograd.backward``. It only writes integers to the
-rank's counters; ``loops`` has the work that is done once per loop. The probe takes about 2 µs a
-step in a tight loop, and more in a training loop with cold caches: ``benchmarks/overhead.py``
-measures it and ``docs/log.md`` has the figures.
+iterator of ``torch.utils.data.DataLoader``, and ``torch.autograd.backward``. It only writes
+integers to the rank's counters; ``loops`` has the work that is done once per loop. The probe takes
+about 2 µs a step in a tight loop, and more in a training loop with cold caches:
+``benchmarks/overhead.py`` measures it and ``docs/log.md`` has the figures.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ def install(slot: memoryview[int]) -> Callable[[], None]:
     """Start counting into ``slot``; return a function that stops it.
 
     Args:
-        slot: ``pulse.SLOT_LENGTH`` signed 64-bit integers.
+        slot: The rank's counters, ``counters.SLOT_LENGTH`` signed 64-bit integers.
     """
     from torch import autograd
     from torch.optim import optimizer as optimizers
@@ -67,9 +65,7 @@ def look_at_parameters() -> None:
 def _count(  # noqa: PLR0915  # three functions that share local variables: attributes would cost more
     slot: memoryview[int], loops: Loops, backward: Callable[..., None], fetch: Callable[[Any], Any]
 ) -> tuple[Callable[..., None], Callable[..., None], Callable[[Any], Any]]:
-    """Return the hook after an optimizer step, and the replacements of ``backward`` and
-    ``fetch``.
-    """
+    """Return the hook after an optimizer step, and replacements of ``backward`` and ``fetch``."""
     from torch.compiler import is_compiling
 
     clock, write_step, write_batch = monotonic_ns, counters.STEP.pack_into, counters.BATCH.pack_into
@@ -173,8 +169,7 @@ class _Compiled:
 
 
 def tie_workers() -> None:
-    """Make DataLoader workers that the main thread forks end with this rank; other child processes
-    are not affected.
+    """Make DataLoader workers that the main thread forks end with this rank, and no other children.
 
     A worker serves only this rank, and a busy one would notice its end late. Other children may be
     meant to stay, as under torchrun; after a failure the fork server ends them. The kernel ties a

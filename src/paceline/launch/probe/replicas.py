@@ -1,6 +1,4 @@
-"""Compute checksums of a rank's parameters, which the launcher compares with those of the other
-ranks.
-"""
+"""Compute checksums of a rank's parameters, which the launcher compares with other ranks'."""
 
 from __future__ import annotations
 
@@ -21,8 +19,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ReplicaCheck:
-    """Write checksums of this rank's parameters for the launcher, which compares them with those of
-    other ranks.
+    """Write checksums of this rank's parameters to the counters and to a file.
 
     The check runs before the next step and not after the last one, so that everything that follows
     a step, such as a broadcast of parameters, is done.

@@ -1,5 +1,4 @@
-"""The stack responder in a rank: report the rank's position to its launcher, also when the rank
-hangs.
+"""The stack responder: report a rank's position to its launcher, even if the rank hangs.
 
 A thread that waits on a socket answers with the Python stacks of all threads and with the
 collectives in torch's Flight Recorder. An answer needs the interpreter lock for a moment; without
@@ -26,9 +25,8 @@ from typing import Any
 # Limits of a report, which has to fit into one datagram.
 _THREADS, _FRAMES, _MAIN_FRAMES = 24, 30, 100
 _GROUPS, _PENDING, _RECENT = 16, 16, 32
-_LATEST = (
-    256  # entries of the Flight Recorder in a report: reading all 2,000 takes a rank some 40 ms
-)
+# Entries of the Flight Recorder in a report: reading all 2,000 takes a rank some 40 ms.
+_LATEST = 256
 _ENTRY = b',{"collective_seq_id"'  # separator of the entries, whose fields are sorted
 
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: process, user, group
@@ -55,24 +53,19 @@ def install(stacks: int) -> None:
 
 
 def address(pid: int) -> str:
-    """Return the address of a process's responder: an abstract socket, which leaves no file
-    behind.
-    """
+    """Return the address of a process's responder: an abstract socket leaves no file behind."""
     return f"\0paceline-witness-{pid}"
 
 
 def signed_socket() -> socket.socket:
-    """Return a Unix datagram socket to whose messages the kernel adds the sender's process and user
-    id.
-    """
+    """Return a Unix datagram socket on which the kernel identifies senders by process and user."""
     datagram_socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     datagram_socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     return datagram_socket
 
 
 def receive(listener: socket.socket, num_bytes: int) -> tuple[bytes, Any, int, int]:
-    """Return a message to a signed socket: its content, its sender's address, process id and user
-    id.
+    """Return a message to a signed socket: content, and the sender's address, process and user id.
 
     Both ids are -1 if the kernel does not report them.
     """
@@ -97,11 +90,12 @@ def state() -> dict[str, Any]:
     """Return the position of this process, as plain data.
 
     Returns:
-        ``recorded``: As ``recorded`` returns it. ``pending``: Collectives that have not returned,
-        oldest first, and
-        ``recent``: the last collectives of each process group, both as ``[group, seq, call,
-        elements, record]``.
-        ``members``: Global ranks of each process group. ``whole``: ``recent`` has all groups.
+        ``recorded``: As ``recorded`` returns it.
+        ``pending``: Collectives that have not returned, oldest first.
+        ``recent``: The last collectives of each process group. Both lists have entries
+        ``[group, seq, call, elements, record]``.
+        ``members``: Global ranks of each process group.
+        ``whole``: Whether ``recent`` has all groups.
         ``p2p``: Number of sends and receives that have not returned.
         ``threads``: Stacks of the Python threads, as ``stacks`` returns them.
     """
@@ -147,8 +141,9 @@ def _by_group(collectives: list[dict[str, Any]]) -> dict[str, list[list[Any]]]:
 
 
 def stacks() -> list[dict[str, Any]]:
-    """Return the stacks of this process's Python threads: ``name``, ``main``, ``frames`` from the
-    outside in.
+    """Return the stacks of this process's Python threads.
+
+    Each has ``name``, ``main``, and ``frames`` from the outside in.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main, own = threading.main_thread().ident, threading.get_ident()
@@ -181,9 +176,8 @@ def members() -> dict[str, list[int]]:
     world = getattr(distributed, "_world", None)
     if world is None:
         return {}
-    with contextlib.suppress(
-        RuntimeError, AttributeError
-    ):  # the script may be creating another group at this moment
+    # the script may be creating another group at this moment
+    with contextlib.suppress(RuntimeError, AttributeError):
         ranks = dict(world.pg_group_ranks)
         return {
             str(name): sorted(ranks[group])
@@ -235,8 +229,7 @@ def _last(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def entries(*, last: int = 0) -> list[dict[str, Any]]:
-    """Return the entries of the Flight Recorder, oldest first; NCCL and gloo have separate
-    recorders.
+    """Return the entries of the Flight Recorders of gloo and NCCL, oldest first.
 
     Args:
         last: Return at least this many of the newest entries, if there are more; 0 for all.

@@ -78,7 +78,7 @@ class Gathering:
                 if self._members:
                     self._look()
                 else:
-                    self._listen()
+                    self._adopt_news()
             self._store.set(f"{_KEY}/{self._launcher}", _LEFT)
         except RuntimeError:
             return  # the store is gone; the agent will see that as well
@@ -88,12 +88,11 @@ class Gathering:
         self._heartbeats.advance()
         before = (len(self._silent), self.lost)
         for place, (name, member) in enumerate(self._members.items()):
-            key = f"{_KEY}/{name}"
-            beat = self._store.find(key) or self._heartbeats.heard[place].beat
-            self._heartbeats.hear(place, beat)
+            record = self._heartbeats.records[place]
+            beat = self._store.find(f"{_KEY}/{name}") or record.beat
+            self._heartbeats.record(place, beat)
             if beat != _LEFT:
-                heard = self._heartbeats.heard[place]
-                heard.is_closed = self._store.find(liveness.closed_key(name)) is not None
+                record.is_closed = self._store.find(liveness.closed_key(name)) is not None
                 self._judge(place, member)
         if before != (len(self._silent), self.lost):
             lost = self.lost and self.lost.to_json()
@@ -102,34 +101,35 @@ class Gathering:
 
     def _judge(self, place: int, member: Arrived) -> None:
         """Print a notice when a node falls silent, and record when it is lost."""
-        known = self._heartbeats.silence(place)
-        node = member.rank if member.rank >= 0 else member.ticket - 1
+        state = self._heartbeats.silence(place)
+        node = member.ticket - 1 if member.rank is None else member.rank
         notice_s = deadlines.scaled(deadlines.SILENT_NODE_NOTICE)
         name = silence.named(node, member.host)
-        if known.silent_s > notice_s and not self._has_named(name):
-            self._say(
-                silence.notice(name, silent_s=known.silent_s, node_timeout_s=self._node_timeout_s)
+        if state.silent_s > notice_s and not self._has_named(name):
+            self._report(
+                silence.notice(name, silent_s=state.silent_s, node_timeout_s=self._node_timeout_s)
             )
         reason = silence.judge(
-            known, node_timeout_s=self._node_timeout_s, closed_s=_CLOSED_S + self._tick_s
+            state, node_timeout_s=self._node_timeout_s, closed_s=_CLOSED_S + self._tick_s
         )
         if reason and self.lost is None:
-            losses = {name: Loss(member.host, reason, known.silent_s)}
+            losses = {name: Loss(member.host, reason, state.silent_s)}
             self.lost = root_cause.judge([], lost=[name], losses=losses).finding
 
     def _has_named(self, name: str) -> bool:
         return any(notice.what.startswith(name) for notice in self._silent)
 
-    def _say(self, notice: Notice) -> None:
+    def _report(self, notice: Notice) -> None:
+        """Print a notice, and keep it for the other nodes."""
         self._silent.append(notice)
         self._inform(notice)
 
-    def _listen(self) -> None:
+    def _adopt_news(self) -> None:
         """Adopt the notices and the loss that the node that hosts the store has published."""
         content = self._store.find(f"{_KEY}/news")
         if content is None:
             return
         news = json.loads(content)
         for values in news["silent"][len(self._silent) :]:
-            self._say(Notice.from_json(values))
+            self._report(Notice.from_json(values))
         self.lost = Finding.from_json(news["lost"]) if news["lost"] else None

@@ -7,22 +7,18 @@ addresses are numeric, and no node joins the store of another run.
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import socket
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
-    RendezvousInfo,
     RendezvousParameters,
-    RendezvousStoreInfo,
 )
 from torch.distributed.elastic.rendezvous import registry as torch_registry
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
@@ -36,19 +32,17 @@ from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.channel.signing import Signing
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
-from paceline.launch.rendezvous import presence
 from paceline.launch.rendezvous.gathering import Gathering
-from paceline.launch.rendezvous.node_wait import Waiting
+from paceline.launch.rendezvous.held_rendezvous import HeldRendezvous
+from paceline.launch.rendezvous.node_wait import join_limit_s, rejoin_limit_s
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived
 from paceline.launch.rendezvous.roll_call import Roll
 from paceline.launch.rendezvous.store import (
-    agree_on_run,
     is_only_address,
-    join_limit_s,
     open_or_reach,
-    open_store,
-    rejoin_limit_s,
+    publish_identity,
+    read_identity,
 )
 from paceline.machine import host, interfaces
 from paceline.rundir.files import RUNS
@@ -102,112 +96,6 @@ class Meeting:
         return f"{port}/{rounds}"
 
 
-class HeldRendezvous(RendezvousHandler):
-    """Static rendezvous on an existing store, whose port was bound when it was chosen.
-
-    torch's own static handler creates the store itself, on a port number that the user guessed, and
-    waits for the other nodes inside a constructor that no signal can interrupt.
-    """
-
-    def __init__(
-        self,
-        store: TCPStore,
-        *,
-        rank: int,
-        num_nodes: int,
-        run_id: str,
-        address: str,
-        join_s: float,
-        inform: Callable[[Notice], None],
-        signing: Signing | None = None,
-    ) -> None:
-        self._signing = signing
-        self._join_s = join_s
-        self._inform = inform
-        self.lost: Callable[[], Finding | None] = lambda: None
-        self._store = store
-        self._for_ranks = store
-        self._rank = rank
-        self._num_nodes = num_nodes
-        self._run_id = run_id
-        self._address = address
-        self._rounds = 0
-
-    def get_backend(self) -> str:
-        return "static"
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True
-
-    @property
-    def rounds(self) -> int:
-        """How many times nodes have met here."""
-        return self._rounds
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        prefix = f"torchelastic/{self._run_id}/{self._rounds}"
-        if self._rounds and self._num_nodes == 1:
-            # Ranks of the previous attempt have left their addresses in the store.
-            self._for_ranks = open_store(self._address, 0, must=True, only=True) or self._store
-        self._rounds += 1
-        store = PrefixStore(prefix, self._store)
-        if self._num_nodes > 1:
-            self._await_all(SignedStore(store, self._signing, scope=prefix))
-        return RendezvousInfo(
-            store,
-            self._rank,
-            self._num_nodes,
-            RendezvousStoreInfo(self._address, self._for_ranks.port),
-        )
-
-    def _await_all(self, store: SignedStore) -> None:
-        """Announce this node and wait for the others, where a signal can interrupt the wait.
-
-        Raises:
-            RunError: Another node has this node's rank, a node is lost, or some have not come in
-                time.
-        """
-        me = Arrived(
-            0, self._rank, socket.gethostname(), os.getpid(), (self._num_nodes, self._num_nodes)
-        )
-        mine = json.dumps(me.to_json())
-        other = store.claim(f"here/{self._rank}", mine).decode()
-        if other != mine:
-            raise RunError(presence.same_rank_twice(Arrived.from_json(json.loads(other)), me))
-        waiting = Waiting(self._inform, limit_s=self._join_s)
-        while len(present := self._present(store)) < self._num_nodes:
-            lost = self.lost()
-            if lost is not None:
-                raise RunError(lost)
-            if waiting.is_over:
-                missing = presence.missing(
-                    present, head=me, waited_s=waiting.waited_s, hosts=[], evidence=[]
-                )
-                raise RunError(missing)
-            waiting.show(presence.notice(present, head=me, hosts=[], evidence=[], fix=""))
-            time.sleep(0.05)
-
-    def _present(self, store: SignedStore) -> list[Arrived]:
-        here = store.find_all(f"here/{rank}" for rank in range(self._num_nodes))
-        return [Arrived.from_json(json.loads(content)) for content in here.values()]
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        return True
-
-
 def meet(
     options: Options,
     plan: Plan,
@@ -231,136 +119,207 @@ def meet(
         SetupError: The port is taken, or a name does not resolve.
         RunError: Another run answers, nothing answers in time, or nodes are missing or disagree.
     """
-    mine = {**_identity(options, script, run_name), "first_attempt": first_attempt}
+    identity = {**_identity(options, script, run_name), "first_attempt": first_attempt}
     if plan.rendezvous not in ("local", "static", "c10d"):
-        return _meet_elsewhere(options, plan, mine)
+        return _meet_elsewhere(options, plan, identity)
     local = tuple(address for _, address in interfaces.addresses())
-    notes = _make_notes(options, plan, mine, local=local)
+    notes = _make_notes(options, plan, identity, local=local)
     own_secret = b"" if options.one_node else run_secret.given(options)
-    shared = SharedFile(notes.folder, mine["token"])
-    hosts = False
+    node = _Node(options, plan, identity, own_secret, local, notes, inform)
+    secret_file = SharedFile(notes.folder, identity["token"])
+    gathering = None
     try:
-        store, head, hosts = open_or_reach(
-            options, plan, identity=mine, local=local, notes=notes, inform=inform
-        )
-        place = f"{head}:{store.port}"
-        if hosts:
-            mine, secret = run_secret.of_head(options, mine, own_secret, shared)
-            signing = run_secret.signing(secret, mine, inform=inform)
-        if hosts and not options.one_node:
-            # before the other nodes learn that this is their run
-            address = head if is_only_address(options, plan) else ""
-            liveness.Listener(SignedStore(store, signing), token=mine["token"], address=address)
-        identity = agree_on_run(store, mine, hosts=hosts, place=place)
-        if not hosts:
-            shared = SharedFile(notes.folder, identity["token"])
-            secret = run_secret.of_run(identity, own_secret, shared, place=place)
-            signing = run_secret.signing(secret, identity, inform=inform)
-        signed = SignedStore(store, signing)
-        address = options.local_addr or (head if head in local else host.address_towards(head))
-        gathering = None
+        entry = _enter(node, secret_file)
+        address = options.local_addr or _own_address(entry.head, local)
         if not options.one_node and not options.no_check:
-            quiet = options.placed.one_voice and not hosts  # the head prints the same
-            say = _say_nothing if quiet else inform
-            asked = bool(own_secret)
-            roll = _call_roll(
-                options,
-                plan,
-                signed,
-                identity,
-                mine,
-                hosts=hosts,
-                notes=notes,
-                inform=say,
-                needs_secret=asked,
-            )
-            if roll.is_signed and not secret:
-                raise RunError(run_secret.lost(place))
-            if hosts and (plan.rendezvous == "static" or not signing.is_on):
-                shared.remove()  # all have read it, and no node joins later
-            gathering = _gather(options, signed, roll.members, mine, inform=say)
+            gathering = _await_nodes(node, entry, secret_file)
         # The connection is signed too, so it must wait until it is clear whether all nodes sign.
-        connection = None if hosts else _connect(signed, head, identity, mine)
+        connection = None if entry.is_head else _connect(node, entry)
     except BaseException:
-        if hosts:
-            shared.remove()
+        secret_file.remove()  # only the node that hosts the store has created it
         raise
     finally:
         notes.remove()
-    handler = _handler(
-        options,
-        plan,
-        store,
-        identity=identity,
-        address=address,
-        head=head,
-        inform=inform,
-        signing=signing,
-    )
-    if gathering is not None and isinstance(handler, HeldRendezvous):
-        handler.lost = lambda: gathering.lost
+    has_fixed_size = 1 < options.min_nodes == options.max_nodes
     return Meeting(
-        handler=handler,
-        store=store,
-        identity=identity,
+        handler=_handler(node, entry, address=address, gathering=gathering),
+        store=entry.store,
+        identity=entry.identity,
         address=address,
-        endpoint=place,
-        hosts_store=hosts,
-        places=plan.rendezvous == "c10d"
-        and 1 < options.min_nodes == options.max_nodes
-        and not options.no_check,
+        endpoint=entry.place,
+        hosts_store=entry.is_head,
+        places=plan.rendezvous == "c10d" and has_fixed_size and not options.no_check,
         gathering=gathering,
         connection=connection,
-        signing=signing,
-        shared_secret=shared if hosts else None,
+        signing=entry.signing,
+        shared_secret=secret_file if entry.is_head else None,
     )
 
 
-def _say_nothing(_: Notice) -> None:
-    pass
+@dataclass(frozen=True)
+class _Node:
+    """What this node knows before it has reached the store.
+
+    Attributes:
+        options: The options of this launcher.
+        plan: The plan of the run.
+        identity: The run's identity, if this node is the one to publish it.
+        own_secret: The secret that this node was given; empty if none was given.
+        local: Addresses of this host.
+        notes: The notes of the nodes in the shared folder.
+        inform: Prints a notice.
+    """
+
+    options: Options
+    plan: Plan
+    identity: dict[str, Any]
+    own_secret: bytes
+    local: tuple[str, ...]
+    notes: Notes
+    inform: Callable[[Notice], None]
+
+    @property
+    def launcher(self) -> str:
+        """Name of this launcher in the store."""
+        return liveness.name_of(self.identity["host"], self.identity["pid"])
 
 
-def _connect(
-    store: SignedStore, head: str, identity: dict[str, Any], mine: dict[str, Any]
-) -> liveness.Connection:
-    name = liveness.name_of(mine["host"], mine["pid"])
-    return liveness.Connection(store, head, token=identity["token"], name=name)
+@dataclass(frozen=True)
+class _Entry:
+    """How this node has come into the store of its run.
+
+    Attributes:
+        store: The store.
+        head: Numeric address of its host.
+        is_head: Whether the store lives in this process.
+        identity: The run's identity, as the head published it.
+        secret: The run's secret; empty without a secret.
+        signing: How launchers sign what they write for each other.
+    """
+
+    store: TCPStore
+    head: str
+    is_head: bool
+    identity: dict[str, Any]
+    secret: bytes
+    signing: Signing
+
+    @property
+    def place(self) -> str:
+        """``HOST:PORT`` of the store."""
+        return f"{self.head}:{self.store.port}"
+
+    @property
+    def signed_store(self) -> SignedStore:
+        """The store, in which launchers sign what they write if the run has a secret."""
+        return SignedStore(self.store, self.signing)
 
 
-def _gather(
-    options: Options,
-    store: SignedStore,
-    members: tuple[Arrived, ...],
-    mine: dict[str, Any],
-    *,
-    inform: Callable[[Notice], None],
-) -> Gathering | None:
-    """Watch the nodes of a complete run until its first attempt begins."""
-    if options.min_nodes != options.max_nodes:
+def _enter(node: _Node, secret_file: SharedFile) -> _Entry:
+    """Open or reach the store of the run, and publish or check the run's identity."""
+    store, head, is_head = open_or_reach(
+        node.options,
+        node.plan,
+        identity=node.identity,
+        local=node.local,
+        notes=node.notes,
+        inform=node.inform,
+    )
+    if is_head:
+        return _enter_as_head(node, store, head, secret_file)
+    return _enter_as_client(node, store, head)
+
+
+def _enter_as_head(node: _Node, store: TCPStore, head: str, secret_file: SharedFile) -> _Entry:
+    identity, secret = run_secret.of_head(node.options, node.identity, node.own_secret, secret_file)
+    signing = run_secret.signing(secret, identity, inform=node.inform)
+    entry = _Entry(store, head, True, identity, secret, signing)
+    if not node.options.one_node:  # before the other nodes learn that this is their run
+        address = head if is_only_address(node.options, node.plan) else ""
+        liveness.Listener(entry.signed_store, token=identity["token"], address=address)
+    publish_identity(store, identity)
+    return entry
+
+
+def _enter_as_client(node: _Node, store: TCPStore, head: str) -> _Entry:
+    place = f"{head}:{store.port}"
+    identity = read_identity(store, node.identity, place=place)
+    secret_file = SharedFile(node.notes.folder, identity["token"])
+    secret = run_secret.of_run(identity, node.own_secret, secret_file, place=place)
+    signing = run_secret.signing(secret, identity, inform=node.inform)
+    return _Entry(store, head, False, identity, secret, signing)
+
+
+def _own_address(head: str, local: tuple[str, ...]) -> str:
+    """Return the numeric address of this node, as the other nodes reach it."""
+    return head if head in local else host.address_towards(head)
+
+
+def _await_nodes(node: _Node, entry: _Entry, secret_file: SharedFile) -> Gathering | None:
+    """Call the roll, and return what watches the nodes from then on.
+
+    Raises:
+        RunError: Nodes are missing or disagree, or this node does not have the run's secret.
+    """
+    is_quiet = (
+        node.options.slurm_defaults.shared_output and not entry.is_head
+    )  # the head prints the same
+    inform = (lambda notice: None) if is_quiet else node.inform
+    roll = _call_roll(node, entry, inform=inform)
+    if roll.is_signed and not entry.secret:
+        raise RunError(run_secret.lost(entry.place))
+    if entry.is_head and (node.plan.rendezvous == "static" or not entry.signing.is_on):
+        secret_file.remove()  # all have read it, and no node joins later
+    if node.options.min_nodes != node.options.max_nodes:
         return None  # torch begins with the remaining nodes
-    launcher = liveness.name_of(mine["host"], mine["pid"])
-    timeout_s = node_timeout_s(options)
-    num_nodes = options.max_nodes
     return Gathering(
-        store,
-        members,
-        launcher=launcher,
-        num_nodes=num_nodes,
+        entry.signed_store,
+        roll.members,
+        launcher=node.launcher,
+        num_nodes=node.options.max_nodes,
         inform=inform,
-        node_timeout_s=timeout_s,
+        node_timeout_s=node_timeout_s(node.options),
     )
+
+
+def _call_roll(node: _Node, entry: _Entry, *, inform: Callable[[Notice], None]) -> Roll:
+    is_static = node.plan.rendezvous == "static"
+
+    def arrived(identity: dict[str, Any], rank: int) -> Arrived:
+        nodes = tuple(identity["nodes"])
+        return Arrived(0, rank if is_static else None, identity["host"], identity["pid"], nodes)
+
+    roll = Roll(
+        entry.signed_store,
+        arrived(node.identity, node.options.node_rank),
+        arrived(entry.identity, 0),
+        is_head=entry.is_head,
+        limit_s=join_limit_s(node.options),
+        hosts_by_rank=hosts_by_rank(node.options),
+        notes=node.notes,
+        inform=inform,
+        needs_secret=bool(node.own_secret),
+    )
+    roll.answer()
+    return roll
+
+
+def _connect(node: _Node, entry: _Entry) -> liveness.Connection:
+    """Show the node that hosts the store, from now on, when this launcher has ended."""
+    token = entry.identity["token"]
+    return liveness.Connection(entry.signed_store, entry.head, token=token, name=node.launcher)
 
 
 def _make_notes(
-    options: Options, plan: Plan, mine: dict[str, Any], *, local: tuple[str, ...]
+    options: Options, plan: Plan, identity: dict[str, Any], *, local: tuple[str, ...]
 ) -> Notes:
     folder = Path(options.run_dir).parent if options.run_dir is not None else RUNS
     note = Note(
-        script=mine["script"],
+        script=identity["script"],
         run_id=options.rdzv_id,
-        rank=options.node_rank if plan.rendezvous == "static" else -1,
-        host=mine["host"],
-        pid=mine["pid"],
+        rank=options.node_rank if plan.rendezvous == "static" else None,
+        host=identity["host"],
+        pid=identity["pid"],
         name=plan.host,
         address="",
         port=int(plan.port.value),
@@ -368,38 +327,6 @@ def _make_notes(
         addresses=tuple(address for address in local if not interfaces.is_loopback(address)),
     )
     return Notes(folder / ".roll-call", note)
-
-
-def _call_roll(
-    options: Options,
-    plan: Plan,
-    store: SignedStore,
-    identity: dict[str, Any],
-    mine: dict[str, Any],
-    *,
-    hosts: bool,
-    notes: Notes,
-    inform: Callable[[Notice], None],
-    needs_secret: bool,
-) -> Roll:
-    static = plan.rendezvous == "static"
-
-    def arrived(who: dict[str, Any], rank: int) -> Arrived:
-        return Arrived(0, rank if static else -1, who["host"], who["pid"], tuple(who["nodes"]))
-
-    roll = Roll(
-        store,
-        arrived(mine, options.node_rank),
-        arrived(identity, 0),
-        hosts=hosts,
-        limit_s=join_limit_s(options),
-        hosts_by_rank=hosts_by_rank(options),
-        notes=notes,
-        inform=inform,
-        needs_secret=needs_secret,
-    )
-    roll.answer()
-    return roll
 
 
 def node_timeout_s(options: Options) -> float:
@@ -413,8 +340,8 @@ def hosts_by_rank(options: Options) -> list[str]:
     names = env.read(env.STEP_NODELIST)
     if names is None or env.read(env.NODEID) != str(options.node_rank):
         return []
-    found = expand_nodelist(names)
-    return found if len(found) == options.max_nodes else []
+    hosts = expand_nodelist(names)
+    return hosts if len(hosts) == options.max_nodes else []
 
 
 def _identity(options: Options, script: str, run_name: str) -> dict[str, Any]:
@@ -435,45 +362,44 @@ def _identity(options: Options, script: str, run_name: str) -> dict[str, Any]:
 
 
 def _handler(
-    options: Options,
-    plan: Plan,
-    store: TCPStore,
-    *,
-    identity: dict[str, Any],
-    address: str,
-    head: str,
-    inform: Callable[[Notice], None],
-    signing: Signing,
+    node: _Node, entry: _Entry, *, address: str, gathering: Gathering | None
 ) -> RendezvousHandler:
-    if plan.rendezvous != "c10d":
-        return HeldRendezvous(
-            store,
-            rank=options.node_rank if plan.rendezvous == "static" else 0,
-            num_nodes=options.max_nodes,
-            run_id=identity["token"] if options.rdzv_id == "none" else options.rdzv_id,
-            address=head,
-            join_s=rejoin_limit_s(options),
-            inform=inform,
-            signing=signing,
-        )
+    if node.plan.rendezvous == "c10d":
+        return _dynamic_handler(node, entry, address=address)
+    options = node.options
+    handler = HeldRendezvous(
+        entry.store,
+        rank=options.node_rank if node.plan.rendezvous == "static" else 0,
+        num_nodes=options.max_nodes,
+        run_id=entry.identity["token"] if options.rdzv_id == "none" else options.rdzv_id,
+        address=entry.head,
+        join_s=rejoin_limit_s(options),
+        inform=node.inform,
+        signing=entry.signing,
+    )
+    if gathering is not None:
+        handler.lost = lambda: gathering.lost
+    return handler
+
+
+def _dynamic_handler(node: _Node, entry: _Entry, *, address: str) -> RendezvousHandler:
     settings: dict[str, Any] = {
-        "keep_alive_interval": plan.keep_alive_s,
-        "last_call_timeout": plan.last_call_s,
-        **dict(options.rdzv_conf),
+        "keep_alive_interval": node.plan.keep_alive_s,
+        "last_call_timeout": node.plan.last_call_s,
+        **dict(node.options.rdzv_conf),
     }
     settings.pop("is_host", None)
-    parameters = _parameters(
-        options, "c10d", f"{head}:{store.port}", address=address, settings=settings
-    )
+    parameters = _parameters(node.options, "c10d", entry.place, address=address, settings=settings)
     # A separate client: a thread that waits in a shared client would block the others.
-    own: TCPStore = store.clone()  # type: ignore[attr-defined]
-    return create_handler(own, C10dRendezvousBackend(own, parameters.run_id), parameters)
+    client: TCPStore = entry.store.clone()  # type: ignore[attr-defined]
+    return create_handler(client, C10dRendezvousBackend(client, parameters.run_id), parameters)
 
 
 def _meet_elsewhere(options: Options, plan: Plan, identity: dict[str, Any]) -> Meeting:
     """Return the meeting of a backend from torch or a torch plug-in, such as etcd."""
-    own = [address for _, address in interfaces.addresses() if not address.startswith("127.")]
-    address = options.local_addr or next(iter(own), "127.0.0.1")
+    addresses = [address for _, address in interfaces.addresses()]
+    outer = [address for address in addresses if not address.startswith("127.")]
+    address = options.local_addr or next(iter(outer), "127.0.0.1")
     parameters = _parameters(
         options, plan.rendezvous, plan.host, address=address, settings=dict(options.rdzv_conf)
     )

@@ -1,4 +1,6 @@
-"""Print what a launcher waits for: after some seconds, and again when that has changed."""
+"""Decide how long a launcher waits for nodes, and print what it waits for: after some seconds, and
+again when that has changed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,36 @@ from dataclasses import replace
 
 from paceline import deadlines
 from paceline.errors import Notice
+from paceline.launch.plan.options import Options
 from paceline.text.wording import duration
+
+_DEFAULT_JOIN_S = 600
+
+
+def join_limit_s(options: Options) -> float:
+    """Return how long the start may wait for nodes, in seconds."""
+    typed = typed_limit_s(options)
+    if typed is not None:
+        return typed
+    if options.no_check:
+        return _DEFAULT_JOIN_S
+    if options.slurm_defaults.source.startswith("Slurm step"):
+        return deadlines.scaled(deadlines.SLURM_START)
+    is_static = options.rdzv_backend == "static"
+    return deadlines.scaled(deadlines.STATIC_START if is_static else deadlines.C10D_START)
+
+
+def typed_limit_s(options: Options) -> float | None:
+    """Return the limit that the user has given, in seconds; None if there is none."""
+    settings = dict(options.rdzv_conf)
+    typed = settings.get("join_timeout", settings.get("timeout", options.roll_call_timeout))
+    return None if typed is None else float(typed)
+
+
+def rejoin_limit_s(options: Options) -> float:
+    """Return how long a restart may wait for nodes, in seconds: some ranks need time to end."""
+    settings = dict(options.rdzv_conf)
+    return float(settings.get("join_timeout", settings.get("timeout", _DEFAULT_JOIN_S)))
 
 
 class Waiting:

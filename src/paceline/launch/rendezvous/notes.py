@@ -2,7 +2,7 @@
 
 A note never ends a run. It only shows one node what another one sees, for example that the other
 tries another port, or that the head's name resolves to another address there. If the folder is not
-writable, there are no notes.
+writable, no notes are exchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Note:
     Attributes:
         script: Name of its script.
         run_id: Its ``--rdzv-id``.
-        rank: Its node rank; -1 if torch assigns the ranks.
+        rank: Its node rank; None if torch assigns the ranks.
         host: Its host name.
         pid: Process id of its launcher.
         name: The head's name or address, as typed on that node.
@@ -48,7 +48,7 @@ class Note:
 
     script: str
     run_id: str
-    rank: int
+    rank: int | None
     host: str
     pid: int
     name: str
@@ -63,11 +63,9 @@ class Note:
     @property
     def words(self) -> str:
         """The node that wrote the note, as messages name it."""
-        return (
-            f"node {self.rank} on {self.host}"
-            if self.rank >= 0
-            else f"{self.host} (launcher pid {self.pid})"
-        )
+        if self.rank is None:
+            return f"{self.host} (launcher pid {self.pid})"
+        return f"node {self.rank} on {self.host}"
 
 
 class Notes:
@@ -113,32 +111,34 @@ class Notes:
     def read(self) -> list[Note]:
         """Return the recent notes of other nodes of this run, and remove stale ones."""
         self.leave()
-        found = []
+        notes = []
         with contextlib.suppress(OSError):
             now = self._path.stat().st_mtime  # by the file server's clock, like the rest
             for path in sorted(self.folder.glob("*.json")):
                 written = path.stat().st_mtime
                 if now - written > _OURS_TO_REMOVE_S:
                     path.unlink()
-                    continue
-                note = _parse(path) if now - written < _STALE_S and path != self._path else None
-                if note is not None and (
-                    not note.ended or written > self._first_mtime - _FIRST_NOTE_S
-                ):
-                    found.append(note)
-        run = (self.mine.script, self.mine.run_id)
+                elif now - written < _STALE_S and path != self._path:
+                    notes.append((_parse(path), written))
         return [
-            note for note in found if (note.script, note.run_id) == run and not self._is_dead(note)
+            note
+            for note, written in notes
+            if note is not None and self._is_of_this_try(note, written)
         ]
+
+    def _is_of_this_try(self, note: Note, written: float) -> bool:
+        """Return whether a node wrote a note while it waited for this try of this run."""
+        if (note.script, note.run_id) != (self.mine.script, self.mine.run_id):
+            return False
+        if note.ended:
+            return written > self._first_mtime - _FIRST_NOTE_S
+        return not self._is_dead(note)
 
     def _is_dead(self, note: Note) -> bool:
         """Return whether a killed launcher on this host left the note."""
-        return (
-            not note.ended
-            and note.host == self.mine.host
-            and not Path(f"/proc/{note.pid}").exists()
-            and Path("/proc/self").exists()
-        )
+        if note.host != self.mine.host or not Path("/proc/self").exists():
+            return False
+        return not Path(f"/proc/{note.pid}").exists()
 
     def remove(self) -> None:
         """Remove this node's note, and the folder when it is empty.

@@ -19,14 +19,14 @@ class Arrived:
 
     Attributes:
         ticket: Order of arrival, starting at 1.
-        rank: Its node rank; -1 if torch's rendezvous assigns the ranks.
+        rank: Its node rank; None if torch's rendezvous assigns the ranks.
         host: Its host name.
         pid: Process id of its launcher.
         nodes: Minimum and maximum number of nodes that it was started for.
     """
 
     ticket: int
-    rank: int
+    rank: int | None
     host: str
     pid: int
     nodes: tuple[int, int]
@@ -35,6 +35,11 @@ class Arrived:
     def words(self) -> str:
         """Host and process id, by which a person finds the launcher."""
         return f"{self.host} (launcher pid {self.pid})"
+
+    @property
+    def name(self) -> str:
+        """Its node rank and host; without a node rank the host and process id."""
+        return self.words if self.rank is None else f"node {self.rank} on {self.host}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the node as plain data."""
@@ -68,7 +73,7 @@ class Verdict:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Verdict:
         """Return the verdict from the data that ``to_json`` returned."""
-        members = tuple(Arrived.from_json(each) for each in values["members"])
+        members = tuple(Arrived.from_json(member) for member in values["members"])
         return cls(members, Finding.from_json(values["finding"]) if values["finding"] else None)
 
 
@@ -88,16 +93,20 @@ def judge(present: Sequence[Arrived], *, head: Arrived, sure: frozenset[int]) ->
     for node in present:
         if node.nodes != head.nodes:
             return Verdict(finding=sizes_differ(head, node))
-    if head.rank < 0:
-        most = head.nodes[1]
-        return Verdict(tuple(present[:most])) if len(present) >= head.nodes[0] else None
-    first: dict[int, Arrived] = {}
+    least, most = head.nodes
+    if head.rank is None:
+        return Verdict(tuple(present[:most])) if len(present) >= least else None
+    first: dict[int | None, Arrived] = {}
     for node in present:
         other = first.setdefault(node.rank, node)
         if other is not node and {other.ticket, node.ticket} <= sure:
             return Verdict(finding=same_rank_twice(other, node))
-    complete = len(first) == head.nodes[1] == len(present)
-    return Verdict(tuple(first[rank] for rank in sorted(first))) if complete else None
+    is_complete = len(first) == most == len(present)
+    return Verdict(tuple(sorted(first.values(), key=_order))) if is_complete else None
+
+
+def _order(node: Arrived) -> int:
+    return -1 if node.rank is None else node.rank
 
 
 def judge_newcomer(me: Arrived, verdict: Verdict, *, head: Arrived) -> Finding | None:
@@ -110,27 +119,31 @@ def judge_newcomer(me: Arrived, verdict: Verdict, *, head: Arrived) -> Finding |
     """
     if verdict.finding is not None:
         return too_late(me, verdict.finding)
-    twin = next((each for each in verdict.members if each.rank == me.rank >= 0), None)
-    if twin is not None and me.nodes == head.nodes:
-        return same_rank_twice(twin, me)
-    in_run = [
-        f"node {each.rank} is {each.words}" if each.rank >= 0 else each.words
-        for each in verdict.members
-    ]
-    if me.nodes != head.nodes and me.rank < head.nodes[1]:
+    most = head.nodes[1]
+    if me.rank is None:
+        return None if me.nodes == head.nodes else sizes_differ(head, me)
+    if me.nodes != head.nodes and me.rank < most:
         return sizes_differ(head, me)
-    return too_many(me, in_run, num_nodes=head.nodes[1]) if me.rank >= 0 else None
+    twins = [member for member in verdict.members if member.rank == me.rank]
+    if twins and me.nodes == head.nodes:
+        return same_rank_twice(twins[0], me)
+    return too_many(me, [_place_of(member) for member in verdict.members], num_nodes=most)
+
+
+def _place_of(member: Arrived) -> str:
+    """Return a member of the run, and its node rank if it has one."""
+    return member.words if member.rank is None else f"node {member.rank} is {member.words}"
 
 
 def sizes_differ(head: Arrived, node: Arrived) -> Finding:
     """Return the finding that two nodes were started for different numbers of nodes."""
     return Finding(
         "world-size-mismatch",
-        f"the head on {head.host} expects --nnodes {_shown(head.nodes)}, "
-        f"{_numbered(node)} on {node.host} was started with --nnodes {_shown(node.nodes)}",
+        f"the head on {head.host} expects --nnodes {_nnodes(head.nodes)}, "
+        f"{_numbered(node)} on {node.host} was started with --nnodes {_nnodes(node.nodes)}",
         where=f"{head.words} and {node.words}",
         fix=(
-            f"--nnodes {_shown(head.nodes)} on every node, or --nnodes {_shown(node.nodes)} on"
+            f"--nnodes {_nnodes(head.nodes)} on every node, or --nnodes {_nnodes(node.nodes)} on"
             " every node"
         ),
     )
@@ -191,26 +204,26 @@ def missing(
         evidence: Evidence about the nodes that did not come.
     """
     least, most = head.nodes
-    if head.rank < 0:
-        short = least - len(present)
-        what = f"{len(present)} of {least} nodes came within {waited_s:.0f} s, {short} did not"
+    if head.rank is None:
+        num_absent = least - len(present)
+        what = f"{len(present)} of {least} nodes came within {waited_s:.0f} s, {num_absent} did not"
         where = f"a node that has not started, or does not reach {head.host}"
+        options = "the same --rdzv-endpoint and --rdzv-id"
     else:
         absent = _absent(present, most)
         what = f"node {listed(absent)} of {most} did not come within {waited_s:.0f} s"
-        known = [f"node {rank} is {hosts[rank]}" for rank in absent[:10]] if hosts else []
-        where = ", ".join(known) or f"node {listed(absent)}"
-    came = [
-        f"node {node.rank} on {node.host}" if node.rank >= 0 else node.words for node in present
-    ]
+        absent_hosts = [f"node {rank} is {hosts[rank]}" for rank in absent[:10]] if hosts else []
+        where = ", ".join(absent_hosts) or f"node {listed(absent)}"
+        options = "its own --node-rank"
     return Finding(
         "node-missing",
         what,
         where=where,
-        evidence=(f"here: {few(came, 8)}", *evidence),
-        fix="start paceline run there too, with "
-        + ("its own --node-rank" if head.rank >= 0 else "the same --rdzv-endpoint and --rdzv-id")
-        + "; to wait longer, on every node: --roll-call-timeout 1800",
+        evidence=(f"here: {few([node.name for node in present], 8)}", *evidence),
+        fix=(
+            f"start paceline run there too, with {options}; to wait longer, on every node:"
+            " --roll-call-timeout 1800"
+        ),
     )
 
 
@@ -232,7 +245,7 @@ def notice(
         fix: The fix for nodes that are up but cannot connect; empty if no such node is known.
     """
     absent = missing(present, head=head, waited_s=0, hosts=hosts, evidence=evidence)
-    where = (absent.where,) if hosts and head.rank >= 0 else ()
+    where = (absent.where,) if hosts and head.rank is not None else ()
     usual = absent.fix.partition(";")[0]
     return Notice(
         f"waiting for {awaited(present, head=head)}",
@@ -244,7 +257,7 @@ def notice(
 def awaited(present: Sequence[Arrived], *, head: Arrived) -> str:
     """Return which nodes the run waits for, in words."""
     least, most = head.nodes
-    if head.rank < 0:
+    if head.rank is None:
         return f"nodes ({len(present)} of {'at least ' * (least < most)}{least} are here)"
     return f"node {listed(_absent(present, most))} of {most}"
 
@@ -252,7 +265,7 @@ def awaited(present: Sequence[Arrived], *, head: Arrived) -> str:
 def num_missing(present: Sequence[Arrived], *, head: Arrived) -> int:
     """Return how many nodes are missing."""
     least, most = head.nodes
-    return least - len(present) if head.rank < 0 else len(_absent(present, most))
+    return least - len(present) if head.rank is None else len(_absent(present, most))
 
 
 def _absent(present: Sequence[Arrived], num_nodes: int) -> list[int]:
@@ -265,8 +278,8 @@ def listed(nodes: Sequence[int]) -> str:
 
 
 def _numbered(node: Arrived) -> str:
-    return f"node {node.rank}" if node.rank >= 0 else "a node"
+    return "a node" if node.rank is None else f"node {node.rank}"
 
 
-def _shown(nodes: tuple[int, int]) -> str:
+def _nnodes(nodes: tuple[int, int]) -> str:
     return str(nodes[0]) if nodes[0] == nodes[1] else f"{nodes[0]}:{nodes[1]}"

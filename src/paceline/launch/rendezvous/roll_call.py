@@ -25,15 +25,16 @@ _VERDICT = f"{_ROLL}/verdict"
 _WHOLE = f"{_ROLL}/whole-verdict"
 _AWAITED = f"{_ROLL}/awaited"
 _PLACES = f"{_ROLL}/places"
+_READERS = f"{_ROLL}/heard"
 # Nodes give signs of life many times within this time. A node without one was interrupted.
 _GONE_S = 3.0
-# How long the store outlives a verdict, for a node that comes at that moment. Nodes that are here
-# read the verdict, which takes seconds on a busy machine.
+# How long the store outlives the verdict that a node is missing: that node may come just then.
 _LINGER_S = 1.0
+# How long nodes may need to read a verdict: seconds on a busy machine.
 _READ_S = 10.0
 # How long a node waits for a place in a complete run: one of its nodes may soon be replaced.
 _PLACE_S = 8.0
-_AHEAD = 4096  # limit of tickets that are issued between two reads
+_AHEAD = 4096  # how many tickets may be issued between two reads
 _HOSTS_S = 3.0
 # How often the notes are read: their folder may be on a file server.
 _NOTES_S = 5.0
@@ -42,22 +43,22 @@ _PATIENCE_S = 10.0
 
 
 @dataclass
-class _Seen:
+class _Presence:
     """What the head knows about one node.
 
     Attributes:
-        who: The node, as it announced itself.
+        node: The node, as it announced itself.
         is_signed: Whether the announcement was signed.
-        first: When the node came.
+        arrival_s: When the node came.
         beat: Its last sign of life.
-        since: When that last sign of life came.
+        beat_s: When that last sign of life came.
     """
 
-    who: Arrived
+    node: Arrived
     is_signed: bool
-    first: float
+    arrival_s: float
     beat: bytes = b""
-    since: float = 0.0
+    beat_s: float = 0.0
 
 
 class Roll:
@@ -67,7 +68,7 @@ class Roll:
         store: The store of the run.
         me: This node; its ticket is not known yet.
         head: The node that hosts the store.
-        hosts: Whether this node is the head.
+        is_head: Whether this node is the head.
         limit_s: How long to wait for nodes, in seconds.
         hosts_by_rank: Host of each node rank, if a scheduler provides it; else empty.
         notes: The notes of the nodes in the shared folder.
@@ -85,29 +86,29 @@ class Roll:
         me: Arrived,
         head: Arrived,
         *,
-        hosts: bool,
+        is_head: bool,
         limit_s: float,
         hosts_by_rank: list[str],
         notes: Notes,
         inform: Callable[[Notice], None],
         needs_secret: bool = False,
     ) -> None:
-        self._needs_secret = needs_secret
-        self.is_signed = False
         self._store = SignedStore.of(store)
+        self._needs_secret = needs_secret
         self._me = me
         self._head = head
-        self._hosts = hosts
+        self._is_head = is_head
         self._limit_s = limit_s
         self._hosts_by_rank = hosts_by_rank
         self._notes = notes
         self._waiting = Waiting(inform, limit_s=limit_s)
-        self._read_notes_s = 0.0
-        self._away: list[Note] = []
-        self.members: tuple[Arrived, ...] = ()
-        self._seen: dict[int, _Seen] = {}
+        self._next_notes_s = 0.0  # when to read the notes again
+        self._absent_notes: list[Note] = []
+        self._presences: dict[int, _Presence] = {}  # by ticket
         self._awaited: Notice | None = None
         self._tick_s = min(1.0, max(0.05, me.nodes[1] / 1000))
+        self.members: tuple[Arrived, ...] = ()
+        self.is_signed = False
 
     def answer(self) -> None:
         """Announce this node and return when the run can begin.
@@ -125,7 +126,7 @@ class Roll:
         if self._me.ticket not in tickets:
             self._come_late()
             return
-        if self._hosts:  # else a thousand nodes would read it at once
+        if self._is_head:  # else a thousand nodes would read it at once
             self.members = Verdict.from_json(json.loads(self._store.get(_WHOLE))).members
 
     def _announce(self) -> None:
@@ -138,13 +139,14 @@ class Roll:
         """Return why the run cannot begin, or None, and the tickets of the nodes that begin it."""
         while True:
             waited_s = self._waiting.waited_s
-            if self._hosts:
-                self._call(waited_s)
+            if self._is_head:
+                self._decide(waited_s)
             content = self._store.find(_VERDICT)
             if content is not None:
-                found = json.loads(content)
-                self._settle(bool(found.get("signed")))
-                return found["finding"] and Finding.from_json(found["finding"]), found["tickets"]
+                verdict = json.loads(content)
+                self._settle(bool(verdict.get("signed")))
+                finding = verdict["finding"] and Finding.from_json(verdict["finding"])
+                return finding, verdict["tickets"]
             if waited_s > self._limit_s + _PATIENCE_S:  # the head is alive but decides nothing
                 return self._missing([self._me], waited_s), []
             awaited = self._store.find(_AWAITED) if self._waiting.is_due else None
@@ -161,16 +163,11 @@ class Roll:
 
     # On the head
 
-    def _call(self, waited_s: float) -> None:
+    def _decide(self, waited_s: float) -> None:
         """Check which nodes are there, and publish the verdict as soon as there is one."""
         self._look()
         present = self._present()
-        newest = max((seen.first for seen in self._seen.values()), default=0.0)
-        sure = frozenset(ticket for ticket, seen in self._seen.items() if seen.since > newest)
-        signed = [node for node in present if self._seen[node.ticket].is_signed]
-        verdict = presence.judge(signed, head=self._head, sure=sure)  # others may be strangers
-        if verdict is None or not verdict.members:
-            verdict = presence.judge(present, head=self._head, sure=sure)
+        verdict = self._judge(present)
         if verdict is None and waited_s > self._limit_s:
             verdict = Verdict(finding=self._missing(present, waited_s))
         if verdict is not None:
@@ -183,94 +180,114 @@ class Roll:
             self._awaited = awaited
             self._store.set(_AWAITED, json.dumps(awaited.to_json()))
 
+    def _judge(self, present: list[Arrived]) -> Verdict | None:
+        """Return whether the run can begin, with the nodes that sign if these are enough."""
+        presences = self._presences
+        newest_s = max((entry.arrival_s for entry in presences.values()), default=0.0)
+        sure = frozenset(ticket for ticket, entry in presences.items() if entry.beat_s > newest_s)
+        signed = [node for node in present if presences[node.ticket].is_signed]
+        verdict = presence.judge(signed, head=self._head, sure=sure)  # others may be strangers
+        if verdict is not None and verdict.members:
+            return verdict
+        return presence.judge(present, head=self._head, sure=sure)
+
     def _describe(self, present: list[Arrived]) -> Notice:
         """Return the notice about awaited nodes, as all nodes print it."""
-        if self._waiting.is_due and time.monotonic() > self._read_notes_s:
-            self._read_notes_s = time.monotonic() + _NOTES_S
-            self._away = self._notes_of_absent(present)
+        if self._waiting.is_due and time.monotonic() > self._next_notes_s:
+            self._next_notes_s = time.monotonic() + _NOTES_S
+            self._absent_notes = self._notes_of_absent(present)
         mine = self._notes.mine
-        fix = unreachable.advice(
-            mine, self._away, num_missing=presence.num_missing(present, head=self._head)
-        )
-        lines = unreachable.hearsay(mine, self._away)
+        num_missing = presence.num_missing(present, head=self._head)
         return presence.notice(
-            present, head=self._head, hosts=self._hosts_by_rank, evidence=lines, fix=fix
+            present,
+            head=self._head,
+            hosts=self._hosts_by_rank,
+            evidence=unreachable.evidence(mine, self._absent_notes),
+            fix=unreachable.advice(mine, self._absent_notes, num_missing=num_missing),
         )
 
     def _notes_of_absent(self, present: list[Arrived]) -> list[Note]:
-        here = {(node.host, node.pid) for node in present} | {
-            node.rank for node in present if node.rank >= 0
-        }
+        launchers = {(node.host, node.pid) for node in present}
+        ranks = {node.rank for node in present if node.rank is not None}
         return [
-            note for note in self._notes.read() if not {(note.host, note.pid), note.rank} & here
+            note
+            for note in self._notes.read()
+            if (note.host, note.pid) not in launchers and note.rank not in ranks
         ]
 
     def _publish(self, verdict: Verdict) -> None:
         """Publish the verdict, and a short form that a thousand waiting nodes read at once."""
         tickets = [member.ticket for member in verdict.members]
-        signed = self._store.signing.is_on and all(
-            self._seen[ticket].is_signed for ticket in tickets
-        )
-        told = verdict.finding and verdict.finding.to_json()
-        texts = {
-            _WHOLE: json.dumps({**verdict.to_json(), "signed": signed}),
-            _VERDICT: json.dumps({"finding": told, "tickets": tickets, "signed": signed}),
-        }
+        all_sign = all(self._presences[ticket].is_signed for ticket in tickets)
+        is_signed = self._store.signing.is_on and all_sign
+        whole = {**verdict.to_json(), "signed": is_signed}
+        short = {"finding": whole["finding"], "tickets": tickets, "signed": is_signed}
+        texts = {_WHOLE: json.dumps(whole), _VERDICT: json.dumps(short)}
         # The verdict is signed even if it says that no node signs from now on: its readers still
         # verify signatures.
         contents = {key: self._store.closed(key, text) for key, text in texts.items()}
-        self._settle(signed)
+        self._settle(is_signed)
         for key, content in contents.items():
             self._store.underlying_store.set(key, content)
 
     def _present(self) -> list[Arrived]:
         """Return the nodes with a recent sign of life, in the order of their tickets."""
         gone_s = time.monotonic() - max(_GONE_S, 4 * self._tick_s)
-        return [seen.who for _, seen in sorted(self._seen.items()) if seen.since > gone_s]
+        presences = [entry for _, entry in sorted(self._presences.items())]
+        return [entry.node for entry in presences if entry.beat_s > gone_s]
 
     def _look(self) -> None:
-        now = time.monotonic()
+        """Read the announcements of new nodes and the signs of life of all nodes."""
+        now_s = time.monotonic()
         count = int(self._store.add(f"{_ROLL}/count", 0))
-        most = max(self._seen, default=0) + _AHEAD  # anybody can raise the counter
-        for ticket in set(range(1, min(count, most) + 1)) - set(self._seen):
-            # else the node has not written its announcement yet
-            if self._store.check([f"{_ROLL}/beat/{ticket}", f"{_ROLL}/node/{ticket}"]):
-                content, is_signed = self._store.peek(f"{_ROLL}/node/{ticket}")
-                who = _parse(content) if is_signed or not self._needs_secret else None
-                if who is not None:
-                    self._seen[ticket] = _Seen(who, is_signed, now)
+        most = max(self._presences, default=0) + _AHEAD  # anybody can raise the counter
+        for ticket in set(range(1, min(count, most) + 1)) - set(self._presences):
+            newcomer = self._read_announcement(ticket, now_s)
+            if newcomer is not None:
+                self._presences[ticket] = newcomer
         # counters, which cannot be signed
-        beats = self._store.underlying_store.multi_get(
-            [f"{_ROLL}/beat/{ticket}" for ticket in self._seen]
-        )
-        for seen, beat in zip(self._seen.values(), beats, strict=True):
-            if bytes(beat) != seen.beat:
-                seen.beat, seen.since = bytes(beat), now
+        keys = [f"{_ROLL}/beat/{ticket}" for ticket in self._presences]
+        beats = self._store.underlying_store.multi_get(keys)
+        for entry, beat in zip(self._presences.values(), beats, strict=True):
+            if bytes(beat) != entry.beat:
+                entry.beat, entry.beat_s = bytes(beat), now_s
+
+    def _read_announcement(self, ticket: int, now_s: float) -> _Presence | None:
+        """Return a node that has come.
+
+        None if it has not written its announcement yet, or was to sign it and did not.
+        """
+        if not self._store.check([f"{_ROLL}/beat/{ticket}", f"{_ROLL}/node/{ticket}"]):
+            return None
+        content, is_signed = self._store.peek(f"{_ROLL}/node/{ticket}")
+        node = _parse(content) if is_signed or not self._needs_secret else None
+        return None if node is None else _Presence(node, is_signed, now_s)
 
     def _missing(self, present: list[Arrived], waited_s: float) -> Finding:
         finding = presence.missing(
             present, head=self._head, waited_s=waited_s, hosts=self._hosts_by_rank, evidence=()
         )
-        away = self._notes_of_absent(present)
-        if self._hosts and away:
+        notes = self._notes_of_absent(present)
+        if self._is_head and notes:
             self._notes.leave(ended=True)  # the absent nodes may still read where the head was
         num_missing = presence.num_missing(present, head=self._head)
-        return unreachable.explain_missing(finding, self._notes.mine, away, num_missing=num_missing)
+        return unreachable.explain_missing(
+            finding, self._notes.mine, notes, num_missing=num_missing
+        )
 
     # After the verdict
 
     def _leave(self, finding: Finding) -> None:
         """Raise the finding that ends all nodes; the head leaves last, as it hosts the store."""
-        heard = int(self._store.add(f"{_ROLL}/heard", 1))
-        if self._hosts:
+        num_readers = int(self._store.add(_READERS, 1))
+        if self._is_head:
             start_s = time.monotonic()
-            some_may_come = finding.name == "node-missing"
-            while time.monotonic() - start_s < _READ_S:
-                is_late = time.monotonic() - start_s > _LINGER_S
-                if heard >= self._num_alive() and (is_late or not some_may_come):
+            linger_s = _LINGER_S if finding.name == "node-missing" else 0.0
+            while (lingered_s := time.monotonic() - start_s) < _READ_S:
+                if num_readers >= self._num_alive() and lingered_s >= linger_s:
                     break
                 time.sleep(0.05)
-                heard = int(self._store.add(f"{_ROLL}/heard", 0))
+                num_readers = int(self._store.add(_READERS, 0))
         raise RunError(finding)
 
     def _num_alive(self) -> int:
@@ -293,18 +310,22 @@ class Roll:
         least, most = self._head.nodes
         if least < most:  # torch lets spare nodes wait for a place
             return
-        waited_s, full = 0.0, list[str]()
-        while (taken := self._taken()) is None or taken:
-            full = taken or full
-            if waited_s > (_PLACE_S if taken else self._limit_s):
-                raise RunError(presence.too_many(self._me, full, num_nodes=most))
+        waited_s, last_hosts = 0.0, list[str]()
+        while (hosts := self._hosts_in_run()) is None or hosts:
+            last_hosts = hosts or last_hosts
+            if waited_s > (_PLACE_S if hosts else self._limit_s):
+                raise RunError(presence.too_many(self._me, last_hosts, num_nodes=most))
             time.sleep(0.2)
             waited_s += 0.2
 
-    def _taken(self) -> list[str] | None:
+    def _hosts_in_run(self) -> list[str] | None:
+        """Return the hosts that have the places of the run.
+
+        Empty while the run re-forms; None before its first attempt.
+        """
         content = self._store.find(_PLACES)
-        taken: list[str] | None = None if content is None else json.loads(content)
-        return taken
+        hosts: list[str] | None = None if content is None else json.loads(content)
+        return hosts
 
 
 def _parse(content: bytes) -> Arrived | None:
@@ -314,12 +335,12 @@ def _parse(content: bytes) -> Arrived | None:
         return None  # not written by a node
 
 
-def tell_places(store: SignedStore, hosts: list[str]) -> None:
+def publish_places(store: SignedStore, hosts: list[str]) -> None:
     """Publish the hosts that have the places of the run, for late nodes; none while it re-forms."""
     store.set(_PLACES, json.dumps(hosts))
 
 
-def keep_places(store: SignedStore, attempt: SignedStore, *, node: int, num_nodes: int) -> None:
+def record_places(store: SignedStore, attempt: SignedStore, *, node: int, num_nodes: int) -> None:
     """Record which hosts have the places of this attempt: node 0 collects what the nodes report.
 
     Args:
@@ -333,6 +354,6 @@ def keep_places(store: SignedStore, attempt: SignedStore, *, node: int, num_node
         keys = [f"paceline/host/{other}" for other in range(num_nodes)]
         try:
             attempt.wait(keys, timedelta(seconds=_HOSTS_S))
-            tell_places(store, [host.decode() for host in attempt.find_all(keys).values()])
+            publish_places(store, [host.decode() for host in attempt.find_all(keys).values()])
         except DistStoreError:
-            tell_places(store, [f"{num_nodes} nodes"])
+            publish_places(store, [f"{num_nodes} nodes"])

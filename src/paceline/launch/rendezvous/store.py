@@ -22,22 +22,21 @@ from paceline.launch.channel.connection_probe import (
     STORE_TIMEOUT,
     ConnectionProbe,
     banner,
-    enter,
-    knock,
     look_up,
+    open_client,
+    probe_port,
 )
 from paceline.launch.in_rank import store_token_check
 from paceline.launch.plan import ports
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.rendezvous import unreachable
-from paceline.launch.rendezvous.node_wait import Waiting
+from paceline.launch.rendezvous.node_wait import Waiting, join_limit_s, typed_limit_s
 from paceline.launch.rendezvous.notes import Notes
 from paceline.machine import host, interfaces
 from paceline.machine.deadline import within
 from paceline.text.wording import duration
 
-_DEFAULT_JOIN_S = 600
 _NOTE_AFTER_S = 3.0
 # torch's server opens a client connection to itself, which a firewall can block for minutes.
 _OWN_S = 10.0
@@ -55,8 +54,7 @@ def open_or_reach(
     notes: Notes,
     inform: Callable[[Notice], None],
 ) -> tuple[TCPStore, str, bool]:
-    """Return the store of the run, the head's numeric address, and whether this node hosts the
-    store.
+    """Host the store of the run, or connect to it.
 
     Args:
         options: The options of this launcher.
@@ -65,6 +63,9 @@ def open_or_reach(
         local: Addresses of this host.
         notes: The notes of the nodes in the shared folder.
         inform: Prints a notice.
+
+    Returns:
+        The store, the head's numeric address, and whether this node hosts the store.
 
     Raises:
         SetupError: The port is taken, or a name does not resolve.
@@ -76,13 +77,9 @@ def open_or_reach(
     if not _hosts_store(options, plan, head=head, local=local):
         return (*reaching.reach(), False)
     is_static = plan.rendezvous == "static" and not options.one_node
+    is_own = head in local or interfaces.is_loopback(head)
     store: TCPStore | None
-    if (
-        is_static
-        and not options.no_check
-        and head not in local
-        and not interfaces.is_loopback(head)
-    ):
+    if is_static and not options.no_check and not is_own:
         store, hosts = _host_behind(head, port, identity=identity, reaching=reaching)
     else:
         store, hosts = _open_or_join(head, port, identity, options=options, plan=plan)
@@ -104,9 +101,9 @@ def _hosts_store(options: Options, plan: Plan, *, head: str, local: tuple[str, .
     """
     if plan.rendezvous != "c10d":
         return options.node_rank == 0 or options.one_node
-    asked = dict(options.rdzv_conf).get("is_host", "").lower()
-    if asked:
-        return asked in ("1", "true", "t", "yes", "y")
+    is_host = dict(options.rdzv_conf).get("is_host", "").lower()
+    if is_host:
+        return is_host in ("1", "true", "t", "yes", "y")
     return head in local or interfaces.is_loopback(head)
 
 
@@ -123,7 +120,7 @@ def _open_or_join(
         return open_store(head, port, must=must, only=is_only_address(options, plan)), True
     except SetupError:
         # Two launchers with node rank 0 on one host: the first reports both.
-        client = None if options.one_node or options.no_check else enter(head, port)
+        client = None if options.one_node or options.no_check else open_client(head, port)
         if client is None or not _is_same_run(_identity_in(client), identity):
             raise
         return client, False
@@ -169,7 +166,7 @@ def is_only_address(options: Options, plan: Plan) -> bool:
     address is numeric. A name may resolve to another interface of the head elsewhere, and another
     address may have been typed on another node.
     """
-    return options.one_node or (options.placed.one_voice and host.is_numeric(plan.host))
+    return options.one_node or (options.slurm_defaults.shared_output and host.is_numeric(plan.host))
 
 
 def _is_plain(name: object) -> bool:
@@ -225,31 +222,6 @@ def _not_to_itself(head: str, port: int) -> Finding:
     )
 
 
-def join_limit_s(options: Options) -> float:
-    """Return how long the start may wait for nodes, in seconds."""
-    typed = _typed_limit_s(options)
-    if typed is not None:
-        return typed
-    if options.no_check:
-        return _DEFAULT_JOIN_S
-    if options.placed.said.startswith("Slurm step"):
-        return deadlines.scaled(deadlines.SLURM_START)
-    is_static = options.rdzv_backend == "static"
-    return deadlines.scaled(deadlines.STATIC_START if is_static else deadlines.C10D_START)
-
-
-def _typed_limit_s(options: Options) -> float | None:
-    settings = dict(options.rdzv_conf)
-    typed = settings.get("join_timeout", settings.get("timeout", options.roll_call_timeout))
-    return None if typed is None else float(typed)
-
-
-def rejoin_limit_s(options: Options) -> float:
-    """Return how long a restart may wait for nodes, in seconds: some ranks need time to end."""
-    settings = dict(options.rdzv_conf)
-    return float(settings.get("join_timeout", settings.get("timeout", _DEFAULT_JOIN_S)))
-
-
 class _Reaching:
     """This node's attempts to reach the head's port.
 
@@ -270,11 +242,14 @@ class _Reaching:
         notes: Notes,
         inform: Callable[[Notice], None],
     ) -> None:
-        self._options, self._name, self._port, self._notes = options, name, port, notes
+        self._options = options
+        self._name = name
+        self._port = port
+        self._notes = notes
         self._waiting = Waiting(inform, limit_s=join_limit_s(options))
         self._refused_since_s: float | None = None
         self._refused_limit_s = deadlines.scaled(deadlines.PORT_REFUSED)
-        self._is_limited = _typed_limit_s(options) is not None or options.no_check  # by the user
+        self._is_limited = typed_limit_s(options) is not None or options.no_check  # by the user
 
     def await_name(self) -> str:
         """Return the head's numeric address as soon as its name resolves.
@@ -282,88 +257,105 @@ class _Reaching:
         Raises:
             SetupError: The name does not resolve in time.
         """
-        while isinstance(found := look_up(self._name), str):
-            self._wait(ConnectionProbe("unresolved", detail=found))
-        return found[0]
+        while isinstance(addresses := look_up(self._name), str):
+            self._wait(ConnectionProbe("unresolved", detail=addresses))
+        return addresses[0]
 
     def reach(self) -> tuple[TCPStore, str]:
-        """Connect to the head's store as soon as it listens; return it and the head's numeric
-        address.
+        """Connect to the head's store as soon as it listens.
+
+        Returns:
+            The store and the head's numeric address.
 
         Raises:
             SetupError: The head's name does not resolve.
             RunError: Nothing has answered in time, or the server on that port is not a store.
         """
-        while (tried := knock(self._name, self._port)).kind != "open":
-            self._wait(tried)
-        return _enter(tried.address, self._port), tried.address
+        while (probe := probe_port(self._name, self._port)).kind != "open":
+            self._wait(probe)
+        return _connect(probe.address, self._port), probe.address
 
-    def _wait(self, tried: ConnectionProbe) -> None:
+    def _wait(self, probe: ConnectionProbe) -> None:
         """Wait a moment after a failed attempt.
 
         Raises:
             SetupError: The head's name does not resolve, and the wait is over.
             RunError: The head was not reached, and the wait is over.
         """
-        waiting, notes = self._waiting, self._notes
-        trouble = unreachable.in_words(tried)
-        if waiting.waited_s > _NOTE_AFTER_S:
-            notes.leave(address=tried.address, trouble=trouble)
-        if self._is_hopeless(tried):
-            notes.leave(address=tried.address, trouble=trouble, ended=True)
-            finding = unreachable.judge(tried, notes.mine, notes.read(), waited_s=waiting.waited_s)
-            raise SetupError(finding) if tried.kind == "unresolved" else RunError(finding)
-        if waiting.is_due:
-            finding = unreachable.judge(tried, notes.mine, notes.read(), waited_s=waiting.waited_s)
-            picture = unreachable.notice(finding, tried, place=f"{self._name}:{self._port}")
-            is_short = tried.kind == "refused" and not self._is_limited
-            waiting.show(
-                picture, until=f"{duration(self._refused_limit_s)} of refusals" if is_short else ""
-            )
+        trouble = unreachable.in_words(probe)
+        if self._waiting.waited_s > _NOTE_AFTER_S:
+            self._notes.leave(address=probe.address, trouble=trouble)
+        if self._is_hopeless(probe):
+            self._notes.leave(address=probe.address, trouble=trouble, ended=True)
+            finding = self._judge(probe)
+            raise SetupError(finding) if probe.kind == "unresolved" else RunError(finding)
+        if self._waiting.is_due:
+            place = f"{self._name}:{self._port}"
+            notice = unreachable.notice(self._judge(probe), probe, place=place)
+            is_short = probe.kind == "refused" and not self._is_limited
+            until = f"{duration(self._refused_limit_s)} of refusals" if is_short else ""
+            self._waiting.show(notice, until=until)
         time.sleep(_AGAIN_S)
 
-    def _is_hopeless(self, tried: ConnectionProbe) -> bool:
+    def _judge(self, probe: ConnectionProbe) -> Finding:
+        notes = self._notes
+        waited_s = self._waiting.waited_s
+        return unreachable.judge(probe, notes.mine, notes.read(), waited_s=waited_s)
+
+    def _is_hopeless(self, probe: ConnectionProbe) -> bool:
         """Return whether the wait is over, or the head's host has refused the port for too long."""
         now_s = time.monotonic()
-        if tried.kind != "refused":
+        if probe.kind != "refused":
             self._refused_since_s = None
         elif self._refused_since_s is None:
             self._refused_since_s = now_s
-        if self._options.one_node:
+        if self._options.one_node or self._waiting.is_over:
             return True
         refused_s = 0.0 if self._refused_since_s is None else now_s - self._refused_since_s
-        return self._waiting.is_over or (not self._is_limited and refused_s > self._refused_limit_s)
+        return not self._is_limited and refused_s > self._refused_limit_s
 
 
-def _enter(address: str, port: int) -> TCPStore:
-    store = enter(address, port)
-    if store is None:
-        said = banner(address, port)
-        foreign = store_token_check.foreign(None, place=f"{address}:{port}")
-        fix = (
-            f"another port on every node; on the host of {address}, ss -tlnp tells who holds {port}"
-        )
-        raise RunError(
-            replace(foreign, evidence=(f"it says: {said}",) if said else (), why="", fix=fix)
-        )
-    return store
+def _connect(address: str, port: int) -> TCPStore:
+    """Return a client of the store.
+
+    Raises:
+        RunError: The server on that port is not a store.
+    """
+    client = open_client(address, port)
+    if client is not None:
+        return client
+    first_line = banner(address, port)
+    finding = replace(
+        store_token_check.foreign(None, place=f"{address}:{port}"),
+        evidence=(f"it says: {first_line}",) if first_line else (),
+        why="",
+        fix=(
+            f"another port on every node; on the host of {address}, ss -tlnp shows who holds {port}"
+        ),
+    )
+    raise RunError(finding)
 
 
-def agree_on_run(
-    store: TCPStore, mine: dict[str, Any], *, hosts: bool, place: str
-) -> dict[str, Any]:
-    """Write or read the run's identity, and refuse to join another run.
+def publish_identity(store: TCPStore, identity: dict[str, Any]) -> None:
+    """Publish the run's identity, which lets the other nodes in."""
+    store.set(store_token_check.IDENTITY_KEY, json.dumps(identity))
+
+
+def read_identity(store: TCPStore, mine: dict[str, Any], *, place: str) -> dict[str, Any]:
+    """Return the run's identity, as the head published it, and refuse to join another run.
+
+    Args:
+        store: A client of the store.
+        mine: The identity of this run, as this node would publish it.
+        place: ``HOST:PORT`` of the store.
 
     Raises:
         RunError: The store belongs to another run, or to a program that is not paceline.
     """
-    if hosts:
-        store.set(store_token_check.IDENTITY_KEY, json.dumps(mine))
-        return mine
     theirs = _identity_in(store)
     if theirs is None:
         raise RunError(store_token_check.foreign(None, place=place))
-    alone = mine["nodes"] == [1, 1]
-    if alone or not _is_same_run(theirs, mine) or not _is_plain(theirs.get("run_name")):
+    runs_alone = mine["nodes"] == [1, 1]
+    if runs_alone or not _is_same_run(theirs, mine) or not _is_plain(theirs.get("run_name")):
         raise RunError(store_token_check.foreign(theirs, place=place))
     return theirs

@@ -18,7 +18,7 @@ _NAMES = {
     "silent": "master-unreachable",
     "no-route": "master-unreachable",
 }
-_MEANS = {
+_MEANINGS = {
     "unresolved": "the name does not resolve",
     "refused": "port refused: the host answers, nothing listens there",
     "rejected": "rejected by a firewall",
@@ -28,60 +28,59 @@ _MEANS = {
 }
 
 
-def in_words(knock: ConnectionProbe) -> str:
+def in_words(probe: ConnectionProbe) -> str:
     """Return the result of a connection probe in words, for the notice printed during the wait."""
-    return _MEANS[knock.kind]
+    return _MEANINGS[probe.kind]
 
 
 def judge(
-    knock: ConnectionProbe, mine: Note, others: Sequence[Note], *, waited_s: float
+    probe: ConnectionProbe, mine: Note, others: Sequence[Note], *, waited_s: float
 ) -> Finding:
     """Return why this node could not reach the head.
 
     Args:
-        knock: The last connection probe.
+        probe: The last connection probe.
         mine: The note of this node.
         others: Notes of other nodes of the run. A node without a note is not listed.
         waited_s: How long this node tried, in seconds.
     """
     head = next((note for note in others if note.listens), None)
-    place = f"{mine.name}:{mine.port}"
-    if mine.name != knock.address and knock.address:
-        place += f" ({knock.address})"
-    finding = Finding(
-        _NAMES[knock.kind],
-        f"the head at {place} was not reached from {mine.host} within {waited_s:.0f} s:"
-        f" {_MEANS[knock.kind]}",
-        where=mine.host,
-        evidence=(knock.detail,) if knock.detail else (),
-        fix=_fix(knock, mine),
-    )
-    if knock.kind == "unresolved":
+    finding = _not_reached(probe, mine, waited_s=waited_s)
+    if probe.kind == "unresolved":
         return replace(finding, what=f"the head's name {mine.name} does not resolve on {mine.host}")
-    if head is not None and _elsewhere(mine, head):
+    if head is not None and _is_elsewhere(mine, head):
         return resolves_differently(head, mine)
-    if is_loopback(knock.address) and not is_loopback(mine.name):
+    if is_loopback(probe.address) and not is_loopback(mine.name):
         return to_itself(mine)
     if head is not None and head.port != mine.port:
         line = (
-            f"{head.words} is up and listens on port {head.port}, this node knocks at port"
-            f" {mine.port}"
+            f"{head.words} is up and listens on port {head.port}, this node tries port {mine.port}"
         )
-        return replace(
-            finding, evidence=(line,), fix=f"the same port on every node, such as {head.port}"
-        )
+        fix = f"the same port on every node, such as {head.port}"
+        return replace(finding, evidence=(line,), fix=fix)
     return finding
 
 
-def _fix(knock: ConnectionProbe, mine: Note) -> str:
-    if knock.kind == "unresolved":
+def _not_reached(probe: ConnectionProbe, mine: Note, *, waited_s: float) -> Finding:
+    place = f"{mine.name}:{mine.port}"
+    if probe.address and probe.address != mine.name:
+        place += f" ({probe.address})"
+    return Finding(
+        _NAMES[probe.kind],
+        f"the head at {place} was not reached from {mine.host} within {waited_s:.0f} s:"
+        f" {in_words(probe)}",
+        where=mine.host,
+        evidence=(probe.detail,) if probe.detail else (),
+        fix=_fix(probe, mine),
+    )
+
+
+def _fix(probe: ConnectionProbe, mine: Note) -> str:
+    if probe.kind == "unresolved":
         return "use the head's numeric address, as `hostname -I` prints it there"
-    if knock.kind in ("dropped", "rejected"):
-        return (
-            f"open port {mine.port} and the ephemeral ports between the nodes (on the head:"
-            " iptables -S INPUT)"
-        )
-    if knock.kind == "refused":
+    if probe.kind in ("dropped", "rejected"):
+        return _open_port(mine.port, place="on the head")
+    if probe.kind == "refused":
         return (
             "start the head with the same port on the same host: there, ss -tln shows who listens"
             f" on {mine.port}"
@@ -91,15 +90,27 @@ def _fix(knock: ConnectionProbe, mine: Note) -> str:
     )
 
 
-def notice(finding: Finding, knock: ConnectionProbe, *, place: str) -> Notice:
-    """Return the notice of a node that waits for the head, from the finding of a failed wait."""
-    details = tuple(
-        line for line in finding.evidence if knock.kind != "refused" or line != knock.detail
+def _open_port(port: int, *, place: str) -> str:
+    """Return the fix for a firewall.
+
+    Args:
+        port: The head's port.
+        place: Where to look at the rules.
+    """
+    return (
+        f"open port {port} and the ephemeral ports between the nodes ({place}: iptables -S INPUT)"
     )
+
+
+def notice(finding: Finding, probe: ConnectionProbe, *, place: str) -> Notice:
+    """Return the notice of a node that waits for the head, from the finding of a failed wait."""
+    details = finding.evidence
+    if probe.kind == "refused":  # its detail repeats the words below
+        details = tuple(line for line in details if line != probe.detail)
     if finding.name not in _NAMES.values():  # a wrong name or address explains more than the probe
         details = (finding.what, *details)
     return Notice(
-        f"waiting for the head at {place}: {_MEANS[knock.kind]}", details, f"fix: {finding.fix}"
+        f"waiting for the head at {place}: {in_words(probe)}", details, f"fix: {finding.fix}"
     )
 
 
@@ -107,13 +118,13 @@ def resolves_differently(head: Note, node: Note) -> Finding:
     """Return the finding that the head's name has different addresses on a node and on the head."""
     return Finding(
         "address-resolves-differently",
-        f"{node.name} means {node.address} on {node.host} and {head.address} on the head,"
+        f"{node.name} resolves to {node.address} on {node.host} and to {head.address} on the head,"
         f" {head.host}",
         where=f"{node.host} and {head.host}",
         evidence=(f"from {node.host}: {node.trouble or 'not reached'}",),
         fix=(
-            f"the numeric address on every node, such as {_best(head)} (getent hosts {node.name}"
-            " tells more)"
+            f"the numeric address on every node, such as {_outer_address(head)} (getent hosts"
+            f" {node.name} shows what the name resolves to)"
         ),
     )
 
@@ -122,8 +133,8 @@ def to_itself(node: Note) -> Finding:
     """Return the finding that on this node the head's name resolves to the node itself."""
     return Finding(
         "master-addr-wrong",
-        f"{node.name} means {node.address} on {node.host}: that is {node.host} itself, not the"
-        " head",
+        f"{node.name} resolves to {node.address} on {node.host}: that is {node.host} itself, not"
+        " the head",
         where=f"{node.host}, /etc/hosts",
         fix="use the head's numeric address, as `hostname -I` prints it there",
     )
@@ -140,30 +151,28 @@ def explain_missing(
         others: Notes of the nodes that could not connect.
         num_missing: How many nodes are missing.
     """
-    lines = hearsay(mine, others)
-    alone = [
-        note
-        for note in others
-        if note.listens and is_loopback(note.address) and not is_loopback(note.name)
-    ]
-    if (
-        not is_loopback(mine.name)
-        and is_loopback(mine.address)
-        and any(note.listens for note in others)
-    ):
-        alone = [mine]
-    if alone:
-        return replace(to_itself(alone[0]), evidence=(*lines, finding.what))
-    told = replace(finding, evidence=(*finding.evidence, *lines))
-    return replace(told, fix=advice(mine, others, num_missing=num_missing) or finding.fix)
+    lines = evidence(mine, others)
+    hosts = [note for note in others if note.listens]  # each hosts a store itself
+    candidates = [mine, *hosts] if hosts else []
+    mistaken = [note for note in candidates if _takes_itself_for_head(note)]
+    if mistaken:
+        return replace(to_itself(mistaken[0]), evidence=(*lines, finding.what))
+    fix = advice(mine, others, num_missing=num_missing) or finding.fix
+    return replace(finding, evidence=(*finding.evidence, *lines), fix=fix)
 
 
-def hearsay(mine: Note, others: Sequence[Note]) -> list[str]:
-    """Return one line for each of the first five notes, as evidence."""
-    lines = [_hearsay(note, mine) for note in others][:5]
-    if is_loopback(mine.address) and not is_loopback(mine.name) and not lines:
+def _takes_itself_for_head(note: Note) -> bool:
+    """Return whether the head's name resolves to a loopback address on a node."""
+    return is_loopback(note.address) and not is_loopback(note.name)
+
+
+def evidence(mine: Note, others: Sequence[Note]) -> list[str]:
+    """Return one line for each of the first five notes of other nodes."""
+    lines = [_evidence_of(note, mine) for note in others[:5]]
+    if not lines and _takes_itself_for_head(mine):
         lines.append(
-            f"{mine.name} means {mine.address} here; a node on which it does too waits for itself"
+            f"{mine.name} resolves to {mine.address} here; a node where it does so too waits for"
+            " itself"
         )
     return lines
 
@@ -176,46 +185,40 @@ def advice(mine: Note, others: Sequence[Note], *, num_missing: int) -> str:
         others: Notes of the nodes that could not connect.
         num_missing: How many nodes are missing.
     """
-    if any(note.port != mine.port or _elsewhere(note, mine) for note in others):
-        return f"the same address and port on every node: {_best(mine)}:{mine.port}"
+    place = f"{_outer_address(mine)}:{mine.port}"
+    if any(note.port != mine.port or _is_elsewhere(note, mine) for note in others):
+        return f"the same address and port on every node: {place}"
     if not others or len(others) < num_missing:
         return ""
-    walled = [note for note in others if "firewall" in note.trouble]
-    if walled:
-        return (
-            f"open port {mine.port} and the ephemeral ports between the nodes (here: iptables -S"
-            " INPUT)"
-        )
-    return (
-        f"find out why {others[0].host} does not reach {_best(mine)}:{mine.port}; it prints what it"
-        " sees"
-    )
+    if any("firewall" in note.trouble for note in others):
+        return _open_port(mine.port, place="here")
+    return f"find out why {others[0].host} does not reach {place}; it prints what it sees"
 
 
-def _hearsay(note: Note, mine: Note) -> str:
+def _evidence_of(note: Note, mine: Note) -> str:
+    """Return what the note of another node shows the head."""
     if note.listens:
         return (
-            f"{note.words} is up and waits at a store of its own: {note.name} means {note.address}"
+            f"{note.words} is up and hosts a store itself: {note.name} resolves to {note.address}"
             " there"
         )
-    line = f"{note.words} is up and knocks at {note.address or note.name}:{note.port}"
-    if note.address and _elsewhere(note, mine):
+    line = f"{note.words} is up and tries {note.address or note.name}:{note.port}"
+    if note.address and _is_elsewhere(note, mine):
         return (
-            f"{line}: {note.name} means {note.address} there and {mine.address} here, on"
+            f"{line}: {note.name} resolves to {note.address} there and to {mine.address} here, on"
             f" {mine.host}"
         )
-    return (
-        f"{line}, the head listens on {mine.port}"
-        if note.port != mine.port
-        else f"{line}: {note.trouble}"
-    )
+    if note.port != mine.port:
+        return f"{line}, the head listens on {mine.port}"
+    return f"{line}: {note.trouble}"
 
 
-def _elsewhere(node: Note, head: Note) -> bool:
+def _is_elsewhere(node: Note, head: Note) -> bool:
     """Return whether a node tries to reach the head at an address that the head does not have."""
     return node.name == head.name and node.address not in (head.address, *head.addresses)
 
 
-def _best(head: Note) -> str:
-    own = [address for address in (head.address, *head.addresses) if not is_loopback(address)]
-    return next(iter(own), head.address)
+def _outer_address(head: Note) -> str:
+    """Return the first address of the head that is not a loopback address, if it has one."""
+    addresses = (head.address, *head.addresses)
+    return next((address for address in addresses if not is_loopback(address)), head.address)

@@ -33,9 +33,10 @@ from torch.distributed.elastic.multiprocessing.api import (
 from paceline import env
 from paceline.errors import Finding
 from paceline.launch.channel import silence
-from paceline.launch.channel.control_channel import ControlChannel, Surroundings
+from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.channel.silence import NodeLost
+from paceline.launch.channel.surroundings import Surroundings
 from paceline.launch.in_rank import store_token_check
 from paceline.launch.monitor.attempt import Attempt
 from paceline.launch.outcome import root_cause
@@ -43,19 +44,15 @@ from paceline.launch.outcome.grace_check import SaveWatch
 from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan, rank_environment
-from paceline.launch.preflight import comparison as rollcall
+from paceline.launch.preflight import comparison
 from paceline.launch.rendezvous import roll_call
-from paceline.launch.rendezvous.handler import (
-    HeldRendezvous,
-    Meeting,
-    hosts_by_rank,
-    node_timeout_s,
-)
+from paceline.launch.rendezvous.handler import Meeting, hosts_by_rank, node_timeout_s
+from paceline.launch.rendezvous.held_rendezvous import HeldRendezvous
 from paceline.launch.run import peers
 from paceline.launch.run.console import Console
 from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.folder import RunFolder, resume_command
-from paceline.launch.run.logs import make_logs
+from paceline.launch.run.log_names import make_logs
 from paceline.launch.run.ranks import RankGroup
 from paceline.launch.run.supervision import Supervision
 from paceline.machine import interfaces
@@ -112,7 +109,9 @@ class Agent(LocalElasticAgent):
         self._saves = SaveWatch(
             folder.run_dir.checkpoints,
             grace_s=context.plan.grace_s,
-            again=resume_command(folder.run_dir, context.options, context.plan, context.task),
+            resume_command=resume_command(
+                folder.run_dir, context.options, context.plan, context.task
+            ),
             notice=context.notices.warn,
         )
         self._meeting = meeting
@@ -130,7 +129,7 @@ class Agent(LocalElasticAgent):
         if hasattr(worker_group.spec.rdzv_handler, "_bootstrap_store_info"):
             worker_group.spec.rdzv_handler._bootstrap_store_info = None
         if self._has_met and self._meeting.places:
-            roll_call.tell_places(self._meeting.signed_store, [])
+            roll_call.publish_places(self._meeting.signed_store, [])
         handler = self._meeting.handler
         if before is not None and isinstance(handler, HeldRendezvous):
             handler.lost = lambda: _lost_meanwhile(before)
@@ -151,10 +150,10 @@ class Agent(LocalElasticAgent):
         scope = self._meeting.scope(self._master[1])
         store = SignedStore(worker_group.store, self._meeting.signing, scope=scope)
         if num_nodes > 1 and self._talks:
-            board = ControlChannel(
+            channel = ControlChannel(
                 store, node=node, num_nodes=num_nodes, surroundings=self._surroundings()
             )
-            self._peers.attach(board)
+            self._peers.attach(channel)
         if self._meeting.gathering is not None:
             self._meeting.gathering.close()
         if self._talks and not self._context.options.no_check:
@@ -170,7 +169,7 @@ class Agent(LocalElasticAgent):
             node_state=lambda node: _node_state(options, node),
             node_timeout_s=node_timeout_s(options),
             store_host=self._peers.store_host,
-            is_quiet=options.placed.left_to_head(self._peers.node),
+            is_quiet=options.slurm_defaults.head_reports(self._peers.node),
         )
 
     def _count_steps(self) -> int:
@@ -184,8 +183,10 @@ class Agent(LocalElasticAgent):
         """Compare the nodes before ranks start, when all of them meet for the first time."""
         context, node, num_nodes = self._context, self._peers.node, self._peers.num_nodes
         if self._meeting.places:
-            roll_call.keep_places(self._meeting.signed_store, store, node=node, num_nodes=num_nodes)
-        comparison = rollcall.compare(
+            roll_call.record_places(
+                self._meeting.signed_store, store, node=node, num_nodes=num_nodes
+            )
+        result = comparison.compare(
             store,
             context.options,
             context.plan,
@@ -196,13 +197,13 @@ class Agent(LocalElasticAgent):
             address=self._meeting.address,
             first=not self._has_met,
         )
-        for finding in comparison.warnings:
+        for finding in result.warnings:
             context.notices.warn(finding)
-        if comparison.line and not context.options.placed.left_to_head(node):
-            context.console.say(comparison.line)
-        self._rank_env = {**self._rank_env, **comparison.env}
-        if comparison.master and interfaces.is_loopback(self._master[0]):
-            self._master = (comparison.master, self._master[1])
+        if result.line and not context.options.slurm_defaults.head_reports(node):
+            context.console.say(result.line)
+        self._rank_env = {**self._rank_env, **result.env}
+        if result.master and interfaces.is_loopback(self._master[0]):
+            self._master = (result.master, self._master[1])
 
     def _name_the_run(self) -> None:
         """Write the run's identity into the store of the ranks: c10d opens a separate one."""
@@ -286,13 +287,15 @@ class Agent(LocalElasticAgent):
         """Print and record why ranks were started again."""
         context = self._context
         losses = self._peers.losses(previous.lost)
-        known = peers.known(losses)
         verdict = root_cause.judge(
-            previous.ends, lost=list(losses), losses=known, hang=previous.hang
+            previous.ends,
+            lost=list(losses),
+            losses=peers.known(losses),
+            hang=previous.hang,
         )
         is_known = verdict.causes or verdict.lost or previous.hang
         what = verdict.finding.what if is_known else "a rank on another node failed"
-        if not context.options.placed.left_to_head(self._peers.node):
+        if not context.options.slurm_defaults.head_reports(self._peers.node):
             count = f"{restarts} of {context.options.max_restarts}"
             context.console.say(f"{what}; ranks were started again ({count})")
         why = verdict.finding.to_json()
@@ -331,10 +334,10 @@ class Agent(LocalElasticAgent):
         return result
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        supervision, board = self._supervision, self._peers.board
+        supervision, channel = self._supervision, self._peers.channel
         assert supervision is not None
         self._stop_workers(worker_group)
-        if board is not None and not board.answers(give_up=lambda: self._link.stop is not None):
+        if channel is not None and not channel.answers(give_up=lambda: self._link.stop is not None):
             # Nodes could not meet again: they would wait, for minutes if the store's host is
             # silent.
             raise ConnectionError("the store of the run does not answer")
@@ -350,11 +353,11 @@ class Agent(LocalElasticAgent):
         """Do nothing: nodes wait for each other in the loop, where they still see a failure."""
 
 
-def _lost_meanwhile(board: ControlChannel) -> Finding | None:
+def _lost_meanwhile(channel: ControlChannel) -> Finding | None:
     """Return the finding to end with if a node was lost while the nodes meet again; else None."""
-    known = dict(board.remote.losses)  # the channel's thread adds to it meanwhile
-    losses = {silence.named(node, loss.host): loss for node, loss in known.items()}
-    store_loss = board.remote.store_loss
+    by_node = dict(channel.remote.losses)  # the channel's thread adds to it meanwhile
+    losses = {silence.named(node, loss.host): loss for node, loss in by_node.items()}
+    store_loss = channel.remote.store_loss
     if store_loss is not None:
         losses = {silence.store_named(store_loss.host): store_loss, **losses}
     return root_cause.judge([], lost=list(losses), losses=losses).finding if losses else None

@@ -43,40 +43,34 @@ def run(options: Options, conduct: Conduct) -> int:
         script.read(options)  # it is not run, but a wrong name must be reported
     launcher = os.getpid()
     # The result is printed below, as data or as text. The run prints only its failure to start.
-    asked = replace(options, script=options.script or _NAME, check=True)
-    task = RankTask(local_rank=0, kind=FUNCTION, target=asked.script, method="fork")
-    with tempfile.TemporaryFile("w+") as handed_over:
-        report = conduct(replace(asked, json=False), task, lambda: _examine(handed_over))
+    name = options.script or _NAME
+    quiet = replace(options, script=name, check=True, json=False)
+    task = RankTask(local_rank=0, kind=FUNCTION, target=name, method="fork")
+    with tempfile.TemporaryFile("w+") as nodes_file:
+        report = conduct(quiet, task, lambda: _examine(nodes_file))
         if os.getpid() != launcher:
             return EXIT_OK  # this is a rank, at its end
         if report.exit_status != EXIT_OK:
             if options.json:
-                print(
-                    json.dumps(
-                        {
-                            "findings": [finding.to_json() for finding in report.findings],
-                            "nodes": [],
-                        }
-                    )
-                )
+                print(json.dumps(_to_json(report.findings, [])))
             return report.exit_status
-        handed_over.seek(0)
-        nodes = json.load(handed_over)
+        nodes_file.seek(0)
+        nodes = json.load(nodes_file)
     findings = join(nodes)
-    if options.placed.left_to_head(options.node_rank):
+    if options.slurm_defaults.head_reports(options.node_rank):
         return status_of(findings)  # the head prints the findings to the same output
     if options.json:
-        print(
-            json.dumps(
-                {"findings": [finding.to_json() for finding in findings], "nodes": nodes}, indent=1
-            )
-        )
+        print(json.dumps(_to_json(findings, nodes), indent=1))
     else:
-        print("\n".join(told(nodes, findings)))
+        print("\n".join(render(nodes, findings)))
     return status_of(findings)
 
 
-def _examine(handed_over: IO[str]) -> None:
+def _to_json(findings: Sequence[Finding], nodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"findings": [finding.to_json() for finding in findings], "nodes": nodes}
+
+
+def _examine(nodes_file: IO[str]) -> None:
     """Examine the node in its first rank, and pass on the findings of all nodes; runs in a rank."""
     from torch import distributed
 
@@ -85,11 +79,11 @@ def _examine(handed_over: IO[str]) -> None:
     distributed.init_process_group("gloo")
     first = env.read(env.LOCAL_RANK) == "0"
     mine = {"host": socket.gethostname(), **doctor.examine().to_json()} if first else None
-    found: list[dict[str, Any] | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(found, mine)
+    nodes: list[dict[str, Any] | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(nodes, mine)
     if first:
-        json.dump([each for each in found if each is not None], handed_over)
-        handed_over.flush()
+        json.dump([node for node in nodes if node is not None], nodes_file)
+        nodes_file.flush()
     distributed.destroy_process_group()
     sys.stdout.flush()
 
@@ -105,22 +99,21 @@ def join(nodes: Sequence[dict[str, Any]]) -> list[Finding]:
         for values in node["findings"]:
             hosts.setdefault(Finding.from_json(values), []).append(node["host"])
     return [
-        replace(each, where=_placed(hosts[each], each.where, len(nodes)))
-        for each in gravest_first(hosts)
+        replace(finding, where=_placed(hosts[finding], finding.where, len(nodes)))
+        for finding in gravest_first(hosts)
     ]
 
 
 def _placed(hosts: Sequence[str], where: str, num_nodes: int) -> str:
-    named = (
-        f"all {num_nodes} nodes" if num_nodes > 1 and len(hosts) == num_nodes else few(hosts, _ALL)
-    )
-    return f"{named}: {where}" if where else named
+    are_all = num_nodes > 1 and len(hosts) == num_nodes
+    place = f"all {num_nodes} nodes" if are_all else few(hosts, _ALL)
+    return f"{place}: {where}" if where else place
 
 
-def told(nodes: Sequence[dict[str, Any]], findings: Sequence[Finding]) -> list[str]:
+def render(nodes: Sequence[dict[str, Any]], findings: Sequence[Finding]) -> list[str]:
     """Return the lines to print: the findings, and how many nodes had errors."""
     with_errors = sum(
-        any(each["severity"] == "error" for each in node["findings"]) for node in nodes
+        any(finding["severity"] == "error" for finding in node["findings"]) for node in nodes
     )
     count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} examined"
     last = f"{count}, {with_errors} with errors" if with_errors else f"{count}, none with errors"

@@ -12,7 +12,7 @@ from paceline.errors import PacelineError
 from paceline.launch.plan.accelerate import choice, config_file
 from paceline.launch.plan.accelerate.choice import Choice
 from paceline.launch.plan.options import Options
-from paceline.launch.plan.preferences import shown
+from paceline.launch.plan.preferences import abbreviate_home
 from paceline.machine import host
 
 
@@ -26,11 +26,11 @@ def configure(options: Options, source: str) -> Choice:
     Raises:
         PacelineError: A configuration was named but cannot be used.
     """
-    chosen = _choose(options, source, env.snapshot())
-    env.update(chosen.environment)
-    if chosen.working_folder and chosen.environment:
+    configuration = _choose(options, source, env.snapshot())
+    env.update(configuration.environment)
+    if configuration.working_folder and configuration.environment:
         _find_modules_in_working_folder()
-    return chosen
+    return configuration
 
 
 def _choose(options: Options, source: str, environ: Mapping[str, str]) -> Choice:
@@ -49,7 +49,7 @@ def _choose(options: Options, source: str, environ: Mapping[str, str]) -> Choice
         return Choice()  # the user has not asked for this file
     return choice.by_default(
         default,
-        shown(path),
+        abbreviate_home(path),
         environ,
         num_gpus=host.gather(environ.get(env.CUDA_DEVICES)).num_gpus,
         has_deepspeed=importlib.util.find_spec("deepspeed") is not None,

@@ -74,15 +74,15 @@ def plan_streams(
         prefix: Prefix of teed lines.
         filtered: Files for filtered lines of stdout and stderr.
     """
-    chosen = local_rank in options.local_ranks_filter if options.local_ranks_filter else None
+    selected = local_rank in options.local_ranks_filter if options.local_ranks_filter else None
     plans = []
     for place, bit in enumerate((OUT, ERR)):
-        teed = bool(streams_of(options.tee, local_rank) & bit) and chosen is not False
+        teed = bool(streams_of(options.tee, local_rank) & bit) and selected is not False
         redirected = bool(streams_of(options.redirects, local_rank) & bit)
         redirected |= (
             options.nccl_debug and bit == ERR
         )  # torch's debug output would bury the console
-        plain = (rank == 0 if chosen is None else chosen) and not redirected
+        plain = (rank == 0 if selected is None else selected) and not redirected
         several = len(options.local_ranks_filter) > 1
         filters = (options.duplicate_stdout_filters, options.duplicate_stderr_filters)[place]
         plans.append(

@@ -23,9 +23,9 @@ class LaunchContext:
         options: The options of the run.
         plan: The plan of the run.
         task: The task of every rank, without its rank, environment and files.
-        starter: The fork server.
-        pulses: The counters of the ranks; None without the probe.
-        pulse_handle: Descriptor of the counters' memory; -1 without the probe.
+        fork_server: The fork server.
+        counters: The counters of the ranks; None without the probe.
+        counters_handle: Descriptor of the counters' memory; -1 without the probe.
         console: Copies the output of ranks.
         notices: Prints warnings and notices.
         peers: The other nodes.
@@ -35,9 +35,9 @@ class LaunchContext:
     options: Options
     plan: Plan
     task: RankTask
-    starter: ForkServer
-    pulses: SharedCounters | None
-    pulse_handle: int
+    fork_server: ForkServer
+    counters: SharedCounters | None
+    counters_handle: int
     console: Console
     notices: Notices
     peers: Peers

@@ -15,14 +15,14 @@ from paceline import env
 from paceline.errors import Finding, Notice, SetupError, UsageError
 from paceline.launch.outcome import resume
 from paceline.launch.outcome.resume import ResumeCommand
-from paceline.launch.plan import folders
+from paceline.launch.plan import folder_errors
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.task import FUNCTION, RankTask
 from paceline.launch.run.console import Console
 from paceline.launch.run.notices import Notices
-from paceline.rundir import events, identity, lease
-from paceline.rundir.files import RUNS, RunDir, new_run_id, shown
+from paceline.rundir import events, identity, lease, lease_file
+from paceline.rundir.files import RUNS, RunDir, display_path, new_run_id
 from paceline.rundir.identity import Training
 from paceline.rundir.lease import Lease
 
@@ -57,7 +57,7 @@ class RunFolder:
         conflict = identity.conflict(root, recorded, training)
         if conflict is not None:
             raise UsageError(conflict)
-        owner = lease.this_process(token, element=training.element)
+        owner = lease_file.this_process(token, element=training.element)
         try:
             self.lease = lease.take(root, owner, say=say)
         except OSError as error:
@@ -124,7 +124,9 @@ def make(
         try:
             named.create()
         except OSError as error:
-            raise SetupError(folders.unusable(named.root, error, option="--run-dir")) from None
+            raise SetupError(
+                folder_errors.unusable(named.root, error, option="--run-dir")
+            ) from None
         return named
     usual = RunDir(RUNS.absolute() / name)
     # The folder alone proves nothing: another node of this run may have created it first.
@@ -146,7 +148,7 @@ def _make_spare(
     notices: Notices,
 ) -> RunDir:
     """Create the run folder in the system's folder for temporary files, and print the reason."""
-    why = folders.unusable(usual.root.parent, error, option="--run-dir", severity="warning")
+    why = folder_errors.unusable(usual.root.parent, error, option="--run-dir", severity="warning")
     try:
         spare = RunDir(Path(tempfile.mkdtemp(prefix="paceline-")) / name)
         spare.create()
@@ -163,11 +165,11 @@ def resume_command(run_dir: RunDir, options: Options, plan: Plan, task: RankTask
     """Return the resume command of the run."""
     return resume.plan(
         options,
-        run_dir=shown(run_dir.root),
+        run_dir=display_path(run_dir.root),
         function=task.kind == FUNCTION,
         numbered=plan.rendezvous == "static",
         environ=env.snapshot(),
-        job_script=shown(run_dir.job_script) if run_dir.job_script.exists() else "",
+        job_script=display_path(run_dir.job_script) if run_dir.job_script.exists() else "",
     )
 
 

@@ -2,7 +2,7 @@
 
     launcher ──fork──> fork server ──fork──> rank 0, rank 1, ...
 
-``fork_starter`` is called early, before the launcher has a thread, a store or a CUDA context. So
+``fork`` is called early, before the launcher has a thread, a store or a CUDA context. So
 the ranks inherit a process that has imported torch and done nothing else. The fork server has one
 thread. It is the parent of the ranks, and adopts the orphans that they leave. When its socket
 closes, because the launcher is done or was killed, it ends them all.
@@ -181,7 +181,7 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def fork_starter() -> tuple[ForkServer | None, RankTask | None]:
+def fork() -> tuple[ForkServer | None, RankTask | None]:
     """Fork the fork server off this process.
 
     Like ``os.fork``, this returns more than once: in the launcher ``(ForkServer, None)``, and
@@ -276,8 +276,8 @@ class _Server:
             if handle >= 0:
                 os.close(handle)
         self.pids[pid] = task.local_rank
-        self._tell(
-            {"said": "started", "rank": task.local_rank, "pid": pid, "time_ns": time.time_ns()}
+        self._report(
+            {"event": "started", "rank": task.local_rank, "pid": pid, "time_ns": time.time_ns()}
         )
         return False
 
@@ -324,8 +324,8 @@ class _Server:
             rank = self.pids.pop(pid, None)
             if rank is not None:  # other processes are adopted orphans
                 code = os.waitstatus_to_exitcode(status)
-                self._tell(
-                    {"said": "ended", "rank": rank, "pid": pid, "code": code, "time_ns": now}
+                self._report(
+                    {"event": "ended", "rank": rank, "pid": pid, "code": code, "time_ns": now}
                 )
 
     def _signal(self, rank: int, signum: int, group: bool) -> None:
@@ -359,7 +359,7 @@ class _Server:
         self._kill_descendants()
         os._exit(0)
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _report(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the launcher is gone; the next read shows it
             self.link.sendall(json.dumps(message).encode() + b"\n")
 

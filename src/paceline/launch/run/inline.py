@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from paceline import env
 from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, PacelineError, RunError, SetupError
-from paceline.launch.in_rank import worker
+from paceline.launch.in_rank import rank_entry
 from paceline.launch.plan import parsing, plan, preferences
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.task import FUNCTION, RankTask
@@ -65,7 +65,7 @@ def launch(
     """
     _refuse_unsafe_fork()
     torch_requirements.require_installed()
-    asked = parsing.parse(
+    options = parsing.parse(
         getattr(fn, "__name__", "function"),
         (),
         typed={
@@ -81,15 +81,15 @@ def launch(
         },
     )
     facts = host.gather(env.read(env.CUDA_DEVICES))
-    decided = plan.make(asked, facts, environ=env.snapshot(), source="")
-    decided = _without_openmp(decided)
+    run_plan = plan.make(options, facts, environ=env.snapshot(), source="")
+    run_plan = _without_openmp(run_plan)
     source, sink = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
         os.close(source)
-        _be_launcher(asked, decided, lambda: fn(*args), sink)
+        _be_launcher(options, run_plan, lambda: fn(*args), sink)
     os.close(sink)
     value: T = _await(pid, source)
     return value
@@ -116,22 +116,22 @@ def _refuse_unsafe_fork() -> None:
         )
 
 
-def _without_openmp(decided: plan.Plan) -> plan.Plan:
+def _without_openmp(run_plan: plan.Plan) -> plan.Plan:
     """Limit each rank to one thread if this process has used OpenMP.
 
     OpenMP's pool of threads does not survive a fork.
     """
     native = len(os.listdir("/proc/self/task")) - threading.active_count()
     if native <= 0 or "torch" not in sys.modules:
-        return decided
+        return run_plan
     from dataclasses import replace
 
     reason = f"this process has {native} native threads, whose OpenMP pool a fork does not inherit"
-    return replace(decided, threads=plan.Choice(1, reason))
+    return replace(run_plan, threads=plan.Choice(1, reason))
 
 
 def _be_launcher(
-    asked: Options, decided: plan.Plan, function: Callable[[], Any], sink: int
+    options: Options, run_plan: plan.Plan, function: Callable[[], Any], sink: int
 ) -> NoReturn:
     """Run the launcher in the fork, and the function in the ranks.
 
@@ -147,8 +147,8 @@ def _be_launcher(
         atexit._clear()  # only the caller may run its handlers
         from paceline.launch.run import start
 
-        task = RankTask(local_rank=0, kind=FUNCTION, target=asked.script, method="fork")
-        report = start.conduct(asked, decided, task, lambda: _call(function, sink))
+        task = RankTask(local_rank=0, kind=FUNCTION, target=options.script, method="fork")
+        report = start.conduct(options, run_plan, task, lambda: _call(function, sink))
         status = report.exit_status
         if os.getpid() == launcher:
             _send(sink, ("report", (status, report.findings)))
@@ -160,7 +160,7 @@ def _be_launcher(
     except BaseException:
         traceback.print_exc()
     if os.getpid() != launcher:
-        worker.leave(status)
+        rank_entry.leave(status)
     os._exit(status)
 
 
@@ -180,7 +180,7 @@ def _await(pid: int, source: int) -> Any:
     """Read rank 0's result and how the run ended; forward Ctrl-C and other stop signals."""
     messages: dict[str, Any] = {}
     interrupted = False
-    with os.fdopen(source, "rb") as pipe, _handing_on(pid) as handed_on:
+    with os.fdopen(source, "rb") as pipe, _forwarding(pid) as forwarded:
         while True:
             try:
                 messages.update(_receive(pipe))
@@ -191,8 +191,8 @@ def _await(pid: int, source: int) -> Any:
                 os.kill(pid, signal.SIGINT)
     if interrupted:
         raise KeyboardInterrupt
-    if handed_on:
-        raise SystemExit(messages.get("report", (128 + handed_on[0], []))[0])
+    if forwarded:
+        raise SystemExit(messages.get("report", (128 + forwarded[0], []))[0])
     status, findings = messages.get("report", (EXIT_FAILED, []))
     if status != EXIT_OK:
         error = RunError(findings[0] if findings else _gone())
@@ -202,12 +202,12 @@ def _await(pid: int, source: int) -> Any:
 
 
 @contextlib.contextmanager
-def _handing_on(pid: int) -> Iterator[list[int]]:
+def _forwarding(pid: int) -> Iterator[list[int]]:
     """Forward signals that would end this process to the launcher; yield those received."""
-    came: list[int] = []
+    received: list[int] = []
 
-    def hand_on(number: int, _: Any) -> None:
-        came.append(number)
+    def forward(number: int, _: Any) -> None:
+        received.append(number)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
@@ -215,9 +215,9 @@ def _handing_on(pid: int) -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         ours = []  # Python lets only the main thread set handlers
     for number in ours:
-        signal.signal(number, hand_on)
+        signal.signal(number, forward)
     try:
-        yield came
+        yield received
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)

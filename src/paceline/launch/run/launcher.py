@@ -18,8 +18,7 @@ from paceline import env
 from paceline.counters import SharedCounters
 from paceline.errors import EXIT_OK, PacelineError
 from paceline.launch.channel.silence import NodeLost
-from paceline.launch.outcome import evidence, nccl, node_account
-from paceline.launch.outcome import report as account
+from paceline.launch.outcome import evidence, nccl, node_account, report
 from paceline.launch.outcome.node_account import NodeAccount
 from paceline.launch.outcome.report import Report, Stop
 from paceline.launch.plan import slurm_times
@@ -36,7 +35,7 @@ from paceline.launch.run.notices import Notices
 from paceline.launch.run.peers import Peers
 from paceline.launch.run.signals import NOTICES, Caught, Signals
 from paceline.machine import processes
-from paceline.rundir.files import shown
+from paceline.rundir.files import display_path
 
 if TYPE_CHECKING:
     from paceline.launch.run.supervision import Supervision
@@ -70,7 +69,7 @@ class Launcher:
         options: The options of the run.
         plan: The plan of the run.
         task: The task of every rank.
-        warm: The fork server.
+        server: The fork server.
         handle: Descriptor of the counters' memory; -1 without the probe.
     """
 
@@ -79,13 +78,13 @@ class Launcher:
         options: Options,
         plan: Plan,
         task: RankTask,
-        warm: fork_server.ForkServer,
+        server: fork_server.ForkServer,
         handle: int,
     ) -> None:
         self._options = options
         self._plan = plan
         self._task = task
-        self._warm = warm
+        self._fork_server = server
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the process lives
         self._console = Console(err=os.dup(2))
         self._notices = Notices(self._console)
@@ -97,9 +96,9 @@ class Launcher:
                 options=options,
                 plan=plan,
                 task=task,
-                starter=warm,
-                pulses=SharedCounters(handle, int(plan.nproc.value)) if has_probe else None,
-                pulse_handle=handle,
+                fork_server=server,
+                counters=SharedCounters(handle, int(plan.nproc.value)) if has_probe else None,
+                counters_handle=handle,
                 console=self._console,
                 notices=self._notices,
                 peers=self._peers,
@@ -107,11 +106,11 @@ class Launcher:
             )
         )
         self._taken: Signals
-        self._insistence = signals.Insistence()
+        self._repeat_policy = signals.RepeatPolicy()
         self._stop: Stop | None = None
         self._stop_deadline_s = _NEVER_S  # when the node's thread must have noticed the stop
         self._head_reports = False
-        self._fork_server = fork_server.StopWatch(warm.pid)
+        self._stop_watch = fork_server.StopWatch(server.pid)
         self._lost_since_s = time.monotonic()
         self._started_s = time.monotonic()
         self._slurm_times = slurm_times.Watcher({} if options.no_slurm else env.snapshot())
@@ -126,16 +125,16 @@ class Launcher:
         self._taken = Signals(list(dict.fromkeys(handled)))
         try:
             threading.Thread(target=self._node.run, name="paceline-agent", daemon=True).start()
-            report = self._report(self._attend())
-            self._finish(report)
+            final_report = self._report(self._attend())
+            self._finish(final_report)
         except BaseException:
-            self._warm.kill()  # no rank may outlive its launcher
+            self._fork_server.kill()  # no rank may outlive its launcher
             raise
         finally:
             self._release()
             os.dup2(self._console.err, 2)
             self._noise.close()
-        return report
+        return final_report
 
     # While the node runs
 
@@ -144,7 +143,7 @@ class Launcher:
         while True:
             self._take_signal(self._taken.next(0.05))
             self._look_at_clock()
-            stopped = self._fork_server.look()
+            stopped = self._stop_watch.look()
             if stopped is not None:
                 self._notices.inform(stopped)
             if self._is_stuck():
@@ -157,7 +156,7 @@ class Launcher:
 
     def _abandon_node(self) -> NodeEnd:
         """Continue without the node's thread, which waits inside torch for nodes or the store."""
-        self._warm.kill()
+        self._fork_server.kill()
         return NodeEnd()
 
     def _is_stuck(self) -> bool:
@@ -177,17 +176,17 @@ class Launcher:
         if caught.number == signal.SIGWINCH:
             self._console.resize()
             return
-        is_insistent = self._insistence.hears(caught.number.name, time.monotonic())
+        ends_at_once = self._repeat_policy.record(caught.number.name, time.monotonic())
         if self._stop is None:
             self._obey(caught)
-        elif is_insistent:
+        elif ends_at_once:
             self._end_at_once()
 
     def _look_at_clock(self) -> None:
         limit_s = self._options.max_time
         if self._stop is not None or not limit_s or time.monotonic() <= self._started_s + limit_s:
             return
-        self._insistence.hears("", time.monotonic())
+        self._repeat_policy.record("", time.monotonic())
         typed = dict(self._options.typed)["max_time"]
         self._end_ranks(signal.SIGTERM, f"--max-time {typed}", "", for_ranks=signal.SIGTERM)
 
@@ -211,7 +210,8 @@ class Launcher:
         """Begin the orderly end on all nodes."""
         self._stop = Stop(number, name, sender, socket.gethostname(), time.time_ns())
         supervision = self._link.progress.supervision
-        is_quiet = self._options.placed.left_to_head(self._peers.node)  # the head got it too
+        # the head got the signal too
+        is_quiet = self._options.slurm_defaults.head_reports(self._peers.node)
         if supervision is not None and not is_quiet:
             self._console.say(self._describe_stop(name, sender))
         by_slurm = "Slurm" in sender and self._slurm_times.limits.signals_all
@@ -225,25 +225,25 @@ class Launcher:
     def _describe_stop(self, name: str, sender: str) -> str:
         """Return the line to print when the orderly end begins."""
         by = f"{name} from {sender}" if sender else name
-        again = "SIGINT" if not sender or name in NOTICES else "once more"
+        repetition = "SIGINT" if not sender or name in NOTICES else "once more"
         time_left = f"{self._plan.grace_s} s"
         if name == "SIGTERM" and "Slurm" in sender:
             limits, now_s = self._slurm_times.limits, time.monotonic()
             seconds, whose = slurm_times.shortest(self._plan.grace_s, limits, now_s=now_s)
             time_left = f"at least {seconds} s ({whose})" if whose else time_left
-        return f"{by}: ranks have {time_left} to end by themselves; {again} ends them now"
+        return f"{by}: ranks have {time_left} to end; {repetition} ends them now"
 
     def _end_at_once(self) -> None:
         """Kill the remaining ranks after a repeated signal, here and on all other nodes."""
-        self._warm.kill()
+        self._fork_server.kill()
         self._peers.hurry()
 
-    def _hears_insistence(self) -> bool:
+    def _take_repeated_signal(self) -> bool:
         """Handle signals while accounts are awaited; always False, as no signal ends that wait."""
         caught = self._taken.next(0.0)
         if caught is None or self._stop is None:
             return False
-        if self._insistence.hears(caught.number.name, time.monotonic()):
+        if self._repeat_policy.record(caught.number.name, time.monotonic()):
             self._end_at_once()
         return False
 
@@ -252,29 +252,30 @@ class Launcher:
     def _report(self, end: NodeEnd) -> Report:
         if isinstance(end.error, PacelineError):
             if self._stop is None:
-                return account.refused(end.error)
+                return report.refused(end.error)
         elif end.error is not None:
-            self._warm.kill()
-            if self._peers.board is None:
-                return account.broken(end.error, host=socket.gethostname(), run=self._run_alone())
+            self._fork_server.kill()
+            if self._peers.channel is None:
+                return report.broken(end.error, host=socket.gethostname(), run=self._run_alone())
             if not isinstance(end.error, NodeLost):
                 self._peers.lose_store()  # the lost store caused the error
         progress = self._link.progress
         if progress.supervision is None:
-            return account.tell(self._run_alone())
+            return report.conclude(self._run_alone())
         run = self._hear_all(progress.supervision, succeeded=end.succeeded)
         number = progress.supervision.ranks.attempt.number
         self._event("end", attempt=number, ends=[rank_end.to_json() for rank_end in run.ends])
-        return account.tell(run)
+        return report.conclude(run)
 
-    def _hear_all(self, supervision: Supervision, *, succeeded: bool) -> account.Run:
+    def _hear_all(self, supervision: Supervision, *, succeeded: bool) -> report.Run:
         """Exchange accounts with the other nodes; return the account of the whole run."""
         seconds = time.monotonic() - self._started_s
         alone = self._run_alone()
         own = self._own_account(supervision, alone).shifted(self._peers.clock_offset_ns).to_json()
         others = self._exchange(own, succeeded=succeeded)
         entries = {self._peers.node: own} | others
-        self._head_reports = self._options.placed.left_to_head(self._peers.node) and 0 in entries
+        is_left_to_head = self._options.slurm_defaults.head_reports(self._peers.node)
+        self._head_reports = is_left_to_head and 0 in entries
         losses = self._peers.losses_at_end(heard=entries)
         run = replace(
             alone,
@@ -286,12 +287,12 @@ class Launcher:
         accounts = [NodeAccount.from_json(entries[node]) for node in sorted(entries)]
         return node_account.join(accounts, run)
 
-    def _own_account(self, supervision: Supervision, alone: account.Run) -> NodeAccount:
+    def _own_account(self, supervision: Supervision, alone: report.Run) -> NodeAccount:
         """Return the account that this node sends to the others."""
         return NodeAccount(
-            again=alone.again,
+            resume_command=alone.resume_command,
             ends=supervision.ranks.ends(),
-            pulses=supervision.ranks.figures(),
+            counters=supervision.ranks.figures(),
             stop=self._stop,
             last=alone.last,
             hang=supervision.hang,
@@ -309,19 +310,19 @@ class Launcher:
         patience_s = _ACCOUNTS_S + (self._plan.grace_s if has_stopped else 0)
         meeting = self._link.progress.meeting
         hosts_store = meeting is not None and meeting.hosts_store
-        give_up = self._hears_insistence
+        give_up = self._take_repeated_signal
         return self._peers.exchange(own, until_s=patience_s, linger=hosts_store, give_up=give_up)
 
-    def _run_alone(self) -> account.Run:
+    def _run_alone(self) -> report.Run:
         """Return what this node knows about the run, without its ranks."""
         stops = [self._stop] if self._stop else []
         folder = self._link.progress.folder
         if folder is None:
-            return account.Run(stops=stops)
-        return account.Run(
-            folder=shown(folder.run_dir.root),
+            return report.Run(stops=stops)
+        return report.Run(
+            folder=display_path(folder.run_dir.root),
             stops=stops,
-            again=resume_command(folder.run_dir, self._options, self._plan, self._task),
+            resume_command=resume_command(folder.run_dir, self._options, self._plan, self._task),
             last=evidence.last_checkpoint(folder.run_dir.checkpoints),
             grace_s=self._plan.grace_s,
         )
@@ -334,50 +335,50 @@ class Launcher:
             return ""
         return evidence.half_saved(folder.run_dir.checkpoints, since_ns=since_ns - _FILE_CLOCK_NS)
 
-    def _finish(self, report: Report) -> None:
+    def _finish(self, final_report: Report) -> None:
         """End the fork server, print the last lines, and record the outcome in the run folder."""
         progress = self._link.progress
-        self._let_ranks_go(succeeded=report.exit_status == EXIT_OK)
+        self._let_ranks_go(succeeded=final_report.exit_status == EXIT_OK)
         if progress.meeting is not None and progress.meeting.connection is not None:
             # so that the store's host sees that this node ends in order
             progress.meeting.connection.leave()
         if progress.supervision is not None:
             progress.supervision.ranks.keep_files()
         if progress.folder is not None:
-            self._keep_records(progress.folder, report)
-        self._print(report)
+            self._keep_records(progress.folder, final_report)
+        self._print(final_report)
 
     def _let_ranks_go(self, *, succeeded: bool) -> None:
         """Show the last output of the ranks, and end the fork server."""
         if not succeeded:
-            self._warm.close()
+            self._fork_server.close()
         # All output of the ranks is in their pipes. A process that still holds a pipe runs in the
         # background.
         self._console.drain(_BACKGROUND_S if succeeded else _DRAIN_S)
         if succeeded:
-            self._warm.close(leave=True, streams=self._console.release())
+            self._fork_server.close(leave=True, streams=self._console.release())
 
-    def _keep_records(self, folder: RunFolder, report: Report) -> None:
+    def _keep_records(self, folder: RunFolder, final_report: Report) -> None:
         """Record torch's output and the outcome in the run folder."""
         if self._options.nccl_debug:
             texts = evidence.read_nccl_logs(folder.run_dir, since=folder.first_attempt)
-            report.lines[:0] = nccl.summarise(texts)
+            final_report.lines[:0] = nccl.summarise(texts)
         self._noise.seek(0)
         text = self._noise.read()
         if text:
             log = folder.run_dir.launcher_log(self._peers.node, folder.first_attempt)
             with contextlib.suppress(OSError):
                 log.write_bytes(text)
-        self._event("outcome", **report.to_json())
+        self._event("outcome", **final_report.to_json())
 
-    def _print(self, report: Report) -> None:
-        is_of_interest = report.exit_status != EXIT_OK or not self._options.check_only
+    def _print(self, final_report: Report) -> None:
+        is_of_interest = final_report.exit_status != EXIT_OK or not self._options.check_only
         if not self._head_reports and is_of_interest:
-            self._console.write(report.framed())
-        elif report.exit_status != EXIT_OK:
+            self._console.write(final_report.framed())
+        elif final_report.exit_status != EXIT_OK:
             time.sleep(_HEAD_SPEAKS_S)
         if self._options.json:
-            print(json.dumps(report.to_json()), flush=True)
+            print(json.dumps(final_report.to_json()), flush=True)
 
     def _event(self, kind: str, **fields: Any) -> None:
         folder = self._link.progress.folder

@@ -1,4 +1,6 @@
-"""One node's part of a run: meet the others, create the run folder, and run the agent."""
+"""One node's part of a run: meet the others, create the run folder, write the plan into it, and run
+the agent.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from paceline.launch.run.link import NodeEnd
 from paceline.machine import interfaces, torch_requirements
 from paceline.machine.cpus import usable_cpus
 from paceline.rundir import identity
-from paceline.rundir.files import RunDir, shown, write_whole
+from paceline.rundir.files import RunDir, display_path, write_whole
 
 if TYPE_CHECKING:
     from paceline.launch.rendezvous.handler import Meeting
@@ -57,7 +59,7 @@ class Node:
 
         from paceline.launch.run import agent as agents
 
-        if not self._options.placed.left_to_head(self._options.node_rank):
+        if not self._options.slurm_defaults.head_reports(self._options.node_rank):
             for finding in (*self._options.warnings, *self._plan.warnings):
                 self._context.notices.warn(finding)
         if self._options.event_log_handler == "console":
@@ -113,14 +115,14 @@ class Node:
             with contextlib.suppress(OSError):  # the plan is printed as well
                 path = folder.run_dir.plan(folder.first_attempt)
                 write_whole(path, json.dumps(self._plan.to_json(), indent=2) + "\n")
-        if self._options.placed.one_voice and not meeting.hosts_store:
+        if self._options.slurm_defaults.shared_output and not meeting.hosts_store:
             return
         self._context.console.say(
             planning.describe(
                 self._plan,
                 self._options,
                 address=meeting.endpoint,
-                run_dir=shown(folder.run_dir.root),
+                run_dir=display_path(folder.run_dir.root),
                 is_signed=meeting.signing.is_on,
             )
         )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from paceline.launch.channel import silence
 from paceline.launch.channel.remote import Remote
 from paceline.launch.channel.silence import Loss
-from paceline.launch.outcome import root_cause
 
 if TYPE_CHECKING:
     from paceline.launch.channel.control_channel import ControlChannel
@@ -22,56 +21,56 @@ class Peers:
         node: Rank of this node; 0 until the nodes have met.
         num_nodes: Number of nodes; 1 until the nodes have met.
         store_host: Host of the run's store; empty until this node has reached it.
-        board: The control channel of this attempt; None between attempts and on a single node.
+        channel: The control channel of this attempt; None between attempts and on a single node.
     """
 
     def __init__(self) -> None:
         self.node = 0
         self.num_nodes = 1
         self.store_host = ""
-        self.board: ControlChannel | None = None
+        self.channel: ControlChannel | None = None
         self._hosts: dict[int, str] = {}  # of nodes that were silent or lost, by node rank
         self._losses: dict[int, Loss] = {}
         self._store_loss: Loss | None = None
 
-    def attach(self, board: ControlChannel) -> None:
+    def attach(self, channel: ControlChannel) -> None:
         """Use the control channel of a new attempt."""
-        self.board = board
+        self.channel = channel
 
     def detach(self) -> ControlChannel | None:
         """Return the control channel of the ended attempt, to be closed; None without one."""
-        board, self.board = self.board, None
-        return board
+        channel, self.channel = self.channel, None
+        return channel
 
     @property
     def remote(self) -> Remote:
         """The state of the other nodes in this attempt."""
-        board = self.board  # the node's thread may reset it
-        return Remote() if board is None else board.remote
+        channel = self.channel  # the node's thread may reset it
+        return Remote() if channel is None else channel.remote
 
     @property
     def clock_offset_ns(self) -> int:
         """How far this node's clock is ahead of the head's, in nanoseconds."""
-        board = self.board
-        return 0 if board is None else board.clock_offset_ns
+        channel = self.channel
+        return 0 if channel is None else channel.clock_offset_ns
 
     def fail(self) -> None:
         """Publish that this node has failed."""
-        board = self.board
-        if board is not None:
-            board.fail()
+        channel = self.channel
+        if channel is not None:
+            channel.fail()
 
     def stop(self, signum: signal.Signals) -> None:
         """Publish that a signal has asked this node to end."""
-        board = self.board
-        if board is not None:
-            board.stop(signum)
+        channel = self.channel
+        if channel is not None:
+            channel.stop(signum)
 
     def hurry(self) -> None:
         """Ask all nodes to end their remaining ranks at once."""
-        board = self.board
-        if board is not None:
-            board.hurry()
+        channel = self.channel
+        if channel is not None:
+            channel.hurry()
 
     def lose_store(self) -> None:
         """Record that the host of the run's store is lost."""
@@ -87,10 +86,10 @@ class Peers:
         self, content: dict[str, Any], *, until_s: float, linger: bool, give_up: Callable[[], bool]
     ) -> dict[int, dict[str, Any]]:
         """Exchange accounts as ``ControlChannel.exchange`` does; return {} on a single node."""
-        board = self.board
-        if board is None:
+        channel = self.channel
+        if channel is None:
             return {}
-        return board.exchange(content, until_s=until_s, linger=linger, give_up=give_up)
+        return channel.exchange(content, until_s=until_s, linger=linger, give_up=give_up)
 
     def losses(self, nodes: Collection[int], *, store: bool = False) -> dict[str, Loss | None]:
         """Return why nodes are lost, by their names; None for an unknown reason.
@@ -101,7 +100,7 @@ class Peers:
         """
         losses: dict[str, Loss | None] = {}
         if store:
-            losses[f"{self.store_host} ({root_cause.STORE})"] = self._store_loss
+            losses[f"{self.store_host} (the host of the run's store)"] = self._store_loss
         for node in sorted(nodes):
             losses[silence.named(node, self._hosts.get(node, ""))] = self._losses.get(node)
         return losses

@@ -155,14 +155,13 @@ class Pump:
     def release(self) -> list[Copy]:
         """Return the descriptors whose other end is still open, and stop serving them."""
         with self._lock:
-            left = list(self.copies.values())
-            for copy in left:
-                self._copy(copy.source, rounds=1 << 20)
-            left = [copy for copy in left if copy.source in self.copies]
-            for copy in left:
+            for source in list(self.copies):
+                self._copy(source, rounds=1 << 20)
+            still_open = list(self.copies.values())
+            for copy in still_open:
                 self._selector.unregister(copy.source)
             self.copies.clear()
-        return left
+        return still_open
 
     def serve_until_end(self, copies: list[Copy]) -> None:
         """Copy in this thread until all writers have gone."""

@@ -24,14 +24,13 @@ from paceline.launch.monitor import position, stacks
 from paceline.launch.monitor.attempt import Attempt, Ended
 from paceline.launch.monitor.position import Position
 from paceline.launch.monitor.stacks import Look
-from paceline.launch.outcome import evidence, root_cause
+from paceline.launch.outcome import evidence, weight
 from paceline.launch.outcome.rank_exit import Failure, RankExit
 from paceline.launch.plan.task import RankTask
 from paceline.launch.run.console import DEFAULT_PREFIX, fill_prefix, plan_streams
 from paceline.launch.run.context import LaunchContext
 from paceline.machine import system
-from paceline.rundir import files as rundir
-from paceline.rundir.files import RunDir
+from paceline.rundir.files import RunDir, display_path
 
 # After the first failure: how long to wait for a likelier cause than a victim, how long ranks have
 # between SIGTERM and SIGKILL, and how long the kernel has to remove them. Together they stay below
@@ -83,8 +82,8 @@ class RankGroup(PContext):
     def _start(self) -> None:
         context = self._context
         attempt = self.attempt
-        if context.pulses is not None:
-            context.pulses.clear()
+        if context.counters is not None:
+            context.counters.clear()
         attempt.oom_before = evidence.count_oom_kills()
         attempt.error_paths = {local: str(path) for local, path in self.error_files.items()}
         for local, rank in attempt.ranks.items():
@@ -93,7 +92,7 @@ class RankGroup(PContext):
             out, err = context.console.open(streams)
             files = attempt.files[local] = RankFiles.create()
             try:
-                context.starter.start(
+                context.fork_server.start(
                     self._task(local, rank), stdout=out, stderr=err, files=files.handles
                 )
             finally:
@@ -111,7 +110,8 @@ class RankGroup(PContext):
             env.LOG_PREFIX, ""
         )
         folder = Path(self.stdouts[local] or default).parent
-        kept = 0 if context.options.log_dir else number  # torch's layout has a folder per attempt
+        # torch's layout has a folder per attempt
+        number_in_name = 0 if context.options.log_dir else number
         return plan_streams(
             context.options,
             rank=rank,
@@ -121,8 +121,8 @@ class RankGroup(PContext):
                 template or DEFAULT_PREFIX, role=context.options.role, rank=rank, local_rank=local
             ),
             filtered=(
-                str(folder / self._run_dir.filtered("stdout", kept).name),
-                str(folder / self._run_dir.filtered("stderr", kept).name),
+                str(folder / self._run_dir.filtered("stdout", number_in_name).name),
+                str(folder / self._run_dir.filtered("stderr", number_in_name).name),
             ),
         )
 
@@ -137,7 +137,7 @@ class RankGroup(PContext):
             ),
             "env": {**self._rank_env, **self.envs[local]},
             "error_file": self.attempt.error_paths[local],
-            "pulse": context.pulse_handle,
+            "pulse": context.counters_handle,
             "num_local_ranks": len(self.attempt.ranks),
             "check_finite": context.options.check_finite,
             "check_replicas": context.options.check_replicas,
@@ -149,7 +149,7 @@ class RankGroup(PContext):
 
     def _listen(self, timeout_s: float) -> None:
         try:
-            messages = self._context.starter.messages(timeout_s)
+            messages = self._context.fork_server.messages(timeout_s)
         except EOFError:
             # The fork server was killed, and the ranks with it. What they started has no parent
             # now, but every rank leads a session.
@@ -157,7 +157,7 @@ class RankGroup(PContext):
             raise
         for message in messages:
             local = message["rank"]
-            if message["said"] == "started":
+            if message["event"] == "started":
                 self.attempt.pids[local] = message["pid"]
             elif self.attempt.pids.get(local) == message["pid"]:
                 self.attempt.ended[local] = Ended(
@@ -178,7 +178,7 @@ class RankGroup(PContext):
         self._listen(0)
         # Only ended ranks: the evidence of the others costs reads of files ten times a second.
         ends = [self._end(local) for local in self.attempt.ended]
-        if any(end.fell for end in ends):
+        if any(end.failed for end in ends):
             self._context.peers.fail()
             self.stop("another rank failed", settle=True)
             return self._result()
@@ -203,7 +203,7 @@ class RankGroup(PContext):
                 error_file=self.attempt.error_paths[local] if end.failure else "",
             )
             for local, end in ends.items()
-            if end.fell
+            if end.failed
         }
         return RunProcsResult(
             return_values=dict.fromkeys(self.attempt.ranks),
@@ -218,7 +218,7 @@ class RankGroup(PContext):
 
     def counted(self, local: int) -> counters.Counters:
         """Return the counters of a rank; zeros without the probe."""
-        return self._context.pulses.read(local) if self._context.pulses else counters.NOTHING
+        return self._context.counters.read(local) if self._context.counters else counters.NOTHING
 
     def look(self, *, quiet: bool = False) -> dict[int, Look]:
         """Ask the living ranks where they are.
@@ -232,28 +232,27 @@ class RankGroup(PContext):
         )
 
     def _askable(self) -> tuple[dict[int, int], dict[int, Path]]:
-        """Return the processes of the living ranks, and the files that they write their stacks
-        to.
-        """
+        """Return the processes of the living ranks, and the files for their stacks."""
         attempt = self.attempt
         pids = {local: attempt.pids[local] for local in attempt.living if local in attempt.pids}
         return pids, {local: attempt.files[local].stacks_path for local in pids}
 
     def position(self, local: int, look: Look | None) -> Position:
         """Return where a rank is, as far as the look at it shows."""
-        found, beat, ended = look or Look(), self.counted(local), self.attempt.ended.get(local)
+        look = look or Look()
+        beat, ended = self.counted(local), self.attempt.ended.get(local)
         return Position(
             rank=self.attempt.ranks[local],
             host=socket.gethostname(),
             ended=ended is not None and not ended.code,
-            frames=found.frames,
-            worker=found.worker,
-            guard=found.guard,
+            frames=look.frames,
+            worker=look.worker,
+            guard=look.guard,
             steps=beat.steps,
             batches=beat.batches,
             pid=self.attempt.pids.get(local, 0),
-            state=found.state,
-            **found.recorded,
+            state=look.state,
+            **look.recorded,
         )
 
     def _last_position(self, local: int, failure: Failure | None, crashed: bool) -> Position:
@@ -287,7 +286,7 @@ class RankGroup(PContext):
             steps=beat.steps,
             failure=failure,
             position=self._last_position(local, failure, crashed),
-            log=rundir.shown(log),
+            log=display_path(log),
             log_tail=evidence.last_lines(self._context.console.tail(str(log))) if bad else (),
             stack=evidence.read_stack(attempt.files[local].crash_path) if crashed else (),
             oom_kills=evidence.count_oom_kills() - attempt.oom_before if bad else 0,
@@ -343,9 +342,7 @@ class RankGroup(PContext):
 
     def _cause_is_known(self) -> bool:
         ends = map(self._end, self.attempt.ended)
-        return any(
-            root_cause.weigh(end) == root_cause.CAUSE for end in ends if end.fell and end.code
-        )
+        return any(weight.weigh(end) == weight.CAUSE for end in ends if end.failed and end.code)
 
     def _end_living(self, signum: int, why: str, *, wait_s: float) -> None:
         """Signal the living ranks, wait, then kill all that remain."""
@@ -372,15 +369,10 @@ class RankGroup(PContext):
         It is in the same place as before the signal, and has no handler of paceline's, which waits.
         """
         old, new = before.get(local), after.get(local)
-        return (
-            not self.counted(local).armed
-            and old is not None
-            and new is not None
-            and position.classify(new.frames)[0] in position.WAITING
-            and old.recorded == new.recorded
-            and bool(old.frames)
-            and old.frames == new.frames
-        )
+        if old is None or new is None or not old.frames or self.counted(local).armed:
+            return False
+        has_not_moved = (old.recorded, old.frames) == (new.recorded, new.frames)
+        return has_not_moved and position.classify(new.frames)[0] in position.WAITING
 
     def _signal_living(self, signum: int, why: str) -> None:
         request = self._context.link.stop
@@ -389,13 +381,13 @@ class RankGroup(PContext):
         for local in self.attempt.living:
             self.attempt.stopped.setdefault(local, (why, time.time_ns()))
             if is_needed:
-                self._context.starter.signal(
+                self._context.fork_server.signal(
                     local, signum, group=self._context.task.method == "exec"
                 )
 
     def _kill(self) -> None:
         """Kill the remaining ranks and all that they started, and wait for their end."""
-        self._context.starter.kill()
+        self._context.fork_server.kill()
         deadline = time.monotonic() + _REAP_S
         while self.attempt.living and time.monotonic() < deadline:
             self._listen(0.1)
@@ -403,10 +395,10 @@ class RankGroup(PContext):
 
     def _wait_for_end(self, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
-        while self.attempt.living and (left := deadline - time.monotonic()) > 0:
+        while self.attempt.living and (remaining_s := deadline - time.monotonic()) > 0:
             if self._context.peers.remote.hurry:  # a repeated signal asks to end all ranks at once
                 return
-            self._listen(min(left, 0.1))
+            self._listen(min(remaining_s, 0.1))
             self._name_unkillable()
 
     def _name_unkillable(self) -> None:

@@ -1,5 +1,7 @@
-"""Receive signals to the launcher, one by one, in its main thread.
+"""Receive signals to the launcher, one by one, in its main thread, and decide which of them ends
+the ranks at once.
 
+``launcher`` acts on them; in a rank that trains with a Session, ``train.session.stopping`` does.
 With ``sigtimedwait`` the signals stay blocked and are fetched together with their sender. Without
 it (macOS), handlers record them, and the sender is unknown.
 """
@@ -19,13 +21,13 @@ NOTICES = ("SIGUSR1", "SIGUSR2")
 _ECHO_S = 0.25
 
 
-def for_ranks(number: signal.Signals, handed_on: Sequence[str]) -> signal.Signals:
+def for_ranks(number: signal.Signals, forwarded: Sequence[str]) -> signal.Signals:
     """Return the signal for the ranks: the same if the user wants it forwarded, else SIGTERM."""
-    return number if number.name in handed_on else signal.SIGTERM
+    return number if number.name in forwarded else signal.SIGTERM
 
 
-class Insistence:
-    """Decides which signal ends the ranks at once, and which repeats what is already known. Pure.
+class RepeatPolicy:
+    """Decides which signals end the ranks at once, and which repeat what is already known. Pure.
 
     A notice never ends them at once. SIGTERM after a notice, or after ``--max-time``, was expected:
     ranks keep their grace period. SIGINT comes from a person who does not want to wait.
@@ -33,20 +35,20 @@ class Insistence:
 
     def __init__(self) -> None:
         self._first_s: float | None = None
-        self._in_earnest_s: float | None = None
+        self._serious_s: float | None = None
 
-    def hears(self, name: str, now_s: float) -> bool:
+    def record(self, name: str, now_s: float) -> bool:
         """Record a request to end, the first or a repeated one; True if ranks must end at once.
 
         Args:
             name: Name of the signal; empty for the launcher's own clock.
             now_s: When it came, in seconds.
         """
-        before = self._first_s if name == "SIGINT" else self._in_earnest_s
+        before = self._first_s if name == "SIGINT" else self._serious_s
         self._first_s = now_s if self._first_s is None else self._first_s
         if not name or name in NOTICES:
             return False
-        self._in_earnest_s = now_s if self._in_earnest_s is None else self._in_earnest_s
+        self._serious_s = now_s if self._serious_s is None else self._serious_s
         return before is not None and now_s - before > _ECHO_S
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline import counters, env
 from paceline.errors import EXIT_OK
-from paceline.launch.in_rank import worker
+from paceline.launch.in_rank import rank_entry
 from paceline.launch.plan import plan as planning
 from paceline.launch.plan import ports, script, slurm_step
 from paceline.launch.plan.options import Options
@@ -70,15 +70,15 @@ def _plan(options: Options, source: str) -> tuple[Options, Plan]:
     facts = host.gather(
         environ.get(env.CUDA_DEVICES),
         granted_cpus=None if options.no_slurm else slurm_step.granted_cpus(environ),
-        granted_gpus=options.placed.num_gpus,
+        granted_gpus=options.slurm_defaults.num_gpus,
     )
     if options.nproc_per_node in ("xpu", "auto") and not facts.num_gpus:
         count = host.count_devices_by_torch(options.nproc_per_node)
         if count:
             options = replace(options, nproc_per_node=str(count))
     plan = planning.make(options, facts, environ=environ, source=source)
-    shown = tuple(rank for rank in options.local_ranks_filter if rank < plan.nproc.value)
-    return replace(options, local_ranks_filter=shown or options.local_ranks_filter), plan
+    existing = tuple(rank for rank in options.local_ranks_filter if rank < plan.nproc.value)
+    return replace(options, local_ranks_filter=existing or options.local_ranks_filter), plan
 
 
 def _conduct_function(options: Options, task: RankTask, function: Callable[[], None]) -> Report:
@@ -89,7 +89,9 @@ def _conduct_function(options: Options, task: RankTask, function: Callable[[], N
 def _kind(options: Options) -> str:
     if options.no_python:
         return PROGRAM
-    return MODULE if options.module else PATH if options.run_path else SCRIPT
+    if options.module:
+        return MODULE
+    return PATH if options.run_path else SCRIPT
 
 
 def conduct(
@@ -117,12 +119,12 @@ def conduct(
     )
     if task.method == "fork":
         _warm_up(plan.warm_imports)
-    warm, mine = fork_server.fork_starter()
-    if mine is not None:
-        worker.run(mine, function)
+    server, rank_task = fork_server.fork()
+    if rank_task is not None:
+        rank_entry.run(rank_task, function)
         return Report(EXIT_OK, [])
-    assert warm is not None
-    return Launcher(options, plan, task, warm, handle).run()
+    assert server is not None
+    return Launcher(options, plan, task, server, handle).run()
 
 
 def _warm_up(modules: Sequence[str]) -> None:

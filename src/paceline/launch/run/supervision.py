@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from paceline import deadlines, env
 from paceline.errors import Finding
+from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.in_rank import rank_files
 from paceline.launch.monitor import ras
 from paceline.launch.monitor.fork_watch import ForkWatch
@@ -70,23 +71,23 @@ class Supervision:
         inform = context.notices.inform
         if self._is_first:
             self._late_variables = LateVariables(self._reported_variables, inform)
-        if context.pulses is None:
+        if context.counters is None:
             return
         if context.options.on_hang != "off":
             self._watch = Watch(
                 ranks,
-                context.peers.board,
-                asked_s=context.options.hang_timeout,
+                context.peers.channel,
+                requested_s=context.options.hang_timeout,
                 give_up=self._is_over,
                 inform=inform,
                 ask_nccl=self._ask_nccl if context.plan.backend == "nccl" else None,
             )
             inform_of_forks = inform if self._is_first else None
-            self._forks = ForkWatch(ranks, context.pulses, inform=inform_of_forks)
+            self._forks = ForkWatch(ranks, context.counters, inform=inform_of_forks)
         self._observer = Observer(
             ranks,
-            context.pulses,
-            context.peers.board,
+            context.counters,
+            context.peers.channel,
             run_dir=self._run_dir,
             notice=context.notices.warn,
         )
@@ -120,15 +121,19 @@ class Supervision:
         The head publishes last, when it has judged the data of all ranks. Until then the others
         answer it, and wait only for its message.
         """
-        board, observer = self._context.peers.board, self._observer
-        if board is not None and board.node == 0 and not board.all_have("done", but_head=True):
+        channel, observer = self._context.peers.channel, self._observer
+        if (
+            channel is not None
+            and channel.node == 0
+            and not channel.all_have("done", but_head=True)
+        ):
             return False
         if observer is not None and not observer.close():
             return False
-        if board is None:
+        if channel is None:
             return True
-        board.post("done", True)
-        if board.node and board.announced("done", 0) is None:
+        channel.post("done", True)
+        if channel.node and channel.announced("done", 0) is None:
             return False
         if observer is not None:
             observer.listen()
@@ -168,4 +173,9 @@ class Supervision:
         """
         patience_s = max(_LEFT_ALONE_S, self._context.plan.grace_s)
         notice_s = deadlines.scaled(deadlines.SILENT_NODE_NOTICE)
-        return patience_s + (notice_s if self._context.peers.board is not None else 0)
+        return patience_s + (notice_s if self._context.peers.channel is not None else 0)
+
+
+def _may_publish_end(channel: ControlChannel) -> bool:
+    """Return whether a node may publish that its ranks have succeeded: the head does so last."""
+    return channel.node != 0 or channel.all_have("done", but_head=True)

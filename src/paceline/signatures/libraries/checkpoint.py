@@ -71,8 +71,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "failed finding central directory|invalid magic number|might be corrupted|not a"
         " zip|file is "
         "corrupt|invalid load key"
-        "|deserializing"
-        " header|headertoolarge|invalidheader|metadataincompletebuffer|pytorchstreamreader|checksum",
+        "|deserializing header|headertoolarge|invalidheader|metadataincompletebuffer"
+        "|pytorchstreamreader|checksum",
         r"failed finding central directory|[Ii]nvalid magic number; corrupt file|file might be"
         r" corrupted"
         r"|invalid load key"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.signatures import texts
 from paceline.signatures.signature import Signature, cause
 from paceline.signatures.tier import Tier
 
@@ -14,8 +15,7 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "dataloader-shm-too-small",
         "bus error|shared memory|/torch_",
-        r"DataLoader worker \(pid[^)]*\) is killed by signal: Bus error|bus error encountered in"
-        r" worker"
+        rf"{texts.WORKER_SIGNAL}: Bus error|bus error encountered in worker"
         r"|insufficient shared memory"
         r"|workers are out of shared memory|unable to (?:write to|allocate shared memory\(shm\)"
         r" for|resize"
@@ -86,7 +86,7 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "rank-died-oom-killer",
         "dataloader worker",
-        r"DataLoader worker \(pid[^)]*\) is killed by signal: Killed",
+        texts.WORKER_KILLED,
         what="a DataLoader worker was killed: mostly because host memory ran out (likely)",
         fix=(
             "more memory for the job (--mem), fewer workers, smaller prefetch_factor; dmesg -T |"
@@ -97,7 +97,7 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "rank-segfault",
         "dataloader worker",
-        r"DataLoader worker \(pid[^)]*\) is killed by signal: Segmentation fault",
+        rf"{texts.WORKER_SIGNAL}: Segmentation fault",
         what="a DataLoader worker crashed in native code (SIGSEGV)",
         fix="num_workers=0 shows the line; faulthandler.enable() in the worker prints its stack",
         tier=Tier.WORKER_CRASH,
@@ -105,8 +105,7 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "rank-died-signal",
         "dataloader worker",
-        r"DataLoader worker \(pid\(?s?\)? ?(?P<pids>[\d, ]+)\) exited unexpectedly"
-        r"|DataLoader worker \(pid[^)]*\) is killed by signal: "
+        rf"{texts.WORKER_EXITED}|{texts.WORKER_SIGNAL}: "
         r"(?P<signal>Aborted|Terminated|Floating point exception|Illegal instruction)",
         what=(
             (

@@ -224,7 +224,8 @@ SIGNATURES: tuple[Signature, ...] = (
     note(
         "batches",
         "batches|loader|iterations|steps",
-        r"\brank\s*[:=]?\s*(?P<rank>\d+)\b.{0,30}?(?:(?:num_)?batches|len\(\w*loader\w*\)|iterations"
+        r"\brank\s*[:=]?\s*(?P<rank>\d+)\b.{0,30}?(?:(?:num_)?batches|len\(\w*loader\w*\)"
+        r"|iterations"
         r"|steps(?: per epoch)?)\s*[:=]\s*(?P<count>\d+)",
     ),
     note("replica", "in replica", r"Caught (?P<type>\w+) in replica (?P<replica>\d+) on device"),

@@ -39,7 +39,8 @@ SIGNATURES: tuple[Signature, ...] = (
         fix=_FIX,
         why=_WHY,
         tier=Tier.COARSE,
-        unless=r"host='(?:localhost|127\.|10\.|172\.(?:1[6-9]|2\d|3[01])\.|192\.168\.|0\.0\.0\.0|\[?::)"
+        unless=r"host='(?:localhost|127\.|10\.|172\.(?:1[6-9]|2\d|3[01])\.|192\.168\.|0\.0\.0\.0"
+        r"|\[?::)"
         r"|retry loop|[Rr]etrying|will retry",
     ),
     cause(

@@ -313,14 +313,18 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     note(
         "first-block",
-        "main_process_first|torch_distributed_zero_first|rank_zero_first|zero_first|wait_for_everyone",
-        r"\b(?P<block>(?:local_)?main_process_first|torch_distributed_zero_first|rank_zero_first|zero_first)\b",
+        "main_process_first|torch_distributed_zero_first|rank_zero_first|zero_first"
+        "|wait_for_everyone",
+        r"\b(?P<block>(?:local_)?main_process_first|torch_distributed_zero_first|rank_zero_first"
+        r"|zero_first)\b",
     ),
     note(
         "distributed",
-        "torch.distributed|torch/distributed|distributeddataparallel|distributed_backend|torchrun|world_size|nproc|ddp|local_rank|nccl|syncbatchnorm|distributed"
+        "torch.distributed|torch/distributed|distributeddataparallel|distributed_backend|torchrun"
+        "|world_size|nproc|ddp|local_rank|nccl|syncbatchnorm|distributed"
         " training",
-        r"torch[./\\]distributed|DistributedDataParallel|distributed_backend|torchrun|world_size|nproc|\bddp\b"
+        r"torch[./\\]distributed|DistributedDataParallel|distributed_backend|torchrun|world_size"
+        r"|nproc|\bddp\b"
         r"|local_rank|\bnccl\b|SyncBatchNorm|[Dd]istributed training",
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.signatures import texts
 from paceline.signatures.signature import Signature, cause
 from paceline.signatures.tier import Tier
 
@@ -11,8 +12,8 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "gloo-loopback",
         "connect [127|remote=[127|connection refused|connection timed out",
-        r"(?:connect|gloo|pair\.cc|connectFullMesh).*\[?(?P<address>127\.\d+\.\d+\.\d+)\]?:?\d*.*?(?:Connection "
-        r"refused|timed out)"
+        r"(?:connect|gloo|pair\.cc|connectFullMesh).*\[?(?P<address>127\.\d+\.\d+\.\d+)\]?:?\d*.*?"
+        r"(?:Connection refused|timed out)"
         r"|connect.*remote=\[?(?P<remote>127\.\d+\.\d+\.\d+)",
         what=(
             "Gloo connects to {address}: another rank gave its loopback address",
@@ -52,8 +53,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "collective-mismatch",
         "preamble.length|distributed collective mismatch|expected data size",
         r"preamble\.length <= \S+nbytes\.? *(?P<a>\d+) vs (?P<b>\d+)|preamble\.length"
-        r"|distributed collective mismatch in your code"
-        r"|[Rr]eceived data size doesn't match expected size",
+        rf"|{texts.SIZES_DIFFER}",
         what=(
             (
                 "a rank received {a} bytes where it waits for {b}: ranks are in different"
@@ -74,8 +74,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "collective-mismatch",
         "reduce op|expected all tensors|invalid tensor|tensor size|unequal|different sizes|mt19937"
         " state",
-        r"(?:gloo|ProcessGroupGloo).*(?:invalid tensor|tensors? .*(?:equal|same) size)|Invalid"
-        r" mt19937 state",
+        r"(?:gloo|ProcessGroupGloo).*(?:invalid tensor|tensors? .*(?:equal|same) size)"
+        rf"|{texts.RANDOM_STATE_INVALID}",
         what=(
             "a collective got something else than it expects: ranks are in different collectives"
             " (likely)"
@@ -89,7 +89,7 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "collective-timeout",
         "timed out waiting|operation timed out|gloo",
-        r"Timed out waiting (?P<ms>\d+)ms for (?P<op>\w+) operation|Operation timed out!",
+        rf"{texts.GLOO_TIMEOUT}|Operation timed out!",
         what=(
             "a rank waited {ms} ms for a {op} that did not come: another rank did not take part",
             "a rank waited for another one that did not take part, until the timeout",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.signatures import texts
 from paceline.signatures.signature import Signature, cause, note
 from paceline.signatures.tier import Tier
 
@@ -84,7 +85,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "collective-mismatch",
         "shape mismatches|collectives on ranks|collectives differ|desync|mismatched|tensors across"
         " ranks|collective mismatch|is running collective",
-        r"Detected mismatch between collectives on ranks(?:.*?Rank (?P<a>\d+) is"
+        rf"{texts.COLLECTIVES_DIFFER}(?:.*?Rank (?P<a>\d+) is"
         r" running.*?OpType=(?P<op>\w+))?"
         r"(?:.*?but Rank (?P<b>\d+) is running.*?OpType=(?P<other>\w+))?|Collectives differ in the"
         r" following aspects"
@@ -129,7 +130,7 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "collective-timeout",
         "caught collective operation timeout|collective operation timeout",
-        r"(?:Rank (?P<rank>\d+)\].*?)?collective operation timeout(?:: *(?:WorkNCCL"
+        rf"(?:Rank (?P<rank>\d+)\].*?)?{texts.NCCL_TIMEOUT}(?:: *(?:WorkNCCL"
         r"|WorkXCCL)\((?:SeqNum=(?P<seq>\d+), *)?.*?"
         r"OpType=(?P<op>\w+))?(?:.*?NumelIn=(?P<numel>\d+))?(?:.*?Timeout\(ms\)=(?P<ms>\d+))?",
         what=(
@@ -151,9 +152,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "monitoredbarrier|watchdog got stuck"
         "|heartbeat monitor timed out|received a dump signal|received a global timeout|wait"
         " timeout",
-        r"Work(?:NCCL|XCCL)\(.*|(?P<rank>\d+) failed to pass monitoredBarrier in (?P<limit>\d+)"
-        r" ms|timed out in "
-        r"monitoredBarrier|ran for \d+ milliseconds before timing out|watchdog got stuck for|"
+        rf"Work(?:NCCL|XCCL)\(.*|{texts.BARRIER_TIMEOUT}|timed out in monitoredBarrier"
+        r"|ran for \d+ milliseconds before timing out|watchdog got stuck for|"
         r"[Hh]eartbeat monitor timed out|Received a (?:dump signal|global timeout)",
         what=(
             "rank {rank} did not reach the barrier within {limit} ms",
@@ -208,7 +208,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "ncclremoteerror|remote error|remote process exit|connection closed by remote"
         " peer|connection closed by peer|socketprogress|broken pipe|connection reset by peer|remote"
         " process exiting",
-        r"ncclRemoteError|remote process exit(?:ing|ed)|Connection closed by remote peer"
+        rf"{texts.NCCL_REMOTE}|Connection closed by remote peer"
         r"|socketProgress\w*: Connection closed"
         r"|NCCL (?:WARN|INFO).*(?:Connection reset by peer|Broken pipe|peer closed)"
         r"|NCCL error.*(?:remote process|Connection reset by peer|Broken pipe)",
@@ -226,9 +226,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "peer-rank-died",
         "aborted|entire process down|operations have failed|communicator was aborted|communicator"
         " is aborted",
-        r"Some NCCL operations have failed or timed out|taking the entire process down|NCCL"
-        r" communicator (?:was"
-        r"|is) aborted"
+        r"Some NCCL operations have failed or timed out|taking the entire process down"
+        rf"|{texts.NCCL_ABORTED}"
         r"|communicator.*encountered error|another rank .*(?:error|fail)",
         what="this rank took itself down after a failure elsewhere",
         fix="look for the first rank that failed, in the output of all ranks",

@@ -21,10 +21,10 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "rank-env-missing",
         "keyerror|environ|expandvars|rank",
-        r"KeyError:"
-        r" ['\"](?P<name>RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|LOCAL_WORLD_SIZE|SLURM_PROCID|"
-        r"SLURM_LOCALID|SLURM_NTASKS|OMPI_COMM_WORLD_RANK|OMPI_COMM_WORLD_LOCAL_RANK|SLURM_NODELIST"
-        r"|SLURM_JOB_NODELIST)['\"]"
+        r"KeyError: ['\"]"
+        r"(?P<name>RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|LOCAL_WORLD_SIZE"
+        r"|SLURM_PROCID|SLURM_LOCALID|SLURM_NTASKS|OMPI_COMM_WORLD_RANK|OMPI_COMM_WORLD_LOCAL_RANK"
+        r"|SLURM_NODELIST|SLURM_JOB_NODELIST)['\"]"
         r"|(?P<rankarg>rank parameter missing|world size parameter missing)",
         what=(
             (

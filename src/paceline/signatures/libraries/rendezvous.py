@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.signatures import texts
 from paceline.signatures.signature import Signature, cause, note
 from paceline.signatures.tier import Tier
 
@@ -170,8 +171,7 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "rendezvous-timeout",
         "clients joined|waiting for clients",
-        r"Timed out after (?P<seconds>\d+) seconds waiting for clients\."
-        r" *(?P<joined>\d+)/(?P<total>\d+) clients",
+        rf"Timed out after (?P<seconds>\d+) seconds {texts.CLIENTS_MISSING}",
         what=(
             "{joined} of {total} clients joined within {seconds} s: the others did not start or did"
             " not arrive"
@@ -221,9 +221,9 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:RuntimeError|DistStoreError|StoreTimeout\w*|LookupError|TimeoutError): (?:Socket"
         r" Timeout"
         r"|Timeout waiting for "
-        r"key:? *(?P<key>\S+)|Wait timeout|wait timeout after \d+ ?ms, keys?: *(?P<keys>\S+)"
+        rf"key:? *(?P<key>\S+)|Wait timeout|{texts.STORE_WAIT_TIMEOUT}, keys?: *(?P<keys>\S+)"
         r"|Timed out waiting for key)"
-        r"|wait timeout after \d+ ?ms, keys?:",
+        rf"|{texts.STORE_WAIT_TIMEOUT}, keys?:",
         what="a rank waited in vain for another one at the store: not all ranks arrived",
         fix=(
             "look for the rank that is missing in the other nodes' output; compare --nnodes and the"
@@ -255,9 +255,8 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "master-unreachable",
         "client socket has timed out|connect() timed out|tcpstore",
-        r"client socket has timed out after (?P<wait>\d+) ?(?:ms|s)? while trying to connect to "
-        r"\((?P<host>[^,]+), (?P<port>\d+)\)|connect\(\) timed out|"
-        r"(?:Connection to|TCPStore)[^.]*(?:timed out|Connection refused)|TCP client failed to"
+        rf"{texts.STORE_UNREACHABLE}|connect\(\) timed out"
+        r"|(?:Connection to|TCPStore)[^.]*(?:timed out|Connection refused)|TCP client failed to"
         r" connect",
         what=(
             "nothing answered at the master's address {host}, port {port}, within {wait} ms",
@@ -367,8 +366,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "peer-rank-died",
         "did the remote server|broken pipe|connection was likely closed|connection reset by peer|"
         "failed to recv|failed to send|connection closed",
-        r"(?:Failed to recv, got 0 bytes|client socket has failed to (?:recv|send)"
-        r"|Connection was likely closed\. Did the remote server shutdown or crash"
+        rf"(?:{texts.STORE_CLOSED}|client socket has failed to (?:recv|send)"
         r"|TCPStore[^:]*: .*(?:Broken pipe|Connection (?:reset|closed))|sendBytes"
         r" failed|recvValueWithTimeout failed|"
         r"(?:Runtime|OS|DistNetwork|DistStore|BrokenPipe|Connection\w*)Error: (?:\[Errno \d+\] )?"

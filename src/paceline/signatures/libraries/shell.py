@@ -274,7 +274,8 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix="its --help lists what it wants",
         tier=Tier.COARSE,
-        unless=rf"{_START}(?:torchrun|accelerate|deepspeed|lightning|fabric|srun|sbatch)\b|--local[-_]rank",
+        unless=rf"{_START}(?:torchrun|accelerate|deepspeed|lightning|fabric|srun|sbatch)\b"
+        rf"|--local[-_]rank",
     ),
     cause(
         "gpus-fewer-than-processes",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.train.checkpoint import findings, folder, manifest, shares, verification
+from paceline.train.checkpoint import division, findings, folder, manifest, verification
 from paceline.train.checkpoint.background import Background, await_all
 from paceline.train.checkpoint.exchange import Exchange
 from paceline.train.checkpoint.manifest import Manifest, Saved
@@ -23,7 +23,7 @@ from paceline.world import World
 if TYPE_CHECKING:
     from paceline.train.checkpoint.write import Draft
 
-_SEEN_S = 3.0  # a network file system may need this long to show a new file to another machine
+_VISIBLE_S = 3.0  # a network file system may need this long to show a new file to another machine
 
 
 class Checkpoints:
@@ -103,7 +103,7 @@ class Checkpoints:
         if not self._is_checked:
             self._check_folder()
             self._is_checked = True
-        told = Manifest(
+        description = Manifest(
             step=step,
             epoch=epoch,
             metric=manifest.clean_metric(metric),
@@ -117,7 +117,7 @@ class Checkpoints:
         options: dict[str, Any] = {"keep": write.Keep(keep_last, keep_best), "guard": self._guard}
         make_draft = self._draft(state, copy=not wait or self._device.type != "cpu")
         work = partial(
-            write.write, make_draft, self._folder, told, exchange=self._exchange, **options
+            write.write, make_draft, self._folder, description, exchange=self._exchange, **options
         )
         if wait:
             work()
@@ -167,7 +167,7 @@ class Checkpoints:
         await_all()  # an earlier session of this process may still be writing its latest
         return self._exchange.ask_main(lambda: self._find(which, without))
 
-    def find_whole_before(self, damaged: str) -> tuple[Path, int] | None:
+    def find_intact_before(self, damaged: str) -> tuple[Path, int] | None:
         """Return the latest intact checkpoint before a damaged one, and its step; a collective.
 
         Args:
@@ -175,7 +175,7 @@ class Checkpoints:
         """
         self._prepare()
         return self._exchange.ask_main(
-            lambda: verification.latest_whole(self._folder, before=Path(damaged))
+            lambda: verification.latest_intact(self._folder, before=Path(damaged))
         )
 
     def load(
@@ -209,7 +209,7 @@ class Checkpoints:
                 saved, rank=rank, world_size=world_size, where=self._exchange.where
             )
         )
-        others = [name for name in shares.names_for(saved, rank) if name not in into]
+        others = [name for name in division.names_for(saved, rank) if name not in into]
         loaded: list[dict[str, Any]] = []
         self._exchange.gather(
             lambda: loaded.append(read.read(saved, into, others, device=self._device))
@@ -229,16 +229,16 @@ class Checkpoints:
         from paceline.train.checkpoint import write
 
         try:
-            made = write.draft(
+            draft = write.draft(
                 state,
                 rank=self._world.rank,
                 world_size=self._world.world_size,
                 where=self._exchange.where,
-                copy=self._staging.copy if copy else _as_they_are,
+                copy=self._staging.copy if copy else _without_copies,
             )
         except Exception as error:
             return partial(_raise, error)
-        return lambda: made
+        return lambda: draft
 
     def _find(self, which: str | os.PathLike[str], without: Collection[str]) -> Saved | None:
         from paceline.train.checkpoint import read
@@ -260,13 +260,13 @@ class Checkpoints:
         """Create the folder, and check that all ranks see the same one."""
         probe = self._exchange.ask_main(self._make_probe)
         try:
-            seen = self._exchange.gather(
-                lambda: (_is_seen(self._folder / probe), self._exchange.where)
+            answers = self._exchange.gather(
+                lambda: (_becomes_visible(self._folder / probe), self._exchange.where)
             )
         finally:
             if self._exchange.is_main:
                 (self._folder / probe).unlink(missing_ok=True)
-        if blind := [where for is_seen, where in seen if not is_seen]:
+        if blind := [where for is_visible, where in answers if not is_visible]:
             raise findings.not_shared(self._folder, blind=blind).error()
 
     def _make_probe(self) -> str:
@@ -284,7 +284,7 @@ class Checkpoints:
         return name
 
 
-def _as_they_are(
+def _without_copies(
     tensors: Mapping[str, torch.Tensor],
 ) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
     return dict(tensors), lambda: None
@@ -294,10 +294,10 @@ def _raise(error: Exception) -> Draft:
     raise error
 
 
-def _is_seen(path: Path) -> bool:
-    until = time.monotonic() + _SEEN_S
+def _becomes_visible(path: Path) -> bool:
+    deadline = time.monotonic() + _VISIBLE_S
     while not path.exists():
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
         with contextlib.suppress(OSError):

@@ -13,26 +13,26 @@ _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 def describe(checkpoints: Sequence[Committed], *, now_ns: int) -> list[dict[str, Any]]:
-    """Return one dict for each checkpoint, as ``--json`` prints it, the latest last."""
+    """Return one dict for checkpoint checkpoint, as ``--json`` prints it, the latest last."""
     best = manifest.find_best(checkpoints)
     latest = checkpoints[-1] if checkpoints else None
     return [
         {
-            "name": each.path.name,
-            "path": str(each.path),
-            "step": each.manifest.step,
-            "epoch": each.manifest.epoch,
-            "metric": each.manifest.metric,
-            "mode": each.manifest.mode,
-            "world_size": each.manifest.world_size,
-            "bytes": each.manifest.num_bytes,
-            "time_ns": each.manifest.time_ns,
-            "age_s": round((now_ns - each.manifest.time_ns) / 1e9, 1),
-            "torch": each.manifest.torch,
-            "latest": each is latest,
-            "best": each is best,
+            "name": checkpoint.path.name,
+            "path": str(checkpoint.path),
+            "step": checkpoint.manifest.step,
+            "epoch": checkpoint.manifest.epoch,
+            "metric": checkpoint.manifest.metric,
+            "mode": checkpoint.manifest.mode,
+            "world_size": checkpoint.manifest.world_size,
+            "bytes": checkpoint.manifest.num_bytes,
+            "time_ns": checkpoint.manifest.time_ns,
+            "age_s": round((now_ns - checkpoint.manifest.time_ns) / 1e9, 1),
+            "torch": checkpoint.manifest.torch,
+            "latest": checkpoint is latest,
+            "best": checkpoint is best,
         }
-        for each in checkpoints
+        for checkpoint in checkpoints
     ]
 
 

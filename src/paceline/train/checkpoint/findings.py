@@ -56,7 +56,7 @@ def of_exception(error: BaseException, *, where: str) -> Failure:
             f"a checkpoint failed: {type(error).__name__}: {error}",
             where=where,
             evidence=tuple(part for line in lines for part in line.splitlines()),
-            fix="paceline checkpoint list; the checkpoints that it shows are whole",
+            fix="paceline checkpoint list; the checkpoints that it shows are intact",
         ),
     )
 
@@ -81,11 +81,11 @@ def disk_full(
         RunError,
         Finding(
             "disk-full",
-            "no space left for a checkpoint; those before it are whole",
+            "no space left for a checkpoint; earlier ones are intact",
             where=f"{where}, {folder}",
             evidence=(f"needed by this rank: {needed_bytes:,} bytes; free: {free}", error),
             why=(
-                "earlier ones are deleted only after it is committed: keep_last=2 needs room for"
+                "earlier ones are deleted only after it is committed: keep_last=2 needs space for"
                 " three"
             ),
             fix=(
@@ -145,7 +145,7 @@ def damaged(path: Path, lines: Sequence[str]) -> Failure:
             where=str(path),
             evidence=few_lines(lines, _MOST),
             why="nothing was loaded: the values in it cannot be trusted",
-            fix=f"take an earlier one: paceline checkpoint list {path.parent}",
+            fix=f"use an earlier one: paceline checkpoint list {path.parent}",
         ),
     )
 
@@ -188,10 +188,10 @@ def unfinished(path: Path) -> Failure:
         UsageError,
         Finding(
             "checkpoint-unfinished",
-            "the checkpoint was not committed: whoever wrote it ended before it was whole",
+            "the checkpoint was not committed: the run ended before all of it was written",
             where=str(path),
             why="parts of it are missing or cut off",
-            fix=f"take one that is whole: paceline checkpoint list {path.parent}",
+            fix=f"use a committed one: paceline checkpoint list {path.parent}",
         ),
     )
 
@@ -202,7 +202,7 @@ def different_states(where: str, lines: Sequence[str]) -> Failure:
         UsageError,
         Finding(
             "collective-mismatch",
-            "ranks hand over different things to save",
+            "ranks save different states",
             where=where,
             evidence=few_lines(lines, _MOST),
             why="what is the same on all ranks is written once, by one of them",
@@ -245,7 +245,7 @@ def no_metric(path: Path, count: int) -> Failure:
             f"there is no best checkpoint: none of the {count} in the folder has a metric",
             where=str(path),
             fix=(
-                "session.save(metric=...) from now on; to go on from the latest:"
+                "session.save(metric=...) from now on; to resume from the latest:"
                 ' session.restore("latest")'
             ),
         ),

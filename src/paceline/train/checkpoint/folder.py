@@ -1,4 +1,7 @@
-"""List, begin, commit and delete checkpoints in their folder. No torch."""
+"""List, begin, commit and delete checkpoints in their folder. No torch.
+
+A checkpoint is final once ``commit`` has renamed its folder.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ def list_paths(folder: Path) -> dict[int, Path]:
     if not folder.is_dir():
         return {}
     named = ((manifest.parse_committed(path.name), path) for path in folder.iterdir())
-    found = {numbers[0]: path for numbers, path in named if numbers and (path / MANIFEST).is_file()}
-    return dict(sorted(found.items()))
+    paths = {numbers[0]: path for numbers, path in named if numbers and (path / MANIFEST).is_file()}
+    return dict(sorted(paths.items()))
 
 
 def list_committed(folder: Path, *, is_strict: bool = True) -> list[Committed]:
@@ -44,15 +47,15 @@ def list_committed(folder: Path, *, is_strict: bool = True) -> list[Committed]:
     Raises:
         RunError: A manifest cannot be read.
     """
-    found = []
+    committed = []
     for serial, path in list_paths(folder).items():
         try:
-            found.append(Committed(path, serial, read_manifest(path)))
+            committed.append(Committed(path, serial, read_manifest(path)))
         except RunError:
             # A missing manifest means that its run deleted the checkpoint in the meantime.
             if is_strict and (path / MANIFEST).is_file():
                 raise
-    return found
+    return committed
 
 
 def last_committed(folder: Path) -> Committed | None:
@@ -95,11 +98,11 @@ def resolve(path: Path) -> Path:
     if paths := list_paths(checkpoints_of(path)):
         return latest(paths)
     if not path.exists():
-        raise findings.missing(path, "there is no such folder").error()
+        raise findings.missing(path, "this folder does not exist").error()
     if manifest.parse_committed(path.name) or any(path.glob("*.distcp")):
         raise findings.unfinished(path).error()
     raise findings.missing(
-        path, "there is no checkpoint in this folder", fix="session.save() makes one"
+        path, "this folder holds no checkpoint", fix="session.save() makes one"
     ).error()
 
 
@@ -125,7 +128,7 @@ def list_of(path: Path | None) -> tuple[Path, list[Committed]]:
         return _newest(run_folders())
     if not path.is_dir():
         raise findings.missing(
-            path, "there is no such folder", fix="paceline checkpoint list RUN-FOLDER"
+            path, "this folder does not exist", fix="paceline checkpoint list RUN-FOLDER"
         ).error()
     where = checkpoints_of(path)
     return where, list_committed(where, is_strict=False)
@@ -141,7 +144,7 @@ def _newest(places: Sequence[Path]) -> tuple[Path, list[Committed]]:
     if not filled:
         what, fix = "no run in this folder has a checkpoint", "paceline checkpoint list RUN-FOLDER"
         raise findings.missing(RUNS.absolute(), what, fix=fix).error()
-    return max(filled, key=lambda each: each[1][-1].manifest.time_ns)
+    return max(filled, key=lambda pair: pair[1][-1].manifest.time_ns)
 
 
 def latest(paths: Mapping[int, Path]) -> Path:
@@ -193,13 +196,13 @@ def _next_serial(folder: Path) -> int:
     )
 
 
-def commit(path: Path, told: Manifest) -> Path:
+def commit(path: Path, description: Manifest) -> Path:
     """Commit the checkpoint written to ``path``, atomically and durably; return its new folder."""
-    write_whole(path / MANIFEST, manifest.dump(told))
+    write_whole(path / MANIFEST, manifest.dump(description))
     sync_folder(path)
     # Computed again, because a run that was believed dead may have committed one in the meantime.
     serial = _next_serial(path.parent)
-    committed = path.parent / manifest.committed_name(serial, told.step)
+    committed = path.parent / manifest.committed_name(serial, description.step)
     path.rename(committed)
     sync_folder(path.parent)
     return committed

@@ -201,24 +201,24 @@ def parse(text: str | bytes) -> Manifest:
         ValueError: The text is not a manifest, or its version is unknown.
     """
     try:
-        told = json.loads(text)
-        version = told["version"]
+        content = json.loads(text)
+        version = content["version"]
         if version != VERSION:
-            raise ValueError(f"version {version} of the manifest is not known to this paceline")
+            raise ValueError(f"this paceline cannot read version {version} of the manifest")
         return Manifest(
-            step=int(told["step"]),
-            epoch=int(told["epoch"]),
-            metric=None if told["metric"] is None else float(told["metric"]),
-            mode=str(told["mode"]),
-            world_size=int(told["world_size"]),
-            time_ns=int(told["time_ns"]),
-            torch=str(told["torch"]),
+            step=int(content["step"]),
+            epoch=int(content["epoch"]),
+            metric=None if content["metric"] is None else float(content["metric"]),
+            mode=str(content["mode"]),
+            world_size=int(content["world_size"]),
+            time_ns=int(content["time_ns"]),
+            torch=str(content["torch"]),
             files={
                 name: FileInfo(int(file["bytes"]), int(file["crc32"]))
-                for name, file in told["files"].items()
+                for name, file in content["files"].items()
             },
-            run=str(told["run"]),
-            seconds=float(told.get("seconds", 0.0)),
+            run=str(content["run"]),
+            seconds=float(content.get("seconds", 0.0)),
         )
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a manifest: {type(error).__name__}: {error}") from None
@@ -242,10 +242,12 @@ def choose_best(checkpoints: Iterable[Committed], mode: str, *, count: int = 1) 
     was trained for longer.
     """
     sign = 1 if mode == "max" else -1
-    judged = [each for each in checkpoints if each.manifest.metric is not None]
-    return sorted(
-        judged, key=lambda each: (sign * (each.manifest.metric or 0.0), each.serial), reverse=True
-    )[:count]
+
+    def quality(checkpoint: Committed) -> tuple[float, int]:
+        return sign * (checkpoint.manifest.metric or 0.0), checkpoint.serial
+
+    measured = [one for one in checkpoints if one.manifest.metric is not None]
+    return sorted(measured, key=quality, reverse=True)[:count]
 
 
 def choose_doomed(
@@ -255,26 +257,31 @@ def choose_doomed(
 
     The best of each mode are kept: a loss, where less is better, is not compared with an accuracy.
     """
-    by_age = sorted(
-        (each for each in checkpoints if each.manifest.run == run), key=lambda each: each.serial
-    )
-    kept = {each.serial for each in by_age[-keep_last:]}
+    of_run = [one for one in _by_age(checkpoints) if one.manifest.run == run]
+    keep = {one.serial for one in of_run[-keep_last:]}
     for mode in MODES:
-        alike = [each for each in by_age if each.manifest.mode == mode]
-        kept |= {each.serial for each in choose_best(alike, mode, count=keep_best)}
-    return [each for each in by_age if each.serial not in kept]
+        of_mode = [one for one in of_run if one.manifest.mode == mode]
+        keep |= {one.serial for one in choose_best(of_mode, mode, count=keep_best)}
+    return [one for one in of_run if one.serial not in keep]
 
 
 def find_best(checkpoints: Iterable[Committed]) -> Committed | None:
     """Return the latest run's best checkpoint, among those with the mode of its last metric."""
-    by_age = sorted(checkpoints, key=lambda each: each.serial)
-    judged = [
-        each
-        for each in by_age
-        if each.manifest.metric is not None and each.manifest.run == by_age[-1].manifest.run
-    ]
-    alike = [each for each in judged if each.manifest.mode == judged[-1].manifest.mode]
-    return choose_best(alike, judged[-1].manifest.mode)[0] if judged else None
+    measured = [one for one in _of_latest_run(checkpoints) if one.manifest.metric is not None]
+    if not measured:
+        return None
+    mode = measured[-1].manifest.mode
+    return choose_best([one for one in measured if one.manifest.mode == mode], mode)[0]
+
+
+def _of_latest_run(checkpoints: Iterable[Committed]) -> list[Committed]:
+    by_age = _by_age(checkpoints)
+    return [one for one in by_age if one.manifest.run == by_age[-1].manifest.run]
+
+
+def _by_age(checkpoints: Iterable[Committed]) -> list[Committed]:
+    """Return checkpoints in the order of their commits."""
+    return sorted(checkpoints, key=lambda one: one.serial)
 
 
 def compare(
@@ -302,11 +309,8 @@ def compare(
         lines += [
             f"{name} is not in the checkpoint" for name in sorted(beside) if name not in entries
         ]
-    extra = sorted(
-        name
-        for name in entries
-        if is_of_model(name) and name not in here and name not in (beside or ())
-    )
+    present = {*here, *(beside or ())}
+    extra = sorted(name for name in entries if is_of_model(name) and name not in present)
     return lines + [f"{entries[name]} is in the checkpoint only" for name in extra]
 
 
@@ -314,16 +318,16 @@ def _shape(tensor: TensorInfo) -> str:
     return f"[{', '.join(map(str, tensor.shape))}]"
 
 
-def check_sizes(files: Mapping[str, FileInfo], found: Mapping[str, int | None]) -> list[str]:
+def check_sizes(files: Mapping[str, FileInfo], sizes: Mapping[str, int | None]) -> list[str]:
     """Return what is wrong with the files in a folder.
 
     Args:
         files: Files in the manifest.
-        found: Size of each file in the folder; None for a missing file.
+        sizes: Size of each file in the folder; None for a missing file.
     """
     lines = []
     for name, file in sorted(files.items()):
-        size = found.get(name)
+        size = sizes.get(name)
         if size is None:
             lines.append(f"{name} is missing")
         elif size != file.num_bytes:

@@ -71,10 +71,8 @@ def _save_safetensors(values: dict[str, Any], path: Path) -> None:
         from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ImportError as error:
-        what, fix = (
-            "safetensors is not installed",
-            "pip install 'paceline[safetensors]', or export to a .pt file",
-        )
+        what = "safetensors is not installed"
+        fix = "pip install 'paceline[safetensors]', or export to a .pt file"
         raise SetupError(
             Finding("module-not-found", what, evidence=(str(error),), fix=fix)
         ) from error

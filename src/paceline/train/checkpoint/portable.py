@@ -89,10 +89,10 @@ def load_models(models: Sequence[nn.Module], state: Mapping[str, Any]) -> None:
             whole[key] = _moved(value, whole.get(key))
         # Names were compared earlier; entries that a model leaves out of its state_dict are not
         # missing.
-        left = model.load_state_dict(whole, strict=False)
-        unexpected = getattr(left, "unexpected_keys", ())  # an override may return None
+        mismatches = model.load_state_dict(whole, strict=False)
+        unexpected = getattr(mismatches, "unexpected_keys", ())  # an override may return None
         if lost := [key for key in extra if key in unexpected]:
-            raise _not_taken(model, lost)
+            raise _not_accepted(model, lost)
 
 
 class Saved(Protocol):
@@ -175,7 +175,7 @@ def of_optimizer(
 ) -> dict[str, Any]:
     """Return the state of an optimizer, keyed by the names of its parameters."""
     prefix = f"optimizer/{number}"
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     plain: dict[str, dict[str, Any]] = {}
     # From state_dict, which hooks of an optimizer may change; its numbers follow the parameters'
     # order.
@@ -190,15 +190,15 @@ def of_optimizer(
     for key, values in state["state"].items():
         for name, value in values.items():
             if isinstance(value, torch.Tensor):
-                found[f"{prefix}/{name_of[key]}/{name}"] = value
+                entries[f"{prefix}/{name_of[key]}/{name}"] = value
             else:
                 plain.setdefault(name_of[key], {})[name] = value
     groups = [
-        {**group, "params": [name_of[each] for each in group["params"]]}
+        {**group, "params": [name_of[number] for number in group["params"]]}
         for group in state["param_groups"]
     ]
-    found[f"{prefix}/groups"] = {"kind": type(optimizer).__name__, "groups": groups, "plain": plain}
-    return found
+    kind = type(optimizer).__name__
+    return {**entries, f"{prefix}/groups": {"kind": kind, "groups": groups, "plain": plain}}
 
 
 def targets_of_optimizer(
@@ -218,11 +218,8 @@ def targets_of_optimizer(
             continue
         prefix = f"optimizer/{number}/{name}/"
         for key, info in saved.items():
-            if (
-                key.startswith(prefix)
-                and "/" not in key[len(prefix) :]
-                and tuple(info.shape) == tuple(parameter.shape)
-            ):
+            is_of_parameter = key.startswith(prefix) and "/" not in key[len(prefix) :]
+            if is_of_parameter and tuple(info.shape) == tuple(parameter.shape):
                 dtype = getattr(torch, str(info.dtype).removeprefix("torch."))
                 targets[key] = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     return targets
@@ -234,11 +231,11 @@ def _name(names: Mapping[nn.Parameter, str], parameter: nn.Parameter, optimizer:
     raise UsageError(
         Finding(
             "optimizer-of-other-model",
-            f"{type(optimizer).__name__} holds a parameter of shape {list(parameter.shape)} that is"
-            " no model's",
+            f"{type(optimizer).__name__} holds a parameter of shape {list(parameter.shape)} that"
+            " belongs to no model",
             where="session.save(...)",
             why="a checkpoint names optimizer state after parameters",
-            fix="hand the model that it belongs to to session.setup too",
+            fix="pass the model with this parameter to session.setup too",
         )
     )
 
@@ -252,39 +249,56 @@ def load_optimizer(
         UsageError: The checkpoint has no such optimizer, or its groups hold other parameters.
     """
     prefix = f"optimizer/{number}/"
-    held = state.get(f"{prefix}groups")
-    if held is None:
+    saved = state.get(f"{prefix}groups")
+    if saved is None:
         raise _other(
             f"the checkpoint has no optimizer number {number} ({type(optimizer).__name__})"
         )
-    if held["kind"] != type(optimizer).__name__:
-        raise _other(
-            f"the checkpoint is of {held['kind']}, and the optimizer is {type(optimizer).__name__}"
-        )
-    order = [
-        [_name(names, parameter, optimizer) for parameter in group["params"]]
-        for group in optimizer.param_groups
-    ]
-    before = [group["params"] for group in held["groups"]]
-    if [sorted(group) for group in order] != [sorted(group) for group in before]:
-        raise _other(
-            f"the groups of {type(optimizer).__name__} hold other parameters than those in the"
-            " checkpoint",
-            evidence=(f"now: {_sizes(order)}", f"in the checkpoint: {_sizes(before)}"),
-        )
-    numbers = {name: place for place, name in enumerate(each for group in order for each in group)}
+    order = _matching_groups(optimizer, saved, names)
+    flat = (name for group in order for name in group)
+    numbers = {name: place for place, name in enumerate(flat)}
     values: dict[int, dict[str, Any]] = {
-        numbers[name]: dict(plain) for name, plain in held["plain"].items() if name in numbers
+        numbers[name]: dict(plain) for name, plain in saved["plain"].items() if name in numbers
     }
     for key, value in state.items():
         if key.startswith(prefix) and key != f"{prefix}groups":
             name, _, kind = key[len(prefix) :].rpartition("/")
             values.setdefault(numbers[name], {})[kind] = value
     groups = [
-        {**group, "params": [numbers[name] for name in now]}
-        for group, now in zip(held["groups"], order, strict=True)
+        {**group, "params": [numbers[name] for name in present]}
+        for group, present in zip(saved["groups"], order, strict=True)
     ]
     optimizer.load_state_dict({"state": values, "param_groups": groups})
+
+
+def _matching_groups(
+    optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[nn.Parameter, str]
+) -> list[list[str]]:
+    """Return the names of the parameters in each group of an optimizer.
+
+    Args:
+        optimizer: The optimizer.
+        saved: The entry ``groups`` of the checkpoint's optimizer.
+        names: Names of parameters.
+
+    Raises:
+        UsageError: The checkpoint's optimizer is of another class, or its groups hold other
+            parameters.
+    """
+    kind = type(optimizer).__name__
+    if saved["kind"] != kind:
+        raise _other(f"the checkpoint is of {saved['kind']}, and the optimizer is {kind}")
+    order = [
+        [_name(names, parameter, optimizer) for parameter in group["params"]]
+        for group in optimizer.param_groups
+    ]
+    in_checkpoint = [group["params"] for group in saved["groups"]]
+    if [sorted(group) for group in order] != [sorted(group) for group in in_checkpoint]:
+        raise _other(
+            f"the groups of {kind} hold other parameters than those in the checkpoint",
+            evidence=(f"now: {_sizes(order)}", f"in the checkpoint: {_sizes(in_checkpoint)}"),
+        )
+    return order
 
 
 def of_object(value: Any) -> Any:
@@ -326,11 +340,8 @@ def _parallel_prefixes(value: Any) -> list[str]:
 def _without(key: str, prefixes: Sequence[str]) -> str:
     """Return a key without the ``module.`` of parallel models."""
     for prefix in prefixes:
-        key = (
-            key.replace(f"{prefix}module.", prefix, 1)
-            if key.startswith(f"{prefix}module.")
-            else key
-        )
+        if key.startswith(f"{prefix}module."):
+            key = prefix + key.removeprefix(f"{prefix}module.")
     return key
 
 
@@ -393,20 +404,20 @@ def _prefix(number: int) -> str:
     return "model" if number == 0 else f"model.{number}"
 
 
-def _sizes(groups: list[list[str]]) -> str:
+def _sizes(groups: Sequence[Sequence[str]]) -> str:
     return ", ".join(
         f"{len(group)} parameters from {group[0] if group else 'nothing'}" for group in groups
     )
 
 
-def _not_taken(model: nn.Module, keys: list[str]) -> UsageError:
+def _not_accepted(model: nn.Module, keys: list[str]) -> UsageError:
     return UsageError(
         Finding(
             "checkpoint-other-model",
-            f"{type(model).__name__} does not take back {len(keys)} of the entries of its"
+            f"{type(model).__name__} does not accept {len(keys)} of the entries of its own"
             f" state_dict, {keys[0]} first",
             where="session.restore(...)",
-            why="what they hold would be lost without a word",
+            why="their values would be lost silently",
             fix="the counterpart of its hook: module.register_load_state_dict_pre_hook(...)",
         )
     )

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.serialization import default_restore_location
 
-from paceline.train.checkpoint import findings, folder, manifest, shares
+from paceline.train.checkpoint import division, findings, folder, manifest
 from paceline.train.checkpoint.manifest import Saved, TensorInfo
 from paceline.train.checkpoint.verification import damages
 
@@ -28,9 +28,9 @@ def describe(path: Path) -> Saved:
     Raises:
         RunError: The checkpoint is damaged.
     """
-    told = folder.read_manifest(path)
+    content = folder.read_manifest(path)
     # The index is a pickle, so it is not opened unless its checksum is right.
-    if lines := damages(path, told.files, [METADATA]):
+    if lines := damages(path, content.files, [METADATA]):
         raise findings.damaged(path, lines).error()
     entries = FileSystemReader(path).read_metadata().state_dict_metadata
     tensors = {
@@ -40,16 +40,16 @@ def describe(path: Path) -> Saved:
     }
     return Saved(
         path=path,
-        step=told.step,
-        epoch=told.epoch,
-        metric=told.metric,
-        mode=told.mode,
-        world_size=told.world_size,
-        time_ns=told.time_ns,
+        step=content.step,
+        epoch=content.epoch,
+        metric=content.metric,
+        mode=content.mode,
+        world_size=content.world_size,
+        time_ns=content.time_ns,
         tensors=tensors,
         objects=frozenset(entries) - frozenset(tensors),
-        files=told.files,
-        run=told.run,
+        files=content.files,
+        run=content.run,
     )
 
 
@@ -139,6 +139,8 @@ def check_files(saved: Saved, *, rank: int, world_size: int, where: str) -> None
         raise findings.not_shared(saved.path, blind=[where]).error()
     lines = manifest.check_sizes(saved.files, folder.file_sizes(saved.path, saved.files))
     if not lines:
-        lines = damages(saved.path, saved.files, shares.share_files(saved.files, rank, world_size))
+        lines = damages(
+            saved.path, saved.files, division.share_files(saved.files, rank, world_size)
+        )
     if lines:
         raise findings.damaged(saved.path, lines).error()

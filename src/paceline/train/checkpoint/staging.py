@@ -43,9 +43,9 @@ class Staging:
         self._buffers = {}
 
     def _buffer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        known = self._buffers.get(name)
-        if known is not None and known.shape == tensor.shape and known.dtype == tensor.dtype:
-            return known
+        buffer = self._buffers.get(name)
+        if buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype:
+            return buffer
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=self._pin)
 
 

@@ -19,13 +19,13 @@ def verify(path: Path) -> Manifest:
     Raises:
         RunError: A file is missing, truncated or changed.
     """
-    told = folder.read_manifest(path)
-    if lines := damages(path, told.files, sorted(told.files)):
+    content = folder.read_manifest(path)
+    if lines := damages(path, content.files, sorted(content.files)):
         raise findings.damaged(path, lines).error()
-    return told
+    return content
 
 
-def latest_whole(where: Path, *, before: Path) -> tuple[Path, int] | None:
+def latest_intact(where: Path, *, before: Path) -> tuple[Path, int] | None:
     """Return the latest intact checkpoint older than a damaged one, and its step; or None.
 
     Args:
@@ -52,12 +52,16 @@ def damages(path: Path, files: Mapping[str, FileInfo], names: Iterable[str]) -> 
     """
     lines = []
     for name in names:
-        told = files.get(name)
-        if told is None:
+        written = files.get(name)
+        if written is None:
             lines.append(f"{name} is not in the manifest")
             continue
-        if wrong := manifest.check_sizes({name: told}, folder.file_sizes(path, [name])):
-            lines += wrong
-        elif (found := folder.checksum(path / name)) != told:
-            lines.append(f"{name} has the checksum {found.crc32:08x} instead of {told.crc32:08x}")
+        if differences := manifest.check_sizes({name: written}, folder.file_sizes(path, [name])):
+            lines += differences
+            continue
+        present = folder.checksum(path / name)
+        if present != written:
+            lines.append(
+                f"{name} has the checksum {present.crc32:08x} instead of {written.crc32:08x}"
+            )
     return lines

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
-from paceline.train.checkpoint import findings, folder, manifest, shares
+from paceline.train.checkpoint import division, findings, folder, manifest
 from paceline.train.checkpoint.exchange import Exchange
 from paceline.train.checkpoint.files import CheckedFiles, without_inner_checksums
 from paceline.train.checkpoint.manifest import FileInfo, Manifest
@@ -125,15 +125,15 @@ def _choose_share(state: Mapping[str, Any], rank: int, world_size: int) -> dict[
     shared = {
         name: value.nbytes if isinstance(value, torch.Tensor) else 0
         for name, value in state.items()
-        if not isinstance(value, DTensor) and shares.rank_of(name) is None
+        if not isinstance(value, DTensor) and division.rank_of(name) is None
     }
-    owners = shares.share_out(shared, world_size)
+    owners = division.share_out(shared, world_size)
     # Every rank holds a piece of a sharded tensor; DCP deduplicates pieces that several ranks
     # share.
     return {
         name: value
         for name, value in state.items()
-        if owners.get(name, rank) == rank and shares.rank_of(name) in (None, rank)
+        if owners.get(name, rank) == rank and division.rank_of(name) in (None, rank)
     }
 
 
@@ -155,14 +155,14 @@ def _describe(state: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(
         f"{name} {value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else name
         for name, value in sorted(state.items())
-        if shares.rank_of(name) is None
+        if division.rank_of(name) is None
     )
 
 
 def write(
     make_draft: Callable[[], Draft],
     to: Path,
-    told: Manifest,
+    description: Manifest,
     *,
     keep: Keep,
     exchange: Exchange,
@@ -173,38 +173,38 @@ def write(
     Args:
         make_draft: Returns this rank's draft, or raises an error that all ranks must get.
         to: Folder of checkpoints.
-        told: The manifest without files.
+        description: The manifest without files.
         keep: Numbers of checkpoints to keep.
         exchange: The ranks.
         guard: Called on rank 0 before the commit; raises if the folder now belongs to another run.
     """
-    work = _Work(to, told, exchange, guard)
+    work = _Work(to, description, exchange, guard)
     try:
         order = exchange.decide(lambda: work.offer(make_draft()), work.plan)
         if order is None:
             names = exchange.gather(lambda: make_draft().names)
-            raise findings.different_states(exchange.where, shares.differences(names)).error()
+            raise findings.different_states(exchange.where, division.differences(names)).error()
         exchange.decide(lambda: work.write(order), work.commit)
     finally:
         work.clean()
     if exchange.is_main:
         committed = folder.list_committed(to, is_strict=False)
         doomed = manifest.choose_doomed(
-            committed, run=told.run, keep_last=keep.last, keep_best=keep.best
+            committed, run=description.run, keep_last=keep.last, keep_best=keep.best
         )
-        for each in doomed:
-            folder.remove(each.path)
+        for checkpoint in doomed:
+            folder.remove(checkpoint.path)
 
 
 class _Work:
     """The writing of one checkpoint; only rank 0 calls ``plan`` and ``commit``."""
 
     def __init__(
-        self, to: Path, told: Manifest, exchange: Exchange, guard: Callable[[], None]
+        self, to: Path, description: Manifest, exchange: Exchange, guard: Callable[[], None]
     ) -> None:
         self._guard = guard
         self._to = to
-        self._told = told
+        self._description = description
         self._exchange = exchange
         self._files = CheckedFiles()
         self._path: Path | None = None
@@ -220,28 +220,29 @@ class _Work:
         plans, self._metadata = self._draft.planner.create_global_plan(
             [offer.plan for offer in offers]
         )
-        with self._explained(needed_bytes=0):
-            self._path = folder.begin(self._to, step=self._told.step)
+        with self._with_findings(needed_bytes=0):
+            self._path = folder.begin(self._to, step=self._description.step)
         plans = self._writer(self._path).prepare_global_plan(plans)
         return [_Order(self._path, plan) for plan in plans]
 
     def write(self, order: _Order) -> _Written:
         plan = self._draft.planner.finish_plan(order.plan)
         self._draft.ready()
-        with self._explained(needed_bytes=_num_bytes(plan)), without_inner_checksums():
+        with self._with_findings(needed_bytes=_num_bytes(plan)), without_inner_checksums():
             done = self._writer(order.path).write_data(plan, self._draft.planner)
             return _Written(done.wait(), self._files.written)
 
     def commit(self, written: list[_Written]) -> list[None]:
         assert self._path is not None
-        with self._explained(needed_bytes=0):
-            self._writer(self._path).finish(self._metadata, [each.results for each in written])
+        with self._with_findings(needed_bytes=0):
+            results = [of_rank.results for of_rank in written]
+            self._writer(self._path).finish(self._metadata, results)
             files = {**self._files.written}
-            for each in written:
-                files.update(each.files)
+            for of_rank in written:
+                files.update(of_rank.files)
             self._guard()
-            seconds = round((time.time_ns() - self._told.time_ns) / 1e9, 3)
-            folder.commit(self._path, replace(self._told, files=files, seconds=seconds))
+            seconds = round((time.time_ns() - self._description.time_ns) / 1e9, 3)
+            folder.commit(self._path, replace(self._description, files=files, seconds=seconds))
         return [None] * len(written)
 
     def clean(self) -> None:
@@ -256,7 +257,7 @@ class _Work:
         return writer
 
     @contextlib.contextmanager
-    def _explained(self, *, needed_bytes: int) -> Iterator[None]:
+    def _with_findings(self, *, needed_bytes: int) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -28,8 +28,8 @@ class Situation:
         has_trained: Whether a backward was called in this loop.
         may_train: Whether other loops and the optimizers allow this loop to be a training loop.
         in_training_mode: Whether a model of the session is in training mode; None without a model.
-        body_meets: Whether the loop's body runs collectives (``session.gather`` and similar).
-        forward_meets: Whether every forward is a collective, as with fsdp.
+        body_runs_collectives: Whether the loop's body runs collectives (``session.gather``, ...).
+        forward_is_collective: Whether every forward is a collective, as with fsdp.
         is_beside: Whether another loop of the same kind is live, as in a loop over ``zip``.
         takes_any: Whether the caller accepts borrowed rows in an evaluation too, and leaves them
             out of its results.
@@ -40,28 +40,32 @@ class Situation:
     has_trained: bool
     may_train: bool
     in_training_mode: bool | None
-    body_meets: bool = False
-    forward_meets: bool = False
+    body_runs_collectives: bool = False
+    forward_is_collective: bool = False
     is_beside: bool = False
     takes_any: bool = False
 
 
 def choose(situation: Situation) -> str:
     """Return ``BORROW``, ``EMPTY`` or ``LEAVE_OUT`` for a rank without a row."""
-    begins_training = (
-        situation.is_first and situation.may_train and situation.in_training_mode is True
-    )
-    if situation.has_trained or (situation.with_grad and begins_training):
+    if situation.has_trained or _begins_training(situation):
         # A loss over batches of two loaders is usually a sum, to which zero rows add nothing.
         return EMPTY if situation.is_beside else BORROW
-    if situation.forward_meets and situation.takes_any:
+    if situation.forward_is_collective and situation.takes_any:
         return BORROW
-    evaluates = not situation.with_grad or situation.in_training_mode is False
-    if not evaluates:
+    if situation.with_grad and situation.in_training_mode is not False:
         return EMPTY  # autograd, but no sign of training: the row must not count twice
-    is_needed = situation.body_meets or situation.forward_meets
-    # Scripts often concatenate rows after the loop, which fails for an empty list.
-    return EMPTY if is_needed or situation.is_first or situation.is_beside else LEAVE_OUT
+    if situation.body_runs_collectives or situation.forward_is_collective:
+        return EMPTY  # the other ranks wait for this one
+    if situation.is_first or situation.is_beside:
+        return EMPTY  # scripts often concatenate rows after the loop, which fails for no rows
+    return LEAVE_OUT
+
+
+def _begins_training(situation: Situation) -> bool:
+    """Return whether the first batch of a loop looks like a training batch."""
+    begins = situation.is_first and situation.with_grad
+    return begins and situation.may_train and situation.in_training_mode is True
 
 
 def emptied(batch: Any, situation: Situation, *, num_rows: int) -> Any:
@@ -77,7 +81,7 @@ def emptied(batch: Any, situation: Situation, *, num_rows: int) -> Any:
     """
     if can_be_emptied(batch, num_rows=num_rows):
         return without_rows(batch, num_rows=num_rows)
-    if situation.has_trained or situation.body_meets or situation.forward_meets:
+    if situation.has_trained or situation.body_runs_collectives or situation.forward_is_collective:
         raise _cannot_take_part(batch)
     return None
 

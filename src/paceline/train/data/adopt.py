@@ -43,12 +43,11 @@ def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
             " shared out",
             fix="session.loader(your_loader.dataset, batch_size=..., shuffle=...)",
         )
+    makes_batches = loader.batch_size is not None or bool(loader.batch_sampler)
     parts: dict[str, Any] = {
         "num_workers": loader.num_workers,
         "pin_memory": loader.pin_memory,
-        "collate_fn": (
-            loader.collate_fn if loader.batch_size is not None or loader.batch_sampler else None
-        ),
+        "collate_fn": loader.collate_fn if makes_batches else None,
         "worker_init_fn": loader.worker_init_fn,
         "timeout": loader.timeout,
         "multiprocessing_context": loader.multiprocessing_context,
@@ -56,32 +55,32 @@ def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
     if loader.num_workers:
         parts["prefetch_factor"] = loader.prefetch_factor
     if isinstance(loader.dataset, IterableDataset):
-        if loader.batch_size is None:
-            raise _refusal(
-                "this DataLoader has no batch size (its stream makes the batches), so they cannot"
-                " be divided",
-                fix="session.loader(stream_of_samples, batch_size=64)",
-            )
-        return {
-            **parts,
-            "batch_size": loader.batch_size,
-            "last": "drop" if loader.drop_last else "exact",
-        }
+        return parts | _division_of_stream(loader)
+    return parts | _division_of_samples(loader)
+
+
+def _division_of_stream(loader: DataLoader[Any]) -> dict[str, Any]:
+    if loader.batch_size is None:
+        raise _refusal(
+            "this DataLoader has no batch size (its stream makes the batches), so they cannot"
+            " be divided",
+            fix="session.loader(stream_of_samples, batch_size=64)",
+        )
+    return {"batch_size": loader.batch_size, "last": "drop" if loader.drop_last else "exact"}
+
+
+def _division_of_samples(loader: DataLoader[Any]) -> dict[str, Any]:
     batches = loader.batch_sampler
-    if type(batches) is BatchSampler:
-        parts |= {
-            "batch_size": batches.batch_size,
-            "last": "drop" if batches.drop_last else "exact",
-        }
-        parts |= _order_of(batches.sampler, loader.dataset)
-    elif batches is not None:
-        parts["batch_sampler"] = batches
-    else:
+    if batches is None:
         raise _refusal(
             "this DataLoader has no batch size, so that its batches cannot be divided",
             fix="session.loader(your_loader.dataset, batch_size=...)",
         )
-    return parts
+    if type(batches) is not BatchSampler:
+        return {"batch_sampler": batches}
+    last = "drop" if batches.drop_last else "exact"
+    order = _order_of(batches.sampler, loader.dataset)
+    return {"batch_size": batches.batch_size, "last": last, **order}
 
 
 def _order_of(sampler: Any, dataset: Any) -> dict[str, Any]:
@@ -115,10 +114,10 @@ def check_sampler(sampler: Any) -> None:
             fix="def __len__(self): return number_of_samples, or an IterableDataset",
         )
     inner = getattr(sampler, "sampler", None)
-    for each in (sampler, inner):
-        if isinstance(each, DistributedSampler) or hasattr(each, "num_replicas"):
+    for part in (sampler, inner):
+        if isinstance(part, DistributedSampler) or hasattr(part, "num_replicas"):
             raise _refusal(
-                f"{type(each).__name__} gives each rank its own samples, which would be shared out"
+                f"{type(part).__name__} gives each rank its own samples, which would be shared out"
                 " a second time",
                 fix=(
                     "session.loader(dataset, batch_size=..., shuffle=True): no sampler and no"
@@ -139,8 +138,7 @@ def check_dataset(dataset: Any) -> None:
         raise _refusal_of_mapping(dataset)
     if not hasattr(dataset, "__getitem__"):
         raise _refusal(
-            f"{type(dataset).__name__} can only be read in sequence, and is no torch"
-            " IterableDataset",
+            f"{type(dataset).__name__} can only be read in sequence, and is not an IterableDataset",
             fix=(
                 "session.loader(list(dataset), batch_size=...), or write a Dataset with __len__ and"
                 " __getitem__"
@@ -163,7 +161,7 @@ def _refusal_of_mapping(dataset: Mapping[Any, Any]) -> UsageError:
             f"a {type(dataset).__name__} with {', '.join(names[:4]) or 'nothing'} is not a dataset:"
             " it has no sample number 0",
             where="session.loader(...)",
-            why="samples are asked for by number, from 0 to len(dataset) - 1",
+            why="samples are read by number, from 0 to len(dataset) - 1",
             fix=f"session.loader(data[{first}], batch_size=...), one loader for each",
         )
     )
@@ -179,11 +177,11 @@ def check_stream(stream: Any) -> None:
         source = inspect.getsource(type(stream).__iter__)
     except (OSError, TypeError):
         return  # defined in a notebook or in C: assumed to be a whole stream
-    asked = [word for word in _OWN_SHARES if word in source]
-    if asked:
+    words = [word for word in _OWN_SHARES if word in source]
+    if words:
         name = type(stream).__name__
         raise _refusal(
-            f"{name}.__iter__ looks as if it shared itself out (it uses {asked[0]})",
+            f"{name}.__iter__ looks as if it divided itself among ranks (it uses {words[0]})",
             fix=(
                 f"session.loader({name}(...), per_rank_batch_size=..., sharded=True) if each rank"
                 " reads its own part, sharded=False if all read the same"
@@ -254,8 +252,8 @@ def _entries_of(dataset: Any, length: int) -> list[list[Any]]:
         for value in getattr(dataset, "__dict__", {}).values()
         if isinstance(value, list | tuple)
     ]
-    entries = [[value[place] for place in places] for value in lists if len(value) == length]
-    return [each for each in entries if all(map(_is_name, each))]
+    columns = [[value[place] for place in places] for value in lists if len(value) == length]
+    return [column for column in columns if all(map(_is_name, column))]
 
 
 def _rows_of_table(dataset: Any, places: list[int]) -> list[Any]:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from paceline.errors import Finding, UsageError, closest
 from paceline.train.data.adopt import check_sampler, parts_of
-from paceline.train.data.shard import LAST
+from paceline.train.data.share import LAST
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,17 @@ def division(
         UsageError: Options exclude each other, a batch size is invalid, or the sampler divides
             samples among ranks.
     """
+    has_size = batch_size is not None or per_rank_batch_size is not None
+    has_order = shuffle or sampler is not None
     if batch_sampler is None:
         size = global_batch_size(batch_size, per_rank_batch_size, world_size)
-    elif batch_size is None and per_rank_batch_size is None and not shuffle and sampler is None:
-        size = 0
+    elif has_size or has_order:
+        raise contradiction("a batch_sampler decides batch size and order")
     else:
-        raise contradiction("a batch_sampler decides batch size and order by itself")
-    chosen = sampler if batch_sampler is None else batch_sampler
-    check_sampler(chosen)
-    return Division(size, last, shuffle, chosen)
+        size = 0
+    order = sampler if batch_sampler is None else batch_sampler
+    check_sampler(order)
+    return Division(size, last, shuffle, order)
 
 
 def check_options(
@@ -79,18 +81,15 @@ def check_options(
         )
     if shuffle and sampler is not None:
         raise contradiction("shuffle=True and a sampler both decide the order")
-    if is_stream and (shuffle or sampler is not None or batch_sampler is not None):
-        raise contradiction(
-            "a stream decides its order by itself: no shuffle, sampler or batch_sampler"
-        )
+    has_order = shuffle or sampler is not None or batch_sampler is not None
+    if is_stream and has_order:
+        raise contradiction("a stream decides its own order: no shuffle, sampler or batch_sampler")
     if not is_stream and sharded is not None:
         raise contradiction(
-            "sharded= is for streams; a dataset with a length is shared out by its indices"
+            "sharded= is for streams; a dataset with a length is divided by its indices"
         )
     if batch_sampler is not None and last == "drop":
-        raise contradiction(
-            'a batch_sampler decides its batches by itself, short ones too: no last="drop"'
-        )
+        raise contradiction('a batch_sampler decides its batches, short ones too: no last="drop"')
 
 
 def contradiction(what: str) -> UsageError:
@@ -130,24 +129,24 @@ def global_batch_size(batch_size: int | None, per_rank: int | None, world_size: 
     return value if per_rank is None else value * world_size
 
 
-def adopted(given: Any, arguments: dict[str, Any], *, per_rank: bool) -> tuple[Any, dict[str, Any]]:
+def adopted(data: Any, arguments: dict[str, Any], *, per_rank: bool) -> tuple[Any, dict[str, Any]]:
     """Return the dataset and arguments of a loader, taken from a user's DataLoader if given.
 
     Args:
-        given: A dataset or a DataLoader.
+        data: A dataset or a DataLoader.
         arguments: Arguments of ``Session.loader`` that are not None.
         per_rank: Whether the DataLoader's batch size is per rank.
 
     Raises:
         UsageError: An argument conflicts with the DataLoader, or the DataLoader cannot be divided.
     """
-    if not isinstance(given, DataLoader):
+    if not isinstance(data, DataLoader):
         if per_rank:
             raise contradiction(
                 "per_rank=True is for a DataLoader; of a dataset, give per_rank_batch_size="
             )
-        return given, arguments
-    parts = parts_of(given)
+        return data, arguments
+    parts = parts_of(data)
     twice: Sequence[str] = sorted(
         {"batch_size", "per_rank_batch_size", "shuffle", "sampler", "batch_sampler"}
         & set(arguments)
@@ -160,4 +159,4 @@ def adopted(given: Any, arguments: dict[str, Any], *, per_rank: bool) -> tuple[A
         )
     if per_rank:
         parts["per_rank_batch_size"] = parts.pop("batch_size")
-    return given.dataset, {**parts, **arguments}
+    return data.dataset, {**parts, **arguments}

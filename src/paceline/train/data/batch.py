@@ -75,10 +75,10 @@ def _is_stack(part: Any, num_rows: int) -> bool:
     """Return whether a part can hold ``num_rows`` rows, or the zero rows of an emptied batch."""
     if _is_array(part):
         return len(part.shape) > 0 and part.shape[0] in (0, num_rows)
-    if _is_list(part) and all(isinstance(each, _PLAIN) for each in part):
+    if _is_list(part) and all(isinstance(item, _PLAIN) for item in part):
         return len(part) in (0, num_rows)
     parts = list(_parts(part))
-    return bool(parts) and all(_is_stack(each, num_rows) for each in parts)
+    return bool(parts) and all(_is_stack(item, num_rows) for item in parts)
 
 
 def can_be_emptied(batch: Any, *, num_rows: int = 1) -> bool:

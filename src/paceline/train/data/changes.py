@@ -23,15 +23,15 @@ def state_of(dataset: Any) -> Any:
     in arrays above 1 MiB, of members of containers with more than 1,000, and beyond 1,000 objects.
     Arrays mapped from a file are shared with the workers anyway.
     """
-    return _seen(dataset, set())
+    return _state_of_part(dataset, set())
 
 
-def _seen(value: Any, before: set[int]) -> Any:
+def _state_of_part(value: Any, visited: set[int]) -> Any:
     """Return the comparable value of a part.
 
     Args:
         value: The part.
-        before: Ids of the objects inspected so far, so that shared objects are inspected once.
+        visited: Ids of the objects inspected so far, so that shared ones are inspected once.
     """
     if isinstance(value, _SIMPLE):
         return value
@@ -40,36 +40,40 @@ def _seen(value: Any, before: set[int]) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return id(value), _checksum(value, numpy)
-    parts: Any = None
-    if isinstance(value, dict):
-        parts = value
-    elif isinstance(value, list | tuple | set | frozenset):
-        parts = dict(enumerate(value)) if len(value) <= _MOST else {}
+    parts = _parts_of(value)
     attributes = getattr(value, "__dict__", None)
-    is_open = parts is not None or isinstance(attributes, dict)
-    if not is_open or id(value) in before or len(before) >= _MOST or isinstance(value, ModuleType):
+    has_parts = parts is not None or isinstance(attributes, dict)
+    if not has_parts or isinstance(value, ModuleType):
         return id(value)
-    before.add(id(value))
+    if id(value) in visited or len(visited) >= _MOST:
+        return id(value)
+    visited.add(id(value))
     return (
         id(value),
         None if parts is None else len(value),
-        _all_seen(parts, before),
-        _all_seen(attributes, before),
+        _state_of_parts(parts, visited),
+        _state_of_parts(attributes, visited),
     )
 
 
-def _all_seen(parts: Any, before: set[int]) -> Any:
+def _parts_of(container: Any) -> dict[Any, Any] | None:
+    """Return a container's members, none of a large list; None if it is not a container."""
+    if isinstance(container, dict):
+        return container
+    if isinstance(container, list | tuple | set | frozenset):
+        return dict(enumerate(container)) if len(container) <= _MOST else {}
+    return None
+
+
+def _state_of_parts(parts: Any, visited: set[int]) -> Any:
     if not isinstance(parts, dict) or len(parts) > _MOST:
         return None
-    return {key: _seen(part, before) for key, part in parts.items()}
+    return {key: _state_of_part(part, visited) for key, part in parts.items()}
 
 
 def _checksum(array: Any, numpy: Any) -> int:
-    if (
-        array.dtype.hasobject
-        or isinstance(array, numpy.memmap)
-        or isinstance(array.base, numpy.memmap)
-    ):
+    is_mapped = isinstance(array, numpy.memmap) or isinstance(array.base, numpy.memmap)
+    if is_mapped or array.dtype.hasobject:
         return 0
     step = 1 if array.nbytes <= _WHOLE_BYTES else max(1, array.size // _PLACES)
     return zlib.crc32(array.flat[::step].tobytes())

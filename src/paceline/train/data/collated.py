@@ -145,9 +145,9 @@ def _rows(batch: Any, num_samples: int) -> Unit | None:
     shapes = list(_shapes(batch))
     if None in shapes:
         return None  # an object of unknown structure
-    known = [shape for shape in shapes if shape is not None]
-    lengths = {shape[0] for shape in known}
-    if num_samples in lengths or _is_time_first(known, num_samples):
+    array_shapes = [shape for shape in shapes if shape is not None]
+    lengths = {shape[0] for shape in array_shapes}
+    if num_samples in lengths or _is_time_first(array_shapes, num_samples):
         return None
     if not lengths:
         return None
@@ -187,8 +187,8 @@ def _shapes(part: Any, *, is_batch: bool = True) -> Iterator[tuple[int, ...] | N
     parts = list(parts_of_batch(part))
     if not parts and not isinstance(part, Mapping | list | tuple):
         yield None
-    for each in parts:
-        yield from _shapes(each, is_batch=False)
+    for inner in parts:
+        yield from _shapes(inner, is_batch=False)
 
 
 def _labels(batch: Any, name: str = "") -> Unit | None:
@@ -200,8 +200,8 @@ def _labels(batch: Any, name: str = "") -> Unit | None:
         if isinstance(batch, Mapping)
         else (("", part) for part in parts_of_batch(batch))
     )
-    found = (_labels(part, name) for name, part in named)
-    return next((unit for unit in found if unit is not None), None)
+    units = (_labels(part, name) for name, part in named)
+    return next((unit for unit in units if unit is not None), None)
 
 
 def _counted(labels: torch.Tensor, *, of_tokens: bool) -> Unit | None:

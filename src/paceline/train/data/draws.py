@@ -58,5 +58,9 @@ def _is_torchs(sampler: Any) -> bool:
 def _generators_of(sampler: Any) -> list[tuple[torch.Generator, int]]:
     """Return the generators of a sampler, and of a batch sampler's inner one, with their seeds."""
     parts = (sampler, getattr(sampler, "sampler", None))
-    found = (getattr(part, "generator", None) for part in parts)
-    return [(each, each.initial_seed()) for each in found if isinstance(each, torch.Generator)]
+    generators = (getattr(part, "generator", None) for part in parts)
+    return [
+        (generator, generator.initial_seed())
+        for generator in generators
+        if isinstance(generator, torch.Generator)
+    ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from paceline.train.data.shard import Rows, Shard
+from paceline.train.data.share import Rows, Shard
 
 
 class LoopState(Enum):
@@ -50,7 +50,7 @@ class Position(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Iteration:
-    """One run through a loader, as the tally tracks it.
+    """One loop over a loader, as ``BatchTracker`` records it.
 
     Attributes:
         epoch: Number of the epoch, from 0.
@@ -69,8 +69,8 @@ class Iteration:
         own: Rows of this rank in all batches so far.
         borrowed: For each borrowed batch, the number of rows before it and its number of rows.
         has_borrowed: Whether the last batch is borrowed.
-        meets: Whether the loop's body has run collectives.
-        odd: Why the rows of the last batch are not its weight; empty if they are.
+        runs_collectives: Whether the loop's body has run collectives.
+        weight_problem: Why the rows of the last batch are not its weight; empty if they are.
     """
 
     epoch: int = 0
@@ -88,8 +88,8 @@ class Iteration:
     own: int = 0
     borrowed: list[tuple[int, int]] = field(default_factory=list)
     has_borrowed: bool = False
-    meets: bool = False
-    odd: str = ""
+    runs_collectives: bool = False
+    weight_problem: str = ""
 
     def borrow(self, num_rows: int) -> None:
         """Record that the last batch consists of another rank's rows."""

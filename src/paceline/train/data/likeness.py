@@ -67,13 +67,13 @@ def is_other(mark: Mark, first: Mark) -> bool:
 def mark_of(samples: Iterable[Any]) -> Mark:
     """Return the mark of the first samples."""
     labels, contents = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
-    seen = set()
+    digests = set()
     for sample in islice(samples, MOST_SAMPLES):
         own = hashlib.blake2b(digest_size=8)
         _add(sample, own, contents)
-        seen.add(own.digest())
+        digests.add(own.digest())
         labels.update(own.digest())
-    return Mark(labels.hexdigest(), len(seen) > 1, contents.hexdigest())
+    return Mark(labels.hexdigest(), len(digests) > 1, contents.hexdigest())
 
 
 def _add(value: Any, labels: Any, contents: Any) -> None:
@@ -97,13 +97,13 @@ def _add(value: Any, labels: Any, contents: Any) -> None:
 
 def _add_sequence(value: Any, labels: Any, contents: Any) -> None:
     is_of_numbers = len(value) > 1 and all(
-        isinstance(each, int | float) for each in value[:MOST_ELEMENTS]
+        isinstance(item, int | float) for item in value[:MOST_ELEMENTS]
     )
     if is_of_numbers:  # tokens, pixels
         contents.update(repr(value[:MOST_ELEMENTS]).encode())
         return
-    for each in value[:MOST_ELEMENTS]:
-        _add(each, labels, contents)
+    for item in value[:MOST_ELEMENTS]:
+        _add(item, labels, contents)
 
 
 def _add_array(value: Any, labels: Any, contents: Any) -> None:
@@ -210,8 +210,8 @@ def _not_alike(what: str) -> UsageError:
                 " come twice"
             ),
             fix=(
-                "hand over the whole dataset, without .shard(...) or a split by rank; seed what is"
-                " random in it alike on all ranks: generator=torch.Generator().manual_seed(0)"
+                "pass the whole dataset, without .shard(...) or a split by rank; seed its random"
+                " choices alike on all ranks: generator=torch.Generator().manual_seed(0)"
             ),
         )
     )

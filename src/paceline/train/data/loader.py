@@ -13,13 +13,13 @@ from paceline.train.data import absent
 from paceline.train.data.adopt import check_dataset
 from paceline.train.data.arguments import check_options, division
 from paceline.train.data.batch import can_be_emptied, moved
+from paceline.train.data.context import LoaderContext
 from paceline.train.data.iteration import Iteration, LoopState, Position
 from paceline.train.data.leaving import release_at_exit
 from paceline.train.data.likeness import Likeness
 from paceline.train.data.samples import WorkerStart, in_memory, takes_batches
-from paceline.train.data.shard import Rows
+from paceline.train.data.share import Rows
 from paceline.train.data.sources import MapBatches, Source, StreamBatches
-from paceline.train.data.surroundings import Surroundings
 from paceline.train.data.tune import settings
 
 
@@ -48,7 +48,7 @@ class Loader:
     def __init__(
         self,
         dataset: Any,
-        around: Surroundings,
+        context: LoaderContext,
         *,
         batch_size: int | None = None,
         per_rank_batch_size: int | None = None,
@@ -73,7 +73,7 @@ class Loader:
             sharded=sharded,
         )
         divided = division(
-            world_size=around.world.world_size,
+            world_size=context.world.world_size,
             batch_size=batch_size,
             per_rank_batch_size=per_rank_batch_size,
             shuffle=shuffle,
@@ -82,16 +82,16 @@ class Loader:
             last=last,
         )
         self.dataset, self.batch_size = dataset, divided.batch_size
-        self._around, self._tally = around, around.tally
+        self._context, self._tracker = context, context.tracker
         self._shuffle = shuffle
         self._likeness = Likeness(
-            around.first_of,
-            around.total,
-            world=around.world,
+            context.first_of,
+            context.total,
+            world=context.world,
             name=type(dataset).__name__,
             alike=not sharded,
         )
-        of_torch, self.reason = settings(num_workers, options, dataset, around)
+        of_torch, self.reason = settings(num_workers, options, dataset, context)
         of_torch["worker_init_fn"] = WorkerStart(worker_init_fn)
         common: dict[str, Any] = {
             "settings": of_torch,
@@ -100,16 +100,16 @@ class Loader:
         }
         self._source: Source
         if is_stream:
-            self._source = StreamBatches(dataset, around, divided, sharded=sharded, **common)
+            self._source = StreamBatches(dataset, context, divided, sharded=sharded, **common)
         else:
-            self._source = MapBatches(dataset, around, divided, **common)
+            self._source = MapBatches(dataset, context, divided, **common)
         self.takes_any = False
         self.iteration: Iteration | None = None
         self.training_loops = 0
         self._position = Position(0, 0)
         self._with_grad: Iteration | None = None  # the last loop that began with autograd enabled
         self._is_few = False  # whether this rank has one row or none of the last batch
-        self._meets = False  # whether the body of a loop over it has run collectives
+        self._runs_collectives = False  # whether the body of a loop over it has run collectives
 
     def __len__(self) -> int:
         """Number of batches in a whole epoch, the same on all ranks.
@@ -128,11 +128,11 @@ class Loader:
                 with_grad = torch.is_grad_enabled()
                 self._before_batch(iteration, with_grad=with_grad)
                 try:
-                    rows, batch, odd = next(batches)
+                    rows, batch, problem = next(batches)
                 except StopIteration:
                     iteration.resumes = False  # the epoch is over
                     return
-                self._record(iteration, rows, batch, odd, with_grad=with_grad)
+                self._record(iteration, rows, batch, problem, with_grad=with_grad)
                 if rows.of_rank:
                     yield batch
                 elif (substitute := self._without_rows(iteration, batch, with_grad)) is not None:
@@ -160,17 +160,18 @@ class Loader:
             group_start=start,
             end=start,
         )
-        self._tally.open(self.iteration)
-        return self.iteration, moved(batches, self._around.device)
+        self._tracker.open(self.iteration)
+        return self.iteration, moved(batches, self._context.device)
 
     def _before_batch(self, iteration: Iteration, *, with_grad: bool) -> None:
+        """Record that a loop fetches its next batch, and act if all ranks are at a boundary."""
         begins = iteration.number < 0
-        state = self._tally.asks(iteration, with_grad=with_grad)
-        self._meets |= iteration.meets
+        state = self._tracker.fetches(iteration, with_grad=with_grad)
+        self._runs_collectives |= iteration.runs_collectives
         if not with_grad:
             self._likeness.see_dataset(self._source.mark)
         elif iteration.rows is None or iteration.rows.ends_group:
-            self._around.at_boundary(begins, state.trains)
+            self._context.at_boundary(begins, state.trains)
             self._likeness.check(self._source.mark)
         # The position advances after the boundary, because the run may end in the boundary.
         if begins and (iteration.resumes or not self._position.done):
@@ -178,28 +179,28 @@ class Loader:
             self.training_loops += state.trains
 
     def _record(
-        self, iteration: Iteration, rows: Rows, batch: Any, odd: str, *, with_grad: bool
+        self, iteration: Iteration, rows: Rows, batch: Any, problem: str, *, with_grad: bool
     ) -> None:
         """Record the batch that a loop yields next."""
-        self._tally.yields(iteration, rows, with_grad=with_grad)
-        iteration.odd = odd
+        self._tracker.yields(iteration, rows, with_grad=with_grad)
+        iteration.weight_problem = problem
         if self._is_few or rows.of_rank < 2:
             self._note_few(rows)
         if iteration.number:
             return
         if with_grad:
             self._with_grad = iteration
-        if rows.of_batch < self._around.world.world_size:
-            self._tally.is_uneven |= not can_be_emptied(
+        if rows.of_batch < self._context.world.world_size:
+            self._tracker.is_uneven |= not can_be_emptied(
                 batch, num_rows=rows.of_rank or rows.borrowed
             )
 
     def _end(self, iteration: Iteration, began_at: Position) -> None:
         """End a loop; restore the position if the loop only fetched its first batch to resume."""
-        has_only_looked = self._tally.state_of(iteration) is LoopState.RESUMING
-        self._tally.close(iteration)
+        has_only_fetched_one = self._tracker.state_of(iteration) is LoopState.RESUMING
+        self._tracker.close(iteration)
         self._note_few(None)
-        if has_only_looked and self._position == (iteration.epoch + 1, 0):
+        if has_only_fetched_one and self._position == (iteration.epoch + 1, 0):
             self._position = began_at
 
     @property
@@ -210,42 +211,48 @@ class Loader:
 
     def _without_rows(self, iteration: Iteration, batch: Any, with_grad: bool) -> Any:
         """Return what this rank gets of a batch in which it has no row; None to skip the batch."""
-        tally, around = self._tally, self._around
+        tracker, context = self._tracker, self._context
         situation = absent.Situation(
             with_grad=with_grad,
             is_first=iteration.number == 0,
             has_trained=iteration.trained,
             may_train=iteration.trained_before
-            or (not tally.has_trained and around.has_optimizer()),
-            in_training_mode=around.in_training_mode(),
-            body_meets=self._meets,
-            forward_meets=around.forward_meets(),
-            is_beside=tally.is_beside(iteration, trained=iteration.trained),
+            or (not tracker.has_trained and context.has_optimizer()),
+            in_training_mode=context.in_training_mode(),
+            body_runs_collectives=self._runs_collectives,
+            forward_is_collective=context.forward_is_collective(),
+            is_beside=tracker.is_beside(iteration, trained=iteration.trained),
             takes_any=self.takes_any,
         )
         borrowed = iteration.rows.borrowed if iteration.rows else 1
-        what = absent.choose(situation)
-        if what == absent.BORROW:
+        choice = absent.choose(situation)
+        if choice == absent.LEAVE_OUT:
+            return None
+        if choice == absent.BORROW:
             iteration.borrow(borrowed)
-            if around.few_rows is not None:
-                around.few_rows.borrow(self._advice(), knows=self.takes_any)
+            if context.few_rows is not None:
+                context.few_rows.borrow(self._advice(), is_left_out=self.takes_any)
             return batch
-        empty = (
-            absent.emptied(batch, situation, num_rows=borrowed) if what == absent.EMPTY else None
-        )
-        if empty is not None and not situation.has_trained and around.few_rows is not None:
-            around.few_rows.compute_without(batch, empty)
+        empty = absent.emptied(batch, situation, num_rows=borrowed)
+        if empty is not None and not situation.has_trained and context.few_rows is not None:
+            context.few_rows.compute_without(batch, empty)
         return empty
 
     def _note_few(self, rows: Rows | None) -> None:
         """Begin or end the watch of a batch with one row or none on this rank."""
-        watch, was_few = self._around.few_rows, self._is_few
-        self._is_few = rows is not None and rows.of_rank < 2 and self._around.world.world_size > 1
-        if watch is not None and (self._is_few or was_few):
-            watch.watch(rows if self._is_few else None, self._advice() if self._is_few else "")
+        was_few = self._is_few
+        has_other_ranks = self._context.world.world_size > 1
+        self._is_few = rows is not None and rows.of_rank < 2 and has_other_ranks
+        watch = self._context.few_rows
+        if watch is None:
+            return
+        if self._is_few:
+            watch.watch(rows, self._advice())
+        elif was_few:
+            watch.watch(None, "")
 
     def _advice(self) -> str:
-        return absent.advice(self._source.num_even_samples, self.batch_size, self._around.world)
+        return absent.advice(self._source.num_even_samples, self.batch_size, self._context.world)
 
     def release(self) -> None:
         """Release workers that wait for another epoch."""
@@ -272,11 +279,8 @@ class Loader:
 
     def describe(self) -> str:
         """Return the choices that the script did not make, one line to print; empty without any."""
-        ranks, size, groups = (
-            self._around.world.world_size,
-            self.batch_size,
-            self._around.accumulate,
-        )
+        ranks, groups = self._context.world.world_size, self._context.accumulate
+        size = self.batch_size
         per_rank = f"{size // ranks}" + (f" to {size // ranks + 1}" if size % ranks else "")
         parts = []
         if ranks > 1 and size:
@@ -298,7 +302,7 @@ class Loader:
     @property
     def under_way(self) -> bool:
         """Whether a training loop over it is live, so a checkpoint would be inside an epoch."""
-        return self._with_grad is not None and self._tally.state_of(self._with_grad).trains
+        return self._with_grad is not None and self._tracker.state_of(self._with_grad).trains
 
     def state_dict(self) -> dict[str, int]:
         """Return the position, for any world size: epoch, samples done, and samples in total."""
@@ -321,7 +325,7 @@ class Loader:
                     f"the checkpoint was made after {state['done']} of {state['length']} samples of"
                     f" an epoch, and this dataset has {self._source.num_samples}",
                     where="session.restore(...)",
-                    why="the samples that are left would not be those that were left then",
+                    why="the remaining samples would differ from those that remained then",
                     fix=(
                         "train on the same data, or restore a checkpoint that was saved at the end"
                         " of an epoch"

@@ -73,7 +73,7 @@ class CountedOrder:
         # because only their low bits are kept, and those are right.
         self._dtype = torch.int32 if bits < 32 else torch.int64
         self._mask, self._shift = (1 << bits) - 1, (bits + 1) // 2
-        keys = [derive("order", seed, epoch, each) for each in range(_ROUNDS + 1)]
+        keys = [derive("order", seed, epoch, number) for number in range(_ROUNDS + 1)]
         self._factors = [key & 0x3FFFFFFF | 1 for key in keys[1:]]
         self._start = keys[0] & self._mask
 

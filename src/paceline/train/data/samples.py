@@ -63,8 +63,8 @@ class Samples(Dataset[Any]):
         """Return the samples of a batch."""
         epoch, indices = request
         if self._stacked:
-            chosen = torch.tensor(indices)
-            return [tensor[chosen] for tensor in self.dataset.tensors]
+            places = torch.tensor(indices)
+            return [tensor[places] for tensor in self.dataset.tensors]
         if self._in_memory:
             return self._load(indices)
         with kept_state() as before:

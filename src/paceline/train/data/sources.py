@@ -18,13 +18,13 @@ from paceline.train.data.adopt import check_library, check_stream, fingerprint
 from paceline.train.data.arguments import Division, contradiction
 from paceline.train.data.changes import state_of
 from paceline.train.data.collated import Units, as_it_is
+from paceline.train.data.context import LoaderContext
 from paceline.train.data.draws import Draws
 from paceline.train.data.likeness import Likeness
 from paceline.train.data.order import Order, StoredOrder, blocks, derive, shuffled
 from paceline.train.data.samples import Request, Samples
-from paceline.train.data.shard import EvenBatches, GivenBatches, Rows, Shard
-from paceline.train.data.stream import Piece, Stream, met_pieces, whole_rows
-from paceline.train.data.surroundings import Surroundings
+from paceline.train.data.share import EvenBatches, GivenBatches, Rows, Shard
+from paceline.train.data.stream import Piece, Stream, pieces_of_all, whole_rows
 
 Collate = Callable[[list[Any]], Any]
 
@@ -41,7 +41,7 @@ class Source:
 
     Args:
         dataset: The user's dataset.
-        around: The loader's surroundings.
+        context: The loader's context.
         divided: How samples are divided into batches.
         likeness: Checks that ranks read the same data.
         collate: Makes a batch of a list of samples; None for torch's default.
@@ -55,17 +55,17 @@ class Source:
     def __init__(
         self,
         dataset: Any,
-        around: Surroundings,
+        context: LoaderContext,
         divided: Division,
         *,
         likeness: Likeness,
         collate: Collate | None,
     ) -> None:
-        self._dataset, self._around, self._divided = dataset, around, divided
+        self._dataset, self._context, self._divided = dataset, context, divided
         self._likeness = likeness
         self._collate = None if collate is default_collate else collate
         self._units = Units(
-            around.first_of, matter=around.world.world_size > 1 or around.accumulate > 1
+            context.first_of, matter=context.world.world_size > 1 or context.accumulate > 1
         )
         self._torch_loader: DataLoader[Any]
         self._state_of_dataset: Any = None  # when the workers were started
@@ -136,7 +136,7 @@ class Source:
         """
         # A separate generator, because torch would draw the workers' seed from the global one each
         # epoch.
-        generator = torch.Generator().manual_seed(derive("workers", self._around.seed))
+        generator = torch.Generator().manual_seed(derive("workers", self._context.seed))
         try:
             return DataLoader(dataset, generator=generator, **options, **settings)
         except ValueError as error:
@@ -149,21 +149,21 @@ class MapBatches(Source):
     def __init__(
         self,
         dataset: Any,
-        around: Surroundings,
+        context: LoaderContext,
         divided: Division,
         *,
         settings: dict[str, Any],
         **common: Any,
     ) -> None:
-        super().__init__(dataset, around, divided, **common)
-        self._draws = Draws(divided.sampler, around.seed)
+        super().__init__(dataset, context, divided, **common)
+        self._draws = Draws(divided.sampler, context.seed)
         self._requests = _Requests()
         is_stacked = type(dataset) is TensorDataset and self._collate is None
         collate = self._units.counted(
             self._collate, only_labels=dataset.tensors if is_stacked else ()
         )
         self._torch_loader = self._fetch(
-            Samples(dataset, seed=around.seed, stacked=is_stacked),
+            Samples(dataset, seed=context.seed, stacked=is_stacked),
             settings,
             batch_sampler=cast(Any, self._requests),
             collate_fn=as_it_is if is_stacked and collate is None else collate,
@@ -180,9 +180,9 @@ class MapBatches(Source):
         return len(self._dataset if self._divided.sampler is None else self._divided.sampler)
 
     def _begin(self, epoch: int, start: int) -> tuple[ShardOf, Iterator[Served]]:
-        world = self._around.world
+        world = self._context.world
         order, batches = self._order(epoch, start)
-        shard = Shard(batches, world.rank, world.world_size, self._around.accumulate)
+        shard = Shard(batches, world.rank, world.world_size, self._context.accumulate)
         self._requests.begin(epoch, order, shard)
         # The DataLoader comes first in zip, so that its iterator sees its end and releases its
         # workers.
@@ -200,7 +200,7 @@ class MapBatches(Source):
             length = len(self._dataset)
             batches = EvenBatches(length, divided.batch_size, divided.last, start)
             if divided.shuffle:
-                return shuffled(length, seed=self._around.seed, epoch=epoch), batches
+                return shuffled(length, seed=self._context.seed, epoch=epoch), batches
             return StoredOrder(range(length)), batches
         drawn = self._draws.of_epoch(epoch)
         self._likeness.check_drawn(drawn, divided.sampler)
@@ -209,8 +209,8 @@ class MapBatches(Source):
                 len(drawn), divided.batch_size, divided.last, start
             )
         bounds = list(itertools.accumulate(map(len, drawn), initial=0))
-        left = bounds[bisect.bisect_left(bounds, start) :] or bounds[-1:]
-        return StoredOrder([index for batch in drawn for index in batch]), GivenBatches(left)
+        rest = bounds[bisect.bisect_left(bounds, start) :] or bounds[-1:]
+        return StoredOrder([index for batch in drawn for index in batch]), GivenBatches(rest)
 
 
 class _Requests:
@@ -232,7 +232,7 @@ class StreamBatches(Source):
 
     Args:
         dataset: The user's stream of samples.
-        around: The loader's surroundings.
+        context: The loader's context.
         divided: How samples are divided into batches.
         settings: Settings of torch's DataLoader.
         sharded: Whether each rank has a different stream; None if the user has not set it.
@@ -246,17 +246,17 @@ class StreamBatches(Source):
     def __init__(
         self,
         dataset: Any,
-        around: Surroundings,
+        context: LoaderContext,
         divided: Division,
         *,
         settings: dict[str, Any],
         sharded: bool | None,
         **common: Any,
     ) -> None:
-        super().__init__(dataset, around, divided, **common)
+        super().__init__(dataset, context, divided, **common)
         if sharded is None:
             check_stream(dataset)
-            check_library(dataset, world_size=around.world.world_size)
+            check_library(dataset, world_size=context.world.world_size)
         self.has_position = not sharded
         self._stream = self._stream_of_own() if sharded else self._whole_stream()
         self._torch_loader = self._fetch(
@@ -274,14 +274,14 @@ class StreamBatches(Source):
         return -1
 
     def _whole_stream(self) -> Stream:
-        size, world = self._divided.batch_size, self._around.world
+        size, world = self._divided.batch_size, self._context.world
         ranks = world.world_size
         return self._stream_of(
             batch_size=size, is_compared=ranks > 1, rank=world.rank, world_size=ranks
         )
 
     def _stream_of_own(self) -> Stream:
-        world = self._around.world
+        world = self._context.world
         size, extra = divmod(self._divided.batch_size, world.world_size)
         if extra:
             raise contradiction(
@@ -294,7 +294,7 @@ class StreamBatches(Source):
         collate = self._units.counted(self._collate) or default_collate
         return Stream(
             self._dataset,
-            seed=self._around.seed,
+            seed=self._context.seed,
             last=self._divided.last,
             collate=collate,
             is_counted=self._units.is_counted,
@@ -305,8 +305,8 @@ class StreamBatches(Source):
         self._stream.at[0], self._stream.at[1] = epoch, start
         pieces: Iterator[Piece] = iter(self._torch_loader)
         if not self.has_position:
-            return None, self._met(pieces)
-        world, size = self._around.world, self._divided.batch_size
+            return None, self._sharded(pieces)
+        world, size = self._context.world, self._divided.batch_size
 
         def served(end: int) -> Shard:  # all batches up to ``end`` except the last are full
             return Shard(EvenBatches(end, size, start=start), world.rank, world.world_size)
@@ -319,10 +319,12 @@ class StreamBatches(Source):
                 self._likeness.see_stream(f"{place}/{number}", piece.mark)
             yield self._served(piece, number)
 
-    def _met(self, pieces: Iterator[Piece]) -> Iterator[Served]:
-        for number, (piece, total, is_last) in enumerate(met_pieces(pieces, self._around.total)):
+    def _sharded(self, pieces: Iterator[Piece]) -> Iterator[Served]:
+        for number, (piece, total, is_last) in enumerate(
+            pieces_of_all(pieces, self._context.total)
+        ):
             yield self._served(piece._replace(of_batch=total, is_last=is_last), number)
 
     def _served(self, piece: Piece, number: int) -> Served:
-        rows = whole_rows(piece, number, self._around.accumulate)
+        rows = whole_rows(piece, number, self._context.accumulate)
         return rows, piece.batch, self._units.see(piece.unit, rows.of_rank)

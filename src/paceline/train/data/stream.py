@@ -20,7 +20,7 @@ from paceline.train.data.collated import Unit
 from paceline.train.data.likeness import Mark, is_due, mark_of
 from paceline.train.data.order import derive
 from paceline.train.data.samples import kept_state, random_state, seed_all, seeded, set_random_state
-from paceline.train.data.shard import Rows, share
+from paceline.train.data.share import Rows, share
 
 
 class Piece(NamedTuple):
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
         of_batch: Samples in the global batch; in this rank's if the stream is sharded.
         is_last: Whether the stream ends with it.
         batch: The samples, later collated.
-        shown: Number of samples in ``batch``.
+        num_read: Number of samples in ``batch``.
         mark: Digest of the whole batch; None for most batches, and for a sharded stream.
         unit: Rows or labels of the collated batch whose number per sample is not one.
     """
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
     of_batch: int
     is_last: bool
     batch: Any
-    shown: int = 1
+    num_read: int = 1
     mark: Mark | None = None
     unit: Unit | None = None
 
@@ -126,9 +126,9 @@ class Stream(IterableDataset[Piece]):
         for number, (samples, is_last) in enumerate(_with_end(batches)):
             if number % num_workers == worker:
                 mine = share(len(samples), rank=self._rank, world_size=self._world_size)
-                shown = samples[mine.start : mine.stop] or samples[:1]
+                read = samples[mine.start : mine.stop] or samples[:1]
                 mark = mark_of(samples) if self._is_compared and is_due(number) else None
-                yield Piece(len(mine), len(samples), is_last, shown, len(shown), mark)
+                yield Piece(len(mine), len(samples), is_last, read, len(read), mark)
 
 
 def _unseen_worker(pieces: Iterator[Piece]) -> Iterator[Piece]:
@@ -183,10 +183,10 @@ def whole_rows(piece: Piece, number: int, accumulate: int) -> Rows:
     """Return the rows of a batch of a whole stream; a group's size is only known at its end."""
     ends_group = piece.is_last or (number + 1) % accumulate == 0
     of_group = piece.of_batch if accumulate == 1 else None
-    return Rows(piece.rows, piece.of_batch, of_group, ends_group, piece.shown)
+    return Rows(piece.rows, piece.of_batch, of_group, ends_group, piece.num_read)
 
 
-def met_pieces(
+def pieces_of_all(
     pieces: Iterator[Piece], agree: Callable[[list[int]], list[int]]
 ) -> Iterator[tuple[Piece, int, bool]]:
     """Yield a rank's pieces until all ranks' streams have ended; an ended one repeats without rows.
@@ -203,9 +203,9 @@ def met_pieces(
     if piece is None or num_empty:
         raise _empty_stream(num_empty)
     while True:
-        rows, num_left = agree([piece.rows, not piece.is_last])
-        yield piece, rows, num_left == 0
-        if num_left == 0:
+        rows, num_unfinished = agree([piece.rows, not piece.is_last])
+        yield piece, rows, num_unfinished == 0
+        if num_unfinished == 0:
             return
         coming = None if piece.is_last else next(pieces, None)
         if coming is None and piece.rows:
@@ -220,9 +220,6 @@ def _empty_stream(num_empty: int) -> UsageError:
             f"the sharded stream yields nothing on {num_empty} rank{'s' * (num_empty != 1)}",
             where="session.loader(stream, sharded=True)",
             why="a rank without any sample cannot know what a batch looks like",
-            fix=(
-                "give each rank at least one sample, or hand over the whole stream with"
-                " sharded=False"
-            ),
+            fix=("give each rank at least one sample, or pass the whole stream with sharded=False"),
         )
     )

@@ -10,12 +10,12 @@ from torch.utils.data import IterableDataset
 
 from paceline.errors import Finding, UsageError, closest
 from paceline.train.data.arguments import contradiction
+from paceline.train.data.context import LoaderContext
 from paceline.train.data.samples import in_memory
-from paceline.train.data.surroundings import Surroundings
 
 # Arguments that are passed to torch's DataLoader unchanged.
 _OF_WORKERS = ("timeout", "multiprocessing_context", "persistent_workers", "prefetch_factor")
-_HANDED_ON = ("pin_memory", *_OF_WORKERS)
+_OF_TORCH = ("pin_memory", *_OF_WORKERS)
 
 MAX_WORKERS = 8  # per rank; with more, the training process and not loading is the limit
 
@@ -49,17 +49,17 @@ def choose(
         can_fork: Whether workers inherit the dataset; otherwise pickling it may fail.
     """
     pinned = ", pinned memory for the copy to the GPU" if on_gpu else ""
-    left = max(0, cpus // ranks - 1)
+    spare = max(0, cpus // ranks - 1)
     if in_memory:
         return Loading(0, on_gpu, "")
     if not can_fork:
         return Loading(0, on_gpu, f"no workers: this platform cannot fork them{pinned}")
     if stream:
-        number = min(left, 1)
+        number = min(spare, 1)
         return Loading(
             number, on_gpu, f"{_workers(number)} (more would each read the whole stream){pinned}"
         )
-    number = min(left, MAX_WORKERS)
+    number = min(spare, MAX_WORKERS)
     share = (
         f"{cpus} usable CPU{'s' * (cpus != 1)} / {ranks} rank{'s' * (ranks != 1)}, one for training"
     )
@@ -71,7 +71,7 @@ def _workers(number: int) -> str:
 
 
 def settings(
-    num_workers: int | None, options: dict[str, Any], dataset: Any, around: Surroundings
+    num_workers: int | None, options: dict[str, Any], dataset: Any, context: LoaderContext
 ) -> tuple[dict[str, Any], str]:
     """Return torch's DataLoader settings, and the reason if the number of workers was chosen.
 
@@ -79,32 +79,32 @@ def settings(
         num_workers: The user's setting; None if left open.
         options: The user's other settings; None means left open.
         dataset: The user's dataset.
-        around: The loader's surroundings.
+        context: The loader's context.
 
     Raises:
         UsageError: An option is unknown, or it needs workers and there are none.
     """
     for name in options:
-        if name not in _HANDED_ON:
+        if name not in _OF_TORCH:
             raise _unknown(name)
-    chosen = choose(
-        cpus=around.cpus,
-        ranks=around.world.local_world_size,
+    loading = choose(
+        cpus=context.cpus,
+        ranks=context.world.local_world_size,
         in_memory=in_memory(dataset),
         stream=isinstance(dataset, IterableDataset),
-        on_gpu=around.device.type == "cuda",
+        on_gpu=context.device.type == "cuda",
         can_fork=sys.platform == "linux",
     )
     values = {name: value for name, value in options.items() if value is not None}
     reason = ""
     if num_workers is None:
         needs_workers = any(values.get(name) for name in _OF_WORKERS)
-        num_workers = max(chosen.num_workers, int(needs_workers))
-        reason = chosen.reason if num_workers == chosen.num_workers else ""
+        num_workers = max(loading.num_workers, int(needs_workers))
+        reason = loading.reason if num_workers == loading.num_workers else ""
     if not num_workers and values.get("timeout"):
         raise contradiction("timeout= is for workers, and there are none")
     values["num_workers"] = num_workers
-    values.setdefault("pin_memory", chosen.pin_memory)
+    values.setdefault("pin_memory", loading.pin_memory)
     if num_workers:
         # Restarting workers takes 0.1 to 0.6 s an epoch, and some versions of Python occasionally
         # deadlock in a fork; see docs/design/0017-what-goes.md. A user's DataLoader has False by
@@ -114,7 +114,7 @@ def settings(
 
 
 def _unknown(name: str) -> UsageError:
-    near = closest(name, _HANDED_ON)
+    near = closest(name, _OF_TORCH)
     return UsageError(
         Finding(
             "option-unknown",

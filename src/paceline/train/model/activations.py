@@ -25,22 +25,26 @@ def recompute(model: nn.Module, layers: tuple[type[nn.Module], ...] | None) -> i
         UsageError: The model has no such layer.
     """
     if layers is None:
-        chosen = blocks_of(model)
+        selected = blocks_of(model)
     else:
-        chosen = [
-            each for each in model.modules() if isinstance(each, layers) and each is not model
+        selected = [
+            module
+            for module in model.modules()
+            if isinstance(module, layers) and module is not model
         ]
-    if not chosen:
+    if not selected:
         raise _none_found(model, layers)
-    for each in chosen:
-        if getattr(each.forward, "func", None) is not checkpoint:  # not recomputed already
-            each.forward = functools.partial(checkpoint, each.forward, use_reentrant=False)
-    return len(chosen)
+    for module in selected:
+        if getattr(module.forward, "func", None) is not checkpoint:  # not recomputed already
+            module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
+    return len(selected)
 
 
 def _none_found(model: nn.Module, layers: tuple[type[nn.Module], ...] | None) -> UsageError:
-    counted = Counter(type(each).__name__ for each in model.modules() if each is not model)
-    sought = "nn.ModuleList" if layers is None else " or ".join(each.__name__ for each in layers)
+    counted = Counter(type(module).__name__ for module in model.modules() if module is not model)
+    sought = "nn.ModuleList"
+    if layers is not None:
+        sought = " or ".join(layer.__name__ for layer in layers)
     return UsageError(
         Finding(
             "option-invalid",

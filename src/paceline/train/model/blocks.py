@@ -12,13 +12,13 @@ def blocks_of(model: nn.Module, *, listed: bool = False) -> list[nn.Module]:
         model: The model.
         listed: Whether the model itself is in a ``ModuleList``.
     """
-    found: list[nn.Module] = []
-    for each in model.children():
-        if listed and has_forward(each):
-            found.append(each)
+    blocks: list[nn.Module] = []
+    for child in model.children():
+        if listed and has_forward(child):
+            blocks.append(child)
         else:
-            found += blocks_of(each, listed=listed or isinstance(each, nn.ModuleList))
-    return list(dict.fromkeys(found))
+            blocks += blocks_of(child, listed=listed or isinstance(child, nn.ModuleList))
+    return list(dict.fromkeys(blocks))
 
 
 def has_forward(module: nn.Module) -> bool:

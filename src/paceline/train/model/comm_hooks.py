@@ -64,9 +64,9 @@ def powersgd_hook(state: PowerSGD, bucket: GradBucket) -> torch.futures.Future[t
     if state.steps >= state.start:
         number = bucket.index()
         buffer.add_(state.unsent.get(number, 0.0))
-        wanted = buffer.clone()
+        target = buffer.clone()
         _approximate(state, number, bucket.gradients(), size)
-        state.unsent[number] = _finite(wanted.sub_(buffer))
+        state.unsent[number] = _finite(target.sub_(buffer))
     else:
         dist.all_reduce(buffer.div_(size))
     if bucket.is_last():
@@ -76,9 +76,9 @@ def powersgd_hook(state: PowerSGD, bucket: GradBucket) -> torch.futures.Future[t
 
 
 def _approximate(state: PowerSGD, bucket: int, gradients: list[torch.Tensor], size: int) -> None:
-    low = [each for each in gradients if _worth(each, state.rank)]
-    full = [each for each in gradients if not _worth(each, state.rank)]
-    matrices = [each.view(each.shape[0], -1) for each in low]
+    low = [tensor for tensor in gradients if _worth(tensor, state.rank)]
+    full = [tensor for tensor in gradients if not _worth(tensor, state.rank)]
+    matrices = [tensor.view(tensor.shape[0], -1) for tensor in low]
     _mean_of_all(full, size)
     qs = [
         _orthogonal(_factor(state, (bucket, number), matrix))
@@ -96,13 +96,13 @@ def _approximate(state: PowerSGD, bucket: int, gradients: list[torch.Tensor], si
 
 def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     wide = matrix.float() if matrix.dtype == torch.bfloat16 else matrix  # qr has no bfloat16
-    found: torch.Tensor = torch.linalg.qr(wide)[0].to(matrix)
-    return found
+    columns: torch.Tensor = torch.linalg.qr(wide)[0].to(matrix)
+    return columns
 
 
-def _finite(kept: torch.Tensor) -> torch.Tensor:
+def _finite(values: torch.Tensor) -> torch.Tensor:
     """Clear non-finite values of a skipped step, which would otherwise stay in all later steps."""
-    return kept.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    return values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _worth(gradient: torch.Tensor, rank: int) -> bool:
@@ -125,7 +125,8 @@ def _factor(state: PowerSGD, key: tuple[int, int], matrix: torch.Tensor) -> torc
 def _mean_of_all(tensors: list[torch.Tensor], size: int) -> None:
     if not tensors:
         return
-    flat = torch.cat([each.reshape(-1) for each in tensors]).div_(size)
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).div_(size)
     dist.all_reduce(flat)
-    for each, part in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
-        each.copy_(part.view_as(each))
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))

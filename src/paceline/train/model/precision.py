@@ -26,25 +26,25 @@ class Precision:
 
     Attributes:
         name: Name of the precision.
-        kept: Type of parameters and floating-point inputs; None leaves both unchanged.
+        stored: Type of parameters and floating-point inputs; None leaves both unchanged.
         computed: Type of autocast; None for no autocast.
         scaled: Whether the loss is scaled, because small gradients would underflow in float16.
     """
 
     name: str
-    kept: torch.dtype | None = None
+    stored: torch.dtype | None = None
     computed: torch.dtype | None = None
     scaled: bool = False
 
 
 PRECISIONS = {
-    each.name: each
-    for each in (
+    precision.name: precision
+    for precision in (
         Precision("32-true"),
-        Precision("64-true", kept=torch.float64),
+        Precision("64-true", stored=torch.float64),
         Precision("16-mixed", computed=torch.float16, scaled=True),
         Precision("bf16-mixed", computed=torch.bfloat16),
-        Precision("bf16-true", kept=torch.bfloat16),
+        Precision("bf16-true", stored=torch.bfloat16),
     )
 }
 
@@ -56,8 +56,8 @@ def choose(name: str, device: torch.device) -> Precision:
         UsageError: The name is unknown.
         SetupError: The GPU only emulates bfloat16, which is slower than float32.
     """
-    found = PRECISIONS.get(str(name))
-    if found is None:
+    precision = PRECISIONS.get(str(name))
+    if precision is None:
         near = closest(str(name), PRECISIONS) or "bf16-mixed"
         raise UsageError(
             Finding(
@@ -67,12 +67,9 @@ def choose(name: str, device: torch.device) -> Precision:
                 fix=f'Session(precision="{near}")',
             )
         )
-    half = torch.bfloat16 in (found.kept, found.computed)
-    if (
-        half
-        and device.type == "cuda"
-        and not torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
+    uses_bf16 = torch.bfloat16 in (precision.stored, precision.computed)
+    on_gpu = device.type == "cuda"
+    if uses_bf16 and on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise SetupError(
             Finding(
                 "bf16-emulated",
@@ -82,7 +79,7 @@ def choose(name: str, device: torch.device) -> Precision:
                 fix='Session(precision="16-mixed")',
             )
         )
-    return found
+    return precision
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
@@ -101,9 +98,9 @@ def attach(model: nn.Module, precision: Precision, device: torch.device) -> None
     computes in the new precision only; parameters that were converted are not converted back.
     """
     _detach(model)
-    if precision.kept is not None:
-        model.to(precision.kept)
-        model.register_forward_pre_hook(_cast_inputs(precision.kept), with_kwargs=True)
+    if precision.stored is not None:
+        model.to(precision.stored)
+        model.register_forward_pre_hook(_cast_inputs(precision.stored), with_kwargs=True)
     if precision.computed is not None:
         _autocast_forward(model, lambda: autocast(precision, device))
     if precision.name not in ("32-true", "64-true"):
@@ -120,19 +117,22 @@ def _detach(model: nn.Module) -> None:
     ):
         # Identified by module rather than by handle, because copies of a module have these hooks
         # too.
-        for number in [
-            number
-            for number, hook in hooks.items()
-            if getattr(hook, "__module__", None) == __name__
-        ]:
+        own = [number for number, hook in hooks.items() if _is_own(hook)]
+        for number in own:
             del hooks[number]
             marks.pop(number, None)
+
+
+def _is_own(hook: Any) -> bool:
+    return getattr(hook, "__module__", None) == __name__
 
 
 def cast_floats(values: Any, dtype: torch.dtype) -> Any:
     """Return nested containers with all floating-point tensors in ``dtype``."""
     return tree.tree_map_only(
-        torch.Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, values
+        torch.Tensor,
+        lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor,
+        values,
     )
 
 
@@ -193,9 +193,9 @@ class LossScale:
                 another loss, are scaled too, because those of this loss are added to them.
         """
         if self._unscaled:
-            left = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            if left:
-                torch._foreach_mul_(left, self.value / self._world_size)
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            if gradients:
+                torch._foreach_mul_(gradients, self.value / self._world_size)
             self._unscaled = False
         return self._scaler.scale(loss) / self._world_size
 
@@ -219,10 +219,10 @@ class LossScale:
         verdict = _Verdict(held)
         beyond = _greatest(gradients) > FLOAT16_MAX
         self._scaler.unscale_(cast(Any, verdict))
-        found = self._scaler._found_inf_per_device(cast(Any, verdict))
-        bad = agree(beyond or any(bool(each.item()) for each in found.values()))
-        for each in found.values():
-            each.fill_(float(bad))
+        overflows = self._scaler._found_inf_per_device(cast(Any, verdict))
+        bad = agree(beyond or any(bool(overflow.item()) for overflow in overflows.values()))
+        for overflow in overflows.values():
+            overflow.fill_(float(bad))
         self._scaler.step(cast(Any, verdict))
         self._scaler.update()
         if not verdict.kept:
@@ -241,9 +241,10 @@ class LossScale:
 
 def _greatest(gradients: list[torch.Tensor]) -> float:
     local = [
-        cast(Any, each).to_local() if hasattr(each, "to_local") else each for each in gradients
+        cast(Any, gradient).to_local() if hasattr(gradient, "to_local") else gradient
+        for gradient in gradients
     ]
-    norms = torch._foreach_norm([each for each in local if each.numel()], float("inf"))
+    norms = torch._foreach_norm([gradient for gradient in local if gradient.numel()], float("inf"))
     return float(torch.stack(norms).max()) if norms else 0.0
 
 

@@ -78,8 +78,8 @@ def choose(strategy: str | Strategy, device: torch.device) -> Strategy:
         UsageError: The strategy is unknown, or its options are invalid.
     """
     named: dict[str, Strategy] = {"ddp": DDP(), "fsdp": FSDP()}
-    chosen = named.get(strategy) if isinstance(strategy, str) else strategy
-    if not isinstance(chosen, DDP | FSDP):
+    options = named.get(strategy) if isinstance(strategy, str) else strategy
+    if not isinstance(options, DDP | FSDP):
         near = closest(str(strategy), named) or "ddp"
         what = (
             f"strategy={strategy!r} is neither 'ddp' nor 'fsdp' nor one of paceline.DDP and"
@@ -88,9 +88,9 @@ def choose(strategy: str | Strategy, device: torch.device) -> Strategy:
         raise UsageError(
             Finding("option-invalid", what, where="Session(strategy=...)", fix=f'strategy="{near}"')
         )
-    if isinstance(chosen, DDP):
-        _check(chosen, device)
-    return chosen
+    if isinstance(options, DDP):
+        _check(options, device)
+    return options
 
 
 def _check(options: DDP, device: torch.device) -> None:
@@ -143,7 +143,7 @@ def check_whole(model: nn.Module) -> None:
                 where="session.setup(model)",
                 why="fsdp shards a module for good, for the session that it was set up with first",
                 fix=(
-                    "make the model anew for a second session, and load what the first one saved:"
+                    "make the model again for a second session, and load what the first one saved:"
                     " session.restore()"
                 ),
             )
@@ -205,7 +205,7 @@ def replace_parameters(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Param
                 "LBFGS makes one vector of all gradients, of which a rank has shards only",
                 where="session.setup(model, optimizer)",
                 fix=(
-                    'strategy="ddp", or an optimizer that looks at each parameter by itself, such'
+                    'strategy="ddp", or an optimizer that treats each parameter separately, such'
                     " as AdamW"
                 ),
             )
@@ -232,7 +232,7 @@ def _cut(state: dict[str, Any], parameter: nn.Parameter, optimizer: Optimizer) -
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     assert isinstance(parameter, DTensor)
-    found = dict(state)
+    shards = dict(state)
     for name, value in state.items():
         if not isinstance(value, torch.Tensor) or value.dim() == 0:
             continue  # a step count is the same for each shard
@@ -250,10 +250,10 @@ def _cut(state: dict[str, Any], parameter: nn.Parameter, optimizer: Optimizer) -
                     ),
                 )
             )
-        found[name] = distribute_tensor(
+        shards[name] = distribute_tensor(
             value, parameter.device_mesh, parameter.placements, src_data_rank=None
         )
-    return found
+    return shards
 
 
 def _check_scalars(model: nn.Module) -> None:
@@ -272,21 +272,25 @@ def _check_scalars(model: nn.Module) -> None:
 
 def _layers(model: nn.Module, classes: tuple[type[nn.Module], ...] | None) -> list[nn.Module]:
     """Return the layers to gather separately, inner ones first: an outer one gets the rest."""
-    if classes is not None:
-        found = [
-            each for each in model.modules() if isinstance(each, classes) and each is not model
-        ]
-        _check_layers(model, found)
+    if classes is None:
+        layers = _default_layers(model)
     else:
-        found = blocks_of(model) or (
-            list(model.children()) if isinstance(model, nn.Sequential) else []
-        )
-        # Layers inside a layer would be collectives too, which another rank's rows may not reach.
-        inside = {part for each in found for part in each.modules() if part is not each}
-        apart = {place.layer for places in _ties(model, set(found) - inside) for place in places}
-        found = [each for each in found if each not in inside | apart]
-    used = [each for each in dict.fromkeys(found) if any(True for _ in each.parameters())]
-    return sorted(used, key=lambda each: sum(1 for _ in each.modules()))
+        layers = [layer for layer in model.modules() if isinstance(layer, classes)]
+        layers = [layer for layer in layers if layer is not model]
+        _check_layers(model, layers)
+    used = [layer for layer in dict.fromkeys(layers) if any(True for _ in layer.parameters())]
+    return sorted(used, key=lambda layer: sum(1 for _ in layer.modules()))
+
+
+def _default_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers to gather separately if the user names none."""
+    layers = blocks_of(model)
+    if not layers and isinstance(model, nn.Sequential):
+        layers = list(model.children())
+    # Layers inside a layer would be collectives too, which another rank's rows may not reach.
+    inner = {part for layer in layers for part in layer.modules() if part is not layer}
+    tied = {place.layer for places in _ties(model, set(layers) - inner) for place in places}
+    return [layer for layer in layers if layer not in inner | tied]
 
 
 class _Place(NamedTuple):
@@ -303,25 +307,25 @@ def _ties(model: nn.Module, layers: set[nn.Module]) -> list[tuple[_Place, _Place
     ties = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
         parts = name.split(".")
-        around = (modules[".".join(parts[:depth])] for depth in range(len(parts) - 1, 0, -1))
-        place = _Place(name, next((each for each in around if each in layers), model))
-        before = first.setdefault(parameter, place)
-        if before.layer is not place.layer:
-            ties.append((before, place))
+        parents = (modules[".".join(parts[:depth])] for depth in range(len(parts) - 1, 0, -1))
+        place = _Place(name, next((module for module in parents if module in layers), model))
+        first_place = first.setdefault(parameter, place)
+        if first_place.layer is not place.layer:
+            ties.append((first_place, place))
     return ties
 
 
 def _check_layers(model: nn.Module, layers: list[nn.Module]) -> None:
-    for each in layers:
-        if not has_forward(each):
-            what = f"{type(each).__name__} has no forward, before which it could be gathered"
-            fix = "layers=(YourBlock,): the class of what is in it"
+    for layer in layers:
+        if not has_forward(layer):
+            what = f"{type(layer).__name__} has no forward, before which it could be gathered"
+            fix = "layers=(YourBlock,): the class of the modules in it"
             raise UsageError(Finding("option-invalid", what, where="FSDP(layers=...)", fix=fix))
     ties = _ties(model, set(layers))
     if ties:
         places = ties[0]
         kinds = dict.fromkeys(
-            type(each.layer).__name__ for each in places if each.layer is not model
+            type(place.layer).__name__ for place in places if place.layer is not model
         )
         raise UsageError(
             Finding(
@@ -329,7 +333,7 @@ def _check_layers(model: nn.Module, layers: list[nn.Module]) -> None:
                 f"{places[0].name} and {places[1].name} are one parameter, and would be gathered"
                 " with different layers",
                 where="FSDP(layers=...)",
-                why="each layer would have a copy of its own, and train only that",
+                why="each layer would have its own copy, and train only that",
                 fix=f"leave {' and '.join(kinds)} out of layers=",
             )
         )

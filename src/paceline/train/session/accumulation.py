@@ -81,13 +81,14 @@ class Group:
                 "weight=number_of_tokens",
             )
         ends_group = self.num_batches + 1 >= self.accumulate if rows is None else rows.ends_group
-        if weight is None and not self._unit and (rows is None or rows.of_group is not None):
+        is_size_known = rows is None or rows.of_group is not None
+        if is_size_known and weight is None and not self._unit:
             part = Part(self._share(rows), ends_group)
         elif again and self.accumulate > 1:
             raise _refusal(
                 "batch-weight-unknown",
-                "a second loss of one batch, inside a group of accumulated batches whose size only"
-                " its end tells",
+                "a second loss of one batch, inside a group of accumulated batches whose size is"
+                " known only at its end",
                 "add the losses up: session.backward(first + second, weight=n), or"
                 " Session(accumulate=1)",
             )

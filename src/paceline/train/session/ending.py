@@ -23,11 +23,9 @@ def finish(checkpoints: Checkpoints, loggers: Sequence[logging.Logger]) -> None:
         for logger in loggers:
             logger.close()
     except Exception as error:
-        text = (
-            error.finding.render()
-            if isinstance(error, PacelineError)
-            else f"{type(error).__name__}: {error}"
-        )
+        text = f"{type(error).__name__}: {error}"
+        if isinstance(error, PacelineError):
+            text = error.finding.render()
         terminal.show(text, sys.stderr)
         get_error_handler().record_exception(error)  # for the launcher, also torchrun
         sys.stdout.flush()

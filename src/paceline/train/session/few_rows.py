@@ -35,7 +35,7 @@ class FewRows:
         self, models: list[nn.Module], gathers_itself: Callable[[], bool], *, rank: int
     ) -> None:
         self._models, self._gathers_itself, self._rank = models, gathers_itself, rank
-        self._has_told = False
+        self._has_warned = False
         self._undo: list[Callable[[], None]] = []
 
     def watch(self, rows: Rows | None, advice: str) -> None:
@@ -53,18 +53,18 @@ class FewRows:
                 if isinstance(module, BATCH_NORMS):
                     self._undo.append(module.register_forward_pre_hook(_Check(advice)).remove)
 
-    def borrow(self, advice: str, *, knows: bool) -> None:
+    def borrow(self, advice: str, *, is_left_out: bool) -> None:
         """Refuse to gather the borrowed row on other ranks until this rank's backward.
 
         Args:
             advice: Fix to show if the script gathers it.
-            knows: Whether the caller already leaves borrowed rows out of its sums.
+            is_left_out: Whether the caller already leaves borrowed rows out of its sums.
         """
-        if not (knows or self._has_told):
-            self._has_told = True
+        if not (is_left_out or self._has_warned):
+            self._has_warned = True
             self._say(
-                "this rank has no row of a batch and computes another rank's, which counts nothing"
-                " in session.backward and session.gather; leave it out of sums of your own: if"
+                "this rank has no row of a batch and computes another rank's, which has no weight"
+                " in session.backward and session.gather; leave it out of your own sums: if"
                 " loader.rows: ..."
             )
         if not self._gathers_itself():
@@ -136,8 +136,8 @@ def _refusing(original: Any, advice: str) -> Callable[..., Any]:
             raise UsageError(
                 Finding(
                     "rows-too-few",
-                    "this rank has no row of the batch, and what it gathers for all is another"
-                    " rank's row again",
+                    "this rank has no row of the batch, and would gather another rank's row a"
+                    " second time",
                     where="an all_gather between forward and backward",
                     why="a loss over gathered rows would count that row twice",
                     fix=advice,
@@ -151,8 +151,8 @@ def _refusing(original: Any, advice: str) -> Callable[..., Any]:
 def _is_of_features(inputs: Any) -> bool:
     parts = inputs if isinstance(inputs, list | tuple) else [inputs]
     return any(
-        isinstance(each, torch.Tensor) and each.is_floating_point() and each.numel() > 1
-        for each in parts
+        isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel() > 1
+        for tensor in parts
     )
 
 
@@ -168,8 +168,8 @@ class _Swap:
 
     def before(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Replace the empty tensors by the real ones, if every empty tensor has one."""
-        empty = [each for each in _tensors([inputs, named]) if each.dim() and not len(each)]
-        self._has_swapped = bool(empty) and all(id(each) in self._real for each in empty)
+        empty = [tensor for tensor in _tensors([inputs, named]) if tensor.dim() and not len(tensor)]
+        self._has_swapped = bool(empty) and all(id(tensor) in self._real for tensor in empty)
         return (self._full(inputs), self._full(named)) if self._has_swapped else None
 
     def after(self, _: nn.Module, __: Any, outputs: Any) -> Any:
@@ -191,7 +191,7 @@ def _without_first(part: Any) -> Any:
 def _tensors(part: Any) -> list[torch.Tensor]:
     if isinstance(part, torch.Tensor):
         return [part]
-    return [each for inner in parts_of_batch(part) for each in _tensors(inner)]
+    return [tensor for inner in parts_of_batch(part) for tensor in _tensors(inner)]
 
 
 def _pairs(empty: Any, batch: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -204,7 +204,7 @@ def _pairs(empty: Any, batch: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def _is_compiled(model: nn.Module) -> bool:
     return any(
-        type(each).__name__ == "OptimizedModule"
-        or getattr(each, "_compiled_call_impl", None) is not None
-        for each in model.modules()
+        type(module).__name__ == "OptimizedModule"
+        or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
     )

@@ -13,15 +13,17 @@ from torch.optim import Optimizer
 
 from paceline.errors import Finding, UsageError
 from paceline.train import runtime
-from paceline.train.data import Tally, not_of_samples
-from paceline.train.model import precision, strategy
-from paceline.train.session.accumulation import Group
+from paceline.train.data import BatchTracker, Rows, not_of_samples
+from paceline.train.model import precision as precisions
+from paceline.train.model import strategy as strategies
+from paceline.train.session.accumulation import Group, Part
 from paceline.train.session.few_rows import BATCH_NORMS, FewRows
+from paceline.train.session.forwards import ForwardTracker, not_averaged
 from paceline.train.session.losses import function_that_sums, loss_is_a_sum, other_than_rows
 from paceline.train.session.outside import OutsideBackward
 from paceline.world import World
 
-LOSSES_LOOKED_AT = 3  # a script's losses are of one kind; inspecting one takes microseconds
+LOSSES_INSPECTED = 3  # a script's losses are of one kind; inspecting one takes microseconds
 DROPOUTS = (
     nn.Dropout,
     nn.Dropout1d,
@@ -38,8 +40,8 @@ class Gradients:
     Args:
         world: The ranks.
         device: Device of this rank.
-        chosen: Precision of the models.
-        way: Strategy that makes models parallel.
+        precision: Precision of the models.
+        strategy: How models are made parallel.
         accumulate: Batches in a step.
         say: Prints a line on rank 0.
 
@@ -49,7 +51,7 @@ class Gradients:
         optimizers: The models' optimizers, in the order of setup.
         scale: The loss scale; None unless the precision is float16.
         steps: Number of completed steps.
-        tally: Knows which batch a loss belongs to.
+        tracker: Knows which batch a loss belongs to.
         few_rows: Watches the models while a rank has few rows.
     """
 
@@ -58,31 +60,31 @@ class Gradients:
         *,
         world: World,
         device: torch.device,
-        chosen: precision.Precision,
-        way: strategy.Strategy,
+        precision: precisions.Precision,
+        strategy: strategies.Strategy,
         accumulate: int,
         say: Callable[[str], None],
     ) -> None:
-        _check_together(chosen, way)
+        _check_together(precision, strategy)
         self.models: list[nn.Module] = []
         self.optimizers: list[Optimizer] = []
-        self.scale = precision.LossScale(device, world.world_size) if chosen.scaled else None
+        self.scale = precisions.LossScale(device, world.world_size) if precision.scaled else None
         self.steps = 0
         self._world_size, self.device = world.world_size, device
-        self._precision, self._strategy, self._accumulate = chosen, way, accumulate
+        self._precision, self._strategy, self._accumulate = precision, strategy, accumulate
         self._say = say
-        self.tally = Tally(self._sync if accumulate > 1 and world.world_size > 1 else None)
-        self.few_rows = FewRows(self.models, self.forward_meets, rank=world.rank)
+        self.tracker = BatchTracker(self._sync if accumulate > 1 and world.world_size > 1 else None)
+        self.few_rows = FewRows(self.models, self.forward_is_collective, rank=world.rank)
         self._group = Group(
-            world.world_size, accumulate, lambda own: float(runtime.sum_over_ranks(own))
+            world.world_size, accumulate, lambda weight: float(runtime.sum_over_ranks(weight))
         )
         self._parameters: dict[nn.Parameter, None] = {}  # of all models, in order
-        self._buffered: list[nn.Module] = []  # modules with buffers, kept equal on all ranks
-        self._frozen: dict[nn.Parameter, str] = {}  # frozen at setup, so never averaged; with names
-        self._armed = ForwardTracker()
+        self._buffered: list[nn.Module] = []  # modules with buffers, which are kept equal
+        self._frozen: dict[nn.Parameter, str] = {}  # names of parameters frozen at setup
+        self._forwards = ForwardTracker()
         self._outside = OutsideBackward()
         self._num_losses = 0  # losses inspected so far
-        self._unlearned: set[DistributedDataParallel] = set()  # DDP has no static graph yet
+        self._without_graph: set[DistributedDataParallel] = set()  # DDP has no static graph yet
         self._shards: dict[nn.Parameter, nn.Parameter] = {}  # parameter to its shard, with fsdp
 
     def setup(self, model: nn.Module, optimizers: tuple[Optimizer, ...]) -> nn.Module:
@@ -98,10 +100,10 @@ class Gradients:
                 )
             )
         model.to(self.device)
-        precision.attach(model, self._precision, self.device)
+        precisions.attach(model, self._precision, self.device)
         self._parameters.update(dict.fromkeys(model.parameters()))
         for optimizer in optimizers:
-            strategy.replace_parameters(optimizer, self._shards)  # of models sharded earlier
+            strategies.replace_parameters(optimizer, self._shards)  # of models sharded earlier
             self._check_parameters(optimizer)
         ready = model if self._world_size == 1 else self._make_parallel(model, optimizers)
         self._outside.watch(model)
@@ -112,26 +114,12 @@ class Gradients:
     def backward(self, loss: torch.Tensor, weight: float | None) -> bool:
         """Compute gradients; return whether the step's gradients are complete."""
         if loss.numel() != 1:
-            raise _no_scalar(loss)
-        rows = self.tally.take(weighted=weight is not None)
-        is_borrowed = self.tally.is_borrowed  # the loss of another rank's row
-        if (
-            weight is None
-            and rows is not None
-            and not is_borrowed
-            and self._num_losses < LOSSES_LOOKED_AT
-        ):
-            self._look_at(loss, rows.of_rank)
-        if is_borrowed:
-            weight = None if weight is None else 0.0
-            self.few_rows.stop()
-        part = self._group.add(rows, weight, again=self.tally.is_again)
-        if part.ends_group and self._armed.models and not self._armed:
-            raise _not_averaged()
-        if part.rescale != 1.0 and (
-            held := [each.grad for each in self._parameters if each.grad is not None]
-        ):
-            torch._foreach_mul_(held, part.rescale)
+            raise _not_a_scalar(loss)
+        part, rows = self._place_in_group(loss, weight)
+        if part.ends_group and self._forwards.models and not self._forwards:
+            raise not_averaged()
+        if part.rescale != 1.0:
+            self._rescale(part.rescale)
         if self.scale is not None:
             loss = self.scale.scale(loss, self._parameters)
         # Passing the factor as the loss's gradient costs less than a product, and keeps out the
@@ -139,19 +127,43 @@ class Gradients:
         gradient = None if part.factor == 1.0 else torch.full_like(loss, part.factor)
         with self._outside, nullcontext() if part.factor else self._zeroed(loss):
             if part.ends_group:
-                if self._unlearned:
-                    self._unlearned -= self._armed.ran()
-                with self._armed.fired():
-                    loss.backward(gradient)
+                self._reduced_backward(loss, gradient)
             else:
                 loss.backward(gradient)
-        if rows is None and self._accumulate > 1:  # no loader announces the next batch's place
+        if rows is None and self._accumulate > 1:  # no loader determines the next batch's place
             self._sync(self._group.num_batches + 1 >= self._accumulate)
         if part.ends_group:
             self._complete()
         return part.ends_group
 
-    def _look_at(self, loss: torch.Tensor, num_rows: int) -> None:
+    def _place_in_group(self, loss: torch.Tensor, weight: float | None) -> tuple[Part, Rows | None]:
+        """Return the factors of a loss, and the rows of its batch; None without a loader."""
+        rows = self.tracker.take(weighted=weight is not None)
+        if self.tracker.is_borrowed:  # the loss of another rank's row
+            weight = None if weight is None else 0.0
+            self.few_rows.stop()
+        elif self._num_losses < LOSSES_INSPECTED and weight is None and rows is not None:
+            self._inspect(loss, rows.of_rank)
+        return self._group.add(rows, weight, again=self.tracker.is_again), rows
+
+    def _rescale(self, factor: float) -> None:
+        """Multiply the gradients of the group's earlier batches."""
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+
+    def _reduced_backward(self, loss: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        """Run the backward that ends a group, in which DDP averages gradients."""
+        if self._without_graph:
+            self._without_graph -= self._forwards.models_that_ran()
+        if len(self._forwards.models) > 1:
+            with self._forwards.reduced_backward():
+                loss.backward(gradient)
+        else:
+            self._forwards.clear()
+            loss.backward(gradient)
+
+    def _inspect(self, loss: torch.Tensor, num_rows: int) -> None:
         """Refuse a loss that is not a mean over rows; only warn with one rank, where it is right.
 
         Raises:
@@ -170,7 +182,7 @@ class Gradients:
         if counted := other_than_rows(loss, num_rows):
             if not is_alone:
                 raise not_of_samples(counted)
-            self._say(f"{counted}; on several ranks say so: session.backward(loss, weight=n)")
+            self._say(f"{counted}; on several ranks, pass it: session.backward(loss, weight=n)")
 
     @contextmanager
     def _zeroed(self, loss: torch.Tensor) -> Iterator[None]:
@@ -180,30 +192,29 @@ class Gradients:
         parameters, because a reentrant checkpoint hides leaves from the graph, and on the graph's
         leaves, because the leaves that fsdp gathers are not the model's parameters.
         """
-        leaves = dict.fromkeys([each for each in self._parameters if each.requires_grad]) | _leaves(
-            loss
-        )
-        handles = [each.register_hook(torch.zeros_like) for each in leaves]
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        leaves = dict.fromkeys(trained) | _leaves(loss)
+        handles = [leaf.register_hook(torch.zeros_like) for leaf in leaves]
         try:
             yield
         finally:
-            for each in handles:
-                each.remove()
+            for handle in handles:
+                handle.remove()
 
     def in_training_mode(self) -> bool | None:
         """Return whether a model is in training mode; None without a model."""
-        return any(each.training for each in self.models) if self.models else None
+        return any(model.training for model in self.models) if self.models else None
 
-    def forward_meets(self) -> bool:
+    def forward_is_collective(self) -> bool:
         """Return whether every forward is a collective."""
-        return self._world_size > 1 and isinstance(self._strategy, strategy.FSDP)
+        return self._world_size > 1 and isinstance(self._strategy, strategies.FSDP)
 
     def drop_unfinished(self) -> None:
         """Drop the gradients of a group whose loop was left before the group's end."""
-        if self._group.num_batches and self.tally.has_left_group:
+        if self._group.num_batches and self.tracker.has_left_group:
             self._group.drop()
-            for each in self._parameters:
-                each.grad = None
+            for parameter in self._parameters:
+                parameter.grad = None
             self._say(
                 "a loop was left inside a group of accumulated batches; their gradients are dropped"
             )
@@ -214,21 +225,21 @@ class Gradients:
         Raises:
             UsageError: A trained parameter was frozen at ``session.setup``.
         """
-        thawed = [name for each, name in self._frozen.items() if each.requires_grad]
-        if thawed:
+        trained = [name for parameter, name in self._frozen.items() if parameter.requires_grad]
+        if trained:
             raise UsageError(
                 Finding(
                     "gradients-not-averaged",
-                    f"{len(thawed)} parameters were frozen at session.setup and are trained now,"
-                    f" {thawed[0]} first",
+                    f"{len(trained)} parameters were frozen at session.setup and are trained now,"
+                    f" {trained[0]} first",
                     where="requires_grad after session.setup(model)",
                     why=(
-                        "only what was trained at session.setup is averaged; ranks would drift"
-                        " apart without a word"
+                        "only what was trained at session.setup is averaged; ranks would silently"
+                        " drift apart"
                     ),
                     fix=(
-                        "freeze after session.setup with DDP(find_unused_parameters=True), or set"
-                        " up anew"
+                        "freeze after session.setup with DDP(find_unused_parameters=True), or make"
+                        " the model again and set it up"
                     ),
                 )
             )
@@ -239,22 +250,24 @@ class Gradients:
             # Looked up at every step, because a script may replace a buffer.
             runtime.copy_from_main(
                 [
-                    each
+                    buffer
                     for module in self._buffered
-                    for each in module._buffers.values()
-                    if each is not None
+                    for buffer in module._buffers.values()
+                    if buffer is not None
                 ]
             )
         if self.scale is not None:
             self.scale.settle(self._parameters, self._agree)
 
     def _agree(self, bad: bool) -> bool:
+        """Return whether any rank has non-finite gradients."""
         # After an all-reduce all ranks hold the same gradients. Shards differ between ranks, and so
         # do another model's gradients that are still being accumulated.
-        alike = isinstance(self._strategy, strategy.DDP) and (
-            len(self._armed.models) == 1 or self._accumulate == 1
-        )
-        return bad if alike or self._world_size == 1 else bool(runtime.maxima([bad])[0])
+        is_ddp = isinstance(self._strategy, strategies.DDP)
+        is_all_reduced = is_ddp and (len(self._forwards.models) == 1 or self._accumulate == 1)
+        if is_all_reduced or self._world_size == 1:
+            return bad
+        return bool(runtime.maxima([bad])[0])
 
     def _sync(self, ends_group: bool) -> None:
         """Set whether the next forward and backward reduce gradients.
@@ -265,57 +278,60 @@ class Gradients:
         assertion if an unreduced backward came before; averaging already averaged gradients changes
         nothing.
         """
-        for each in self._armed.models:
-            each.require_backward_grad_sync = ends_group or each in self._unlearned
+        for model in self._forwards.models:
+            model.require_backward_grad_sync = ends_group or model in self._without_graph
 
     def _make_parallel(self, model: nn.Module, optimizers: tuple[Optimizer, ...]) -> nn.Module:
-        strategy.check_whole(model)
-        self._tell_limit(model)
+        strategies.check_whole(model)
+        self._say_limits(model)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             runtime.copy_from_main([*model.parameters(), *model.buffers()])
             self._note_frozen(model)
             ready = model
-        elif isinstance(self._strategy, strategy.FSDP):
+        elif isinstance(self._strategy, strategies.FSDP):
             ready = self._shard(model, self._strategy, optimizers)
         else:
-            ready = replica = strategy.replicate(model, self._strategy)
-            self._armed.watch(replica)
+            ready = replica = strategies.replicate(model, self._strategy)
+            self._forwards.watch(replica)
             if self._accumulate > 1:
                 replica.require_backward_grad_sync = self._strategy.static_graph
-                self._unlearned |= {replica} if self._strategy.static_graph else set()
+                if self._strategy.static_graph:
+                    self._without_graph.add(replica)
             self._note_frozen(model)
         self._buffered += [
-            each for each in model.modules() if any(True for _ in each.buffers(recurse=False))
+            module for module in model.modules() if any(True for _ in module.buffers(recurse=False))
         ]
         return ready
 
     def _note_frozen(self, model: nn.Module) -> None:
         self._frozen |= {
-            each: name for name, each in model.named_parameters() if not each.requires_grad
+            parameter: name
+            for name, parameter in model.named_parameters()
+            if not parameter.requires_grad
         }
 
     def _shard(
-        self, model: nn.Module, way: strategy.FSDP, optimizers: tuple[Optimizer, ...]
+        self, model: nn.Module, strategy: strategies.FSDP, optimizers: tuple[Optimizer, ...]
     ) -> nn.Module:
         runtime.copy_from_main([*model.parameters(), *model.buffers()])
         whole = set(model.parameters())
-        self._shards |= strategy.shard(model, way, self.device)
+        self._shards |= strategies.shard(model, strategy, self.device)
         for optimizer in (*self.optimizers, *optimizers):
-            strategy.replace_parameters(optimizer, self._shards)
-        others = [each for each in self._parameters if each not in whole]
+            strategies.replace_parameters(optimizer, self._shards)
+        others = [parameter for parameter in self._parameters if parameter not in whole]
         self._parameters = dict.fromkeys([*others, *model.parameters()])
         return model
 
     def _check_parameters(self, optimizer: Optimizer) -> None:
         held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        strange = len(held - set(self._parameters))
-        if not strange:
+        num_foreign = len(held - set(self._parameters))
+        if not num_foreign:
             return
         raise UsageError(
             Finding(
                 "optimizer-of-other-model",
-                f"{strange} of the {len(held)} parameters of {type(optimizer).__name__} are not the"
-                " model's",
+                f"{num_foreign} of the {len(held)} parameters of {type(optimizer).__name__} are not"
+                " the model's",
                 where="session.setup(model, optimizer)",
                 why="its steps would leave the model as it is",
                 fix=(
@@ -324,116 +340,47 @@ class Gradients:
             )
         )
 
-    def _tell_limit(self, model: nn.Module) -> None:
+    def _say_limits(self, model: nn.Module) -> None:
         modules = list(model.modules())
         limits = []
-        synced = isinstance(self._strategy, strategy.DDP) and self._strategy.sync_batchnorm
-        if not synced and any(isinstance(each, BATCH_NORMS) for each in modules):
+        is_synced = isinstance(self._strategy, strategies.DDP) and self._strategy.sync_batchnorm
+        if not is_synced and any(isinstance(module, BATCH_NORMS) for module in modules):
             limits.append("batch norm's statistics are those of a rank's own rows")
-        if any(isinstance(each, DROPOUTS) and each.p > 0 for each in modules):
+        if any(isinstance(module, DROPOUTS) and module.p > 0 for module in modules):
             limits.append("dropout masks are drawn on each rank")
         if limits:
             self._say(f"results depend on the number of ranks here: {'; '.join(limits)}")
 
 
-class ForwardTracker:
-    """Tracks which parallel models ran since their last reduced backward; only these are averaged.
-
-    Attributes:
-        models: The tracked models, in the order of ``watch``.
-    """
-
-    def __init__(self) -> None:
-        self.models: list[DistributedDataParallel] = []
-        self._ready: dict[int, None] = {}  # numbers of the models that have run
-
-    def __bool__(self) -> bool:
-        return bool(self._ready)
-
-    def __deepcopy__(self, _: Any) -> ForwardTracker:
-        return self  # a copied model, for example of averaged weights, is not the session's
-
-    def watch(self, model: DistributedDataParallel) -> None:
-        """Track the forwards of a model."""
-        number = len(self.models)
-        self.models.append(model)
-        model.register_forward_pre_hook(_Note(self, number))
-
-    def note(self, number: int) -> None:
-        """Record that a model has run."""
-        self._ready[number] = None
-
-    def ran(self) -> set[DistributedDataParallel]:
-        """Return the models that have run."""
-        return {self.models[number] for number in self._ready}
-
-    @contextmanager
-    def fired(self) -> Iterator[None]:
-        """Enclose a reduced backward; check that it only changes gradients of models that had run.
-
-        Raises:
-            UsageError: The backward changed gradients of a model that had not run.
-        """
-        if len(self.models) == 1:
-            self._ready.clear()
-            yield
-            return
-        before = [_marks(model) for model in self.models]
-        yield
-        touched = [
-            number for number, model in enumerate(self.models) if _marks(model) != before[number]
-        ]
-        if any(number not in self._ready for number in touched):
-            raise _not_averaged()
-        for number in touched:
-            del self._ready[number]
-
-
-class _Note:
-    """Forward hook that notes a run; it can be copied together with its model."""
-
-    def __init__(self, armed: ForwardTracker, number: int) -> None:
-        self._armed, self._number = armed, number
-
-    def __call__(self, *_: Any) -> None:
-        if torch.is_grad_enabled():
-            self._armed.note(self._number)
-
-
 def _leaves(loss: torch.Tensor) -> dict[torch.Tensor, None]:
     """Return the leaf tensors that the loss's backward accumulates gradients in."""
-    found: dict[torch.Tensor, None] = {}
-    seen, left = set(), [loss.grad_fn]
-    while left:
-        node: Any = left.pop()
-        if node is None or node in seen:
+    leaves: dict[torch.Tensor, None] = {}
+    visited: set[Any] = set()
+    pending: list[Any] = [loss.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is None or node in visited:
             continue
-        seen.add(node)
-        left += [each for each, _ in node.next_functions]
+        visited.add(node)
+        pending += [inner for inner, _ in node.next_functions]
         if node.name() == "torch::autograd::AccumulateGrad":
-            found[node.variable] = None
-    return found
-
-
-def _marks(model: nn.Module) -> list[tuple[int, int]]:
-    grads = (each.grad for each in model.parameters())
-    return [(id(each), each._version) for each in grads if each is not None]
+            leaves[node.variable] = None
+    return leaves
 
 
 def _check_kinds(model: Any, optimizers: tuple[Any, ...]) -> None:
-    wrong = [each for each in optimizers if not isinstance(each, Optimizer)]
-    if isinstance(model, nn.Module) and not wrong:
+    misfits = [value for value in optimizers if not isinstance(value, Optimizer)]
+    if isinstance(model, nn.Module) and not misfits:
         return
-    given = wrong[0] if wrong else model
-    what = (
-        f"a {given.__name__} that was not called"
-        if isinstance(given, type)
-        else f"a {type(given).__name__}"
-    )
+    misfit, role = (misfits[0], "an optimizer") if misfits else (model, "the model")
+    if isinstance(misfit, type):
+        what = f"a {misfit.__name__} that was not called"
+    else:
+        what = f"a {type(misfit).__name__}"
     raise UsageError(
         Finding(
             "option-invalid",
-            f"session.setup got {what} as {'an optimizer' if wrong else 'the model'}",
+            f"session.setup got {what} as {role}",
             where="session.setup(model, optimizer)",
             fix=(
                 "session.setup(model, torch.optim.AdamW(model.parameters())); a scheduler goes to"
@@ -443,46 +390,28 @@ def _check_kinds(model: Any, optimizers: tuple[Any, ...]) -> None:
     )
 
 
-def _check_together(chosen: precision.Precision, way: strategy.Strategy) -> None:
-    if not (chosen.scaled and isinstance(way, strategy.DDP) and way.comm_hook == "powersgd"):
+def _check_together(precision: precisions.Precision, strategy: strategies.Strategy) -> None:
+    is_powersgd = isinstance(strategy, strategies.DDP) and strategy.comm_hook == "powersgd"
+    if not (is_powersgd and precision.scaled):
         return
     raise UsageError(
         Finding(
             "option-contradicted",
             "powersgd adds what it left unsent to the next step, and the loss scale of"
-            f" {chosen.name} has changed then",
-            where=f'Session(precision="{chosen.name}", strategy=DDP(comm_hook="powersgd"))',
+            f" {precision.name} has changed then",
+            where=f'Session(precision="{precision.name}", strategy=DDP(comm_hook="powersgd"))',
             fix='Session(precision="bf16-mixed"), or DDP(comm_hook="fp16")',
         )
     )
 
 
-def _no_scalar(loss: torch.Tensor) -> UsageError:
+def _not_a_scalar(loss: torch.Tensor) -> UsageError:
     return UsageError(
         Finding(
             "option-invalid",
             f"the loss has shape {list(loss.shape)}, and one number is needed",
             where="session.backward(loss)",
             fix="session.backward(loss.mean())",
-        )
-    )
-
-
-def _not_averaged() -> UsageError:
-    return UsageError(
-        Finding(
-            "gradients-not-averaged",
-            "no parallel model has run since the last backward, so these gradients would stay on"
-            " this rank",
-            where="session.backward(loss)",
-            why=(
-                "DDP averages in the first backward after a forward of the model that setup"
-                " returned; ranks would drift apart without a word"
-            ),
-            fix=(
-                "add the losses up and call session.backward(first + second) once, and call the"
-                " model that session.setup returned, not the one inside"
-            ),
         )
     )
 

@@ -101,8 +101,8 @@ def await_end(store: Store, key: str, *, rank: int) -> None:
             "user-exception",
             f"session.once failed on rank {rank}: {failure['what']}",
             where=failure["place"],
-            why="all ranks wait for what it was to return",
-            fix=f"mend it there; the traceback is in the log of rank {rank}",
+            why="all ranks wait for its return value",
+            fix=f"fix it there; the traceback is in rank {rank}'s log",
         )
     )
 

@@ -1,4 +1,6 @@
-"""Track epochs, loaders and registered objects; save and restore them, and stop at a boundary."""
+"""Track epochs, loaders and registered objects; save and restore them, and save and exit with
+status 75 at a boundary.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ from paceline.train.checkpoint import Checkpoints, Saved, portable
 from paceline.train.data import Loader, derive, random_state, seed_all, set_random_state
 from paceline.train.session import restoring
 from paceline.train.session.gradients import Gradients
-from paceline.train.session.place import Place
+from paceline.train.session.run_folder import Place
 from paceline.train.session.stopping import Stop
 from paceline.world import World
 
 
 class Progress:
-    """Where a training run is, and the state that restores this position.
+    """The position of a training run, and the state that restores it.
 
     Args:
         world: The ranks.
@@ -89,20 +91,24 @@ class Progress:
                     "a loader that shuffles is made inside the epoch",
                     where="session.loader(..., shuffle=True) in the body of session.epochs(...)",
                     why="its own first epoch is all that it ever serves, in one and the same order",
-                    fix="make it before the loop over epochs: it reshuffles by itself",
+                    fix="make it before the loop over epochs: it reshuffles automatically",
                 )
             )
         if self._in_epoch:
             return  # its position does not outlive the epoch
-        self._hand_over(f"loader/{len(self._loaders)}", loader)
+        self._load_waiting(f"loader/{len(self._loaders)}", loader)
         self._loaders.append(weakref.ref(loader))
 
     def register(self, name: str, value: Any) -> None:
         """Track an object's state; set it if a checkpoint holds one.
 
         Raises:
-            UsageError: Another object has this name, and its state would be lost.
+            UsageError: The object has no ``state_dict`` and ``load_state_dict``, or another object
+                has this name, whose state would be lost.
         """
+        if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+            what = f"{name} ({type(value).__name__}) has no state_dict and load_state_dict"
+            raise UsageError(Finding("option-invalid", what, where="session.register(...)"))
         if self._registered.get(name, value) is not value:
             raise UsageError(
                 Finding(
@@ -115,14 +121,17 @@ class Progress:
             )
         self._use_checkpoints()
         self._registered[name] = value
-        if self._hand_over(f"registered/{name}", value):
-            self._put_rates_back(value)
+        if self._load_waiting(f"registered/{name}", value):
+            self._restore_rates(value)
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield epochs, beginning with the current one."""
         loop, (at, epoch) = self._loops, self._resume_at
         self._loops += 1
-        self._epoch = epoch if loop == at else num_epochs if loop < at else 0
+        if loop < at:
+            self._epoch = num_epochs
+        else:
+            self._epoch = epoch if loop == at else 0
         if self._uses_checkpoints:
             self._place.claim()
         if self.has_restored and loop == at and 0 < num_epochs <= self._epoch:
@@ -143,7 +152,7 @@ class Progress:
         """Save a checkpoint."""
         self._use_checkpoints()
         if not self._gradients.optimizers and not self._registered:
-            self._say("checkpoints hold no optimizer: hand it to session.setup(model, optimizer)")
+            self._say("checkpoints hold no optimizer: pass it to session.setup(model, optimizer)")
         self._keeping = keeping
         self._write(metric=metric, wait=wait)
 
@@ -153,19 +162,20 @@ class Progress:
         self._use_checkpoints()
         if which == restoring.LATEST:
             self._place.look()
-        found = restoring.find_whole(
+        checkpoint = restoring.find_intact(
             self._checkpoints, which, damaged, load=self._load, inform=self._place.inform
         )
-        if found is None:
+        if checkpoint is None:
             self._place.say_what_is_beside()
             return False
-        saved, state = found
+        saved, state = checkpoint
         self.has_restored = True
-        self._rates = {id(each): _rates_of(each) for each in self._gradients.optimizers}
-        self._take(state["session"])
-        self._take_random(
-            state["random"] if state["world_size"] == self._world.world_size else None
-        )
+        self._rates = {
+            id(optimizer): _rates_of(optimizer) for optimizer in self._gradients.optimizers
+        }
+        self._restore_own(state["session"])
+        is_same_world = state["world_size"] == self._world.world_size
+        self._restore_random(state["random"] if is_same_world else None)
         self._say(restoring.describe(saved, which))
         return True
 
@@ -231,10 +241,13 @@ class Progress:
             "epochs": (max(0, self._loops - 1), self._epoch + self._is_epoch_done()),
             "scale": scale.state_dict() if scale else None,
             **self._waiting,  # restored state whose object has not been registered yet
-            **{f"loader/{number}": each.state_dict() for number, each in self._living().items()},
             **{
-                f"registered/{name}": portable.of_object(each)
-                for name, each in self._registered.items()
+                f"loader/{number}": loader.state_dict()
+                for number, loader in self._loaders_alive().items()
+            },
+            **{
+                f"registered/{name}": portable.of_object(value)
+                for name, value in self._registered.items()
             },
         }
         cuda = torch.cuda.get_rng_state() if self._device.type == "cuda" else None
@@ -244,14 +257,14 @@ class Progress:
         )
 
     def _training_loops(self) -> int:
-        return sum(each.training_loops for each in self._living().values())
+        return sum(loader.training_loops for loader in self._loaders_alive().values())
 
-    def _living(self) -> dict[int, Loader]:
+    def _loaders_alive(self) -> dict[int, Loader]:
         """Return the loaders that still exist, by number."""
         return {
-            number: each
-            for number, loader in enumerate(self._loaders)
-            if (each := loader()) is not None
+            number: loader
+            for number, reference in enumerate(self._loaders)
+            if (loader := reference()) is not None
         }
 
     def _is_epoch_done(self) -> bool:
@@ -259,46 +272,44 @@ class Progress:
 
         An epoch is unfinished during a training loop, and not yet started before the first one.
         """
-        under_way = any(each.under_way for each in self._living().values())
+        under_way = any(loader.under_way for loader in self._loaders_alive().values())
         loops, steps = self._before
-        begun = not self._loaders or self._training_loops() > loops or self._gradients.steps > steps
-        return self._in_epoch and begun and not under_way
+        has_steps = self._training_loops() > loops or self._gradients.steps > steps
+        has_begun = has_steps or not self._loaders
+        return self._in_epoch and has_begun and not under_way
 
-    def _take(self, own: dict[str, Any]) -> None:
+    def _restore_own(self, own: dict[str, Any]) -> None:
         self._gradients.steps = own.pop("step")
         self._resume_at = own.pop("epochs")
         scale = own.pop("scale")
         if self._gradients.scale is not None and scale:
             self._gradients.scale.load_state_dict(scale)
         self._waiting = own
-        for number, loader in self._living().items():
-            self._hand_over(f"loader/{number}", loader)
+        for number, loader in self._loaders_alive().items():
+            self._load_waiting(f"loader/{number}", loader)
         for name, value in self._registered.items():
-            self._hand_over(f"registered/{name}", value)
+            self._load_waiting(f"registered/{name}", value)
 
-    def _hand_over(self, name: str, to: Any) -> bool:
+    def _load_waiting(self, name: str, value: Any) -> bool:
         """Load the restored state that waits for an object; return whether there was any."""
         state = self._waiting.pop(name, None)
         if state is not None:
-            portable.load_object(to, state)
+            portable.load_object(value, state)
         return state is not None
 
-    def _put_rates_back(self, value: Any) -> None:
+    def _restore_rates(self, value: Any) -> None:
         """Undo a scheduler's changes of the learning rates; it was made after the restore."""
         optimizer = getattr(value, "optimizer", None)
         if isinstance(optimizer, Optimizer):
-            rates = (
-                self._rates.get(id(optimizer))
-                or getattr(value, "_last_lr", None)
-                or _rates_of(optimizer)
-            )
+            restored = self._rates.get(id(optimizer))
+            rates = restored or getattr(value, "_last_lr", None) or _rates_of(optimizer)
             for group, rate in zip(optimizer.param_groups, rates, strict=False):
                 if isinstance(group["lr"], torch.Tensor):
                     group["lr"].fill_(rate)
                 else:
                     group["lr"] = rate
 
-    def _take_random(self, random: dict[str, Any] | None) -> None:
+    def _restore_random(self, random: dict[str, Any] | None) -> None:
         self._reseed = None
         if random is None:  # another number of ranks: new seeds, the same each time
             seed_device(derive("resumed", self._seed, self._gradients.steps, self._world.rank))
@@ -321,7 +332,7 @@ def read_seed(seed: Any) -> int:
     try:
         return 0 if seed is None else operator.index(seed)
     except TypeError:
-        what = f"seed={seed!r} is no int"
+        what = f"seed={seed!r} is not an int"
         raise UsageError(
             Finding("option-invalid", what, where="Session(seed=...)", fix="Session(seed=0)")
         ) from None

@@ -34,7 +34,7 @@ def read_damaged(value: str | None) -> str:
     )
 
 
-def find_whole(
+def find_intact(
     checkpoints: Checkpoints,
     which: str | os.PathLike[str],
     damaged: str,
@@ -59,17 +59,14 @@ def find_whole(
     skipped: list[Finding] = []
     while True:
         try:
-            saved = checkpoints.find(which, without=[each.where for each in skipped])
+            saved = checkpoints.find(which, without=[skip.where for skip in skipped])
             if saved is None and skipped:
-                raise RunError(_none_left(skipped))
+                raise RunError(_all_damaged(skipped))
             return None if saved is None else (saved, load(saved))
         except RunError as error:
             finding = error.finding
-            if (
-                finding.name != _DAMAGED
-                or which != LATEST
-                or any(each.where == finding.where for each in skipped)
-            ):
+            is_repeated = any(skip.where == finding.where for skip in skipped)
+            if finding.name != _DAMAGED or which != LATEST or is_repeated:
                 raise
             if damaged != SKIP:
                 raise RunError(_with_older(finding, checkpoints)) from error
@@ -78,24 +75,23 @@ def find_whole(
 
 
 def _skips(finding: Finding) -> Finding:
-    why = "the latest checkpoint that is whole is taken instead; the steps after it are made again"
-    return replace(
-        finding, why=why, severity="warning", fix="look at the disk or file system that it is on"
-    )
+    why = "the latest intact checkpoint is used instead; the steps after it are repeated"
+    fix = "check the disk or file system that it is on"
+    return replace(finding, why=why, severity="warning", fix=fix)
 
 
 def _with_older(finding: Finding, checkpoints: Checkpoints) -> Finding:
-    older = checkpoints.find_whole_before(finding.where)
+    older = checkpoints.find_intact_before(finding.where)
     if older is None:
         fix = (
-            "no older one is whole: start over in another run folder (--run-dir FOLDER,"
+            "no older one is intact: start over in another run folder (--run-dir FOLDER,"
             " Session(run_dir=...))"
         )
         return replace(finding, fix=fix)
     path, step = older
     return replace(
         finding,
-        evidence=(*finding.evidence, f"whole: {path}, step {step}"),
+        evidence=(*finding.evidence, f"intact: {path}, step {step}"),
         fix=(
             'session.restore("latest", damaged="skip"), or: export PACELINE_DAMAGED=skip;'
             f" continues from {path.name}"
@@ -103,15 +99,14 @@ def _with_older(finding: Finding, checkpoints: Checkpoints) -> Finding:
     )
 
 
-def _none_left(skipped: list[Finding]) -> Finding:
+def _all_damaged(skipped: list[Finding]) -> Finding:
+    what = "the only checkpoint is damaged"
+    if len(skipped) > 1:
+        what = f"all {len(skipped)} checkpoints are damaged"
     return replace(
         skipped[0],
-        what=(
-            f"all {len(skipped)} checkpoints are damaged"
-            if len(skipped) > 1
-            else "the only checkpoint is damaged"
-        ),
-        evidence=tuple(each.where for each in skipped),
+        what=what,
+        evidence=tuple(finding.where for finding in skipped),
         fix="start over in another run folder: --run-dir FOLDER, Session(run_dir=...)",
     )
 

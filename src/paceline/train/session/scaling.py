@@ -42,12 +42,12 @@ def check_is_new(has_restored: bool) -> None:
                 "option-contradicted",
                 "the learning rates were restored from a checkpoint, scaled already",
                 where="session.scale_lr(...) after session.restore(...)",
-                fix="call session.scale_lr, and register what it returns, before session.restore",
+                fix="call session.scale_lr, and register its result, before session.restore",
             )
         )
 
 
-def scaling(*, batch_size: int, base_batch_size: int, rule: str) -> Scaling:
+def choose(*, batch_size: int, base_batch_size: int, rule: str) -> Scaling:
     """Return the factor for a batch that grew from ``base_batch_size`` to ``batch_size``.
 
     Raises:
@@ -71,7 +71,7 @@ def scaling(*, batch_size: int, base_batch_size: int, rule: str) -> Scaling:
 
 
 def apply(
-    optimizer: Optimizer, found: Scaling, warmup_steps: int, *, say: Callable[[str], None]
+    optimizer: Optimizer, scaling: Scaling, warmup_steps: int, *, say: Callable[[str], None]
 ) -> LinearLR:
     """Multiply an optimizer's learning rates and report it; return the schedule of the warm-up.
 
@@ -79,11 +79,11 @@ def apply(
     """
     before = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * found.factor
+        group["lr"] = group["lr"] * scaling.factor
         group.pop("initial_lr", None)  # of an earlier schedule; this schedule sets its own
-    start = min(1.0, 1 / found.factor) if warmup_steps else 1.0
+    start = min(1.0, 1 / scaling.factor) if warmup_steps else 1.0
     schedule = LinearLR(optimizer, start_factor=start, total_iters=max(1, warmup_steps))
-    after = ", ".join(f"{old:.4g} -> {old * found.factor:.4g}" for old in before)
+    after = ", ".join(f"{old:.4g} -> {old * scaling.factor:.4g}" for old in before)
     ramp = f", over the first {warmup_steps} steps" if warmup_steps else ""
-    say(f"learning rate {after} ({found.reason}){ramp}")
+    say(f"learning rate {after} ({scaling.reason}){ramp}")
     return schedule

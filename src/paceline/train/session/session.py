@@ -17,9 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline import env, world
-from paceline.errors import Finding, UsageError
 from paceline.rundir.files import RunDir
-from paceline.text import terminal
 from paceline.train import logging, runtime
 from paceline.train.checkpoint import Checkpoints
 from paceline.train.data import Loader, adopted, derive
@@ -27,10 +25,11 @@ from paceline.train.model import activations
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
 from paceline.train.session import ending, scaling, together
-from paceline.train.session.around import surroundings
 from paceline.train.session.gradients import Gradients, check_accumulate
-from paceline.train.session.place import Place
+from paceline.train.session.loader_context import loader_context
+from paceline.train.session.printing import MainPrinter, describe_world
 from paceline.train.session.progress import Progress, read_seed, seed_device
+from paceline.train.session.run_folder import Place
 
 T = TypeVar("T")
 Module = TypeVar("Module", bound=nn.Module)
@@ -99,16 +98,16 @@ class Session:
         self._device = runtime.take_device(self._world)
         self._precision = precisions.choose(precision, self._device)
         self._seed, self._seeded, self._accumulate = read_seed(seed), seed is not None, accumulate
-        self._told: set[str] = set()
+        self._printer = MainPrinter(is_main=self.is_main)
         self._gradients = Gradients(
             world=self._world,
             device=self._device,
-            chosen=self._precision,
-            way=strategies.choose(strategy, self._device),
+            precision=self._precision,
+            strategy=strategies.choose(strategy, self._device),
             accumulate=accumulate,
-            say=self._say_once,
+            say=self._printer.say_once,
         )
-        self._tally = self._gradients.tally
+        self._tracker = self._gradients.tracker
         runtime.open_group(self._world, self._device, timeout_s=timeout_s)
         self._place = Place(run_dir or None, world=self._world)
         self._checkpoints = Checkpoints(
@@ -126,20 +125,15 @@ class Session:
             gradients=self._gradients,
             checkpoints=self._checkpoints,
             place=self._place,
-            say=self._say_once,
+            say=self._printer.say_once,
             reseed=derive("rank", self._seed, self.rank) if self._seeded else None,
         )
-        self._loggers = [logging.of_name(each, self.run_dir) for each in loggers or ()]
+        self._loggers = [logging.of_name(logger, self.run_dir) for logger in loggers or ()]
         if self._seeded:
             seed_device(self._seed)
         atexit.register(ending.finish, self._checkpoints, self._loggers if self.is_main else ())
-        backend = runtime.backends().get(self._device.type)
-        ranks = f"{self.world_size} ranks over {backend}" if backend else "1 rank"
         if self._world.launcher != "paceline":  # paceline's launcher prints its own line
-            self._say(
-                f"launcher {self._world.launcher} ({self._world.reason}); {ranks}; rank 0 on"
-                f" {self._device}"
-            )
+            self._printer.say(describe_world(self._world, self._device))
 
     @property
     def rank(self) -> int:
@@ -264,18 +258,18 @@ class Session:
             "worker_init_fn": worker_init_fn,
             **options,
         }
-        given = {name: value for name, value in arguments.items() if value is not None}
-        dataset, given = adopted(dataset, given, per_rank=per_rank)
-        around = surroundings(
+        requested = {name: value for name, value in arguments.items() if value is not None}
+        dataset, requested = adopted(dataset, requested, per_rank=per_rank)
+        context = loader_context(
             self._gradients,
             self._progress.at_boundary,
             world=self._world,
             seed=self._seed,
             accumulate=self._accumulate,
         )
-        loader = Loader(dataset, around, **given)
-        if said := loader.describe():
-            self._say_once(f"loader: {said}")
+        loader = Loader(dataset, context, **requested)
+        if description := loader.describe():
+            self._printer.say_once(f"loader: {description}")
         self._progress.add_loader(loader)
         return loader
 
@@ -335,7 +329,7 @@ class Session:
             UsageError: The model has no such layers.
         """
         count = activations.recompute(self.unwrap(model), layers)
-        self._say(f"{count} layers of {type(model).__name__} recompute their activations")
+        self._printer.say(f"{count} layers of {type(model).__name__} recompute their activations")
 
     def scale_lr(
         self,
@@ -356,14 +350,14 @@ class Session:
             warmup_steps: Steps from the old rate to the new one.
 
         Returns:
-                The schedule of the warm-up. Register it; call ``step()`` after each optimizer step.
+            The schedule of the warm-up. Register it; call ``step()`` after each optimizer step.
 
         Raises:
             UsageError: The rule is unknown, a size is not positive, or the rates were restored.
         """
         scaling.check_is_new(self._progress.has_restored)
-        found = scaling.scaling(batch_size=batch_size, base_batch_size=base_batch_size, rule=rule)
-        return scaling.apply(optimizer, found, warmup_steps, say=self._say)
+        growth = scaling.choose(batch_size=batch_size, base_batch_size=base_batch_size, rule=rule)
+        return scaling.apply(optimizer, growth, warmup_steps, say=self._printer.say)
 
     def reduce(self, value: T) -> T:
         """Return the sum of ``value`` over all ranks, on all ranks.
@@ -376,13 +370,10 @@ class Session:
         Raises:
             UsageError: ``value`` is, or holds, another type.
         """
-        self._tally.meet()
-        return cast(
-            T,
-            runtime.sum_over_ranks(
-                together.as_the_others(value) if self._tally.is_uneven else value
-            ),
-        )
+        self._tracker.note_collective()
+        if self._tracker.is_uneven:
+            value = together.as_the_others(value)
+        return cast(T, runtime.sum_over_ranks(value))
 
     def gather(self, value: T, loader: Loader | None = None) -> T:
         """Return the rows of all ranks, on all ranks, in the order of the dataset.
@@ -397,14 +388,14 @@ class Session:
         Raises:
             UsageError: ``value`` holds another type.
         """
-        self._tally.meet()
-        iteration = self._tally.last if loader is None else loader.iteration
+        self._tracker.note_collective()
+        iteration = self._tracker.last if loader is None else loader.iteration
         return cast(T, together.gather(value, iteration))
 
     def once(self, fn: Callable[[], T], scope: str = "job") -> T:
         """Run ``fn`` on one rank while the others wait, and return its value on all ranks.
 
-        For downloads and preprocessing. There is no time limit: waiting ranks get heartbeats.
+        For downloads and preprocessing. It may take any time: waiting ranks get heartbeats.
 
         Args:
             fn: Takes no argument; its return value must be picklable.
@@ -414,16 +405,13 @@ class Session:
             RunError: ``fn`` failed on another rank (which raises the original), or that rank ended.
             UsageError: The scope is unknown.
         """
-        self._tally.meet()
+        self._tracker.note_collective()
         return cast(T, together.do_once(fn, scope, world=self._world))
 
     def register(self, **objects: Any) -> None:
         """Add objects with ``state_dict`` and ``load_state_dict`` to checkpoints, by name."""
-        for name, each in objects.items():
-            if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
-                what = f"{name} ({type(each).__name__}) has no state_dict and load_state_dict"
-                raise UsageError(Finding("option-invalid", what, where="session.register(...)"))
-            self._progress.register(name, each)
+        for name, value in objects.items():
+            self._progress.register(name, value)
 
     def save(
         self,
@@ -502,20 +490,10 @@ class Session:
 
     def barrier(self) -> None:
         """Wait until all ranks have called this method."""
-        self._tally.meet()
+        self._tracker.note_collective()
         runtime.barrier()
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the user's module inside one that ``setup`` returned."""
-        return (
-            cast(nn.Module, model.module) if isinstance(model, DistributedDataParallel) else model
-        )
-
-    def _say(self, text: str) -> None:
-        if self.is_main:
-            terminal.say(text)
-
-    def _say_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self._say(text)
+        is_parallel = isinstance(model, DistributedDataParallel)
+        return cast(nn.Module, model.module) if is_parallel else model

@@ -51,12 +51,13 @@ class Stop:
         _newest[:] = [self]
         if threading.current_thread() is not threading.main_thread():
             return
-        taken = [each for each in map(_number, _SIGNALS) if each is not None and _is_default(each)]
-        for number in taken:
+        numbers = [number for number in map(_number, _SIGNALS) if number is not None]
+        handled = [number for number in numbers if _is_default(number)]
+        for number in handled:
             signal.signal(number, _note)
         # Children must not inherit a handler that only sets a flag: SIGTERM must end loader
         # workers.
-        os.register_at_fork(after_in_child=lambda: give_back(taken))
+        os.register_at_fork(after_in_child=lambda: give_back(handled))
 
     def ask(self, by: str) -> None:
         """Request a stop at the next boundary."""

@@ -33,23 +33,20 @@ def gather(value: Any, iteration: Iteration | None) -> Any:
     if isinstance(value, dict):
         # Ranks may have filled their dicts in different orders.
         parts = {key: gather(value[key], iteration) for key in sorted(value, key=repr)}
-        found = copy.copy(value)
-        found.update(parts)
-        return found
+        gathered = copy.copy(value)
+        gathered.update(parts)
+        return gathered
     if isinstance(value, list | tuple):
         return rebuilt(value, lambda part: gather(part, iteration))
     if not isinstance(value, torch.Tensor) or not value.dim():
-        kind = (
-            "a tensor of shape []"
-            if isinstance(value, torch.Tensor)
-            else f"what is of type {type(value).__name__}"
-        )
+        is_tensor = isinstance(value, torch.Tensor)
+        kind = "a tensor of shape []" if is_tensor else f"an object of type {type(value).__name__}"
         raise UsageError(
             Finding(
                 "option-invalid",
                 f"{kind} has no rows to gather",
                 where="session.gather(...)",
-                fix="hand gather tensors of shape [rows, ...]; session.reduce adds numbers up",
+                fix="pass tensors of shape [rows, ...]; session.reduce adds up numbers",
             )
         )
     own = None if iteration is None else iteration.own_of(len(value))
@@ -57,11 +54,9 @@ def gather(value: Any, iteration: Iteration | None) -> Any:
         value = value[torch.tensor(own, dtype=torch.int64, device=value.device)]
     rows, sizes = runtime.all_rows(value)
     spans = iteration.spans_of(sizes) if iteration is not None and len(sizes) > 1 else None
-    return (
-        rows
-        if spans is None
-        else rows[torch.tensor(in_order(spans), dtype=torch.int64, device=rows.device)]
-    )
+    if spans is None:
+        return rows
+    return rows[torch.tensor(in_order(spans), dtype=torch.int64, device=rows.device)]
 
 
 def as_the_others(value: Any) -> Any:
@@ -75,6 +70,7 @@ def as_the_others(value: Any) -> Any:
 
 
 def _kinds(value: Any) -> Any:
+    """Return the types of nested numbers: an empty tensor and its shape, a float or an int."""
     if isinstance(value, torch.Tensor):
         return torch.empty(0, dtype=value.dtype), list(value.shape)
     if isinstance(value, dict):
@@ -85,27 +81,29 @@ def _kinds(value: Any) -> Any:
 
 
 def _converted(value: Any, kinds: list[Any]) -> Any:
+    """Return nested numbers in the types that the ranks have in their places."""
     if isinstance(value, dict):
-        own = {
-            key: [each[key] for each in kinds if isinstance(each, dict) and key in each]
-            for key in value
+        dicts = [kind for kind in kinds if isinstance(kind, dict)]
+        return {
+            key: _converted(part, [kind[key] for kind in dicts if key in kind])
+            for key, part in value.items()
         }
-        return {key: _converted(part, own[key]) for key, part in value.items()}
     if isinstance(value, list):
+        lists = [kind for kind in kinds if isinstance(kind, list)]
         return [
-            _converted(
-                part,
-                [each[place] for each in kinds if isinstance(each, list) and place < len(each)],
-            )
+            _converted(part, [kind[place] for kind in lists if place < len(kind)])
             for place, part in enumerate(value)
         ]
-    if not isinstance(value, int | float):
-        return value
-    tensors = [each for each in kinds if isinstance(each, tuple)]
+    return _converted_number(value, kinds) if isinstance(value, int | float) else value
+
+
+def _converted_number(value: float, kinds: list[Any]) -> Any:
+    """Return a number as the tensor or float that another rank has in its place."""
+    tensors = [kind for kind in kinds if isinstance(kind, tuple)]
     if tensors:
-        (like, shape), *_ = tensors
+        like, shape = tensors[0]
         return torch.full(shape, value, dtype=like.dtype)
-    return float(value) if any(isinstance(each, float) for each in kinds) else value
+    return float(value) if any(isinstance(kind, float) for kind in kinds) else value
 
 
 def do_once(fn: Callable[[], Any], scope: str, *, world: World) -> Any:

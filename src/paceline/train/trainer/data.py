@@ -48,25 +48,30 @@ class Data:
             per_rank: Whether the batch size is per rank.
             evaluates: Whether to begin with the first sample, even after a restore.
         """
-        given = self._loaders.get(stage)
-        makers = [getattr(owner, f"{stage}_dataloader", None) for owner in self._owners]
-        for make in makers:
-            if given is None and callable(make):
-                given = make()
-        if isinstance(given, list | tuple):
-            given = _the_one(given, stage)
-        if given is None or not evaluates:
-            return None if given is None else session.loader(given, per_rank=per_rank)
+        data = self._find(stage)
+        if data is None:
+            return None
+        if not evaluates:
+            return session.loader(data, per_rank=per_rank)
         # A session's first loader takes the checkpoint's position of the training loader, or is
         # refused because of it. The second one has no position to take.
         try:
-            loader = session.loader(given, per_rank=per_rank)
+            loader = session.loader(data, per_rank=per_rank)
         except UsageError as error:
             if error.finding.name != "data-changed":
                 raise
-            loader = session.loader(given, per_rank=per_rank)
+            loader = session.loader(data, per_rank=per_rank)
         loader.load_state_dict({"epoch": 0, "done": 0, "length": 0})
         return loader
+
+    def _find(self, stage: str) -> Any:
+        """Return the user's loader of a stage; None if there is none."""
+        data = self._loaders.get(stage)
+        for owner in self._owners:
+            make = getattr(owner, f"{stage}_dataloader", None)
+            if data is None and callable(make):
+                data = make()
+        return _single(data, stage) if isinstance(data, list | tuple) else data
 
 
 def is_data(thing: Any) -> bool:
@@ -76,19 +81,16 @@ def is_data(thing: Any) -> bool:
     )
 
 
-def _the_one(loaders: list[Any] | tuple[Any, ...], stage: str) -> Any:
+def _single(loaders: list[Any] | tuple[Any, ...], stage: str) -> Any:
     if len(loaders) > 1:
+        method = "validate" if stage == "val" else stage
+        other = "" if stage == "train" else f", or trainer.{method} for each of them"
         raise UsageError(
             Finding(
                 "option-invalid",
                 f"there are {len(loaders)} loaders for {stage}, and the Trainer takes one",
                 where=f"{stage}_dataloader",
-                fix="torch.utils.data.ConcatDataset(datasets)"
-                + (
-                    ""
-                    if stage == "train"
-                    else f", or trainer.{stage.replace('val', 'validate')} for each of them"
-                ),
+                fix=f"torch.utils.data.ConcatDataset(datasets){other}",
             )
         )
     return loaders[0] if loaders else None

@@ -65,9 +65,8 @@ def remarks(of_names: Mapping[str, Sequence[End]]) -> Iterator[Finding | Notice]
             if _may_be_parts(counted):
                 yield _same_count(name, counted[0].value)
             continue
-        values = ", ".join(f"{end.value:.6g}" for end in counted[:4]) + (
-            ", ..." if len(counted) > 4 else ""
-        )
+        more = ", ..." if len(counted) > 4 else ""
+        values = ", ".join(f"{end.value:.6g}" for end in counted[:4]) + more
         if all(end.is_whole for end in counted):
             yield _count_averaged(name, values)
         else:
@@ -78,12 +77,13 @@ def remarks(of_names: Mapping[str, Sequence[End]]) -> Iterator[Finding | Notice]
 
 def _may_be_parts(ends: Sequence[End]) -> bool:
     """Return whether equal numbers may be parts of a count: ranks may have equal ones by chance."""
-    return len(ends) > 1 and all(end.is_whole and end.is_tensor and end.value for end in ends)
+    counts = [end for end in ends if end.is_whole and end.is_tensor]
+    return len(ends) > 1 and len(counts) == len(ends) and all(end.value for end in counts)
 
 
 def _same_count(name: str, value: float) -> Notice:
     return Notice(
-        f"{name} was logged after the last batch, and is {value:.0f} on all ranks: it is taken as"
+        f"{name} was logged after the last batch, and is {value:.0f} on all ranks: it is used as"
         " it is",
         advice=f'if each rank has counted its own rows: self.log({name!r}, value, reduce_fx="sum")',
     )

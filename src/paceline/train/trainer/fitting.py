@@ -38,13 +38,8 @@ class Evaluation:
     def __init__(
         self, trainer: Trainer, work: Work, recorder: Recorder, display: Display, hooks: Hooks
     ) -> None:
-        self.trainer, self.work, self.recorder, self.display, self.hooks = (
-            trainer,
-            work,
-            recorder,
-            display,
-            hooks,
-        )
+        self.trainer, self.work, self.recorder = trainer, work, recorder
+        self.display, self.hooks = display, hooks
 
     def run(self, stage: str, loader: Any, *, limit: int | None, keep: bool = True) -> Values:
         """Return the exact means of what the task logged.
@@ -55,12 +50,8 @@ class Evaluation:
             limit: Maximum number of batches; None for all.
             keep: Whether the trainer receives the means.
         """
-        metrics, progress, has_run, num_rows = (
-            Metrics(self.trainer.session),
-            self.display.progress,
-            False,
-            0,
-        )
+        metrics, progress = Metrics(self.trainer.session), self.display.progress
+        has_run, num_rows = False, 0
         loader.takes_any = True
         with self.recorder.within(metrics), self.work.evaluating(), progress.aside(stage, limit):
             self.hooks.call(f"on_{stage}_start")
@@ -130,18 +121,11 @@ class Fit:
     ) -> None:
         self._plan, self._evaluation, self._train, self._val = plan, evaluation, train, val
         train.takes_any = True
-        self._trainer, self._work, self._session = (
-            evaluation.trainer,
-            evaluation.work,
-            evaluation.trainer.session,
-        )
-        self._recorder, self._display, self._hooks = (
-            evaluation.recorder,
-            evaluation.display,
-            evaluation.hooks,
-        )
-        self._of_steps = [each for each in schedules if each.interval == "step"]
-        self._of_epochs = [each for each in schedules if each.interval == "epoch"]
+        self._trainer, self._session = evaluation.trainer, evaluation.trainer.session
+        self._work, self._recorder = evaluation.work, evaluation.recorder
+        self._display, self._hooks = evaluation.display, evaluation.hooks
+        self._of_steps = [schedule for schedule in schedules if schedule.interval == "step"]
+        self._of_epochs = [schedule for schedule in schedules if schedule.interval == "epoch"]
         self._batches = plan.train_batches(length_of(train))
         self._val_batches = num_batches(
             "limit_val_batches", plan.limit_val_batches, None if val is None else length_of(val)
@@ -201,17 +185,15 @@ class Fit:
                 start = self._batches_done()
                 if not ran:
                     done = epoch * (self._batches or 0) + start
-                    total, group = (
-                        self._plan.batches(self._batches),
-                        self._plan.accumulate_grad_batches,
-                    )
+                    total = self._plan.batches(self._batches)
+                    group = self._plan.accumulate_grad_batches
                     progress.begin(done=done, total=total, batches_per_step=group)
                 ran = True
                 if self._epoch(epoch, start):
                     break
         if not ran:
             self._display.line(
-                f"nothing is left to train after step {session.step}; resume=False begins anew", {}
+                f"nothing is left to train after step {session.step}; resume=False starts over", {}
             )
         self._hooks.call("on_train_end")
 
@@ -254,9 +236,8 @@ class Fit:
                 self._metrics, self._done = None, 0
                 self._look_at(epoch, {**train.of_all, **val.of_all})
             is_over = self._is_over()
-            self._save(
-                {**train.of_all, **val.of_all}, is_last=is_over or epoch + 1 >= self._plan.epochs
-            )
+            is_last = is_over or epoch + 1 >= self._plan.epochs
+            self._save({**train.of_all, **val.of_all}, is_last=is_last)
             self._show(epoch, {**train.for_loggers, **val.for_loggers})
             return is_over
 
@@ -270,11 +251,8 @@ class Fit:
 
     def _train_on(self, batches: Iterator[Any], start: int, *, between: int) -> bool:
         """Train on the rest of an epoch; return whether the epoch is complete."""
-        plan, last, done = (
-            self._plan,
-            sys.maxsize if self._batches is None else self._batches,
-            start,
-        )
+        plan, done = self._plan, start
+        last = sys.maxsize if self._batches is None else self._batches
         for batch_idx, batch in enumerate(batches, start):
             if batch_idx >= last:  # 0 batches, or a checkpoint after the last batch
                 break
@@ -300,9 +278,8 @@ class Fit:
         with nullcontext() if rows else self._work.uncounted():
             outputs = self._work.train(batch, batch_idx)
         loss = outputs if isinstance(outputs, torch.Tensor) else loss_of(outputs)
-        ends_group = session.backward(
-            loss, outputs.get("weight") if isinstance(outputs, Mapping) else None
-        )
+        weight = outputs.get("weight") if isinstance(outputs, Mapping) else None
+        ends_group = session.backward(loss, weight)
         progress.loss, progress.batch = loss.detach(), batch_idx + 1
         if self._after_backward:
             self._after_backward()
@@ -343,10 +320,11 @@ class Fit:
     # After an epoch
 
     def _batches_between_validations(self, epoch: int) -> int:
-        asked = self._plan.val_check_interval
-        if not self._is_due(epoch) or asked is None or (isinstance(asked, float) and asked == 1):
+        interval = self._plan.val_check_interval
+        is_whole_epoch = isinstance(interval, float) and interval == 1
+        if interval is None or is_whole_epoch or not self._is_due(epoch):
             return 0
-        return num_batches("val_check_interval", asked, self._batches, least=1) or 0
+        return num_batches("val_check_interval", interval, self._batches, least=1) or 0
 
     def _is_due(self, epoch: int) -> bool:
         return self._validates and (epoch + 1) % self._plan.check_val_every_n_epoch == 0
@@ -394,14 +372,13 @@ class Fit:
 
     def _show(self, epoch: int, values: dict[str, float]) -> None:
         loss = self._display.progress.loss
-        self._display.line(
-            self._title(epoch), values or ({} if loss is None else {"loss": float(loss)})
-        )
+        if not values and loss is not None:
+            values = {"loss": float(loss)}
+        self._display.line(self._title(epoch), values)
 
     def _title(self, epoch: int) -> str:
-        return f"epoch {epoch + 1}" + (
-            f"/{self._plan.epochs}" if self._plan.epochs < sys.maxsize else ""
-        )
+        total = f"/{self._plan.epochs}" if self._plan.epochs < sys.maxsize else ""
+        return f"epoch {epoch + 1}{total}"
 
     def _begin_stage(self, epoch: int, start: int) -> None:
         before = epoch * (self._batches or 0)
@@ -427,17 +404,15 @@ def loss_of(outputs: Any) -> torch.Tensor:
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if isinstance(loss, torch.Tensor):
         return loss
-    what = (
-        f"a dict with {', '.join(map(str, outputs))}"
-        if isinstance(outputs, Mapping)
-        else type(outputs).__name__
-    )
+    what = type(outputs).__name__
+    if isinstance(outputs, Mapping):
+        what = f"a dict with {', '.join(map(str, outputs))}"
     raise UsageError(
         Finding(
             "option-invalid",
             f"training_step returned {what}, and no loss",
             where="training_step",
-            why="a batch that one rank leaves out is one that the others wait for",
+            why="if one rank leaves out a batch, the others wait for it",
             fix=(
                 'return the loss, a tensor or a dict with it as "loss"; to leave a batch out:'
                 " return 0 * loss"

@@ -133,7 +133,7 @@ class Hooks:
             name: getattr(task, name) for name in HOOKS if callable(getattr(task, name, None))
         }
         self._of_callbacks = {
-            name: [getattr(each, name) for each in callbacks if _has_own(each, name)]
+            name: [getattr(callback, name) for callback in callbacks if _has_own(callback, name)]
             for name in HOOKS
         }
 
@@ -169,7 +169,7 @@ def check_task(task: Any, *needed: str) -> None:
     if task is None:
         raise _misfit(
             "there is no task, and none was fitted before",
-            fix="hand over the task as the first argument",
+            fix="pass the task as the first argument",
         )
     if _from_lightning(type(task)):
         raise _misfit(
@@ -178,13 +178,7 @@ def check_task(task: Any, *needed: str) -> None:
         )
     for method in needed:
         if not callable(getattr(task, method, None)):
-            near = closest(method, [each for each in vars(type(task)) if each != "forward"])
-            raise _misfit(
-                f"{name} has no {method}" + (f"; is {near} meant to be it?" if near else ""),
-                fix=(
-                    f"def {method}(self{', batch, batch_idx' if method.endswith('_step') else ''}): ..."
-                ),
-            )
+            raise _method_missing(task, method)
     if hasattr(task, "_orig_mod") or getattr(task, "_compiled_call_impl", None) is not None:
         raise _misfit(
             "the task itself is compiled, and what is trained is its training_step",
@@ -192,19 +186,33 @@ def check_task(task: Any, *needed: str) -> None:
         )
     if getattr(task, "automatic_optimization", True) is False:
         raise _misfit(
-            f"{name} sets automatic_optimization=False, which this Trainer does not do",
+            f"{name} sets automatic_optimization=False, which this Trainer does not support",
             fix="write the loop with paceline.Session: it is as short",
         )
-    never = sorted(each for each in NEVER_CALLED if callable(getattr(task, each, None)))
-    if never:
+    _check_hooks(task)
+
+
+def _method_missing(task: Any, method: str) -> UsageError:
+    name = type(task).__name__
+    near = closest(method, [other for other in vars(type(task)) if other != "forward"])
+    question = f"; is {near} meant to be it?" if near else ""
+    arguments = "self, batch, batch_idx" if method.endswith("_step") else "self"
+    return _misfit(f"{name} has no {method}{question}", fix=f"def {method}({arguments}): ...")
+
+
+def _check_hooks(task: Any) -> None:
+    """Refuse a task with methods that are meant as hooks and never called."""
+    name = type(task).__name__
+    uncalled = sorted(method for method in NEVER_CALLED if callable(getattr(task, method, None)))
+    if uncalled:
         raise _misfit(
-            f"{name}.{never[0]} would never be called by this Trainer",
+            f"{name}.{uncalled[0]} would never be called by this Trainer",
             fix="write the loop with paceline.Session, or use one of: " + ", ".join(HOOKS),
         )
-    unknown = [each for each in _own_hooks(type(task)) if each not in HOOKS]
+    unknown = [method for method in _own_hooks(type(task)) if method not in HOOKS]
     if unknown:
         near = closest(unknown[0], HOOKS)
-        other = "another name for what is yours; called are " + ", ".join(HOOKS)
+        other = "rename the method; the Trainer calls: " + ", ".join(HOOKS)
         raise _misfit(
             f"{name}.{unknown[0]} would never be called by this Trainer",
             fix=f"def {near}(self, ...): ..." if near else other,
@@ -218,7 +226,7 @@ def check_data(data: Any) -> None:
         UsageError: A method would never be called.
     """
     for name in NEVER_CALLED_ON_DATA:
-        owner = next((each for each in type(data).__mro__ if name in vars(each)), None)
+        owner = next((base for base in type(data).__mro__ if name in vars(base)), None)
         if callable(getattr(data, name, None)) and not (owner and _is_lightnings(owner)):
             raise _misfit(
                 f"{type(data).__name__}.{name} would never be called by this Trainer",
@@ -235,9 +243,9 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
     Raises:
         UsageError: A callback is Lightning's, or a method of it would never be called.
     """
-    for each in callbacks:
-        name = type(each).__name__
-        if _from_lightning(type(each)):
+    for callback in callbacks:
+        name = type(callback).__name__
+        if _from_lightning(type(callback)):
             raise _misfit(
                 f"{name} is a callback for Lightning's Trainer",
                 fix=INSTEAD.get(
@@ -246,34 +254,34 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
                     " task)",
                 ),
             )
-        given = [hook for hook in dir(each) if hook.startswith("on_")]
-        unknown = [hook for hook in given if hook not in HOOKS]
-        if unknown or not given:
-            near = closest(unknown[0], HOOKS) if unknown else ""
+        hooks = [method for method in dir(callback) if method.startswith("on_")]
+        unknown = [hook for hook in hooks if hook not in HOOKS]
+        if unknown:
+            near = closest(unknown[0], HOOKS) or "on_train_epoch_end"
             raise _misfit(
-                (
-                    f"{name}.{unknown[0]} would never be called"
-                    if unknown
-                    else f"{name} has no method that is called"
-                ),
-                fix=f"def {near or 'on_train_epoch_end'}(self, trainer, task): ...",
+                f"{name}.{unknown[0]} would never be called",
+                fix=f"def {near}(self, trainer, task): ...",
+            )
+        if not hooks:
+            raise _misfit(
+                f"{name} has no method that is called",
+                fix="def on_train_epoch_end(self, trainer, task): ...",
             )
 
 
 def _has_own(callback: Any, name: str) -> bool:
-    return callable(getattr(callback, name, None)) and getattr(
-        type(callback), name, None
-    ) is not getattr(Callback, name)
+    is_inherited = getattr(type(callback), name, None) is getattr(Callback, name)
+    return callable(getattr(callback, name, None)) and not is_inherited
 
 
 def _own_hooks(kind: type) -> list[str]:
     """Return the hook-like methods of a task's class, except those of torch and paceline."""
-    own = [
-        each
-        for each in kind.__mro__
-        if each.__module__.partition(".")[0] not in ("builtins", "paceline", "torch")
+    own_classes = [
+        base
+        for base in kind.__mro__
+        if base.__module__.partition(".")[0] not in ("builtins", "paceline", "torch")
     ]
-    names = sorted(name for each in own for name in vars(each) if name.startswith("on_"))
+    names = sorted(name for base in own_classes for name in vars(base) if name.startswith("on_"))
     return [name for name in names if callable(getattr(kind, name, None))]
 
 

@@ -29,12 +29,10 @@ class Place(NamedTuple):
 
 def place_of(meter: Any, parts: Iterable[tuple[str, Any]]) -> Place | None:
     """Return the location of an object; None if it is not among the ``parts`` of its task."""
-    path = next((path for path, each in parts if each is meter), None)
-    return (
-        None
-        if path is None
-        else Place(path, {name: _pieces(each) for name, each in _modules(meter)})
-    )
+    path = next((path for path, part in parts if part is meter), None)
+    if path is None:
+        return None
+    return Place(path, {name: _pieces(module) for name, module in _modules(meter)})
 
 
 def found_at(place: Place, parts: Iterable[tuple[str, Any]]) -> Any:
@@ -43,23 +41,23 @@ def found_at(place: Place, parts: Iterable[tuple[str, Any]]) -> Any:
     torchmetrics gathers an empty list as one of floats, regardless of the other ranks' type, so the
     collectives would not match.
     """
-    meter = next(each for path, each in parts if path == place.path)
-    for name, each in _modules(meter):
+    meter = next(part for path, part in parts if path == place.path)
+    for name, module in _modules(meter):
         for state, piece in place.states[name].items():
-            if not len(getattr(each, state)):
-                setattr(each, state, [piece.to(each.device)])
+            if not len(getattr(module, state)):
+                setattr(module, state, [piece.to(module.device)])
     return meter
 
 
 def kept_state(metric: Any) -> dict[str, Any]:
     """Return the state that a metric of torchmetrics has accumulated."""
     states = {name: getattr(metric, name) for name in metric.metric_state}
-    kept = {
+    copies = {
         name: list(state) if isinstance(state, list) else state.clone()
         for name, state in states.items()
     }
     own = {name: getattr(metric, name) for name in _OF_UPDATES if hasattr(metric, name)}
-    return {**kept, **own}
+    return {**copies, **own}
 
 
 def put_back(metric: Any, state: dict[str, Any]) -> None:
@@ -75,4 +73,4 @@ def _modules(meter: Any) -> Iterator[tuple[str, Any]]:
 def _pieces(module: nn.Module) -> dict[str, torch.Tensor]:
     states = getattr(module, "metric_state", {})
     first = {name: state[0] for name, state in states.items() if isinstance(state, list) and state}
-    return {name: each[:0].detach().cpu() for name, each in first.items() if each.dim()}
+    return {name: tensor[:0].detach().cpu() for name, tensor in first.items() if tensor.dim()}

@@ -99,12 +99,8 @@ class Entry:
         mean: bool,
         is_end: bool = False,
     ) -> None:
-        self.on_step, self.on_epoch, self.prog_bar, self.logger = (
-            on_step,
-            on_epoch,
-            prog_bar,
-            logger,
-        )
+        self.on_step, self.on_epoch = on_step, on_epoch
+        self.prog_bar, self.logger = prog_bar, logger
         self._how = {
             "on_step": on_step,
             "on_epoch": on_epoch,
@@ -191,10 +187,10 @@ class Metrics:
 
     def in_bar(self, values: Values) -> dict[str, float]:
         """Return the values that the progress bar shows."""
-        shown = [
+        names = [
             name for name, entry in self.entries.items() if entry.prog_bar and name in values.of_all
         ]
-        return {name: values.of_all[name] for name in shown}
+        return {name: values.of_all[name] for name in names}
 
     def names(
         self, parts: Sequence[tuple[str, Any]]
@@ -240,29 +236,29 @@ class Metrics:
                 entry.sum.begin(total, rows)
 
     def _epoch_names(self) -> tuple[list[str], dict[str, Any]]:
-        wanted = sorted(name for name, entry in self.entries.items() if entry.on_epoch)
+        names = sorted(name for name, entry in self.entries.items() if entry.on_epoch)
         meters = {
-            name: entry.meter for name in wanted if (entry := self.entries[name]).meter is not None
+            name: entry.meter for name in names if (entry := self.entries[name]).meter is not None
         }
-        return [name for name in wanted if name not in meters], meters
+        return [name for name in names if name not in meters], meters
 
     def _named(self, values: Mapping[str, float], *, ending: str) -> Values:
-        found = Values({}, {})
+        named = Values({}, {})
         for name, value in values.items():
             entry = self.entries[name]
             last_name = f"{name}{ending}" if entry.on_step and entry.on_epoch else name
-            found.of_all.update({name: value, last_name: value})
+            named.of_all.update({name: value, last_name: value})
             if entry.logger:
-                found.for_loggers[last_name] = value
-        return found
+                named.for_loggers[last_name] = value
+        return named
 
     def _over_ranks(
         self, names: list[str], sums: list[Sum], *, also: tuple[str, ...] = ()
     ) -> dict[str, float]:
         totals = self._totals(names, sums, also=also)
         return {
-            name: (total / rows if rows else math.nan) if each.mean else total
-            for name, each, (total, rows) in zip(names, sums, totals, strict=True)
+            name: _mean(total, rows) if partial.mean else total
+            for name, partial, (total, rows) in zip(names, sums, totals, strict=True)
         }
 
     def _computed(self, meters: Mapping[str, Any]) -> dict[str, float]:
@@ -301,8 +297,8 @@ class Metrics:
         device = self._session.device
         mine = [
             torch.as_tensor(part, dtype=torch.float64, device=device)
-            for each in sums
-            for part in each.totals()
+            for partial in sums
+            for part in partial.totals()
         ]
         whole = self._session.reduce(torch.stack(mine)).tolist()
         return [(total, int(rows)) for total, rows in zip(whole[::2], whole[1::2], strict=True)]
@@ -329,6 +325,10 @@ class Metrics:
         )
 
 
+def _mean(total: float, rows: int) -> float:
+    return total / rows if rows else math.nan
+
+
 def number_of(name: str, value: Any) -> Any:
     """Return a number as it is stored: detached, and copied if it can change in place.
 
@@ -336,8 +336,8 @@ def number_of(name: str, value: Any) -> Any:
         UsageError: The value is not a number.
     """
     if isinstance(value, torch.Tensor) and value.numel() == 1:
-        kept = value.detach().clone()
-        return kept.reshape(()) if kept.dim() else kept
+        number = value.detach().clone()
+        return number.reshape(()) if number.dim() else number
     if isinstance(value, int | float):
         return value
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a NumPy number
@@ -348,10 +348,6 @@ def number_of(name: str, value: Any) -> Any:
             "option-invalid",
             f"{name} is a {type(value).__name__}{shape} and not a number",
             where=f"self.log({name!r}, ...)",
-            fix=(
-                f"self.log({name!r}, value.mean())"
-                if shape
-                else f"self.log({name!r}, float(value))"
-            ),
+            fix=f"self.log({name!r}, {'value.mean()' if shape else 'float(value)'})",
         )
     )

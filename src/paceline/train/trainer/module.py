@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +38,8 @@ class Configured:
     @property
     def hparams(self) -> HParams:
         """The collected arguments, as ``hparams.lr`` or ``hparams["lr"]``."""
-        found: HParams = self.__dict__.setdefault("_hparams", HParams())
-        return found
+        hparams: HParams = self.__dict__.setdefault("_hparams", HParams())
+        return hparams
 
     def save_hyperparameters(
         self,
@@ -60,45 +60,45 @@ class Configured:
             UsageError: A name is not an argument, or an element of ``names`` is of another type.
         """
         frame = inspect.currentframe()
-        found = _arguments(self, frame.f_back if frame else None)
-        wanted = [name for name in names if isinstance(name, str)]
+        arguments = _arguments(self, frame.f_back if frame else None)
+        named = [name for name in names if isinstance(name, str)]
         mappings = [_mapping(name) for name in names if not isinstance(name, str)]
-        unknown = [name for name in wanted if name not in found]
-        if unknown:
-            raise UsageError(
-                Finding(
-                    "option-invalid",
-                    f"{', '.join(unknown)}: no argument of __init__; there are"
-                    f" {', '.join(found) or 'none'}",
-                    where="save_hyperparameters(...)",
-                    fix="self.save_hyperparameters() takes all of them",
-                )
-            )
-        left_out = {ignore} if isinstance(ignore, str) else set(ignore)
-        if not names or wanted:
-            self.hparams.update(
-                {
-                    key: found[key]
-                    for key in found
-                    if key not in left_out and (not wanted or key in wanted)
-                }
-            )
+        if named:
+            _check_names(named, arguments)
+            mappings.insert(0, {key: arguments[key] for key in arguments if key in named})
+        if not names:
+            mappings = [arguments]
+        ignored = {ignore} if isinstance(ignore, str) else set(ignore)
         for mapping in mappings:
             self.hparams.update(
-                {key: value for key, value in mapping.items() if key not in left_out}
+                {key: value for key, value in mapping.items() if key not in ignored}
             )
 
 
-def _mapping(given: Any) -> Mapping[str, Any]:
-    if isinstance(given, Namespace | SimpleNamespace):
-        return vars(given)
-    if isinstance(given, Mapping):
-        return given
+def _check_names(names: Sequence[str], arguments: Mapping[str, Any]) -> None:
+    unknown = [name for name in names if name not in arguments]
+    if unknown:
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                f"{', '.join(unknown)}: no argument of __init__; there are"
+                f" {', '.join(arguments) or 'none'}",
+                where="save_hyperparameters(...)",
+                fix="self.save_hyperparameters() takes all of them",
+            )
+        )
+
+
+def _mapping(config: Any) -> Mapping[str, Any]:
+    if isinstance(config, Namespace | SimpleNamespace):
+        return vars(config)
+    if isinstance(config, Mapping):
+        return config
     raise UsageError(
         Finding(
             "option-invalid",
-            f"what is of type {type(given).__name__} is no name of an argument, mapping or"
-            " namespace",
+            f"an object of type {type(config).__name__} is not the name of an argument, a mapping"
+            " or a namespace",
             where="save_hyperparameters(...)",
             fix="self.save_hyperparameters(vars(config))",
         )
@@ -107,15 +107,15 @@ def _mapping(given: Any) -> Mapping[str, Any]:
 
 def _arguments(owner: object, frame: FrameType | None) -> dict[str, Any]:
     """Return the arguments of all running ``__init__`` of ``owner``; outer ones take precedence."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     while frame is not None and frame.f_code.co_name == "__init__":
         names, _, kwargs, values = inspect.getargvalues(frame)
         if not names or values[names[0]] is not owner:
             break
-        found.update({name: values[name] for name in names[1:]})
-        found.update(values[kwargs] if kwargs else {})
+        arguments.update({name: values[name] for name in names[1:]})
+        arguments.update(values[kwargs] if kwargs else {})
         frame = frame.f_back
-    return {name: value for name, value in found.items() if not name.startswith("__")}
+    return {name: value for name, value in arguments.items() if not name.startswith("__")}
 
 
 class Module(Configured, nn.Module):
@@ -171,8 +171,8 @@ class Module(Configured, nn.Module):
 
     def optimizers(self) -> Any:
         """Return the optimizer, or a list if ``configure_optimizers`` returned several."""
-        found = self.trainer.optimizers
-        return found[0] if len(found) == 1 else list(found)
+        optimizers = self.trainer.optimizers
+        return optimizers[0] if len(optimizers) == 1 else list(optimizers)
 
     @property
     def device(self) -> torch.device:

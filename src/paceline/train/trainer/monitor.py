@@ -23,15 +23,16 @@ class Monitor:
 
     def see(self, value: float) -> None:
         """Record a value."""
-        gain = (
-            0.0
-            if self.best is None
-            else (self.best - value if self._mode == "min" else value - self.best)
-        )
-        if (self.best is None and not math.isnan(value)) or gain > self._min_delta:
+        if self._improves(value):
             self.best, self._waited = value, 0
         else:
             self._waited += 1
+
+    def _improves(self, value: float) -> bool:
+        if self.best is None:
+            return not math.isnan(value)
+        gain = self.best - value if self._mode == "min" else value - self.best
+        return gain > self._min_delta
 
     @property
     def is_over(self) -> bool:

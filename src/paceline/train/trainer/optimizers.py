@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,66 +79,99 @@ def read(configured: Any) -> tuple[list[Optimizer], list[Schedule]]:
     if isinstance(configured, Optimizer):
         return [configured], []
     if isinstance(configured, Mapping):
-        _check_keys(configured)
-        scheduler = configured.get("lr_scheduler")
-        optimizers, _ = read(configured.get("optimizer"))
-        return optimizers, (
-            [] if scheduler is None else [_schedule(scheduler, monitor=configured.get("monitor"))]
+        return _read_dict(configured)
+    if not isinstance(configured, list | tuple) or not configured:
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                f"configure_optimizers returned {type(configured).__name__}",
+                where="configure_optimizers",
+                fix=(
+                    'return {"optimizer": optimizer, "lr_scheduler": scheduler}, or the optimizer'
+                    " alone"
+                ),
+            )
         )
-    if isinstance(configured, list | tuple) and configured:
-        if len(configured) == 2 and all(isinstance(part, list | tuple) for part in configured):
-            return [one for each in configured[0] for one in read(each)[0]], [
-                _schedule(each) for each in configured[1]
-            ]
-        pairs = [read(each) for each in configured]
-        return [one for ones, _ in pairs for one in ones], [
-            one for _, ones in pairs for one in ones
-        ]
-    raise UsageError(
-        Finding(
-            "option-invalid",
-            f"configure_optimizers returned {type(configured).__name__}",
-            where="configure_optimizers",
-            fix=(
-                'return {"optimizer": optimizer, "lr_scheduler": scheduler}, or the optimizer alone'
-            ),
-        )
-    )
+    if len(configured) == 2 and all(isinstance(part, list | tuple) for part in configured):
+        first, second = configured
+        optimizers, _ = _joined(first)
+        return optimizers, [_schedule(scheduler) for scheduler in second]
+    return _joined(configured)
+
+
+def _read_dict(configured: Mapping[str, Any]) -> tuple[list[Optimizer], list[Schedule]]:
+    _check_keys(configured)
+    optimizers, _ = read(configured.get("optimizer"))
+    scheduler = configured.get("lr_scheduler")
+    if scheduler is None:
+        return optimizers, []
+    return optimizers, [_schedule(scheduler, monitor=configured.get("monitor"))]
+
+
+def _joined(parts: Sequence[Any]) -> tuple[list[Optimizer], list[Schedule]]:
+    """Return the optimizers and schedules of all parts, each of a form that ``read`` accepts."""
+    optimizers: list[Optimizer] = []
+    schedules: list[Schedule] = []
+    for part in parts:
+        more_optimizers, more_schedules = read(part)
+        optimizers += more_optimizers
+        schedules += more_schedules
+    return optimizers, schedules
 
 
 def _check_keys(configured: Mapping[str, Any]) -> None:
     for key in configured:
         if key in KEYS_OF_PAIR:
             continue
-        near = closest(str(key), KEYS_OF_PAIR) or "lr_scheduler"
-        of_scheduler = key in KEYS and key != "scheduler"
+        if key in KEYS and key != "scheduler":
+            what = f"a key {key!r}, which belongs to the scheduler"
+            fix = f'"lr_scheduler": {{"scheduler": scheduler, "{key}": {configured[key]!r}}}'
+        else:
+            what = f"an unknown key {key!r}"
+            fix = f'"{closest(str(key), KEYS_OF_PAIR) or "lr_scheduler"}": ...'
         raise UsageError(
             Finding(
                 "option-invalid",
-                f"what configure_optimizers returned has {'a' if of_scheduler else 'an unknown'}"
-                f" key {key!r}" + (", which belongs to the scheduler" if of_scheduler else ""),
+                f"the dict that configure_optimizers returned has {what}",
                 where="configure_optimizers",
                 why="it would have no effect",
-                fix=(
-                    f'"lr_scheduler": {{"scheduler": scheduler, "{key}": {configured[key]!r}}}'
-                    if of_scheduler
-                    else f'"{near}": ...'
-                ),
+                fix=fix,
             )
         )
 
 
-def _schedule(given: Any, *, monitor: str | None = None) -> Schedule:
-    settings = dict(given) if isinstance(given, Mapping) else {"scheduler": given}
+def _schedule(configured: Any, *, monitor: str | None = None) -> Schedule:
+    """Return the schedule of a scheduler, or of a dict with one.
+
+    Args:
+        configured: The scheduler, or a dict with keys of ``KEYS``.
+        monitor: Metric to use if the dict names none.
+    """
+    settings = dict(configured) if isinstance(configured, Mapping) else {"scheduler": configured}
+    _check_schedule(settings)
+    scheduler = settings["scheduler"]
+    takes_metric = isinstance(scheduler, ReduceLROnPlateau) or settings.get("reduce_on_plateau")
+    metric = settings.get("monitor") or monitor or ""
+    if takes_metric and not metric:
+        raise _unusable("is a ReduceLROnPlateau without a metric", fix='"monitor": "val_loss"')
+    return Schedule(
+        scheduler,
+        settings.get("interval", "epoch"),
+        settings.get("frequency", 1),
+        metric if takes_metric else "",  # the other schedulers' step takes no metric
+    )
+
+
+def _check_schedule(settings: Mapping[str, Any]) -> None:
+    """Refuse settings of a scheduler that have no effect or cannot be used."""
     unknown = [key for key in settings if key not in KEYS]
+    if unknown:
+        near = closest(unknown[0], KEYS) or "scheduler"
+        raise _unusable(f"has an unknown key {unknown[0]!r}", fix=f"{{{near!r}: ...}}")
     scheduler = settings.get("scheduler")
+    if scheduler is None:
+        raise _unusable("has no scheduler", fix="{'scheduler': ...}")
     interval, frequency = settings.get("interval", "epoch"), settings.get("frequency", 1)
-    if unknown or scheduler is None:
-        near = closest(unknown[0], KEYS) if unknown else ""
-        raise _unusable(
-            f"has an unknown key {unknown[0]!r}" if unknown else "has no scheduler",
-            fix=f"{{{near or 'scheduler'!r}: ...}}",
-        )
     if interval not in ("epoch", "step"):
         raise _unusable(f"has interval={interval!r}", fix='"interval": "epoch" or "step"')
     if not isinstance(frequency, int) or frequency < 1:
@@ -148,11 +181,6 @@ def _schedule(given: Any, *, monitor: str | None = None) -> Schedule:
             f"is of type {type(scheduler).__name__}",
             fix="torch.optim.lr_scheduler.StepLR(optimizer, 30)",
         )
-    monitor = settings.get("monitor") or monitor or ""
-    takes_metric = isinstance(scheduler, ReduceLROnPlateau) or settings.get("reduce_on_plateau")
-    if takes_metric and not monitor:
-        raise _unusable("is a ReduceLROnPlateau without a metric", fix='"monitor": "val_loss"')
-    return Schedule(scheduler, interval, frequency, monitor if takes_metric else "")  # else none
 
 
 def _unusable(what: str, *, fix: str) -> UsageError:
@@ -164,7 +192,7 @@ def _unusable(what: str, *, fix: str) -> UsageError:
 def with_state(schedules: list[Schedule]) -> dict[str, Any]:
     """Return the schedulers that a checkpoint stores, by name."""
     return {
-        f"scheduler_{number}" if number else "scheduler": each.scheduler
-        for number, each in enumerate(schedules)
-        if hasattr(each.scheduler, "state_dict")
+        f"scheduler_{number}" if number else "scheduler": schedule.scheduler
+        for number, schedule in enumerate(schedules)
+        if hasattr(schedule.scheduler, "state_dict")
     }

@@ -22,7 +22,7 @@ ACCELERATORS = {"auto": "", "cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}
 
 # Arguments of Lightning's Trainer that are missing here, with the replacement.
 INSTEAD = {
-    "barebones": "leave it out: what is not asked for costs nothing",
+    "barebones": "leave it out: features that are off cost nothing",
     "benchmark": "torch.backends.cudnn.benchmark = True",
     "detect_anomaly": "torch.autograd.set_detect_anomaly(True)",
     "deterministic": "torch.use_deterministic_algorithms(True)",
@@ -149,7 +149,7 @@ def read_devices(devices: int | str | list[int]) -> int | None:
     if text in ("auto", "-1"):
         return None
     if not text.isdecimal() or int(text) < 1:
-        fix = "CUDA_VISIBLE_DEVICES=0,1 chooses GPUs; Trainer(devices=2) says how many"
+        fix = "CUDA_VISIBLE_DEVICES=0,1 chooses GPUs; Trainer(devices=2) sets their number"
         raise invalid("devices", devices, 'a number of ranks or "auto"', fix=fix)
     return int(text)
 
@@ -198,7 +198,9 @@ def part(name: str, value: Any) -> int | float | None:
     Raises:
         UsageError: The value is of another type or range.
     """
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     if isinstance(value, float) and 0 <= value <= 1:
         return value
@@ -208,13 +210,13 @@ def part(name: str, value: Any) -> int | float | None:
 
 
 def num_batches(
-    name: str, asked: int | float | None, length: int | None, *, least: int = 0
+    name: str, limit: int | float | None, length: int | None, *, least: int = 0
 ) -> int | None:
     """Return the number of batches that an argument means; None if it is unknown.
 
     Args:
         name: Name of the argument.
-        asked: Value of the argument.
+        limit: Value of the argument.
         length: Batches of the loader; None if unknown.
         least: Least result of a fraction; with 0, a fraction of less than one batch is refused.
 
@@ -222,23 +224,23 @@ def num_batches(
         UsageError: The value is a fraction, and the length is unknown or the result less than one
             batch.
     """
-    if asked is None or (isinstance(asked, float) and asked == 1):
+    if limit is None or (isinstance(limit, float) and limit == 1):
         return length
-    if isinstance(asked, int):
-        return asked if length is None else min(asked, length)
+    if isinstance(limit, int):
+        return limit if length is None else min(limit, length)
     if length is None:
         raise invalid(
             name,
-            asked,
-            "a number, and how long a stream is nobody knows",
+            limit,
+            "a number of batches, and the length of a stream is unknown",
             fix=f"Trainer({name}=100)",
         )
-    found = max(least, int(length * asked))
-    if length and asked and not found:
+    number = max(least, int(length * limit))
+    if length and limit and not number:
         whole = 10 ** (len(str(length)) + 1)
         fix = f"Trainer({name}={-(-whole // length) / whole})"
-        raise invalid(name, asked, f"as much as one of {length} batches", fix=fix)
-    return found
+        raise invalid(name, limit, f"as much as one of {length} batches", fix=fix)
+    return number
 
 
 def no_batches() -> UsageError:
@@ -313,7 +315,7 @@ class Plan:
             count("patience", self.patience)
             if self.monitor is None:
                 raise contradiction(
-                    "patience is given, and no metric to have it with",
+                    "patience is given without a metric to monitor",
                     where="Trainer(patience=...)",
                     fix=f'Trainer(monitor="val_loss", patience={self.patience})',
                 )
@@ -354,18 +356,16 @@ class Plan:
         """
         if length == 0:
             raise no_batches()
-        found, group = (
-            num_batches("limit_train_batches", self.limit_train_batches, length),
-            self.accumulate_grad_batches,
-        )
-        if found is None or found == length or found % group == 0:
-            return found
+        number = num_batches("limit_train_batches", self.limit_train_batches, length)
+        group = self.accumulate_grad_batches
+        if number is None or number == length or number % group == 0:
+            return number
         raise contradiction(
-            f"limit_train_batches={self.limit_train_batches} means {found} batches, and {group}"
+            f"limit_train_batches={self.limit_train_batches} means {number} batches, and {group}"
             " make a step",
             where="Trainer(limit_train_batches=...)",
             why="the gradients of an incomplete group would be lost",
-            fix=f"Trainer(limit_train_batches={-(-found // group) * group})",
+            fix=f"Trainer(limit_train_batches={-(-number // group) * group})",
         )
 
     def steps(self, num_batches: int | None) -> float:
@@ -377,8 +377,9 @@ class Plan:
 
     def batches(self, num_batches: int | None) -> int | None:
         """Return the number of batches of a whole fit; None if it is unknown."""
-        known = (
-            [] if num_batches is None or self.epochs == sys.maxsize else [self.epochs * num_batches]
-        )
-        known += [self.max_steps * self.accumulate_grad_batches] if self.max_steps >= 0 else []
-        return min(known, default=None)
+        limits = []
+        if num_batches is not None and self.epochs < sys.maxsize:
+            limits.append(self.epochs * num_batches)
+        if self.max_steps >= 0:
+            limits.append(self.max_steps * self.accumulate_grad_batches)
+        return min(limits, default=None)

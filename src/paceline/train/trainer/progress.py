@@ -63,13 +63,13 @@ class Progress:
     @contextmanager
     def aside(self, stage: str, num_batches: int | None) -> Iterator[None]:
         """Show another stage inside the context."""
-        kept = self.stage, self.num_batches, self.batch, self._is_aside
+        before = self.stage, self.num_batches, self.batch, self._is_aside
         self.stage, self.num_batches, self.batch, self._is_aside = stage, num_batches, 0, True
         self._marks = deque()  # a new object: the bar's thread may iterate over the old one
         try:
             yield
         finally:
-            self.stage, self.num_batches, self.batch, self._is_aside = kept
+            self.stage, self.num_batches, self.batch, self._is_aside = before
             self._marks = deque()
 
     def pace(self) -> str:
@@ -98,10 +98,10 @@ class Progress:
         if self._is_aside:
             return ""
         has_loss = any("loss" in name.lower() for name in self.shown)  # under the script's name
-        shown = (
-            dict(self.shown) if has_loss or self.loss is None else {"loss": self.loss, **self.shown}
-        )
-        return " · ".join(f"{name} {as_text(value)}" for name, value in shown.items())
+        numbers = dict(self.shown)
+        if self.loss is not None and not has_loss:
+            numbers = {"loss": self.loss, **numbers}
+        return " · ".join(f"{name} {as_text(value)}" for name, value in numbers.items())
 
 
 def as_text(value: Any) -> str:
@@ -153,17 +153,15 @@ class Display:
     def drawn(self) -> Table:
         """Return the current bar."""
         progress, grid = self.progress, Table.grid(padding=(0, 1))
-        count = (
-            f"{progress.batch}/{progress.num_batches}"
-            if progress.num_batches
-            else str(progress.batch)
-        )
+        count = str(progress.batch)
+        if progress.num_batches:
+            count = f"{progress.batch}/{progress.num_batches}"
         left_s = progress.left_s()
-        left = "" if left_s is None else f"{clock(left_s)} left"
+        remaining = "" if left_s is None else f"{clock(left_s)} left"
         width = max(10, min(30, self._console.width // 5))
         bar = ProgressBar(total=progress.num_batches or None, completed=progress.batch, width=width)
         # If there is too little space, the last of the script's numbers are cut off.
-        details = " · ".join(filter(None, (progress.pace(), left, progress.numbers())))
+        details = " · ".join(filter(None, (progress.pace(), remaining, progress.numbers())))
         grid.add_row(
             Text(progress.stage), bar, Text(count), Text(details, no_wrap=True, overflow="ellipsis")
         )

@@ -60,25 +60,21 @@ class Recorder:
         if self.metrics is None:
             raise _refusal(
                 name,
-                "nothing is under way that it could belong to",
+                "there is no current epoch or evaluation that it could belong to",
                 "log in a step or in on_..._epoch_end",
             )
         is_meter = not isinstance(value, torch.Tensor) and callable(getattr(value, "compute", None))
         entry = self.metrics.entries.get(name)
         if entry is None:
-            entry = self.metrics.entries[name] = _entry(
-                name, in_step=self._in_step and not is_meter, **how
-            )
+            in_step = self._in_step and not is_meter
+            entry = self.metrics.entries[name] = _entry(name, in_step=in_step, **how)
         if is_meter:
-            if not entry.on_epoch:
-                raise _refusal(
-                    name,
-                    f"a {type(value).__name__} has a value at the end of an epoch",
-                    "on_epoch=True",
-                )
-            entry.meter = value
-            return
-        number = number_of(name, value)
+            _set_meter(name, entry, value)
+        else:
+            self._add(entry, name, number_of(name, value), batch_size)
+
+    def _add(self, entry: Entry, name: str, number: Any, batch_size: int | None) -> None:
+        """Add a number to its entry, weighted with its rows."""
         rows = 1 if self._rows is None else self._rows
         if self._at_end and batch_size is None and entry.takes_ends:
             entry.add_end(number, rows)
@@ -97,6 +93,13 @@ class Recorder:
         self._remarked.update((name, differ(ends)) for name, ends in new.items())
         for remark in remarks(new) if is_main else ():
             terminal.say(remark.render())
+
+
+def _set_meter(name: str, entry: Entry, meter: Any) -> None:
+    if not entry.on_epoch:
+        what = f"a {type(meter).__name__} has a value at the end of an epoch"
+        raise _refusal(name, what, "on_epoch=True")
+    entry.meter = meter
 
 
 def _entry(

@@ -25,8 +25,8 @@ def start_ranks(devices: int | None, num_nodes: int) -> None:
         return
     if num_nodes > 1:
         raise contradiction(
-            f"num_nodes={num_nodes}, and this process was started by itself: it cannot start other"
-            " nodes",
+            f"num_nodes={num_nodes}, and this process was started without a launcher: it cannot"
+            " start other nodes",
             where="Trainer(num_nodes=...)",
             fix=(
                 f"srun --nodes {num_nodes} python script.py, or on each node: "
@@ -42,8 +42,8 @@ def start_ranks(devices: int | None, num_nodes: int) -> None:
         )
     ranks = ["--nproc-per-node", str(devices), "--standalone"]  # also in a larger Slurm job
     command = [sys.executable, "-m", "paceline", "run", *ranks, *script, *sys.argv[1:]]
-    shown = " ".join(["paceline", *command[3:]])
-    terminal.say(f"Trainer(devices={devices}) starts its ranks with: {shown}")
+    line = " ".join(["paceline", *command[3:]])
+    terminal.say(f"Trainer(devices={devices}) starts its ranks with: {line}")
     sys.stdout.flush()
     os.execv(sys.executable, command)
 
@@ -68,33 +68,31 @@ def check_world(devices: int | None, num_nodes: int, session: Session) -> None:
     Raises:
         UsageError: The number of ranks differs.
     """
-    asked = (devices or 0) * num_nodes
-    if asked in (0, session.world_size):
+    requested = (devices or 0) * num_nodes
+    if requested in (0, session.world_size):
         return
+    start = f"paceline run --nproc-per-node {devices} script.py"
+    if _launcher() == "slurm":
+        start = f"#SBATCH --nodes={num_nodes} --ntasks-per-node={devices}"
     raise contradiction(
-        f"devices={devices} and num_nodes={num_nodes} make {asked} ranks, "
+        f"devices={devices} and num_nodes={num_nodes} make {requested} ranks, "
         f"and this run was started with {session.world_size}",
         where="Trainer(devices=...)",
         why="the number of ranks is decided where the run is started",
-        fix='Trainer(devices="auto"), or: '
-        + (
-            f"#SBATCH --nodes={num_nodes} --ntasks-per-node={devices}"
-            if _launcher() == "slurm"
-            else f"paceline run --nproc-per-node {devices} script.py"
-        ),
+        fix=f'Trainer(devices="auto"), or: {start}',
     )
 
 
-def check_device(wanted: str, session: Session) -> None:
+def check_device(device_type: str, session: Session) -> None:
     """Refuse ranks on another type of device than the Trainer requests.
 
     Raises:
         UsageError: The type of device differs.
     """
-    found = session.device.type
-    if wanted in ("", found):
+    present = session.device.type
+    if device_type in ("", present):
         return
-    if wanted == "cpu":
+    if device_type == "cpu":
         fix = "export CUDA_VISIBLE_DEVICES= (empty) hides the GPUs from this run"
     else:
         fix = (
@@ -102,7 +100,7 @@ def check_device(wanted: str, session: Session) -> None:
             " torch.utils.collect_env"
         )
     raise contradiction(
-        f"the ranks of this run are on {found}, and {wanted} is asked for",
+        f"the ranks of this run are on {present}, and the Trainer requires {device_type}",
         where="Trainer(accelerator=...)",
         fix=fix,
     )

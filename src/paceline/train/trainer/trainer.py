@@ -15,13 +15,11 @@ import torch
 from rich.console import Console
 from torch.optim import Optimizer
 
-from paceline import env
 from paceline.errors import Finding, UsageError
 from paceline.rundir.files import RunDir
-from paceline.text import terminal
 from paceline.train.logging import Logger
 from paceline.train.session import Session
-from paceline.train.trainer import optimizers, options
+from paceline.train.trainer import optimizers, options, resuming
 from paceline.train.trainer.data import Data, is_data
 from paceline.train.trainer.fitting import Evaluation, Fit, length_of
 from paceline.train.trainer.hooks import Callback, Hooks, check_callbacks, check_data, check_task
@@ -32,14 +30,12 @@ from paceline.train.trainer.work import Work
 
 STAGES = {"validation": ("val", "validate"), "test": ("test", "test")}  # for loaders and setup
 
-_fitted: set[Path] = set()  # run folders of this process's fits
-
 
 class Trainer:
     """Runs the training loop of a task; the result is the same with any number of ranks.
 
-        trainer = paceline.Trainer(max_epochs=10, precision="bf16-mixed", monitor="val_loss",
-        patience=3) trainer.fit(task, data)
+        trainer = paceline.Trainer(max_epochs=10, monitor="val_loss", patience=3)
+        trainer.fit(task, data)
 
     A task is any object with ``training_step(batch, batch_idx)``, which returns the loss as a mean
     over the batch's rows (or a dict with ``"loss"``), and ``configure_optimizers()``. It may have
@@ -237,16 +233,15 @@ class Trainer:
         """
         check_task(model, "training_step", "configure_optimizers")
         self._plan.check_has_end()
-        data = self._take_up(
+        data = self._connect(
             model, train_dataloaders, datamodule, train=train_dataloaders, val=val_dataloaders
         )
         if self._work is not None:  # another fit is a new run, with other steps and models
             self.session = self._another_session()
         data.prepare(self.session, "fit", seed=self._seed)
         train = self._loader(data, "train")
-        val = (
-            self._loader(data, "val") if callable(getattr(model, "validation_step", None)) else None
-        )
+        validates = callable(getattr(model, "validation_step", None))
+        val = self._loader(data, "val") if validates else None
         self.num_training_batches = self._plan.train_batches(length_of(train))
         self.optimizers, schedules = optimizers.read(model.configure_optimizers())
         self.should_stop, self.callback_metrics = False, {}
@@ -255,7 +250,12 @@ class Trainer:
         fit = Fit(evaluation, self._plan, train=train, val=val, schedules=schedules)
         evaluation.hooks.call("on_fit_start")
         self.session.register(trainer=fit, **optimizers.with_state(schedules))
-        self._restore_for_fit(ckpt_path)
+        resuming.restore_for_fit(
+            self.session,
+            ckpt_path,
+            resume=self._resume,
+            chose_folder=self._for_session["run_dir"] is not None,
+        )
         fit.run()
         evaluation.hooks.call("on_fit_end")
 
@@ -281,7 +281,7 @@ class Trainer:
             UsageError: The task, data or checkpoint is missing or unsuitable.
         """
         return self._evaluate(
-            "validation", model, ckpt_path, verbose, given=dataloaders, datamodule=datamodule
+            "validation", model, ckpt_path, verbose, dataloaders=dataloaders, datamodule=datamodule
         )
 
     def test(
@@ -294,7 +294,7 @@ class Trainer:
     ) -> list[dict[str, float]]:
         """Return the exact means over all samples of what ``test_step`` logs; as ``validate``."""
         return self._evaluate(
-            "test", model, ckpt_path, verbose, given=dataloaders, datamodule=datamodule
+            "test", model, ckpt_path, verbose, dataloaders=dataloaders, datamodule=datamodule
         )
 
     def log(
@@ -350,7 +350,7 @@ class Trainer:
 
     # Implementation
 
-    def _take_up(self, task: Any, first: Any, datamodule: Any, **loaders: Any) -> Data:
+    def _connect(self, task: Any, first: Any, datamodule: Any, **loaders: Any) -> Data:
         """Connect task and data to this trainer."""
         if is_data(first):
             loaders = {
@@ -364,10 +364,10 @@ class Trainer:
                 fix="trainer.fit(task, data), or trainer.fit(task, train_loader, val_loader)",
             )
         check_data(datamodule)
-        for each in (task, datamodule):
-            if each is not None:
+        for owner in (task, datamodule):
+            if owner is not None:
                 with contextlib.suppress(AttributeError):  # a class with slots works without it
-                    each.trainer = self
+                    owner.trainer = self
         self._data = Data(task, datamodule, loaders)
         return self._data
 
@@ -379,10 +379,7 @@ class Trainer:
                     "option-invalid",
                     f"there is no loader for {stage}",
                     where=f"trainer.{'fit' if stage == 'train' else stage}(...)",
-                    fix=(
-                        f"def {stage}_dataloader(self): return DataLoader(...), or hand over a"
-                        " DataLoader"
-                    ),
+                    fix=f"def {stage}_dataloader(self): return DataLoader(...), or pass one",
                 )
             )
         return loader
@@ -395,53 +392,6 @@ class Trainer:
             self, work, self._recorder, display, Hooks(self, work.task, self._callbacks)
         )
 
-    def _restore_for_fit(self, ckpt_path: str | os.PathLike[str] | None) -> None:
-        folder, known = self.session.run_dir.root, self.session.run_dir.root.resolve() in _fitted
-        _fitted.add(folder.resolve())
-        of_launcher = env.read(env.RUN_DIR) is not None and self._for_session["run_dir"] is None
-        if ckpt_path is not None:
-            self._restore(ckpt_path)
-        elif of_launcher if self._resume is None else self._resume:
-            if known and self._resume is None:
-                self._refuse_to_go_on()
-            self.session.restore("latest")
-        elif self.session.is_main and self._has_checkpoints():
-            terminal.say(
-                f"starts over beside the checkpoints in {folder}; resume=True continues from them"
-            )
-
-    def _refuse_to_go_on(self) -> None:
-        """Refuse a second fit that would resume where the first has ended, and so train nothing."""
-        session = self.session
-        if session.reduce(int(session.is_main and self._has_checkpoints())):  # rank 0 decides
-            raise options.contradiction(
-                f"this process has fitted in {session.run_dir.root} before, and would continue from"
-                " its checkpoints",
-                where="trainer.fit(...)",
-                why=(
-                    "a second fit would begin with the weights and the epoch that the first has"
-                    " come to"
-                ),
-                fix=(
-                    "another Trainer for another training (it has its own folder), or"
-                    " Trainer(resume=True)"
-                ),
-            )
-
-    def _has_checkpoints(self) -> bool:
-        return any(self.session.run_dir.checkpoints.glob("[0-9]*"))
-
-    def _restore(self, ckpt_path: str | os.PathLike[str]) -> None:
-        if not self.session.restore("latest" if ckpt_path == "last" else ckpt_path):
-            raise UsageError(
-                Finding(
-                    "checkpoint-missing",
-                    f"there is no checkpoint in {self.session.run_dir.checkpoints}",
-                    where=f"ckpt_path={os.fspath(ckpt_path)!r}",
-                    fix="give the path of one, or leave ckpt_path out",
-                )
-            )
-
     def _evaluate(
         self,
         stage: str,
@@ -449,42 +399,49 @@ class Trainer:
         ckpt_path: str | os.PathLike[str] | None,
         verbose: bool,
         *,
-        given: Any,
+        dataloaders: Any,
         datamodule: Any,
     ) -> list[dict[str, float]]:
         if model is None and self._work is not None:
             model = self._work.task
             ckpt_path = ckpt_path or ("best" if self._plan.saves_best else None)
         check_task(model, f"{stage}_step")
-        data, (loader_stage, data_stage) = self._data, STAGES[stage]
-        if given is not None or datamodule is not None or data is None or not self._knows(model):
-            data = self._take_up(model, given, datamodule, **{loader_stage: given})
-        if self._work is None or not self._knows(model):
-            if self._work is not None:
-                self.session = self._another_session()
-            self._work = Work(model, self.session)
+        loader_stage, data_stage = STAGES[stage]
+        is_known = self._work is not None and self._work.task is model
+        has_new_data = dataloaders is not None or datamodule is not None
+        data = self._data
+        if data is None or has_new_data or not is_known:
+            data = self._connect(model, dataloaders, datamodule, **{loader_stage: dataloaders})
+        work = self._work_of(model)
         data.prepare(self.session, data_stage, seed=self._seed)
         if ckpt_path is not None:
             # By its folder, so that the message reports a loaded checkpoint: nothing is resumed
             # here.
-            self._restore(self.session.run_dir.checkpoints if ckpt_path == "last" else ckpt_path)
+            folder = self.session.run_dir.checkpoints
+            resuming.restore(self.session, folder if ckpt_path == "last" else ckpt_path)
         loader = self._loader(data, loader_stage, evaluates=True)
-        limit = getattr(self._plan, f"limit_{loader_stage}_batches")
-        batches = options.num_batches(f"limit_{loader_stage}_batches", limit, length_of(loader))
-        evaluation = self._evaluation(self._work)
+        option = f"limit_{loader_stage}_batches"
+        limit = options.num_batches(option, getattr(self._plan, option), length_of(loader))
+        evaluation = self._evaluation(work)
         with evaluation.display.bar():
-            values = evaluation.run(stage, loader, limit=batches).for_loggers
+            values = evaluation.run(stage, loader, limit=limit).for_loggers
         self.session.log(values)
         if verbose:
             evaluation.display.line(stage, values)
         return [values]
 
-    def _another_session(self) -> Session:
-        """Return a new Session in the same run folder; ``_restore_for_fit`` keeps fits separate."""
-        return Session(**{**self._for_session, "run_dir": self.session.run_dir})
+    def _work_of(self, task: Any) -> Work:
+        """Return a task that is set up, in a new Session if another task used this one."""
+        if self._work is not None and self._work.task is task:
+            return self._work
+        if self._work is not None:
+            self.session = self._another_session()
+        self._work = Work(task, self.session)
+        return self._work
 
-    def _knows(self, model: Any) -> bool:
-        return self._work is not None and self._work.task is model
+    def _another_session(self) -> Session:
+        """Return a new Session in the same run folder; ``restore_for_fit`` keeps fits separate."""
+        return Session(**{**self._for_session, "run_dir": self.session.run_dir})
 
 
 def _shared(run_dir: Any) -> Any:
@@ -496,15 +453,17 @@ def _loggers(logger: Any) -> Sequence[Logger | str]:
     """Return the loggers for Session."""
     if isinstance(logger, bool):
         return ("csv",) if logger else ()
-    found = list(logger) if isinstance(logger, list | tuple) else [logger]
-    for each in found:
-        if not isinstance(each, str) and not (
-            callable(getattr(each, "log", None)) and callable(getattr(each, "close", None))
-        ):
+    loggers = list(logger) if isinstance(logger, list | tuple) else [logger]
+    for target in loggers:
+        if not isinstance(target, str) and not _can_log(target):
             raise options.invalid(
                 "logger",
-                type(each).__name__,
-                "a name, or something with log(values, step) and close()",
+                type(target).__name__,
+                "a name, or an object with log(values, step) and close()",
                 fix='Trainer(logger="tensorboard")',
             )
-    return found
+    return loggers
+
+
+def _can_log(target: Any) -> bool:
+    return all(callable(getattr(target, method, None)) for method in ("log", "close"))

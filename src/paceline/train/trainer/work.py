@@ -49,7 +49,9 @@ class Work:
         self.module = task if isinstance(task, nn.Module) else Parts(task)
         ready: Any = session.setup(self.module, *optimizers)
         self._wrapped: nn.Module = ready[0] if optimizers else ready
-        self.is_sharded = any(hasattr(each, "device_mesh") for each in self._wrapped.parameters())
+        self.is_sharded = any(
+            hasattr(parameter, "device_mesh") for parameter in self._wrapped.parameters()
+        )
         self._methods: dict[str, Callable[..., Any]] = {}
 
     def train(self, batch: Any, batch_idx: int) -> Any:
@@ -68,28 +70,29 @@ class Work:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Switch to evaluation mode; afterwards restore every module's mode."""
-        modes = [(each, each.training) for each in self.module.modules()]
+        modes = [(module, module.training) for module in self.module.modules()]
         self.module.eval()
         try:
             with torch.no_grad():
                 yield
         finally:
-            for each, mode in modes:
-                each.training = mode
+            for module, mode in modes:
+                module.training = mode
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Keep another rank's row out of metrics, and of lists that a task fills."""
-        metrics = [each for _, each in self.parts() if hasattr(each, "metric_state")]
-        states = [(each, kept_state(each)) for each in metrics]
-        lists = [(each, len(each)) for each in vars(self.task).values() if isinstance(each, list)]
+        metrics = [part for _, part in self.parts() if hasattr(part, "metric_state")]
+        states = [(metric, kept_state(metric)) for metric in metrics]
+        lists = [value for value in vars(self.task).values() if isinstance(value, list)]
+        lengths = [(value, len(value)) for value in lists]
         try:
             yield
         finally:
             for metric, state in states:
                 put_back(metric, state)
-            for each, length in lists:
-                del each[length:]
+            for value, length in lengths:
+                del value[length:]
 
     def _call(self, wrapped: nn.Module, name: str, batch: Any, batch_idx: int) -> Any:
         method = self._methods.get(name) or self._look_up(name)
@@ -116,10 +119,10 @@ class Work:
 
     def _look_up(self, name: str) -> Callable[..., Any]:
         """Return a method of the task, which may omit the parameter ``batch_idx``."""
-        given = getattr(self.task, name)
+        method = getattr(self.task, name)
         try:
-            inspect.signature(given).bind("batch", 0)
-            self._methods[name] = given
+            inspect.signature(method).bind("batch", 0)
+            self._methods[name] = method
         except TypeError:
-            self._methods[name] = lambda batch, _: given(batch)
+            self._methods[name] = lambda batch, _: method(batch)
         return self._methods[name]

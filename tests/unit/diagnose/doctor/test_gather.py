@@ -7,9 +7,10 @@ import time
 import pytest
 
 from paceline.diagnose.doctor.collectors import gather as room
-from paceline.diagnose.doctor.collectors import gpus, kernel_log, limits, pci, peers, software
-from paceline.diagnose.doctor.facts import Software
+from paceline.diagnose.doctor.collectors import gpus, kernel_log, limits, pci, peers
 from paceline.diagnose.doctor.facts_gpu import Driver, Gpu, GpuPair, GpuProcess
+from paceline.machine import software
+from paceline.machine.software import Software
 
 TWO = (Gpu(0, uuid="GPU-a"), Gpu(1, uuid="GPU-b"))
 BUSY = (TWO[0], Gpu(1, uuid="GPU-b", processes=(GpuProcess(7),)))
@@ -26,7 +27,7 @@ def machine(monkeypatch):
         )
         monkeypatch.setattr(gpus, "gather_gpus", lambda: told)
         monkeypatch.setattr(
-            software, "gather_software", lambda: Software(torch="2.13.0", torch_cuda=cuda)
+            software, "installed", lambda: Software(torch="2.13.0", torch_cuda=cuda)
         )
         monkeypatch.setattr(peers, "try_pairs", lambda uuids: asked.append(uuids) or (result or {}))
         return asked

@@ -27,7 +27,6 @@ from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu, GpuProcess
 from paceline.diagnose.doctor.report import Report
 from paceline.errors import Finding
-from paceline.machine import files
 
 
 def write(path, text):
@@ -85,10 +84,9 @@ def test_what_are_no_facts_is_refused(values):
         Facts.from_json(values)
 
 
-def test_numbers_are_written_as_the_kernel_does():
-    assert files.ranges([0, 1, 2, 3, 7, 9, 8]) == "0-3,7-9"
-    assert files.ranges([5]) == "5"
-    assert files.ranges([]) == ""
+def test_cpus_are_written_as_the_kernel_does(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 7, 9, 8})
+    assert limits.gather_limits().affinity == "0-3,7-9"
 
 
 # PCI

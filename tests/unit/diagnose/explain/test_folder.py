@@ -51,7 +51,7 @@ def test_an_outcome_before_the_last_start_does_not_count(tmp_path):
     told(
         tmp_path, {"kind": "start", "attempt": 0}, ended(1, RAISED), {"kind": "start", "attempt": 1}
     )
-    with pytest.raises(UsageError, match="has not told its end"):
+    with pytest.raises(UsageError, match="has not ended"):
         explain(str(tmp_path))
 
 

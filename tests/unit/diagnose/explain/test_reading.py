@@ -24,7 +24,7 @@ def refused(subject):
 
 
 def test_a_missing_file_is_said(tmp_path):
-    assert "there is no file" in refused(tmp_path / "none.log").what
+    assert "none.log does not exist" in refused(tmp_path / "none.log").what
 
 
 def test_a_mistyped_name_gets_the_nearest_one():

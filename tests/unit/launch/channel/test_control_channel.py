@@ -1,4 +1,4 @@
-"""The board: launchers of several nodes in one process, on a real store of the loopback interface."""
+"""The control channel: launchers of several nodes in one process, on a real store of the loopback interface."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from torch.distributed import PrefixStore, TCPStore
 
 from paceline import deadlines
 from paceline.launch.channel import liveness, silence
-from paceline.launch.channel.control_channel import ControlChannel, Surroundings
+from paceline.launch.channel.control_channel import ControlChannel
+from paceline.launch.channel.surroundings import Surroundings
 
 
 def until(condition, *, within_s=8.0):
-    """Wait for what the boards' threads are about to do."""
+    """Wait for what the channels' threads are about to do."""
     deadline = time.monotonic() + within_s
     tick = threading.Event()
     while not condition():
@@ -35,7 +36,7 @@ def store():
 
 @pytest.fixture
 def make(store):
-    """Boards of a run with so many nodes, each on a store client of its own; closed at the end."""
+    """Channels of a run with so many nodes, each on a store client of its own; closed at the end."""
     made = []
 
     def build(*nodes, num_nodes=2, attempt=0, **surroundings):
@@ -52,15 +53,15 @@ def make(store):
         return made[-len(nodes) :]
 
     yield build
-    for board in made:
-        board.close()
-    for board in made:
-        board._thread.join(10)
-        assert not board._thread.is_alive()
+    for channel in made:
+        channel.close()
+    for channel in made:
+        channel._thread.join(10)
+        assert not channel._thread.is_alive()
 
 
-def posted(board, kind, node):
-    return board._get(board._key(kind, node)) is not None
+def posted(channel, kind, node):
+    return channel._get(channel._key(kind, node)) is not None
 
 
 def test_a_failure_of_one_is_seen_by_all(make):
@@ -123,8 +124,8 @@ def test_accounts_are_exchanged_once_and_nobody_leaves_before_all_have_read(make
     until(lambda: other.clock_offset_ns)
     found = {}
 
-    def exchange(board, *, linger):
-        found[board.node] = board.exchange({"node": board.node}, until_s=5, linger=linger)
+    def exchange(channel, *, linger):
+        found[channel.node] = channel.exchange({"node": channel.node}, until_s=5, linger=linger)
 
     first = threading.Thread(target=exchange, args=(head,), kwargs={"linger": True})
     first.start()
@@ -177,24 +178,26 @@ def test_all_but_the_head_can_be_asked_for(make):
     assert not head.all_have("done")
 
 
-def silent_for(board, node, seconds):
-    """As if a board had last heard something of a node so long ago; real waiting tests the machine's load."""
-    heartbeats = board._heartbeats
-    heartbeats.heard[node].since_s = min(heartbeats.heard[node].since_s, heartbeats.now_s - seconds)
+def silent_for(channel, node, seconds):
+    """As if a channel had last heard something of a node so long ago; real waiting tests the machine's load."""
+    heartbeats = channel._heartbeats
+    heartbeats.records[node].since_s = min(
+        heartbeats.records[node].since_s, heartbeats.now_s - seconds
+    )
     heartbeats._stepped_s = min(heartbeats._stepped_s, heartbeats.now_s - seconds)
 
 
-def stop(board):
-    """End a board's heartbeats, as if its launcher had been stopped."""
-    board.close()
-    board._thread.join(10)
+def stop(channel):
+    """End a channel's heartbeats, as if its launcher had been stopped."""
+    channel.close()
+    channel._thread.join(10)
 
 
 def test_a_silent_node_is_named_on_all_others_and_may_come_back(make):
     told = []
     head, _, third = make(0, 1, 2, num_nodes=3, inform=lambda notice: told.append(notice.what))
-    until(lambda: head._heartbeats.heard[1].host)
-    beat, head._heartbeats.hear = head._heartbeats.hear, lambda node, beat: None
+    until(lambda: head._heartbeats.records[1].host)
+    beat, head._heartbeats.record = head._heartbeats.record, lambda node, beat: None
     for_s = deadlines.SILENT_NODE_NOTICE + 1
     until(
         lambda: silent_for(head, 1, for_s) or (1 in head.remote.silent and 1 in third.remote.silent)
@@ -205,7 +208,7 @@ def test_a_silent_node_is_named_on_all_others_and_may_come_back(make):
         "node 1",
     ]
     assert all("has been silent for 1" in line for line in told if line.startswith("node 1"))
-    head._heartbeats.hear = beat
+    head._heartbeats.record = beat
     until(lambda: not head.remote.silent and not third.remote.silent)
     until(lambda: sum("node 1" in line and "is heard again, after 1" in line for line in told) == 2)
 
@@ -214,10 +217,10 @@ def test_a_silence_like_the_last_one_is_not_named_again(make):
     """Heartbeats that queue behind gradients on a full link come every dozen seconds, for as long as it is full."""
     told = []
     head, silent = make(0, 1, inform=lambda notice: told.append(notice.what))
-    until(lambda: head._heartbeats.heard[1].host)
-    beat, head._heartbeats.hear = head._heartbeats.hear, lambda node, beat: None
+    until(lambda: head._heartbeats.records[1].host)
+    beat, head._heartbeats.record = head._heartbeats.record, lambda node, beat: None
     until(lambda: silent_for(head, 1, 12) or 1 in head.remote.silent)
-    head._heartbeats.hear = beat
+    head._heartbeats.record = beat
     until(lambda: not head.remote.silent)
     stop(silent)
     seen = head._answered
@@ -229,7 +232,7 @@ def test_a_silence_like_the_last_one_is_not_named_again(make):
 
 def test_a_node_that_goes_silent_is_lost_for_all_others_after_the_node_timeout(make):
     head, silent, third = make(0, 1, 2, num_nodes=3)
-    until(lambda: head._heartbeats.heard[1].host)
+    until(lambda: head._heartbeats.records[1].host)
     stop(silent)
     until(
         lambda: (
@@ -254,7 +257,7 @@ def test_a_node_that_never_came_is_lost_too(make):
 def test_a_silent_node_is_not_lost_as_long_as_training_steps_are_made(make):
     steps = iter(range(10**9))
     head, silent = make(0, 1, count_steps=lambda: next(steps))
-    until(lambda: head._heartbeats.heard[1].host)
+    until(lambda: head._heartbeats.records[1].host)
     stop(silent)
     until(lambda: silent_for(head, 1, 1000) or 1 in head.remote.silent)
     seen = head._answered
@@ -264,7 +267,7 @@ def test_a_silent_node_is_not_lost_as_long_as_training_steps_are_made(make):
 
 def test_the_head_is_watched_too_where_another_node_hosts_the_store(make):
     head, other = make(0, 1)
-    until(lambda: other._heartbeats.heard[0].host)
+    until(lambda: other._heartbeats.records[0].host)
     stop(head)
     until(lambda: silent_for(other, 0, deadlines.NODE_TIMEOUT + 1) or other.remote.lost == {0})
 
@@ -272,8 +275,8 @@ def test_the_head_is_watched_too_where_another_node_hosts_the_store(make):
 def test_a_launcher_whose_connection_was_closed_is_lost_soon(make, store):
     listener = liveness.Listener(store, token="token")
     head, silent = make(0, 1)
-    until(lambda: head._heartbeats.heard[1].launcher)
-    launcher = head._heartbeats.heard[1].launcher
+    until(lambda: head._heartbeats.records[1].launcher)
+    launcher = head._heartbeats.records[1].launcher
     connection = liveness.Connection(store.clone(), "127.0.0.1", token="token", name=launcher)
     until(lambda: launcher in listener._names.values() and connection._socket is not None)
     connection._leaving.set()  # it does not come back
@@ -301,7 +304,7 @@ def test_a_launcher_that_leaves_in_order_is_not_lost_soon(make, store):
 
 def test_a_node_that_the_scheduler_calls_down_is_lost_at_once(make):
     head, silent = make(0, 1, node_state=lambda node: "down*\n" if node == 1 else "idle\n")
-    until(lambda: head._heartbeats.heard[1].host)
+    until(lambda: head._heartbeats.records[1].host)
     stop(silent)
     until(lambda: silent_for(head, 1, deadlines.SILENT_NODE_NOTICE + 1) or head.remote.lost == {1})
     assert head.remote.losses[1].reason == silence.DOWN
@@ -311,9 +314,9 @@ def test_a_launcher_that_was_stopped_does_not_hold_its_own_silence_against_other
     make, monkeypatch
 ):
     head, other = make(0, 1)
-    until(lambda: head._heartbeats.heard[1].host and other._heartbeats.heard[0].host)
-    for board in (head, other):
-        board._heartbeats._looked_s -= 1000
+    until(lambda: head._heartbeats.records[1].host and other._heartbeats.records[0].host)
+    for channel in (head, other):
+        channel._heartbeats._looked_s -= 1000
     seen = head._answered, other._answered
     until(lambda: head._answered > seen[0] + 2 and other._answered > seen[1] + 2)
     assert head.remote.silent == other.remote.silent == {}
@@ -329,24 +332,24 @@ def test_a_store_whose_host_refuses_the_port_is_gone(make):
     client = TCPStore(
         "127.0.0.1", int(process.stdout.readline()), is_master=False, wait_for_workers=False
     )
-    board = ControlChannel(PrefixStore("attempt/0", client), node=1, num_nodes=2)
+    channel = ControlChannel(PrefixStore("attempt/0", client), node=1, num_nodes=2)
     try:
-        until(lambda: board._answered > 1)
+        until(lambda: channel._answered > 1)
         process.send_signal(signal.SIGSTOP)
         start = time.monotonic()
-        assert board._get("nothing") is None
+        assert channel._get("nothing") is None
         assert time.monotonic() - start < 6  # nobody waits for a store that does not answer
-        board.post("word", 7)  # kept until it does
+        channel.post("word", 7)  # kept until it does
         process.send_signal(signal.SIGCONT)
-        until(lambda: board._get(board._key("word", 1)) == b"7")
-        assert not board.remote.any_lost
+        until(lambda: channel._get(channel._key("word", 1)) == b"7")
+        assert not channel.remote.any_lost
         process.kill()
-        until(lambda: board.remote.store_lost, within_s=12)
-        assert board.remote.store_loss.reason == silence.REFUSED
-        assert board.remote.lost == set()
+        until(lambda: channel.remote.store_lost, within_s=12)
+        assert channel.remote.store_loss.reason == silence.REFUSED
+        assert channel.remote.lost == set()
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
-        board.close()
-        board._thread.join(10)
+        channel.close()
+        channel._thread.join(10)

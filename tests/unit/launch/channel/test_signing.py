@@ -1,4 +1,4 @@
-"""Who is believed: signatures, the store in which launchers sign, and a board beside somebody who writes every key."""
+"""Who is believed: signatures, the store in which launchers sign, and a channel beside somebody who writes every key."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from torch.distributed import PrefixStore, TCPStore
 
 from paceline.errors import RunError, SetupError
 from paceline.launch.channel import liveness, run_secret
-from paceline.launch.channel.control_channel import ControlChannel, Surroundings
+from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.channel.run_secret import SharedFile
 from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.channel.signing import Message, Signing, sign, unsigned, verify
+from paceline.launch.channel.surroundings import Surroundings
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.slurm_defaults import SlurmDefaults
 from paceline.launch.rendezvous import store
@@ -168,7 +169,7 @@ def test_one_node_alone_with_a_secret_is_told(tmp_path, source, heads, mine, exp
 def test_the_heads_file_is_found_by_the_token_and_goes_with_the_run(tmp_path):
     folder = tmp_path / "runs" / ".roll-call"
     head = SharedFile(folder, "t")
-    identity = run_secret.signed_identity(IDENTITY, secret := head.make(), "shared")
+    identity = run_secret.signed_identity(IDENTITY, secret := head.create(), "shared")
     assert len(secret) == 64
     assert run_secret.of_run(identity, b"", SharedFile(folder, "t"), place="head:1") == secret
     assert (
@@ -188,7 +189,7 @@ def test_a_run_name_that_leads_elsewhere_is_refused(raw, name):
     mine = {**IDENTITY, "nodes": [2, 2], "user": "me", "pid": 1}
     raw.set("paceline/run", json.dumps({**mine, "run_name": name}))
     with pytest.raises(RunError):
-        store.agree_on_run(raw, mine, hosts=False, place="head:1")
+        store.read_identity(raw, mine, place="head:1")
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"junk", b"[1]", b"{}", pickle.dumps({"token": "t"})])
@@ -196,7 +197,7 @@ def test_what_is_no_runs_name_is_said_to_be_foreign(raw, content):
     mine = {**IDENTITY, "nodes": [2, 2], "user": "me", "pid": 1}
     raw.set("paceline/run", content)
     with pytest.raises(RunError) as caught:
-        store.agree_on_run(raw, mine, hosts=False, place="head:1")
+        store.read_identity(raw, mine, place="head:1")
     assert caught.value.finding.name == "port-held-by-other"
 
 
@@ -213,7 +214,7 @@ def roll(store, node, folder, *, needs_secret):
         store,
         me,
         head,
-        hosts=node == 0,
+        is_head=node == 0,
         limit_s=20.0,
         hosts_by_rank=[],
         notes=notes,
@@ -259,7 +260,7 @@ def test_a_stranger_in_the_roll_call_is_not_waited_for(raw, tmp_path, needs_secr
 
 
 @pytest.mark.parametrize(
-    ("head", "one_voice", "nodes", "only"),
+    ("head", "shared_output", "nodes", "only"),
     [
         ("127.0.0.1", False, 1, True),
         ("node-1", False, 1, True),
@@ -268,8 +269,12 @@ def test_a_stranger_in_the_roll_call_is_not_waited_for(raw, tmp_path, needs_secr
         ("10.0.0.5", False, 2, False),  # and so may what was typed on another node
     ],
 )
-def test_the_store_listens_at_one_address_where_all_know_it_by_that(head, one_voice, nodes, only):
-    options = Options("train.py", nnodes=(nodes, nodes), placed=SlurmDefaults(one_voice=one_voice))
+def test_the_store_listens_at_one_address_where_all_know_it_by_that(
+    head, shared_output, nodes, only
+):
+    options = Options(
+        "train.py", nnodes=(nodes, nodes), slurm_defaults=SlurmDefaults(shared_output=shared_output)
+    )
     assert store.is_only_address(options, SimpleNamespace(host=head)) == only
 
 
@@ -280,7 +285,7 @@ def test_a_store_for_one_address_is_not_reached_at_another():
         socket.create_connection(("127.0.0.2", opened.port), timeout=5)
 
 
-# A board beside a stranger
+# A channel beside a stranger
 
 
 class Stranger:
@@ -319,8 +324,8 @@ class Stranger:
 
 
 @pytest.fixture
-def boards(raw):
-    """Two boards that have the secret, and what they have ignored."""
+def channels(raw):
+    """Two channels that have the secret, and what they have ignored."""
     ignored, made = [], []
     for node in range(2):
         signing = Signing(SECRET, token="t", on_ignored=ignored.append)
@@ -331,10 +336,10 @@ def boards(raw):
             )
         )
     yield *made, ignored
-    for board in made:
-        board.close()
-    for board in made:
-        board._thread.join(10)
+    for channel in made:
+        channel.close()
+    for channel in made:
+        channel._thread.join(10)
 
 
 VALUES = {
@@ -349,29 +354,34 @@ VALUES = {
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
-def test_a_stranger_that_writes_every_key_ends_nothing(raw, boards, value):
-    head, other, ignored = boards
+def test_a_stranger_that_writes_every_key_ends_nothing(raw, channels, value):
+    head, other, ignored = channels
     stranger = Stranger(raw, value)
     other.post("done", True)
     until(lambda: len(ignored) > 3)
     before = head._answered, other._answered
     until(lambda: head._answered > before[0] + 4 and other._answered > before[1] + 4)
     stranger.stop()
-    for board in (head, other):
-        assert (board.remote.stop, board.remote.failed, board.remote.hurry, board.remote.look) == (
+    for channel in (head, other):
+        assert (
+            channel.remote.stop,
+            channel.remote.failed,
+            channel.remote.hurry,
+            channel.remote.look,
+        ) == (
             0,
             False,
             False,
             0,
         )
-        assert board.remote.lost == set()
+        assert channel.remote.lost == set()
     head.post("done", True)
     until(lambda: head.all_have("done"))  # what was written over is written again
     assert sorted(ignored) == sorted(set(ignored)) or len(ignored) <= 2 * len(set(ignored))
 
 
-def test_recorded_messages_that_are_played_again_end_nothing(raw, boards):
-    head, other, _ = boards
+def test_recorded_messages_that_are_played_again_end_nothing(raw, channels):
+    head, other, _ = channels
     other.tell("facts", {"a": 1})
     head.tell("facts", {"b": 1})
     until(lambda: head.hear("facts"))
@@ -390,8 +400,8 @@ def test_recorded_messages_that_are_played_again_end_nothing(raw, boards):
     assert head.hear("facts") == {}
 
 
-def test_boards_with_the_secret_still_hear_each_other(boards):
-    head, other, ignored = boards
+def test_channels_with_the_secret_still_hear_each_other(channels):
+    head, other, ignored = channels
     other.stop(15)
     until(lambda: head.remote.stop == 15)
     other.fail()

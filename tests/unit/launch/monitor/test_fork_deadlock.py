@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from paceline import counters
-from paceline.launch.monitor import children, fork_deadlock, fork_watch, worker_processes
+from paceline.launch.monitor import child_processes, child_stacks, fork_deadlock, fork_watch
+from paceline.launch.monitor.child_processes import ChildProcess
 from paceline.launch.monitor.fork_deadlock import NativeFrame, WorkerLook
-from paceline.launch.monitor.worker_processes import ChildProcess
 from paceline.machine import python_fork
 
 COMMAND = "python train.py --lr 0.1"
@@ -46,7 +46,7 @@ def test_one_thread_in_a_futex_that_never_runs_and_has_no_name_yet_is_proven():
 
 
 def test_a_kernel_that_hides_its_functions_still_tells_the_system_call(monkeypatch):
-    monkeypatch.setattr(worker_processes.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(child_processes.platform, "machine", lambda: "x86_64")
     hidden = {"wait": "", "syscall": "202"}
     assert fork_deadlock.is_proven(
         replace(FIRST, worker=replace(FIRST.worker, **hidden)), with_worker(**hidden)
@@ -101,6 +101,20 @@ def test_a_named_worker_is_accused_where_its_frames_are_torchs_own():
     evidence = "\n".join(fork_deadlock.explain(now, (LOOP, TORCH, ATEXIT)).evidence)
     assert "libtorch_cpu.so" in evidence
     assert "gh-112275" not in evidence
+
+
+def test_a_lock_of_multiprocessing_that_another_worker_holds_is_not():
+    """py-spy sees the frames of a dataset that waits for a multiprocessing.Lock."""
+    first, now = (
+        replace(look, worker=replace(look.worker, name="pt_data_worker")) for look in (FIRST, NOW)
+    )
+    enter = NativeFrame("__enter__", "multiprocessing/synchronize.py")
+    start = NativeFrame("_launch", "multiprocessing/popen_fork.py")
+    lock = NativeFrame("semlock_acquire", "semaphore.c")
+    assert not fork_deadlock.is_proven(first, now, (start, LOOP, DATASET, enter, lock))
+    assert not fork_deadlock.is_proven(first, now, (start, LOOP, enter, lock))  # worker_init_fn
+    assert not fork_deadlock.is_proven(first, now, (start, enter, lock))  # a hook after the fork
+    assert fork_deadlock.is_proven(first, now, (start, lock))
 
 
 def test_the_report_names_the_bug_of_this_python_and_the_ways_out(monkeypatch):
@@ -167,14 +181,14 @@ def test_frames_of_py_spy_are_read():
 
 
 def test_py_spy_is_asked_if_it_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(children, "find_py_spy", lambda: "")
+    monkeypatch.setattr(child_stacks, "find_py_spy", lambda: "")
     assert fork_watch.read_frames(200) == ()
     program = tmp_path / "py-spy"
     program.write_text(
         f"#!/bin/sh\n[ \"$*\" = 'dump --native --pid 200' ] && cat <<'END'\n{DUMP}END\n"
     )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(children, "find_py_spy", lambda: str(program))
+    monkeypatch.setattr(child_stacks, "find_py_spy", lambda: str(program))
     finding = fork_deadlock.explain(NOW, fork_watch.read_frames(200))
     expected = (
         python_fork.this() if python_fork.has_bug() else "the lock belongs to libpython3.11.so.1.0"
@@ -202,7 +216,7 @@ def watched(monkeypatch):
         return now.seen.get(pid)
 
     monkeypatch.setattr(fork_watch.time, "monotonic", lambda: now.s)
-    monkeypatch.setattr(worker_processes, "look", look)
+    monkeypatch.setattr(child_processes, "look", look)
     group = SimpleNamespace(attempt=SimpleNamespace(ranks={0: 1}, living={0}, pids={0: 100}))
     now.watch = fork_watch.ForkWatch(group, now.pulses, inform=now.notices.append)
     return now

@@ -1,4 +1,4 @@
-"""What pulses show: facts in, a Finding or nothing out."""
+"""What counters show: facts in, a Finding or nothing out."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def rank(number, loops=0, last=0, first=0, opened=0, length=0):
 
 
 @pytest.mark.parametrize(
-    ("pulses", "what"),
+    ("counters", "what"),
     [
         (
             [rank(0, opened=41), rank(1, loops=1, last=40)],
@@ -147,8 +147,8 @@ def rank(number, loops=0, last=0, first=0, opened=0, length=0):
         ([rank(0, loops=2, last=40, first=41), rank(1, loops=2, last=40, first=40)], None),
     ],
 )
-def test_uneven_batches(pulses, what):
-    found = observations.uneven(pulses)
+def test_uneven_batches(counters, what):
+    found = observations.uneven(counters)
     assert (found and found.what) == what
 
 

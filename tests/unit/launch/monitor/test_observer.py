@@ -215,8 +215,8 @@ def test_parameters_that_are_not_known_read_as_none(tmp_path):
     assert read_parameters(run_dir, 0, 0, step=10) == ((), ())
 
 
-class HeadsBoard:
-    """A board of two nodes on which the other one is silent when it is asked for its lists."""
+class HeadsChannel:
+    """A channel of two nodes on which the other one is silent when it is asked for its lists."""
 
     node, num_nodes = 0, 2
 
@@ -236,21 +236,21 @@ class HeadsBoard:
 
 def test_the_head_asks_for_lists_and_does_not_wait_for_ever(made, pulses, monkeypatch):
     observer, told, run_dir = made
-    observer._board = board = HeadsBoard(facts(checks={"10": 6}))
+    observer._channel = channel = HeadsChannel(facts(checks={"10": 6}))
     observer._head = Head(4)
     for local in (0, 1):
         counters.write_check(pulses.slot(local), number=1, step=10, checksum=5)
         leave_parameters(run_dir, local, [1, 5])
     assert not observer.close()
-    assert board.words == [{"lists": 10}]
-    assert board.mine["lists"] == [
+    assert channel.words == [{"lists": 10}]
+    assert channel.mine["lists"] == [
         {"ranks": [0, 1], "names": ("0.weight [2]", "0.bias [1]"), "sums": (1, 5)}
     ]
     monkeypatch.setattr(observers, "_LISTS_S", 0.0)
     assert observer.close()
     assert told == []
-    board.other["lists"] = [lists([2, 3], [1, 6])]
+    channel.other["lists"] = [lists([2, 3], [1, 6])]
     observer._next_s = 0.0
     assert observer.close()
     assert named(told) == ["replicas-differ"]
-    assert board.words[1]["finding"]["name"] == "replicas-differ"
+    assert channel.words[1]["finding"]["name"] == "replicas-differ"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.launch.monitor.locate import judge_proven
+from paceline.launch.monitor.hang import judge_proven
 from paceline.launch.monitor.position import Frame, Position
 from paceline.launch.monitor.proof import Call, Proof, Stand, find
 

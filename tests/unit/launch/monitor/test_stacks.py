@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from paceline.launch.monitor import children, position, stacks, worker_processes
+from paceline.launch.monitor import child_processes, child_stacks, position, stacks
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="abstract sockets and /proc are Linux's"
@@ -110,7 +110,7 @@ def test_a_worker_gets_no_signal(rank, signals):
 
 
 @pytest.mark.skipif(
-    not children.find_py_spy() or os.geteuid() != 0,
+    not child_stacks.find_py_spy() or os.geteuid() != 0,
     reason="needs py-spy, and rights to read others",
 )
 def test_the_line_of_a_dataset_in_a_worker_is_read_from_outside(rank):
@@ -126,7 +126,7 @@ def test_a_stopped_rank_is_seen_at_once(rank, signals):
     pid, file = rank(LOADER)
     os.killpg(pid, signal.SIGSTOP)
     deadline = time.monotonic() + 5
-    while worker_processes.look(pid).state != "T" and time.monotonic() < deadline:
+    while child_processes.look(pid).state != "T" and time.monotonic() < deadline:
         time.sleep(0.01)
     started = time.monotonic()
     found = stacks.look({0: pid}, {0: file})[0]
@@ -154,8 +154,8 @@ DUMPED = [
 
 def test_a_frame_of_py_spy_has_the_name_that_python_gives_it():
     """From Python 3.11 on py-spy prints qualified names, and places of torch are known by plain ones."""
-    assert children.main_thread(7, DUMPED) == [
+    assert child_stacks.main_thread(7, DUMPED) == [
         ("train.py", 0, "load"),
         ("data.py", 40, "__getitem__"),
     ]
-    assert children.main_thread(9, []) == []
+    assert child_stacks.main_thread(9, []) == []

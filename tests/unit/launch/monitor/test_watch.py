@@ -107,15 +107,16 @@ def until_told(watch, clock, *, within_s):
     return None
 
 
-def watched(clock, *, asked_s=None, ranks=2):
+def watched(clock, *, requested_s=None, ranks=2):
     group = Group(*range(ranks))
     group.beat = {local: stepped(clock) for local in range(ranks)}
     group.notices = []
-    return group, Watch(group, None, asked_s=asked_s, give_up=bool, inform=group.notices.append)
+    inform = group.notices.append
+    return group, Watch(group, None, requested_s=requested_s, give_up=bool, inform=inform)
 
 
 def test_ranks_that_make_progress_are_not_looked_at(clock):
-    group, watch = watched(clock, asked_s=4)
+    group, watch = watched(clock, requested_s=4)
     for _ in range(100):
         group.beat = {local: stepped(clock) for local in range(2)}
         assert until_told(watch, clock, within_s=2) is None
@@ -123,7 +124,7 @@ def test_ranks_that_make_progress_are_not_looked_at(clock):
 
 
 def test_a_sleeper_is_told_after_the_time_that_was_asked_for(clock):
-    group, watch = watched(clock, asked_s=4)
+    group, watch = watched(clock, requested_s=4)
     group.at[1] = Look((user(5),), cpu_s=1.0)
     name, after_s = until_told(watch, clock, within_s=20)
     assert name == "rank-stuck-in-code"
@@ -200,14 +201,14 @@ def test_one_that_others_wait_for_and_that_works_is_noticed_once(clock):
 
 
 def test_who_asks_for_a_time_gets_it(clock):
-    group, watch = watched(clock, asked_s=30)
+    group, watch = watched(clock, requested_s=30)
     group.at = Working()
     _, after_s = until_told(watch, clock, within_s=900)
     assert 30 < after_s < 40
 
 
 def test_all_at_work_on_their_own_is_no_hang(clock):
-    group, watch = watched(clock, asked_s=5)
+    group, watch = watched(clock, requested_s=5)
     group.at = {0: Look((user(1),), cpu_s=1.0), 1: Look((user(2),), cpu_s=1.0)}
 
     def work(*, quiet):
@@ -221,14 +222,14 @@ def test_all_at_work_on_their_own_is_no_hang(clock):
 
 
 def test_all_that_stand_still_on_their_own_are(clock):
-    group, watch = watched(clock, asked_s=5)
+    group, watch = watched(clock, requested_s=5)
     group.at = {0: Look((user(1),), cpu_s=1.0), 1: Look((user(2),), cpu_s=1.0)}
     name, _ = until_told(watch, clock, within_s=60)
     assert name == "rank-stuck-in-code"
 
 
 def test_a_hang_is_told_once_until_there_is_progress(clock):
-    group, watch = watched(clock, asked_s=4)
+    group, watch = watched(clock, requested_s=4)
     group.at[1] = Look((user(5),), cpu_s=1.0)
     assert until_told(watch, clock, within_s=20)
     assert until_told(watch, clock, within_s=60) is None
@@ -241,7 +242,7 @@ def test_what_nccl_says_is_evidence(clock):
     watch = Watch(
         group,
         None,
-        asked_s=4,
+        requested_s=4,
         give_up=bool,
         inform=print,
         ask_nccl=lambda: ["NCCL RAS: 1 rank INCOMPLETE"],
@@ -261,7 +262,7 @@ class Calling(dict):
 
 @pytest.mark.parametrize("asked_s", [None, 5])
 def test_another_collective_is_progress(clock, asked_s):
-    group, watch = watched(clock, asked_s=asked_s)
+    group, watch = watched(clock, requested_s=asked_s)
     group.beat = dict.fromkeys(range(2), counters.NOTHING)
     group.at = Calling()
     assert until_told(watch, clock, within_s=3000) is None
@@ -371,7 +372,7 @@ def test_long_steps_are_looked_at_late(clock):
 
 
 class ControlChannel:
-    """The two ends of a board in one process: what is posted is there at once."""
+    """The two ends of a channel in one process: what is posted is there at once."""
 
     kept: ClassVar[dict] = {}
 
@@ -379,8 +380,8 @@ class ControlChannel:
         self.node, self.num_nodes, self.remote = node, 2, SimpleNamespace(look=0)
 
     def call_look(self, number):
-        for board in self.boards:
-            board.remote.look = max(board.remote.look, number)
+        for channel in self.channels:
+            channel.remote.look = max(channel.remote.look, number)
 
     def post(self, kind, content):
         self.kept[kind, self.node] = content
@@ -393,18 +394,18 @@ class ControlChannel:
 
 
 def test_what_the_head_makes_of_all_is_said_by_all(clock, monkeypatch):
-    boards = ControlChannel.boards = [ControlChannel(0), ControlChannel(1)]
+    channels = ControlChannel.channels = [ControlChannel(0), ControlChannel(1)]
     ControlChannel.kept = {}
     groups = [Group(0), Group(1)]
     groups[1].at[0] = Look((user(5),), cpu_s=1.0)
     head, other = (
-        Watch(group, board, asked_s=4, give_up=bool, inform=print)
-        for group, board in zip(groups, boards, strict=True)
+        Watch(group, channel, requested_s=4, give_up=bool, inform=print)
+        for group, channel in zip(groups, channels, strict=True)
     )
     groups[0].position = lambda local, look: Position(rank=0, frames=look.frames)
     clock.s += 4.5
     other.tick()  # it is the first to be late, and calls for a look; the head has not answered yet
-    assert boards[0].remote.look == 1
+    assert channels[0].remote.look == 1
     found = head.tick()
     assert found.name == "rank-stuck-in-code"
     assert Verdict.from_json(ControlChannel.kept["verdict/1", 0]).finding == found

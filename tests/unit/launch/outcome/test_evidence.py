@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import commits
-from paceline.launch.in_rank import worker
+from paceline.launch.in_rank import rank_entry
 from paceline.launch.outcome import evidence
 from paceline.launch.outcome.rank_exit import Failure
 from paceline.launch.outcome.resume import Checkpoint
@@ -29,7 +29,7 @@ def test_what_the_worker_records_is_read_back(tmp_path):
     try:
         json.loads("{")
     except ValueError as error:
-        worker.record(task, error)
+        rank_entry.record(task, error)
     failure = evidence.read_failure(path)
     assert failure.type == "JSONDecodeError"
     assert failure.message.startswith("Expecting property name")
@@ -46,7 +46,7 @@ def test_a_syntax_error_is_placed_where_it_is(tmp_path):
     try:
         compile("x = (\n", str(tmp_path / "broken.py"), "exec")
     except SyntaxError as error:
-        worker.record(RankTask(0, SCRIPT, "broken.py", error_file=str(path)), error)
+        rank_entry.record(RankTask(0, SCRIPT, "broken.py", error_file=str(path)), error)
     place = evidence.read_failure(path).place
     assert (place.file, place.line, place.code) == (str(tmp_path / "broken.py"), 1, "x = (")
 
@@ -59,7 +59,7 @@ def test_a_record_that_is_cut_off_leaves_no_half_file(tmp_path, monkeypatch):
         raise OSError("No space left on device")
 
     monkeypatch.setattr("paceline.rundir.files.os.fsync", disk_full)
-    worker.record(RankTask(0, SCRIPT, "train.py", error_file=str(path)), ValueError("no"))
+    rank_entry.record(RankTask(0, SCRIPT, "train.py", error_file=str(path)), ValueError("no"))
     assert list(tmp_path.iterdir()) == []
 
 

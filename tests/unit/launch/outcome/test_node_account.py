@@ -22,8 +22,8 @@ def ended(rank):
 
 
 def account(rank, **values):
-    again = ResumeCommand(line=f"line of {rank}")
-    return NodeAccount(again, ends=[ended(rank)], pulses=[{"rank": rank}], **values)
+    resume_command = ResumeCommand(line=f"line of {rank}")
+    return NodeAccount(resume_command, ends=[ended(rank)], counters=[{"rank": rank}], **values)
 
 
 FULL = account(
@@ -54,9 +54,9 @@ def test_the_run_is_made_of_all_nodes():
     other = account(1, last=newer, noticed=[WARNING])
     run = node_account.join([FULL, other], Run(folder="folder", attempts=2, seconds=9.0))
     assert [end.rank for end in run.ends] == [0, 1]
-    assert [pulse["rank"] for pulse in run.pulses] == [0, 1]
+    assert [pulse["rank"] for pulse in run.counters] == [0, 1]
     assert (run.folder, run.attempts, run.seconds) == ("folder", 2, 9.0)
-    assert run.again == FULL.again, "all nodes print the line of the first"
+    assert run.resume_command == FULL.resume_command, "all nodes print the line of the first"
     assert run.last == newer
     assert run.stops == [FULL.stop]
     assert (run.hang, run.noticed_hang, run.noticed) == (HANG, HANG, [WARNING])

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.launch.outcome.rank_exit import Failure, RankExit
-from paceline.launch.outcome.report import Report, Run, Stop, broken, refused, tell
+from paceline.launch.outcome.report import Report, Run, Stop, broken, conclude, refused
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 
 S = 1_000_000_000
@@ -55,8 +55,8 @@ def told_to_stop(rank=0):
 @pytest.mark.parametrize(
     ("run", "status", "name"),
     [
-        (Run(ends=[fine(0), fine(1)], pulses=PULSES), 0, None),
-        (Run(ends=[fine(0), RankExit(1, code=-6, finished=True)], pulses=PULSES), 0, None),
+        (Run(ends=[fine(0), fine(1)], counters=PULSES), 0, None),
+        (Run(ends=[fine(0), RankExit(1, code=-6, finished=True)], counters=PULSES), 0, None),
         (Run(ends=[fine(0), failed(1)]), 1, "script-error-on-one-rank"),
         (Run(ends=[failed(0), failed(1)]), 1, "user-exception"),
         (Run(ends=[fine(0)], lost=["node 1"]), 1, "agent-died"),
@@ -146,14 +146,14 @@ def told_to_stop(rank=0):
     ],
 )
 def test_exit_status_and_finding(run, status, name):
-    report = tell(run)
+    report = conclude(run)
     assert report.exit_status == status
     assert [finding.name for finding in report.findings] == ([name] if name else [])
     assert report.lines
 
 
 def test_a_success_is_summarised():
-    report = tell(Run(ends=[fine(0), fine(1)], pulses=PULSES, seconds=7.0, folder="runs/x"))
+    report = conclude(Run(ends=[fine(0), fine(1)], counters=PULSES, seconds=7.0, folder="runs/x"))
     assert report.lines[0] == "done: 2 ranks, 11 steps in 7.0 s, 2.0 steps/s a rank"
     assert report.lines[-1] == "run folder runs/x"
     assert report.summary["steps"] == 11
@@ -163,13 +163,13 @@ def test_a_success_is_summarised():
 @pytest.mark.parametrize(("late", "who"), [([1], "rank 1"), ([0, 1, 2], "ranks 0-2")])
 def test_a_crash_in_the_teardown_is_a_note(late, who):
     ends = [RankExit(rank, code=-11 if rank in late else 0, finished=True) for rank in range(3)]
-    report = tell(Run(ends=ends, pulses=PULSES))
+    report = conclude(Run(ends=ends, counters=PULSES))
     assert report.exit_status == 0
     assert report.lines[0].startswith(f"note: {who} crashed in the interpreter's teardown")
 
 
 def test_a_stop_names_who_asked_for_it_and_how_far_the_run_was():
-    report = tell(Run(ends=[told_to_stop(0)], stops=[stop(host="node-b")], folder="runs/x"))
+    report = conclude(Run(ends=[told_to_stop(0)], stops=[stop(host="node-b")], folder="runs/x"))
     assert report.lines == [
         "the run was ended by SIGTERM from pid 7 (slurmstepd) on node-b, after 40 steps   [RUN014 stopped-by-signal]",
         "  more: paceline explain RUN014",
@@ -187,7 +187,9 @@ def test_a_stop_names_who_asked_for_it_and_how_far_the_run_was():
     ],
 )
 def test_an_unfinished_run_says_by_what_where_and_how_it_goes_on(stops, by):
-    report = tell(Run(ends=[to_resume(0)], stops=stops, folder="runs/x", again=AGAIN, last=LAST))
+    report = conclude(
+        Run(ends=[to_resume(0)], stops=stops, folder="runs/x", resume_command=AGAIN, last=LAST)
+    )
     assert report.framed()[1:] == [
         f"stopped by {by}, after 40 steps, to be resumed   [RUN017 run-unfinished]",
         "  more: paceline explain RUN017",
@@ -202,14 +204,14 @@ def test_an_unfinished_run_says_by_what_where_and_how_it_goes_on(stops, by):
 
 def test_a_grace_that_was_too_short_is_told_with_evidence_and_fix():
     ends = [killed(0), to_resume(1), killed(2)]
-    report = tell(
+    report = conclude(
         Run(
             ends,
             "runs/x",
             stops=[stop()],
             grace_s=30,
             saving="runs/x/checkpoints/.tmp-4",
-            again=AGAIN,
+            resume_command=AGAIN,
             last=LAST,
         )
     )
@@ -218,7 +220,7 @@ def test_a_grace_that_was_too_short_is_told_with_evidence_and_fix():
         "after 40 steps   [RUN016 grace-too-short]",
         "  ranks still at work: 0, 2",
         "  written to since the signal, not committed: runs/x/checkpoints/.tmp-4",
-        "  fix: --grace-s 60, and no shorter time at whoever sends the signal",
+        "  fix: --grace-s 60; the sender of the signal must allow at least as long",
         "  more: paceline explain RUN016",
         "resume from step 40: paceline run --run-dir runs/x train.py",
         "exit status 143 · run folder runs/x",
@@ -228,49 +230,52 @@ def test_a_grace_that_was_too_short_is_told_with_evidence_and_fix():
 @pytest.mark.parametrize(
     ("run", "lines"),
     [
-        (Run(ends=[failed(0)], again=AGAIN), []),
-        (Run(ends=[failed(0)], again=AGAIN, last=LAST), [f"resume from step 40: {AGAIN.line}"]),
-        (Run(ends=[told_to_stop(0)], stops=[stop()], again=AGAIN), []),
+        (Run(ends=[failed(0)], resume_command=AGAIN), []),
         (
-            Run(ends=[told_to_stop(0)], stops=[stop()], again=AGAIN, last=LAST),
+            Run(ends=[failed(0)], resume_command=AGAIN, last=LAST),
+            [f"resume from step 40: {AGAIN.line}"],
+        ),
+        (Run(ends=[told_to_stop(0)], stops=[stop()], resume_command=AGAIN), []),
+        (
+            Run(ends=[told_to_stop(0)], stops=[stop()], resume_command=AGAIN, last=LAST),
             [f"resume from step 40: {AGAIN.line}"],
         ),
         (
-            Run(ends=[fine(0)], lost=["node 1"], again=AGAIN, last=LAST),
+            Run(ends=[fine(0)], lost=["node 1"], resume_command=AGAIN, last=LAST),
             [
                 f"resume from step 40: {AGAIN.line}",
                 LOOP,
             ],
         ),
         (
-            Run(ends=[fine(0)], lost=["node 1"], again=AGAIN),
+            Run(ends=[fine(0)], lost=["node 1"], resume_command=AGAIN),
             [f"start again: {AGAIN.line}", LOOP],
         ),
         # a rank failed by itself, the node that went afterwards is not why
         (
-            Run(ends=[failed(0)], lost=["node 1"], again=AGAIN, last=LAST),
+            Run(ends=[failed(0)], lost=["node 1"], resume_command=AGAIN, last=LAST),
             [f"resume from step 40: {AGAIN.line}"],
         ),
     ],
 )
 def test_a_run_that_ended_badly_says_how_it_goes_on(run, lines):
-    told = tell(run).lines
+    report_lines = conclude(run).lines
     assert [
-        line for line in told if line.startswith(("resume", "start again", "auto-resume"))
+        line for line in report_lines if line.startswith(("resume", "start again", "auto-resume"))
     ] == lines
-    assert told[-1].startswith("exit status")
+    assert report_lines[-1].startswith("exit status")
 
 
 def test_what_broke_while_the_run_stopped_is_told():
     broke = failed(1, at=7 * S, stopped="SIGTERM to the launcher", stopped_ns=6 * S)
     assert (
         "while it stopped, rank 1 raised ValueError: no"
-        in tell(Run(ends=[broke], stops=[stop()])).lines
+        in conclude(Run(ends=[broke], stops=[stop()])).lines
     )
 
 
 def test_a_failure_stands_out_and_ends_with_the_status():
-    report = tell(Run(ends=[failed(0)], folder="runs/x", attempts=2))
+    report = conclude(Run(ends=[failed(0)], folder="runs/x", attempts=2))
     framed = report.framed()
     assert framed[0].startswith("── paceline ──")
     assert framed[1].startswith("cause: rank 0 raised ValueError: no")
@@ -303,7 +308,7 @@ class RendezvousTimeoutError(Exception):
     ],
 )
 def test_a_launcher_that_could_not_go_on(error, name, says):
-    report = broken(error, host="node-a", run=Run(again=AGAIN, last=LAST))
+    report = broken(error, host="node-a", run=Run(resume_command=AGAIN, last=LAST))
     assert report.exit_status == 1
     assert report.findings[0].name == name
     assert says in "\n".join(report.lines)
@@ -313,7 +318,7 @@ def test_a_launcher_that_could_not_go_on(error, name, says):
 
 def test_a_head_that_went_before_the_ranks_had_started_is_told_with_the_way_on():
     error = type("DistNetworkError", (RuntimeError,), {})("failed to recv, got 0 bytes")
-    report = broken(error, host="node-a", run=Run(again=AGAIN, last=LAST))
+    report = broken(error, host="node-a", run=Run(resume_command=AGAIN, last=LAST))
     assert report.findings[0].name == "agent-died"
     assert report.lines[-2:] == [
         f"resume from step 40: {AGAIN.line}",
@@ -322,7 +327,7 @@ def test_a_head_that_went_before_the_ranks_had_started_is_told_with_the_way_on()
 
 
 def test_a_report_is_plain_data():
-    report = tell(Run(ends=[fine(0), failed(1)], folder="runs/x"))
+    report = conclude(Run(ends=[fine(0), failed(1)], folder="runs/x"))
     content = json.loads(json.dumps(report.to_json()))
     assert content["exit_status"] == 1
     assert content["findings"][0]["code"] == "RUN002"

@@ -47,7 +47,7 @@ def options(script="train.py", args=(), **typed):
     ],
 )
 def test_the_line_keeps_what_was_typed(asked, line):
-    typed = resume.retype(asked, run_dir="runs/x")
+    typed = resume.repeat(asked, run_dir="runs/x")
     assert typed.endswith(line)
     assert typed.startswith("paceline run ")
 
@@ -56,7 +56,7 @@ def test_the_line_means_the_same_when_it_is_parsed_again():
     asked = options(
         args=["--run-dir", "mine"], nproc_per_node="2", standalone=True, tee="3", run_dir="old dir"
     )
-    words = shlex.split(resume.retype(asked, run_dir="new dir"))
+    words = shlex.split(resume.repeat(asked, run_dir="new dir"))
     place = words.index("train.py")
     assert words[place:] == ["train.py", "--run-dir", "mine"]
     assert words[:place] == [
@@ -166,8 +166,16 @@ def test_after_a_node_was_lost(last, again, lines):
 @pytest.mark.parametrize(
     ("grace_s", "again", "fix"),
     [
-        (30, ResumeCommand(LINE), "--grace-s 60, and no shorter time at whoever sends the signal"),
-        (5, ResumeCommand(LINE), "--grace-s 60, and no shorter time at whoever sends the signal"),
+        (
+            30,
+            ResumeCommand(LINE),
+            "--grace-s 60; the sender of the signal must allow at least as long",
+        ),
+        (
+            5,
+            ResumeCommand(LINE),
+            "--grace-s 60; the sender of the signal must allow at least as long",
+        ),
         (300, ResumeCommand(LINE, slurm=True), "--grace-s 600, and #SBATCH --signal=B:TERM@630"),
         (
             30,

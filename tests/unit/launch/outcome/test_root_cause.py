@@ -14,18 +14,8 @@ from paceline.launch.channel import silence
 from paceline.launch.monitor.position import Frame, Position
 from paceline.launch.outcome.block import render as block
 from paceline.launch.outcome.rank_exit import Failure, RankExit
-from paceline.launch.outcome.root_cause import (
-    CAUSE,
-    DESERTER,
-    SUSPECT,
-    UNCLEAR,
-    VICTIM,
-    Verdict,
-    broken_in_stop,
-    in_threads,
-    judge,
-    weigh,
-)
+from paceline.launch.outcome.root_cause import Verdict, broken_in_stop, in_threads, judge
+from paceline.launch.outcome.weight import CAUSE, EARLY_EXIT, SUSPECT, UNCLEAR, VICTIM, weigh
 from paceline.text.wording import fold
 
 S = 1_000_000_000  # a second in nanoseconds
@@ -361,9 +351,9 @@ def test_what_is_raised_after_the_order_to_stop_is_no_cause(raised_at, stopped_a
             end(code=1, log_tail=("Traceback (most recent call last):", f"RuntimeError: {CLOSED}")),
             VICTIM,
         ),
-        (end(code=75), DESERTER),
-        (end(code=75, stopped="SIGTERM to the launcher"), DESERTER),
-        (end(code=-signal.SIGABRT, left=True, log_tail=(CLOSED,)), DESERTER),
+        (end(code=75), EARLY_EXIT),
+        (end(code=75, stopped="SIGTERM to the launcher"), EARLY_EXIT),
+        (end(code=-signal.SIGABRT, left=True, log_tail=(CLOSED,)), EARLY_EXIT),
     ],
 )
 def test_endings_without_an_exception_of_their_own(ended, weight):
@@ -606,7 +596,7 @@ def test_who_had_stopped_to_be_resumed_was_not_stopped_by_a_crash():
 )
 def test_who_stopped_to_be_resumed(ended, unfinished):
     assert ended.unfinished == unfinished
-    assert ended.fell == (not unfinished and not ended.succeeded)
+    assert ended.failed == (not unfinished and not ended.succeeded)
 
 
 def in_stop(rank, kind, message, at=7 * S):
@@ -988,12 +978,20 @@ ENDINGS = [
 
 @pytest.mark.parametrize("ends", ENDINGS)
 @pytest.mark.parametrize("lost", [(), ("node 1", "node 2")])
-@pytest.mark.parametrize("again", [(), ("resume: " + "word " * 100, "auto-resume: x")])
-def test_a_block_fits_on_a_screen_and_ends_with_the_exit_status(ends, lost, again):
-    lines = block(judge(ends, lost=lost), exit_status=1, run_dir="runs/x", attempts=3, again=again)
+@pytest.mark.parametrize("resume_lines", [(), ("resume: " + "word " * 100, "auto-resume: x")])
+def test_a_block_fits_on_a_screen_and_ends_with_the_exit_status(ends, lost, resume_lines):
+    lines = block(
+        judge(ends, lost=lost),
+        exit_status=1,
+        run_dir="runs/x",
+        attempts=3,
+        resume_lines=resume_lines,
+    )
     assert len(lines) <= 15
-    assert tuple(lines[-1 - len(again) : -1]) == again, "what is to be pasted stays whole"
-    assert max(map(len, lines[: -1 - len(again)])) <= 300
+    assert tuple(lines[-1 - len(resume_lines) : -1]) == resume_lines, (
+        "what is to be pasted stays whole"
+    )
+    assert max(map(len, lines[: -1 - len(resume_lines)])) <= 300
     assert not any("\n" in line for line in lines)
     assert lines[-1] == "exit status 1 after 3 attempts · run folder runs/x"
 

@@ -18,16 +18,16 @@ from paceline.machine import cpus, host, nodeaddr
 from paceline.train import runtime
 from paceline.world import World
 
-PLACED = SlurmDefaults(
+SLURM_DEFAULTS = SlurmDefaults(
     values={"nnodes": "2", "node_rank": "0", "master_addr": "10.0.0.1", "master_port": "15001"},
-    said="Slurm step 12.0: node[1-2], head node1",
+    source="Slurm step 12.0: node[1-2], head node1",
     num_gpus=4,
-    one_voice=True,
+    shared_output=True,
 )
 
 
-def asked(placed=PLACED, **typed):
-    return parse("train.py", (), typed=typed, inherited={}, placed=placed)
+def asked(slurm_defaults=SLURM_DEFAULTS, **typed):
+    return parse("train.py", (), typed=typed, inherited={}, slurm_defaults=slurm_defaults)
 
 
 def facts(granted_gpus=0, num_gpus=0):
@@ -211,9 +211,9 @@ def test_more_tasks_than_gpus(monkeypatch):
 # ------------------------------------------------------------------------------------------------- going on
 
 
-def again(environ, job_script="", placed=PLACED):
+def again(environ, job_script="", slurm_defaults=SLURM_DEFAULTS):
     return resume.plan(
-        asked(placed, max_restarts="1"),
+        asked(slurm_defaults, max_restarts="1"),
         run_dir="runs/x",
         function=False,
         numbered=True,
@@ -255,7 +255,7 @@ def test_in_a_step_one_line_is_for_all_nodes():
 )
 def test_a_save_that_does_not_fit_is_warned_of(seconds, grace_s, warned):
     last = Checkpoint("runs/x/checkpoints/00001-step-10", 1, 10, seconds)
-    found = grace_check.judge(last, grace_s=grace_s, again=ResumeCommand("x"))
+    found = grace_check.judge(last, grace_s=grace_s, resume_command=ResumeCommand("x"))
     assert (found is not None) == warned
     if found is not None:
         assert (found.name, found.severity) == ("grace-too-short", "warning")
@@ -263,7 +263,7 @@ def test_a_save_that_does_not_fit_is_warned_of(seconds, grace_s, warned):
 
 
 def test_without_a_checkpoint_nobody_knows():
-    assert grace_check.judge(None, grace_s=1, again=ResumeCommand()) is None
+    assert grace_check.judge(None, grace_s=1, resume_command=ResumeCommand()) is None
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_without_a_checkpoint_nobody_knows():
     ],
 )
 def test_the_longer_time_follows_from_what_was_measured(again, fix):
-    found = grace_check.judge(Checkpoint("c", 1, 10, 100.0), grace_s=30, again=again)
+    found = grace_check.judge(Checkpoint("c", 1, 10, 100.0), grace_s=30, resume_command=again)
     assert found.fix.startswith(fix)
 
 
@@ -290,7 +290,7 @@ def test_the_watch_tells_once(monkeypatch, tmp_path):
     last = Checkpoint("c", 1, 10, 1.0)
     monkeypatch.setattr(grace_check.evidence, "last_checkpoint", lambda folder: last)
     watch = grace_check.SaveWatch(
-        tmp_path, grace_s=30, again=ResumeCommand("x"), notice=told.append
+        tmp_path, grace_s=30, resume_command=ResumeCommand("x"), notice=told.append
     )
     watch.tick()
     assert told == []

@@ -1,4 +1,4 @@
-"""The summary of a run that succeeded: pulses in, figures and three lines out."""
+"""The summary of a run that succeeded: counters in, figures and three lines out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_rank_that_waits_for_data_does_not_move_the_median():
 
 
 @pytest.mark.parametrize(
-    "pulses",
+    "counters",
     [
         [],
         [pulse(0, steps=0, seconds=0.0)],
@@ -53,8 +53,8 @@ def test_a_rank_that_waits_for_data_does_not_move_the_median():
         [pulse(0, steps=2, seconds=0.0)],
     ],
 )
-def test_without_two_steps_there_are_no_rates(pulses):
-    assert summarise(pulses, seconds=1.0) == {"ranks": len(pulses), "seconds": 1.0, "steps": 0}
+def test_without_two_steps_there_are_no_rates(counters):
+    assert summarise(counters, seconds=1.0) == {"ranks": len(counters), "seconds": 1.0, "steps": 0}
 
 
 def test_ranks_that_do_not_train_are_left_out_of_the_rates():
@@ -72,7 +72,7 @@ def test_ranks_without_time_of_their_own_are_equally_slow():
 
 
 @pytest.mark.parametrize(
-    ("pulses", "lines"),
+    ("counters", "lines"),
     [
         (
             [pulse(0), pulse(1, own_s=6.0, host="node-b")],
@@ -97,5 +97,5 @@ def test_ranks_without_time_of_their_own_are_equally_slow():
     ],
     ids=["two ranks", "one rank", "no steps"],
 )
-def test_three_lines_at_the_end(pulses, lines):
-    assert render(summarise(pulses, seconds=12.3), run_dir="runs/x") == lines
+def test_three_lines_at_the_end(counters, lines):
+    assert render(summarise(counters, seconds=12.3), run_dir="runs/x") == lines

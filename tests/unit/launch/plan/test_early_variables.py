@@ -37,7 +37,7 @@ def users():
     def make(text, file="/home/me/helper.py", name="users_helper"):
         module = sys.modules[name] = types.ModuleType(name)
         made.append(name)
-        module.heard = lateness.hear
+        module.heard = lateness.check
         exec(compile(text, file, "exec"), module.__dict__)
         return module
 

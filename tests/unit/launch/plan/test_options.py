@@ -616,7 +616,7 @@ def test_every_field_is_an_option():
         "script",
         "script_args",
         "typed",
-        "placed",
+        "slurm_defaults",
         "preferred",
         "warnings",
         "secret",

@@ -48,10 +48,10 @@ SALLOC = {name: BATCH[name] for name in BATCH if name.startswith("SLURM_JOB")} |
 ONE_NODE = {**BATCH, "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node1", "SLURM_NTASKS": "4"}
 
 
-def place(environ, program=("train.py",), **given):
-    return slurm_step.place(
+def choose(environ, program=("train.py",), **requested):
+    return slurm_step.choose_defaults(
         environ,
-        given=given,
+        requested=requested,
         program=list(program),
         address_of=lambda name: f"{name}.cluster",
         in_terminal="SLURM_PTY_PORT" in environ and "piped" not in environ,
@@ -60,7 +60,7 @@ def place(environ, program=("train.py",), **given):
 
 def refused(environ, program=("train.py",), **given):
     with pytest.raises(UsageError) as caught:
-        place(environ, program, **given)
+        choose(environ, program, **given)
     return caught.value
 
 
@@ -83,27 +83,27 @@ def refused(environ, program=("train.py",), **given):
     ],
 )
 def test_on_one_node_nothing_is_taken(environ, said):
-    placed = place(environ)
-    assert placed.values == {}
-    assert said in placed.said
-    assert not placed.one_voice
+    defaults = choose(environ)
+    assert defaults.values == {}
+    assert said in defaults.source
+    assert not defaults.shared_output
 
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_one_task_per_node(node):
-    placed = place(step(node=node))
-    assert placed.values["nnodes"] == "2"
-    assert placed.values["node_rank"] == str(node)
-    assert placed.values["master_addr"] == "node1.cluster"
-    assert 15000 <= int(placed.values["master_port"]) < 32000
-    assert placed.said == "Slurm step 12.0: node[1-2], head node1"
-    assert placed.num_gpus == 2
-    assert placed.one_voice
+    defaults = choose(step(node=node))
+    assert defaults.values["nnodes"] == "2"
+    assert defaults.values["node_rank"] == str(node)
+    assert defaults.values["master_addr"] == "node1.cluster"
+    assert 15000 <= int(defaults.values["master_port"]) < 32000
+    assert defaults.source == "Slurm step 12.0: node[1-2], head node1"
+    assert defaults.num_gpus == 2
+    assert defaults.shared_output
 
 
 def test_all_nodes_take_the_same_head_and_port():
     seen = {
-        tuple(place(step("rack[1,3]node[2-5]", "1(x8)", node)).values.items())[2:]
+        tuple(choose(step("rack[1,3]node[2-5]", "1(x8)", node)).values.items())[2:]
         for node in range(8)
     }
     assert len(seen) == 1
@@ -111,13 +111,15 @@ def test_all_nodes_take_the_same_head_and_port():
 
 
 def test_srun_in_a_terminal_of_a_step_starts_tasks():
-    placed = place({**step(SLURM_PTY_PORT="4000"), "piped": ""})
-    assert placed.values["nnodes"] == "2"
+    defaults = choose({**step(SLURM_PTY_PORT="4000"), "piped": ""})
+    assert defaults.values["nnodes"] == "2"
 
 
 def test_options_are_whole_with_what_is_taken():
-    placed = place(step(node=1))
-    asked = parse("train.py", (), typed={"nproc_per_node": "2"}, inherited={}, placed=placed)
+    defaults = choose(step(node=1))
+    asked = parse(
+        "train.py", (), typed={"nproc_per_node": "2"}, inherited={}, slurm_defaults=defaults
+    )
     assert (asked.max_nodes, asked.node_rank, asked.master_addr) == (2, 1, "node1.cluster")
     assert asked.typed == (("nproc_per_node", "2"),)
 
@@ -147,17 +149,17 @@ def test_options_are_whole_with_what_is_taken():
     ],
 )
 def test_what_the_user_says_wins(given, values):
-    assert place(step(node=1), **given).values == values
+    assert choose(step(node=1), **given).values == values
 
 
 def test_an_address_of_ipv6_in_an_endpoint():
-    placed = slurm_step.place(
+    defaults = slurm_step.choose_defaults(
         step(),
-        given={"rdzv_backend": "c10d", "master_port": "4"},
+        requested={"rdzv_backend": "c10d", "master_port": "4"},
         program=["t.py"],
         address_of=lambda _: "fd00::1",
     )
-    assert placed.values["rdzv_endpoint"] == "[fd00::1]:4"
+    assert defaults.values["rdzv_endpoint"] == "[fd00::1]:4"
 
 
 @pytest.mark.parametrize(
@@ -188,19 +190,19 @@ def test_several_launchers_on_a_node(nproc):
     assert "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 paceline run" in error.finding.fix
     if nproc.isdigit():
         assert f"would start {nproc} rank" in error.finding.what
-    assert not error.said_elsewhere
+    assert not error.reported_elsewhere
 
 
 def test_only_the_first_task_says_it():
-    assert refused(step(tasks="2(x2)", node=1, task=3)).said_elsewhere
-    assert refused(step(tasks="2,1", node=1, task=2)).said_elsewhere
+    assert refused(step(tasks="2(x2)", node=1, task=3)).reported_elsewhere
+    assert refused(step(tasks="2,1", node=1, task=2)).reported_elsewhere
 
 
 def test_a_task_for_each_gpu_as_a_node_of_its_own():
-    placed = place(
+    defaults = choose(
         step(tasks="2(x2)", node=1, task=3), nnodes="4", node_rank="3", rdzv_endpoint="head:4000"
     )
-    assert not placed.values.get("master_addr")
+    assert not defaults.values.get("master_addr")
 
 
 @pytest.mark.parametrize(
@@ -217,7 +219,7 @@ def test_a_job_of_two_nodes_without_srun(environ, given):
     overlap = "--overlap " if "SLURM_PTY_PORT" in environ else ""
     assert finding.fix == (
         f"srun --nodes=2 --ntasks=2 --ntasks-per-node=1 {overlap}--cpus-per-task=8 "
-        "paceline run --nproc-per-node=2 'train file.py' --lr 0.1"
+        "paceline run --nproc-per-node 2 'train file.py' --lr 0.1"
     )
 
 
@@ -231,7 +233,7 @@ def test_a_job_of_two_nodes_without_srun(environ, given):
     ],
 )
 def test_a_job_of_two_nodes_where_one_is_meant(given, said):
-    assert said in place(BATCH, **given).said
+    assert said in choose(BATCH, **given).source
 
 
 def test_numbers_that_are_not_slurms():
@@ -246,7 +248,9 @@ def test_numbers_that_are_not_slurms():
 
 @pytest.mark.parametrize("nnodes", ["2", "1:4", "2:2", "two"])
 def test_numbers_that_are(nnodes):
-    assert place(step(), nnodes=nnodes, node_rank="0").one_voice  # what is no number, parse refuses
+    assert choose(
+        step(), nnodes=nnodes, node_rank="0"
+    ).shared_output  # what is no number, parse refuses
 
 
 @pytest.mark.parametrize(
@@ -263,7 +267,7 @@ def test_variables_that_do_not_fit_each_other(broken):
     finding = refused(broken).finding
     assert finding.name == "rank-env-missing"
     assert "--no-slurm" in finding.fix
-    assert place(broken, no_slurm=True).values == {}
+    assert choose(broken, no_slurm=True).values == {}
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def reached(*nodes, dead=()):
 
 
 @pytest.mark.parametrize(
-    ("dead", "settings", "name", "choice"),
+    ("dead", "settings", "name", "has_alternative"),
     [
         ((), {}, "eth0", True),  # it carries the node's address
         (("eth0",), {}, "ib0", True),
@@ -151,16 +151,16 @@ def reached(*nodes, dead=()):
         ((), {env.GLOO_INTERFACE: "ib0"}, "ib0", False),
     ],
 )
-def test_the_interface_of_a_node(dead, settings, name, choice):
+def test_the_interface_of_a_node(dead, settings, name, has_alternative):
     one, other = with_two(0, **settings), with_two(1)
-    way = interfaces.choose(one, reached(one, other, dead=dead))
-    assert (way.name, way.choice) == (name, choice)
-    assert bool(way.reason) == bool(name)
+    choice = interfaces.choose(one, reached(one, other, dead=dead))
+    assert (choice.name, choice.has_alternative) == (name, has_alternative)
+    assert bool(choice.reason) == bool(name)
 
 
 def test_one_interface_is_no_choice():
-    way = interfaces.choose(node(0), reached(node(0)))
-    assert (way.name, way.choice) == ("eth0", False)
+    choice = interfaces.choose(node(0), reached(node(0)))
+    assert (choice.name, choice.has_alternative) == ("eth0", False)
 
 
 @pytest.mark.parametrize(
@@ -302,13 +302,13 @@ def test_a_server_says_who_and_when_it_is():
 def test_a_port_that_is_refused_or_open_or_speaks_another_language(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert connection_probe.knock("127.0.0.1", port) == connection_probe.ConnectionProbe(
+        assert connection_probe.probe_port("127.0.0.1", port) == connection_probe.ConnectionProbe(
             "open", "127.0.0.1"
         )
         monkeypatch.setattr(connection_probe, "_SPEAK_S", 0.3)
-        assert connection_probe.enter("127.0.0.1", port) is None
-    assert connection_probe.knock("127.0.0.1", port).kind == "refused"
-    assert connection_probe.knock("nobody.invalid", port).kind == "unresolved"
+        assert connection_probe.open_client("127.0.0.1", port) is None
+    assert connection_probe.probe_port("127.0.0.1", port).kind == "refused"
+    assert connection_probe.probe_port("nobody.invalid", port).kind == "unresolved"
 
 
 def test_the_commit_is_read_from_gits_files(tmp_path):
@@ -353,8 +353,8 @@ def on_nodes(store, work, num_nodes=2):
 
 
 def test_nodes_compare_themselves_and_all_hear_the_same(store, tmp_path):
-    def hold(rank, client):
-        roll = comparison.RollCall(
+    def compare(rank, client):
+        part = comparison.Comparison(
             PrefixStore("a", client),
             node=rank,
             num_nodes=2,
@@ -362,13 +362,13 @@ def test_nodes_compare_themselves_and_all_hear_the_same(store, tmp_path):
             script="train.py",
             folder=tmp_path,
         )
-        assert roll.is_held(True)
+        assert part.is_due(True)
         # on one machine, so that nothing is tried or measured
-        return roll.hold(
+        return part.run(
             lambda port: replace(node(rank, CUDA=f"13.{rank}"), machine="one", port=port)
         )
 
-    found = on_nodes(store, hold)
+    found = on_nodes(store, compare)
     assert [each.name for each in found[0].warnings] == ["environment-differs"]
     assert found[0].warnings == found[1].warnings
     assert found[0].line.startswith("roll call: 2 nodes, ")
@@ -376,26 +376,26 @@ def test_nodes_compare_themselves_and_all_hear_the_same(store, tmp_path):
 
 
 def test_nodes_that_cannot_work_together_all_end_with_one_finding(store, tmp_path):
-    def hold(rank, client):
-        roll = comparison.RollCall(
+    def compare(rank, client):
+        part = comparison.Comparison(
             client, node=rank, num_nodes=3, token="t", script="train.py", folder=tmp_path
         )
-        roll.is_held(True)
-        return roll.hold(
+        part.is_due(True)
+        return part.run(
             lambda port: replace(node(rank, torch=f"2.1{rank}"), machine="one", port=port)
         )
 
-    found = on_nodes(store, hold, 3)
+    found = on_nodes(store, compare, 3)
     assert found[0] == found[1] == found[2]
     assert found[0].name == "environment-differs"
 
 
 def test_a_head_that_goes_on_after_a_restart_compares_nobody(store, tmp_path):
     def ask(rank, client):
-        roll = comparison.RollCall(
+        part = comparison.Comparison(
             client, node=rank, num_nodes=2, token="t", script="train.py", folder=tmp_path
         )
-        return roll.is_held(first=rank == 1)
+        return part.is_due(first=rank == 1)
 
     assert on_nodes(store, ask) == {0: False, 1: False}
 
@@ -413,7 +413,7 @@ def answer(rank, client, folder, *, limit_s=20.0, nodes=2, as_rank=None):
         client,
         mine,
         head,
-        hosts=rank == 0,
+        is_head=rank == 0,
         limit_s=limit_s,
         hosts_by_rank=[],
         notes=Notes(folder / "notes", note),

@@ -141,6 +141,6 @@ def test_an_answer_in_the_name_of_a_rank_is_not_believed(monkeypatch):
         stack_responder, "address", lambda pid: f"\0paceline-test-{os.getpid()}-{pid}"
     )
     with answering(stack_responder.address(pid)):
-        assert stacks._ask_witnesses({0: pid}, wait_s=0.5) == {}
+        assert stacks._ask_responders({0: pid}, wait_s=0.5) == {}
     with answering(stack_responder.address(os.getpid())):
-        assert stacks._ask_witnesses({0: os.getpid()}, wait_s=5.0)[0]["threads"]
+        assert stacks._ask_responders({0: os.getpid()}, wait_s=5.0)[0]["threads"]

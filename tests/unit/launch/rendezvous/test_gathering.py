@@ -13,7 +13,7 @@ from paceline.errors import Notice, RunError
 from paceline.launch.channel import liveness
 from paceline.launch.rendezvous import gathering
 from paceline.launch.rendezvous.gathering import Gathering
-from paceline.launch.rendezvous.handler import HeldRendezvous
+from paceline.launch.rendezvous.held_rendezvous import HeldRendezvous
 from paceline.launch.rendezvous.node_wait import Waiting
 from paceline.launch.rendezvous.presence import Arrived
 
@@ -62,7 +62,7 @@ def test_a_node_that_died_after_the_roll_call_is_lost_and_nobody_waits_for_it(ga
     """It ended between the roll call and the rendezvous: the others waited for 600 s."""
     mine = gather(0)
     store.set(f"{gathering._KEY}/{NAMES[1]}", f"3 {NAMES[1]} 0")
-    until(lambda: mine._heartbeats.heard[0].launcher)
+    until(lambda: mine._heartbeats.records[0].launcher)
     store.set(liveness.closed_key(NAMES[1]), str(time.time()))
     handler = HeldRendezvous(
         store,
@@ -98,7 +98,7 @@ def test_a_node_that_has_gone_ahead_is_not_silent(gather, monkeypatch):
     monkeypatch.setattr(deadlines, "SILENT_NODE_NOTICE", 1.5)
     told = []
     mine, other = gather(0, inform=told.append, node_timeout_s=2.0), gather(1)
-    until(lambda: mine._heartbeats.heard[0].beat)
+    until(lambda: mine._heartbeats.records[0].beat)
     other.close()
     other._thread.join(10)
     time.sleep(3)

@@ -14,7 +14,7 @@ def node(ticket, rank, nodes=(2, 2)):
     return Arrived(ticket, rank, f"host-{'abcdef'[ticket - 1]}", 100 + ticket, nodes)
 
 
-HEAD, HEAD_C10D = node(1, 0), node(1, -1)
+HEAD, HEAD_C10D = node(1, 0), node(1, None)
 TWO = [HEAD, node(2, 1)]
 SURE = frozenset({1, 2, 3, 4})
 
@@ -25,13 +25,18 @@ def test_a_run_begins_when_every_rank_is_here():
     assert verdict.finding is None
 
 
+def test_a_node_without_a_rank_does_not_hide_the_others_of_a_static_run():
+    verdict = judge([HEAD, node(2, None)], head=HEAD, sure=SURE)
+    assert [member.ticket for member in verdict.members] == [2, 1]
+
+
 @pytest.mark.parametrize(
     ("present", "head"),
     [
         ([HEAD], HEAD),
         ([replace(HEAD, nodes=(3, 3)), node(2, 2, (3, 3))], replace(HEAD, nodes=(3, 3))),
         ([HEAD_C10D], HEAD_C10D),
-        ([node(1, -1, (2, 4))], node(1, -1, (2, 4))),
+        ([node(1, None, (2, 4))], node(1, None, (2, 4))),
     ],
 )
 def test_nodes_are_waited_for(present, head):
@@ -40,7 +45,7 @@ def test_nodes_are_waited_for(present, head):
 
 @pytest.mark.parametrize(("nodes", "count"), [((2, 2), 2), ((2, 4), 3)])
 def test_with_c10d_the_first_to_come_begin(nodes, count):
-    present = [node(ticket, -1, nodes) for ticket in (1, 2, 3)]
+    present = [node(ticket, None, nodes) for ticket in (1, 2, 3)]
     verdict = judge(present, head=present[0], sure=SURE)
     assert [member.ticket for member in verdict.members] == [1, 2, 3][:count]
 
@@ -53,7 +58,7 @@ def test_two_numbers_of_nodes_are_told_with_both_hosts():
         in finding.what
     )
     assert "--nnodes 2" in finding.fix
-    ranged = judge([HEAD_C10D, node(2, -1, (1, 4))], head=HEAD_C10D, sure=frozenset()).finding
+    ranged = judge([HEAD_C10D, node(2, None, (1, 4))], head=HEAD_C10D, sure=frozenset()).finding
     assert "a node on host-b was started with --nnodes 1:4" in ranged.what
 
 
@@ -91,9 +96,9 @@ def test_a_node_that_was_interrupted_and_started_again_is_not_a_duplicate():
         ),
         (node(3, 2, (3, 3)), Verdict(tuple(TWO)), HEAD, "extra-node", "node 2 on host-c"),
         (node(3, 1, (3, 3)), Verdict(tuple(TWO)), HEAD, "world-size-mismatch", "--nnodes 3"),
-        (node(3, -1), Verdict(tuple(TWO)), HEAD_C10D, None, ""),
+        (node(3, None), Verdict(tuple(TWO)), HEAD_C10D, None, ""),
         (
-            node(3, -1, (3, 3)),
+            node(3, None, (3, 3)),
             Verdict(tuple(TWO)),
             HEAD_C10D,
             "world-size-mismatch",
@@ -130,8 +135,8 @@ def test_missing_ranks_are_named_with_their_hosts_where_a_scheduler_tells():
 
 
 def test_with_c10d_those_who_came_are_counted_and_named():
-    head = node(1, -1, (3, 3))
-    finding = presence.missing([head, node(2, -1)], head=head, waited_s=30, hosts=[], evidence=[])
+    head = node(1, None, (3, 3))
+    finding = presence.missing([head, node(2, None)], head=head, waited_s=30, hosts=[], evidence=[])
     assert finding.what == "2 of 3 nodes came within 30 s, 1 did not"
     assert "host-b (launcher pid 102)" in finding.evidence[0]
     assert "--rdzv-endpoint" in finding.fix
@@ -149,7 +154,7 @@ def test_a_thousand_missing_nodes_are_one_line():
     [
         (HEAD, "node 1 of 2"),
         (HEAD_C10D, "nodes (1 of 2 are here)"),
-        (node(1, -1, (2, 4)), "nodes (1 of at least 2 are here)"),
+        (node(1, None, (2, 4)), "nodes (1 of at least 2 are here)"),
     ],
 )
 def test_the_line_while_waiting(head, words):

@@ -11,6 +11,7 @@ from paceline.errors import RunError, SetupError
 from paceline.launch.channel.connection_probe import ConnectionProbe
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.slurm_defaults import SlurmDefaults
+from paceline.launch.rendezvous import node_wait
 from paceline.launch.rendezvous import store as stores
 from paceline.launch.rendezvous.notes import Note, Notes
 
@@ -29,7 +30,9 @@ def settings(options, **values):
         (STATIC, deadlines.STATIC_START),
         (C10D, deadlines.C10D_START),
         (
-            settings(STATIC, placed=SlurmDefaults(said="Slurm step 7.0: n[1-2], head n1")),
+            settings(
+                STATIC, slurm_defaults=SlurmDefaults(source="Slurm step 7.0: n[1-2], head n1")
+            ),
             deadlines.SLURM_START,
         ),
         (settings(STATIC, roll_call_timeout=33.0), 33),
@@ -37,12 +40,12 @@ def settings(options, **values):
     ],
 )
 def test_nodes_are_awaited_as_long_as_torchrun_does_or_as_long_as_the_user_says(options, limit_s):
-    assert stores.join_limit_s(options) == limit_s
+    assert node_wait.join_limit_s(options) == limit_s
 
 
 @pytest.fixture
 def reaching(monkeypatch):
-    """A node that knocks at a head whose answers are given in turn, the last for ever."""
+    """A node that tries to reach a head whose answers are given in turn, the last for ever."""
     monkeypatch.setenv(
         env.TEST_TIME_FACTOR, "0.005"
     )  # 4.5 s instead of 15 min, refused for 0.3 s instead of 60
@@ -50,17 +53,17 @@ def reaching(monkeypatch):
     def build(answers, options=STATIC, inform=lambda notice: None):
         left = list(answers)
 
-        def knock(name, port):
+        def probe_port(name, port):
             kind = left.pop(0) if len(left) > 1 else left[0]
             return ConnectionProbe(kind, "" if kind == "unresolved" else "10.0.0.1")
 
-        monkeypatch.setattr(stores, "knock", knock)
+        monkeypatch.setattr(stores, "probe_port", probe_port)
         monkeypatch.setattr(
             stores,
             "look_up",
-            lambda name: "not known" if knock(name, 0).kind == "unresolved" else ("10.0.0.1",),
+            lambda name: "not known" if probe_port(name, 0).kind == "unresolved" else ("10.0.0.1",),
         )
-        monkeypatch.setattr(stores, "enter", lambda address, port: "the store")
+        monkeypatch.setattr(stores, "open_client", lambda address, port: "the store")
         return stores._Reaching(
             options, "head", 29500, notes=Notes(Path("/proc/nowhere"), NOTE), inform=inform
         )

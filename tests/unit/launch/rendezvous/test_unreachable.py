@@ -1,4 +1,4 @@
-"""Why a node did not reach the head: knocks, and the notes of others, to findings."""
+"""Why a node did not reach the head: from connection probes and the notes of others to findings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.launch.channel.connection_probe import ConnectionProbe, Icmp
-from paceline.launch.channel.connection_probe import judge as judge_knock
+from paceline.launch.channel.connection_probe import judge as judge_probe
 from paceline.launch.rendezvous import unreachable
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived, missing
@@ -41,8 +41,8 @@ HEAD = replace(MINE, rank=0, host="host-a", pid=101, listens=True, addresses=(AT
         (errno.EHOSTUNREACH, None, "silent"),
     ],
 )
-def test_what_came_of_a_knock(number, icmp, kind):
-    assert judge_knock(number, icmp, address=AT)[0] == kind
+def test_the_kind_of_a_connection_probe(number, icmp, kind):
+    assert judge_probe(number, icmp, address=AT)[0] == kind
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_another_port_is_told_with_both():
     )
     assert finding.name == "port-refused"
     assert finding.evidence == (
-        "node 0 on host-a is up and listens on port 29500, this node knocks at port 29501",
+        "node 0 on host-a is up and listens on port 29500, this node tries port 29501",
     )
 
 
@@ -87,7 +87,7 @@ def test_a_name_with_two_meanings_is_told_with_both():
     mine = replace(MINE, address="10.99.0.9", trouble="no route to the host")
     finding = unreachable.judge(ConnectionProbe("no-route", "10.99.0.9"), mine, [HEAD], waited_s=30)
     assert finding.name == "address-resolves-differently"
-    assert finding.what == f"head means 10.99.0.9 on host-b and {AT} on the head, host-a"
+    assert finding.what == f"head resolves to 10.99.0.9 on host-b and to {AT} on the head, host-a"
 
 
 def test_another_address_of_the_head_is_not_another_meaning():
@@ -119,15 +119,15 @@ ABSENT = missing([Arrived(1, 0, "host-a", 101, (2, 2))], head=Arrived(1, 0, "hos
     [
         (
             replace(MINE, port=29501),
-            f"node 1 on host-b is up and knocks at {AT}:29501, the head listens on 29500",
+            f"node 1 on host-b is up and tries {AT}:29501, the head listens on 29500",
         ),
         (
             replace(MINE, address="10.99.0.9"),
-            f"knocks at 10.99.0.9:29500: head means 10.99.0.9 there and {AT} here",
+            f"tries 10.99.0.9:29500: head resolves to 10.99.0.9 there and to {AT} here",
         ),
         (
             replace(MINE, trouble="rejected by a firewall"),
-            f"knocks at {AT}:29500: rejected by a firewall",
+            f"tries {AT}:29500: rejected by a firewall",
         ),
         (
             replace(MINE, name=AT, address="", trouble="the name does not resolve"),
@@ -164,12 +164,12 @@ def test_nobody_is_told_to_start_a_launcher_that_is_up(trouble, num_missing, wor
 
 def test_two_stores_because_the_name_means_loopback_on_one_host():
     """With c10d a node whose own name is the head's takes itself for the head."""
-    alone = replace(MINE, rank=-1, address="127.0.1.1", listens=True)
-    other = replace(HEAD, rank=-1)
+    alone = replace(MINE, rank=None, address="127.0.1.1", listens=True)
+    other = replace(HEAD, rank=None)
     for mine, note in ((other, alone), (alone, other)):
         finding = unreachable.explain_missing(ABSENT, mine, [note])
         assert finding.name == "master-addr-wrong"
-        assert "head means 127.0.1.1 on host-b: that is host-b itself" in finding.what
+        assert "head resolves to 127.0.1.1 on host-b: that is host-b itself" in finding.what
 
 
 # ------------------------------------------------------------------------------------------------------ notes

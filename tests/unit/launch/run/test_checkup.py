@@ -41,7 +41,7 @@ def test_of_many_nodes_some_are_named():
     ],
 )
 def test_the_last_line_counts_the_nodes(nodes, last):
-    assert checkup.told(nodes, checkup.join(nodes))[-1] == last
+    assert checkup.render(nodes, checkup.join(nodes))[-1] == last
 
 
 def test_the_checks_alone_and_none_contradict_each_other():

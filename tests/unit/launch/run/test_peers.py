@@ -13,15 +13,15 @@ from paceline.launch.run.peers import Peers
 
 
 @pytest.fixture
-def board():
+def channel():
     return SimpleNamespace(remote=Remote(), clock_offset_ns=7)
 
 
 @pytest.fixture
-def others(board):
+def others(channel):
     others = Peers()
     others.store_host = "host-a"
-    others.attach(board)
+    others.attach(channel)
     return others
 
 
@@ -35,20 +35,20 @@ def test_a_node_alone_has_nobody_to_hear_of():
     alone.hurry()
 
 
-def test_a_lost_node_and_a_lost_store_are_failures(others, board):
+def test_a_lost_node_and_a_lost_store_are_failures(others, channel):
     assert not others.has_failure()
-    board.remote.lose(1, Loss("host-b", CLOSED))
+    channel.remote.lose(1, Loss("host-b", CLOSED))
     assert others.has_failure()
-    board.remote = Remote()
+    channel.remote = Remote()
     assert not others.has_failure()
-    board.remote.lose_store(Loss("host-a", REFUSED))
+    channel.remote.lose_store(Loss("host-a", REFUSED))
     assert others.has_failure()
 
 
-def test_losses_are_named_the_store_first(others, board):
-    board.remote.lose(2, Loss("host-c", CLOSED))
-    board.remote.lose(1, Loss("host-b", SILENT))
-    board.remote.lose_store(Loss("host-a", REFUSED))
+def test_losses_are_named_the_store_first(others, channel):
+    channel.remote.lose(2, Loss("host-c", CLOSED))
+    channel.remote.lose(1, Loss("host-b", SILENT))
+    channel.remote.lose_store(Loss("host-a", REFUSED))
     losses = others.losses_at_end(heard=[0])
     assert list(losses) == [
         "host-a (the host of the run's store)",
@@ -58,20 +58,20 @@ def test_losses_are_named_the_store_first(others, board):
     assert [loss.reason for loss in peers.known(losses).values()] == [REFUSED, SILENT, CLOSED]
 
 
-def test_a_silent_node_is_lost_at_the_end_unless_its_account_has_come(others, board):
-    board.remote.silent[1] = "host-b"
-    board.remote.store_silent = True
+def test_a_silent_node_is_lost_at_the_end_unless_its_account_has_come(others, channel):
+    channel.remote.silent[1] = "host-b"
+    channel.remote.store_silent = True
     assert others.losses_at_end(heard=[0]) == {
         "host-a (the host of the run's store)": None,
         "node 1 (host-b)": None,
     }
-    board.remote.store_silent = False
+    channel.remote.store_silent = False
     assert others.losses_at_end(heard=[0, 1]) == {}
 
 
-def test_the_host_of_a_node_is_known_after_its_attempt(others, board):
-    board.remote.lose(1, Loss("host-b", CLOSED))
+def test_the_host_of_a_node_is_known_after_its_attempt(others, channel):
+    channel.remote.lose(1, Loss("host-b", CLOSED))
     assert others.has_failure()
-    assert others.detach() is board
+    assert others.detach() is channel
     assert not others.has_failure()
     assert others.losses([1]) == {"node 1 (host-b)": Loss("host-b", CLOSED)}

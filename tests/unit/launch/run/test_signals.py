@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from paceline.launch.run.signals import Caught, Insistence, Signals, for_ranks
+from paceline.launch.run.signals import Caught, RepeatPolicy, Signals, for_ranks
 
 
 @pytest.fixture
@@ -82,5 +82,5 @@ def test_a_notice_reaches_ranks_as_sigterm_unless_it_is_to_be_handed_on(came, ha
     ids=lambda value: " ".join(name for name, _ in value) if isinstance(value[0], tuple) else None,
 )
 def test_who_insists(came, at_once):
-    insistence = Insistence()
-    assert [insistence.hears(name, 100 + when) for name, when in came] == at_once
+    policy = RepeatPolicy()
+    assert [policy.record(name, 100 + when) for name, when in came] == at_once

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.train.checkpoint import manifest, shares
+from paceline.train.checkpoint import division, manifest
 from paceline.train.checkpoint.manifest import Committed, FileInfo, Manifest, Saved, TensorInfo
 
 
@@ -83,7 +83,7 @@ def test_trash_is_always_stale_and_what_is_not_ours_never():
     [("rank/3/rng", 3), ("rank/12/a/b", 12), ("rank/x/rng", None), ("model/rank/3/a", None)],
 )
 def test_what_belongs_to_a_rank(name, rank):
-    assert shares.rank_of(name) == rank
+    assert division.rank_of(name) == rank
 
 
 # The file
@@ -248,8 +248,8 @@ def test_a_rank_loads_what_is_for_all_and_what_is_its_own():
     checkpoint = saved(
         model__a=(), rank__0__rng=(), rank__1__rng=(), objects=["session", "rank/1/x", "rank/10/x"]
     )
-    assert shares.names_for(checkpoint, 1) == ["model/a", "rank/1/rng", "rank/1/x", "session"]
-    assert shares.names_for(checkpoint, 7) == ["model/a", "session"]
+    assert division.names_for(checkpoint, 1) == ["model/a", "rank/1/rng", "rank/1/x", "session"]
+    assert division.names_for(checkpoint, 7) == ["model/a", "session"]
 
 
 @pytest.mark.parametrize(
@@ -262,12 +262,12 @@ def test_a_rank_loads_what_is_for_all_and_what_is_its_own():
     ],
 )
 def test_shares_are_even(sizes, num_ranks, owners):
-    assert shares.share_out(sizes, num_ranks) == owners
+    assert division.share_out(sizes, num_ranks) == owners
 
 
 def test_ranks_check_every_file_once():
     files = {f"{n}": FileInfo(n % 7, 0) for n in range(20)}
-    parts = [shares.share_files(files, rank, 3) for rank in range(3)]
+    parts = [division.share_files(files, rank, 3) for rank in range(3)]
     assert sorted(itertools.chain(*parts)) == sorted(files)
     assert max(map(len, parts)) < 10
 
@@ -281,8 +281,8 @@ def test_sizes_are_compared():
 
 
 def test_differences_between_ranks_are_told():
-    assert shares.differences([("a", "b"), ("a", "b")]) == []
-    assert shares.differences([("a", "b"), ("a",), ("a", "b", "c")]) == [
+    assert division.differences([("a", "b"), ("a", "b")]) == []
+    assert division.differences([("a", "b"), ("a",), ("a", "b", "c")]) == [
         "b: on ranks 0, 2 only",
         "c: on rank 2 only",
     ]

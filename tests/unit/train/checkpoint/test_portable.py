@@ -178,7 +178,7 @@ def test_what_a_model_does_not_take_back_is_named(here):
     model.register_state_dict_post_hook(lambda _, state, *__: state.update(version=3))
     save(here, model)
     assert (
-        "does not take back 1 of the entries of its state_dict, version first"
+        "does not accept 1 of the entries of its own state_dict, version first"
         in finding(here, model).what
     )
 

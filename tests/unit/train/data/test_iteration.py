@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from paceline.train.data import Iteration, Loader, Rows, Surroundings, Tally
+from paceline.train.data import BatchTracker, Iteration, Loader, LoaderContext, Rows
 from paceline.train.data.iteration import LoopState
 from paceline.world import World
 
 ALONE = World(rank=0, world_size=1, local_rank=0, local_world_size=1)
 
 
-def make(tally, length=9):
+def make(tracker, length=9):
     return Loader(
-        list(range(length)), Surroundings(ALONE, torch.device("cpu"), tally), batch_size=3
+        list(range(length)), LoaderContext(ALONE, torch.device("cpu"), tracker), batch_size=3
     )
 
 
@@ -31,33 +31,33 @@ CASES = [
 
 @pytest.mark.parametrize(("facts", "others_trained", "state"), CASES)
 def test_the_state_of_a_loop(facts, others_trained, state):
-    tally = Tally()
+    tracker = BatchTracker()
     if others_trained:
         other = Iteration()
-        tally.open(other)
-        tally.yields(other, Rows(3, 3), with_grad=True)
-        tally.take()
-        tally.close(other)
+        tracker.open(other)
+        tracker.yields(other, Rows(3, 3), with_grad=True)
+        tracker.take()
+        tracker.close(other)
     iteration = Iteration(**facts)
-    tally.open(iteration)
-    assert tally.state_of(iteration) is state
+    tracker.open(iteration)
+    assert tracker.state_of(iteration) is state
     assert state.trains is (state in (LoopState.TRAINING, LoopState.RESUMING))
 
 
 def test_a_loop_that_resumes_trains_from_its_second_batch_on():
-    tally, seen = Tally(), []
-    loader = make(tally)
+    tracker, seen = BatchTracker(), []
+    loader = make(tracker)
     loader.load_state_dict({"epoch": 1, "done": 3, "length": 9})
     for _ in loader:
-        seen.append(tally.state_of(loader.iteration))
+        seen.append(tracker.state_of(loader.iteration))
     assert seen == [LoopState.RESUMING, LoopState.TRAINING]
-    assert tally.state_of(loader.iteration) is LoopState.IDLE
+    assert tracker.state_of(loader.iteration) is LoopState.IDLE
     assert loader.state_dict() == {"epoch": 2, "done": 0, "length": 9}
 
 
 def test_a_look_at_the_first_batch_leaves_the_position_alone():
-    tally = Tally()
-    loader = make(tally)
+    tracker = BatchTracker()
+    loader = make(tracker)
     position = {"epoch": 1, "done": 3, "length": 9}
     loader.load_state_dict(position)
     for batch in loader:
@@ -68,10 +68,10 @@ def test_a_look_at_the_first_batch_leaves_the_position_alone():
 
 def test_a_second_loader_that_resumes_keeps_its_position_before_its_first_backward():
     """Its position shows that it is one of training, whichever loader was trained on first."""
-    tally = Tally()
-    for _ in make(tally):
-        tally.take()
-    second = make(tally)
+    tracker = BatchTracker()
+    for _ in make(tracker):
+        tracker.take()
+    second = make(tracker)
     position = {"epoch": 1, "done": 3, "length": 9}
     second.load_state_dict(position)
     for _ in second:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.errors import UsageError
-from paceline.train.data import Loader, Rows, Surroundings, Tally
+from paceline.train.data import BatchTracker, Loader, LoaderContext, Rows
 from paceline.train.data.batch import to_device, without_rows
 from paceline.train.data.changes import state_of
 from paceline.world import World
@@ -25,7 +25,7 @@ def make(
     *,
     rank=0,
     world_size=1,
-    tally=None,
+    tracker=None,
     device=CPU,
     seed=0,
     accumulate=1,
@@ -33,16 +33,16 @@ def make(
     **options,
 ):
     world = World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
-    around = Surroundings(
+    context = LoaderContext(
         world,
         device,
-        tally or Tally(),
+        tracker or BatchTracker(),
         seed=seed,
         accumulate=accumulate,
         cpus=cpus,
         total=lambda sums: [each * world_size for each in sums],
     )
-    return Loader(dataset, around, **options)
+    return Loader(dataset, context, **options)
 
 
 def rows(of_rank, of_batch):
@@ -198,23 +198,23 @@ def test_batches_come_on_the_device():
 
 
 def test_rows_of_each_batch():
-    tally = Tally()
-    loader = make(range(9), rank=1, world_size=2, batch_size=4, tally=tally)
-    assert tally.take() is None
-    assert [tally.take() for _ in loader] == [rows(2, 4), rows(2, 4), rows(0, 1)]
+    tracker = BatchTracker()
+    loader = make(range(9), rank=1, world_size=2, batch_size=4, tracker=tracker)
+    assert tracker.take() is None
+    assert [tracker.take() for _ in loader] == [rows(2, 4), rows(2, 4), rows(0, 1)]
 
 
 def test_a_second_backward_belongs_to_the_same_batch():
-    tally = Tally()
-    for _ in make(range(3), batch_size=4, tally=tally):
-        assert tally.take() == tally.take() == rows(3, 3)
-    assert tally.take() == rows(3, 3)
+    tracker = BatchTracker()
+    for _ in make(range(3), batch_size=4, tracker=tracker):
+        assert tracker.take() == tracker.take() == rows(3, 3)
+    assert tracker.take() == rows(3, 3)
 
 
 def test_a_batch_taken_by_next_counts():
-    tally = Tally()
-    next(iter(make(range(3), batch_size=4, tally=tally)))
-    assert tally.take() == rows(3, 3)
+    tracker = BatchTracker()
+    next(iter(make(range(3), batch_size=4, tracker=tracker)))
+    assert tracker.take() == rows(3, 3)
 
 
 def advance(how, loader):
@@ -252,85 +252,85 @@ EVALUATIONS = (
 
 @pytest.mark.parametrize("how", EVALUATIONS)
 def test_an_evaluation_between_does_not_count(how):
-    tally = Tally()
-    train = make(range(6), batch_size=4, tally=tally)
-    val = make(range(7), batch_size=5, tally=tally)
+    tracker = BatchTracker()
+    train = make(range(6), batch_size=4, tracker=tracker)
+    val = make(range(7), batch_size=5, tracker=tracker)
     found = []
     for _ in train:
         advance(how, val)  # between a batch and its backward
-        found.append(tally.take())
+        found.append(tracker.take())
         advance(how, val)  # and between two batches
     assert found == [rows(4, 4), rows(2, 2)]
 
 
 def test_the_last_batch_may_be_used_after_its_loop():
-    tally = Tally()
-    for x in make(range(9), batch_size=4, tally=tally):
+    tracker = BatchTracker()
+    for x in make(range(9), batch_size=4, tracker=tracker):
         if 8 in x:
             break
-        tally.take()
-    assert tally.take() == rows(1, 1)
+        tracker.take()
+    assert tracker.take() == rows(1, 1)
 
 
 def test_an_evaluation_before_any_training_does_not_count():
-    tally = Tally()
+    tracker = BatchTracker()
     with torch.no_grad():
-        list(make(range(7), batch_size=5, tally=tally))
-    assert tally.take() is None
+        list(make(range(7), batch_size=5, tracker=tracker))
+    assert tracker.take() is None
 
 
 def test_a_training_batch_fetched_under_no_grad_counts():
-    tally = Tally()
-    batches = iter(make(range(6), batch_size=4, tally=tally))
-    val = make(range(7), batch_size=5, tally=tally)
+    tracker = BatchTracker()
+    batches = iter(make(range(6), batch_size=4, tracker=tracker))
+    val = make(range(7), batch_size=5, tracker=tracker)
     found = []
     for _ in range(2):
         with torch.no_grad():
             next(batches)
         list(val)
-        found.append(tally.take())
+        found.append(tracker.take())
     assert found == [rows(4, 4), rows(2, 2)]
 
 
 def test_two_live_loaders_are_refused():
-    tally = Tally()
-    one, other = (make(range(8), batch_size=size, tally=tally) for size in (4, 2))
+    tracker = BatchTracker()
+    one, other = (make(range(8), batch_size=size, tracker=tracker) for size in (4, 2))
     for _ in zip(one, other, strict=False):
         with pytest.raises(UsageError, match="batch-weight-unknown") as caught:
-            tally.take()
+            tracker.take()
         break
     assert "2 loaders" in caught.value.finding.what
 
 
 def test_two_live_loaders_with_a_backward_between_are_fine():
-    tally = Tally()
-    other = iter(make(range(8), batch_size=2, tally=tally))
-    for _ in make(range(8), batch_size=4, tally=tally):
-        assert tally.take() == rows(4, 4)
+    tracker = BatchTracker()
+    other = iter(make(range(8), batch_size=2, tracker=tracker))
+    for _ in make(range(8), batch_size=4, tracker=tracker):
+        assert tracker.take() == rows(4, 4)
         next(other)
-        assert tally.take() == rows(2, 2)
+        assert tracker.take() == rows(2, 2)
 
 
 def test_batches_hoarded_before_their_backward_are_refused():
-    tally = Tally()
-    hoard = list(make(range(6), batch_size=4, tally=tally))
+    tracker = BatchTracker()
+    hoard = list(make(range(6), batch_size=4, tracker=tracker))
     assert len(hoard) == 2
     with pytest.raises(UsageError, match="batch-weight-unknown"):
-        tally.take()
+        tracker.take()
 
 
 def test_the_tally_forgets_loops_that_have_ended():
-    tally = Tally()
-    loader = make(range(4), batch_size=2, tally=tally)
+    tracker = BatchTracker()
+    loader = make(range(4), batch_size=2, tracker=tracker)
     for _ in range(20):
         for _ in loader:
-            tally.take()
-    assert len(tally._iterations) <= 2
+            tracker.take()
+    assert len(tracker._iterations) <= 2
 
 
 def test_the_tally_keeps_no_loader_alive():
-    tally = Tally()
-    loader = make(range(4), batch_size=2, tally=tally)
+    tracker = BatchTracker()
+    loader = make(range(4), batch_size=2, tracker=tracker)
     list(loader)
     gone = weakref.ref(loader)
     del loader

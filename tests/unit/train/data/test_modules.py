@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from paceline.errors import UsageError
-from paceline.train.data import Loader, Surroundings, Tally, adopted
+from paceline.train.data import BatchTracker, Loader, LoaderContext, adopted
 from paceline.train.data.samples import in_memory, kept_state, takes_batches
 from paceline.train.data.tune import choose
 from paceline.world import World
@@ -40,21 +40,21 @@ def make(
     accumulate=1,
     cpus=1,
     per_rank=False,
-    tally=None,
+    tracker=None,
     **options,
 ):
     world = World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
-    around = Surroundings(
+    context = LoaderContext(
         world,
         CPU,
-        tally or Tally(),
+        tracker or BatchTracker(),
         seed=seed,
         accumulate=accumulate,
         cpus=cpus,
         total=lambda sums: [each * world_size for each in sums],
     )
     dataset, options = adopted(dataset, options, per_rank=per_rank)
-    return Loader(dataset, around, **options)
+    return Loader(dataset, context, **options)
 
 
 def refused(dataset, **options):
@@ -461,12 +461,12 @@ def test_a_loader_goes_on_where_another_stood(stop, accumulate, stream):
     data = Numbers(17) if stream else list(range(17))
     options = {} if stream else {"shuffle": True}
     whole = [batch.tolist() for batch in make(data, batch_size=3, **options)]
-    tally = Tally()
-    loader = make(data, batch_size=3, accumulate=accumulate, tally=tally, **options)
+    tracker = BatchTracker()
+    loader = make(data, batch_size=3, accumulate=accumulate, tracker=tracker, **options)
     seen = []
     for batch in loader:
         seen.append(batch.tolist())
-        tally.take()
+        tracker.take()
         if len(seen) == stop:
             state = loader.state_dict()
             assert loader.under_way
@@ -481,15 +481,15 @@ def test_a_loader_goes_on_where_another_stood(stop, accumulate, stream):
 
 
 def test_a_batch_before_its_backward_is_served_again():
-    tally = Tally()
-    loader = make(list(range(9)), batch_size=3, tally=tally)
+    tracker = BatchTracker()
+    loader = make(list(range(9)), batch_size=3, tracker=tracker)
     iterator = iter(loader)
     next(iterator)
-    tally.take()
+    tracker.take()
     assert loader.state_dict()["done"] == 3
     next(iterator)
     assert loader.state_dict()["done"] == 3
-    tally.take()
+    tracker.take()
     assert loader.state_dict()["done"] == 6
 
 
@@ -502,11 +502,11 @@ def test_an_evaluation_is_no_position():
 
 
 def test_an_evaluation_with_autograd_is_no_position_either():
-    tally = Tally()
-    train, test = (make(list(range(9)), batch_size=3, tally=tally) for _ in range(2))
+    tracker = BatchTracker()
+    train, test = (make(list(range(9)), batch_size=3, tracker=tracker) for _ in range(2))
     for _ in train:
         assert train.under_way, "also before the first backward of all"
-        tally.take()
+        tracker.take()
     for _ in test:
         assert not test.under_way
     for _ in train:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from paceline.train.data.shard import EvenBatches, Rows, Shard
+from paceline.train.data.share import EvenBatches, Rows, Shard
 from paceline.train.session.accumulation import Group
 
 

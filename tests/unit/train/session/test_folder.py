@@ -12,9 +12,8 @@ from torch import nn
 
 from paceline import Session, env
 from paceline.errors import RunError, UsageError
-from paceline.rundir import lease
-from paceline.rundir.files import RunDir
-from paceline.train.session import place
+from paceline.rundir import lease, lease_file
+from paceline.train.session import run_folder
 from unit.train.trainer.training import first_optimizer, no_signals, unlaunched  # noqa: F401  fixtures
 
 
@@ -26,7 +25,7 @@ def script(monkeypatch):
 
 def begin(run_dir=None, **options):
     """A Session with a model, as in the next process."""
-    place.reset()
+    run_folder.reset()
     session = Session(run_dir=run_dir, loggers=(), **options)
     model = nn.Linear(1, 1)
     session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -63,7 +62,7 @@ def test_a_damaged_checkpoint_is_refused_with_the_whole_one_in_the_fix(trained):
         session.restore("latest")
     finding = caught.value.finding
     assert finding.name == "checkpoint-damaged"
-    assert f"whole: {session.run_dir.checkpoints / NAMES[0]}, step 0" in finding.evidence
+    assert f"intact: {session.run_dir.checkpoints / NAMES[0]}, step 0" in finding.evidence
     assert 'session.restore("latest", damaged="skip")' in finding.fix
     assert NAMES[0] in finding.fix
 
@@ -90,7 +89,7 @@ def test_where_none_is_whole_it_says_so(trained):
     assert caught.value.finding.what == "all 2 checkpoints are damaged"
     with pytest.raises(RunError) as caught:
         session.restore("latest")
-    assert "no older one is whole" in caught.value.finding.fix
+    assert "no older one is intact" in caught.value.finding.fix
 
 
 def test_a_word_that_means_nothing_is_refused(trained):
@@ -113,7 +112,7 @@ def test_the_line_says_what_is_loaded(trained, which, line, capsys):
 
 def living(folder):
     """Another run that lives: this process, under another token, whose lease it does not know of."""
-    lease.acquire(folder, lease.this_process(), say=print)
+    lease.acquire(folder, lease_file.this_process(), say=print)
 
 
 def test_a_reader_is_never_refused_and_who_trains_is(trained):
@@ -134,8 +133,8 @@ def test_a_reader_is_never_refused_and_who_trains_is(trained):
 def test_nothing_is_committed_to_a_folder_that_another_run_has_taken(trained):
     session, model = begin("run")
     session.restore("latest")
-    other = replace(lease.this_process(), job="4712")
-    lease._write(RunDir(session.run_dir.root).lease, other, flags=0)
+    other = replace(lease_file.this_process(), job="4712")
+    lease_file.write(session.run_dir.root, other)
     with pytest.raises(RunError) as caught:
         train(session, model, 4)
     assert caught.value.finding.name == "run-folder-taken-over"
@@ -150,7 +149,7 @@ def test_a_script_that_keeps_nothing_leaves_no_folder():
 
 
 def test_two_sessions_share_a_folder_on_purpose(trained):
-    place.reset()
+    run_folder.reset()
     first = Session(run_dir="run", loggers=())
     first.save(wait=True)
     with pytest.raises(UsageError, match="another Session of this process"):
@@ -160,9 +159,9 @@ def test_two_sessions_share_a_folder_on_purpose(trained):
 
 def test_a_folder_that_takes_no_lease_costs_one_warning(monkeypatch, capsys):
     monkeypatch.setattr(
-        lease,
-        "_write",
-        lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+        lease_file,
+        "create",
+        lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
     )
     session, model = begin("run")
     train(session, model, 2)

@@ -386,7 +386,7 @@ def test_hyperparameters_of_a_namespace(kind):
     assert made.hparams == {"lr": 0.1, "width": 3}
     assert made.hparams.lr == 0.1
     with pytest.raises(
-        UsageError, match="of type object is no name of an argument, mapping or namespace"
+        UsageError, match="of type object is not the name of an argument, a mapping or a namespace"
     ):
         Parsed(object())
 

@@ -179,10 +179,10 @@ class Named:
         ("Option", "log has no option progbar"),
         ("Neither", "on_step=False and on_epoch=False leave nothing to log"),
         ("Greatest", "reduce_fx='max' is not one of mean, sum"),
-        ("Outside", "nothing is under way that it could belong to"),
+        ("Outside", "there is no current epoch or evaluation that it could belong to"),
         ("Misspelt", "Misspelt.on_train_epoch_ended would never be called by this Trainer"),
         ("MovesData", "MovesData.on_after_batch_transfer would never be called by this Trainer"),
-        ("AfterValidation", "nothing is under way that it could belong to"),
+        ("AfterValidation", "there is no current epoch or evaluation that it could belong to"),
         ("SchedulerBeside", "configure_optimizers returned has an unknown key 'scheduler'"),
         (
             "IntervalBeside",
@@ -232,7 +232,9 @@ def test_a_log_after_a_test():
         def on_test_end(self, trainer, task):
             trainer.log("x", 1.0)
 
-    with pytest.raises(UsageError, match="nothing is under way that it could belong to"):
+    with pytest.raises(
+        UsageError, match="there is no current epoch or evaluation that it could belong to"
+    ):
         trainer(callbacks=Logs()).test(Task(), loader(4))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from paceline.errors import UsageError
-from paceline.train.session import place
+from paceline.train.session import run_folder
 from paceline.train.trainer.fitting import Fit
 from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
     Task,
@@ -50,8 +50,8 @@ def test_a_run_that_was_not_launched_begins_anew():
 def test_the_folder_of_a_launched_run_is_gone_on_in(monkeypatch):
     monkeypatch.setenv("PACELINE_RUN_DIR", "run")
     trainer(max_epochs=1, run_dir=None).fit(Task(), loader())
-    monkeypatch.setattr("paceline.train.trainer.trainer._fitted", set())  # as in the next process
-    place.reset()
+    monkeypatch.setattr("paceline.train.trainer.resuming._fitted", set())  # as in the next process
+    run_folder.reset()
     task = Task()
     trainer(max_epochs=2, run_dir=None).fit(task, loader())
     assert [epoch for epoch, _, _ in task.seen] == [1] * 5

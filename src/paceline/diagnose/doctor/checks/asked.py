@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu
-from paceline.machine.gpus import shown
+from paceline.machine.gpus import visible_entries
 from paceline.text.wording import few
 
 # NCCL: src/graph/topo.h, topoPathTypeStr. Before version 2.4, numbers stood for the levels.
@@ -19,7 +19,9 @@ def visible_gpus(facts: Facts) -> tuple[Gpu, ...]:
     """Return the GPUs visible to CUDA, which stops at the first entry that matches no GPU."""
     if facts.visible_devices is None:
         return facts.gpus
-    entries = shown(facts.visible_devices, lambda entry: named(entry, facts.gpus) is not None)
+    entries = visible_entries(
+        facts.visible_devices, lambda entry: named(entry, facts.gpus) is not None
+    )
     gpus = [gpu for entry in entries if (gpu := named(entry, facts.gpus)) is not None]
     return tuple({gpu.index: gpu for gpu in gpus}.values())  # several slices may belong to one GPU
 
@@ -32,7 +34,7 @@ def named(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
         return next((gpu for gpu in gpus if gpu.index == int(entry)), None)
     for gpu in gpus:
         ids = [gpu.uuid, *(part.uuid for part in gpu.mig_slices)]
-        if any(each and each.startswith(entry) for each in ids):
+        if any(uuid and uuid.startswith(entry) for uuid in ids):
             return gpu
     # The older form of a slice's UUID begins with that of its GPU: MIG-GPU-<id>/1/0
     return next((gpu for gpu in gpus if gpu.uuid and entry.startswith(f"MIG-{gpu.uuid}")), None)

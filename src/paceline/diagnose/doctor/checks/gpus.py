@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.diagnose.doctor.checks.asked import gpus_in_words, version, visible_gpus
 from paceline.diagnose.doctor.facts import Facts
-from paceline.diagnose.doctor.facts_gpu import Gpu, GpuProcess, Xid
+from paceline.diagnose.doctor.facts_gpu import Gpu, GpuProcess, MigSlice, Xid
 from paceline.diagnose.doctor.render import count, size
 from paceline.errors import Finding
 from paceline.machine.gpus import entries
@@ -115,9 +115,10 @@ def _signs_of_kernel(facts: Facts) -> Iterator[_Sign]:
     gpus = {gpu.bus_id: gpu for gpu in facts.gpus}
     # The log also names GPUs of other users.
     shared_log = facts.host.container or facts.host.slurm_job
-    for xid in facts.xids:
+    faults = [xid for xid in facts.xids if xid.number in _XIDS and _RECOVERED not in xid.line]
+    for xid in faults:
         gpu = gpus.get(xid.bus_id)
-        if xid.number not in _XIDS or _RECOVERED in xid.line or (shared_log and gpu is None):
+        if shared_log and gpu is None:
             continue
         place = f"GPU {gpu.index}" if gpu is not None else xid.bus_id
         what = f"Xid {xid.number}, {_XIDS[xid.number][0]}"
@@ -160,12 +161,17 @@ def _faults(gpu: Gpu, facts: Facts) -> Iterator[tuple[str, bool]]:
         yield f"{gpu.ecc_uncorrected} uncorrected memory errors since the driver was loaded", True
     if gpu.repair_pending:
         yield "bad memory waits for a reset to be taken out of use", False
-    alike = [
-        other for other in facts.gpus if other.name == gpu.name and not other.mig
-    ]  # slices have no NVLink
-    active, most = _active_links(gpu), max(map(_active_links, alike), default=0)
+    if gpu.nvlinks and not gpu.mig:  # MIG slices have no NVLink
+        yield from _missing_links(gpu, facts)
+
+
+def _missing_links(gpu: Gpu, facts: Facts) -> Iterator[tuple[str, bool]]:
+    """Yield a fault if a GPU on NVLink switches has fewer active links than GPUs of its kind."""
+    alike = [other for other in facts.gpus if other.name == gpu.name and not other.mig]
     switched = any(link.remote == "switch" for other in alike for link in other.nvlinks)
-    if switched and gpu in alike and gpu.nvlinks and active < most:
+    active = _active_links(gpu)
+    most = max(map(_active_links, alike))
+    if switched and active < most:
         yield f"{active} NVLinks are up, on the other GPUs {most}", False
 
 
@@ -174,60 +180,101 @@ def _active_links(gpu: Gpu) -> int:
 
 
 def _busy(facts: Facts) -> Iterator[Finding]:
-    left = {process.pid for process in facts.leftovers}
-    wsl = facts.host.wsl
-    held = [
-        (gpu, line, fatal)
-        for gpu in visible_gpus(facts)
-        for line, fatal in _holders(gpu, left, wsl=wsl)
-    ]
-    if not held:
+    # Another finding is about the leftovers.
+    leftovers = {process.pid for process in facts.leftovers}
+    gpus: list[Gpu] = []
+    holders: list[_Holder] = []
+    for gpu in visible_gpus(facts):
+        on_gpu = list(_holders(gpu, leftovers, wsl=facts.host.wsl))
+        if on_gpu:
+            gpus.append(gpu)
+            holders += on_gpu
+    if not holders:
         return
-    gpus = list({gpu.index: gpu for gpu, _, _ in held}.values())
-    fatal = any(is_fatal for _, _, is_fatal in held)
-    pids = sorted(
-        {p.pid for gpu in gpus for p in gpu.processes if p.alive and not p.graphics} - left
-    )
+    exclusive = any(holder.exclusive for holder in holders)
+    lines = [holder.line for holder in holders]
     yield Finding(
         "gpu-busy",
-        f"{gpus_in_words(gpus)}: in use" if len(held) > 1 else f"GPU {gpus[0].index}: {held[0][1]}",
+        lines[0] if len(lines) == 1 else f"{gpus_in_words(gpus)}: in use",
         where=gpus_in_words(gpus),
-        evidence=tuple(f"GPU {gpu.index}: {line}" for gpu, line, _ in held[:8]),
+        evidence=tuple(lines[:8]),
         why=(
             "no other process can use it"
-            if fatal
+            if exclusive
             else "less memory is free there, and the ranks on it are slower"
         ),
-        fix=(
-            "wait, or choose free GPUs with CUDA_VISIBLE_DEVICES; who it is: ps -fp"
-            f" {','.join(map(str, pids[:8]))}"
-            if pids
-            else (
-                "nvidia-smi on the host, outside containers, tells who holds it; choose free GPUs"
-                " meanwhile"
-            )
-        ),
-        severity="error" if fatal else "warning",
+        fix=_free_gpus(gpus, leftovers),
+        severity="error" if exclusive else "warning",
     )
 
 
-def _holders(gpu: Gpu, left: set[int], *, wsl: bool) -> Iterator[tuple[str, bool]]:
-    """Yield each process that holds a GPU, and whether it keeps all others out."""
+def _free_gpus(gpus: Sequence[Gpu], leftovers: set[int]) -> str:
+    """Return how to find out who uses some GPUs."""
+    computing = {
+        process.pid
+        for gpu in gpus
+        for process in gpu.processes
+        if process.alive and not process.graphics
+    }
+    pids = sorted(computing - leftovers)
+    if not pids:
+        return (
+            "nvidia-smi on the host, outside containers, shows who holds it; choose free GPUs"
+            " meanwhile"
+        )
+    return (
+        "wait, or choose free GPUs with CUDA_VISIBLE_DEVICES; who it is: ps -fp"
+        f" {','.join(map(str, pids[:8]))}"
+    )
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """A reason why a GPU is not free.
+
+    Attributes:
+        line: The GPU and what holds it, as text.
+        exclusive: Whether no other process can use the GPU.
+    """
+
+    line: str
+    exclusive: bool
+
+
+def _holders(gpu: Gpu, leftovers: set[int], *, wsl: bool) -> Iterator[_Holder]:
+    """Yield the reasons why a GPU is not free.
+
+    Args:
+        gpu: The GPU.
+        leftovers: Process ids of processes to ignore.
+        wsl: Whether Linux runs inside Windows, which uses memory and does not report it.
+    """
+    where = f"GPU {gpu.index}"
     if gpu.compute_mode == "prohibited":
-        yield "compute mode Prohibited: no process may compute on it", True
+        yield _Holder(f"{where}: compute mode Prohibited: no process may compute on it", True)
     computing = [process for process in gpu.processes if not process.graphics]
-    shared = any(process.command.startswith(_MPS) for process in computing)
-    for process in computing:
-        if process.pid not in left and not process.command.startswith(_MPS):
-            yield _holder(process), gpu.compute_mode == "exclusive-process" and not shared
+    programs = [process for process in computing if not process.command.startswith(_MPS)]
+    shared = len(programs) < len(computing)
+    exclusive = gpu.compute_mode == "exclusive-process" and not shared
+    for process in programs:
+        if process.pid not in leftovers:
+            yield _Holder(f"{where}: {_words(process)}", exclusive)
+    if not gpu.processes and not gpu.mig and not wsl and _is_filled(gpu):
+        used, total = size(gpu.memory_used_bytes), size(gpu.memory_bytes)
+        line = f"{where}: {used} of {total} are held by a process that is not visible here"
+        yield _Holder(line, False)
+
+
+def _is_filled(gpu: Gpu) -> bool:
+    """Return whether more of a GPU's memory is in use than a driver and a desktop need."""
     used, total = gpu.memory_used_bytes, gpu.memory_bytes
-    # Windows uses some memory and does not report it
-    hidden = not gpu.processes and not gpu.mig and not wsl
-    if hidden and used and total and used > max(_MUCH * total, _MUCH_BYTES):
-        yield f"{size(used)} of {size(total)} are held by a process that is not visible here", False
+    if not used or not total:
+        return False
+    return used > max(_MUCH * total, _MUCH_BYTES)
 
 
-def _holder(process: GpuProcess) -> str:
+def _words(process: GpuProcess) -> str:
+    """Return a process and the memory that it holds, as text."""
     memory = f" holds {size(process.memory_bytes)}" if process.memory_bytes else " uses it"
     if not process.alive:
         return f"pid {process.pid}, which is not visible here,{memory}"
@@ -236,14 +283,9 @@ def _holder(process: GpuProcess) -> str:
 
 
 def _slices(facts: Facts) -> Iterator[Finding]:
-    listed = None if facts.visible_devices is None else entries(facts.visible_devices)
+    """Yield a finding for each GPU of which this process could use several MIG slices."""
     for gpu in facts.gpus:
-        slices = [
-            part
-            for part in gpu.mig_slices
-            if listed is None
-            or any(part.uuid.startswith(e) or e == str(gpu.index) for e in listed if e)
-        ]
+        slices = _visible_slices(gpu, facts.visible_devices)
         if len(slices) > 1:
             yield Finding(
                 "mig-slices-of-one-gpu",
@@ -261,6 +303,16 @@ def _slices(facts: Facts) -> Iterator[Finding]:
                 ),
                 severity="warning",
             )
+
+
+def _visible_slices(gpu: Gpu, setting: str | None) -> list[MigSlice]:
+    """Return a GPU's slices that ``CUDA_VISIBLE_DEVICES`` names; all of them if it is unset."""
+    if setting is None:
+        return list(gpu.mig_slices)
+    listed = [entry for entry in entries(setting) if entry]
+    if str(gpu.index) in listed:
+        return list(gpu.mig_slices)
+    return [part for part in gpu.mig_slices if part.uuid.startswith(tuple(listed))]
 
 
 def _slow(facts: Facts) -> Iterator[Finding]:
@@ -292,7 +344,7 @@ def _asleep(facts: Facts) -> Iterator[Finding]:
             f"{gpus_in_words(asleep)}: persistence mode is off",
             where=gpus_in_words(asleep),
             why=(
-                "the driver starts a GPU anew for its first user, which costs seconds at every"
+                "the driver starts a GPU again for its first user, which costs seconds at every"
                 " start of a run"
             ),
             fix="sudo systemctl enable --now nvidia-persistenced, or sudo nvidia-smi -pm 1",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 
 from paceline import env
 from paceline.diagnose.doctor.checks.asked import place
@@ -28,95 +29,115 @@ def judge_interfaces(facts: Facts) -> Iterator[Finding]:
 
 
 def _missing(facts: Facts) -> Iterator[Finding]:
-    names = [each.name for each in facts.interfaces]
+    names = _names(facts.interfaces)
     if not names:
         return
-    nccl, gloo = (
-        facts.settings.get(env.NCCL_INTERFACE, ""),
-        facts.settings.get(env.GLOO_INTERFACE, ""),
+    nccl = facts.settings.get(env.NCCL_INTERFACE, "")
+    if nccl and not taken_interfaces(nccl, names):
+        # Without GPUs, nothing reads NCCL's variable.
+        severity = "error" if facts.gpus else "warning"
+        yield _missing_interface(facts, env.NCCL_INTERFACE, severity=severity)
+    gloo = facts.settings.get(env.GLOO_INTERFACE, "")
+    if gloo and not set(gloo.split(",")) <= set(names):
+        yield _missing_interface(facts, env.GLOO_INTERFACE, severity="error")
+
+
+def _missing_interface(facts: Facts, name: str, *, severity: str) -> Finding:
+    hardware = _hardware(facts)
+    return Finding(
+        "interface-missing-on-node",
+        f"{name}={facts.settings[name]}: {facts.host.name} has no such interface that is up",
+        where=place(name, facts),
+        evidence=(f"up: {few(_names(facts.interfaces), 8)}",),
+        why="the ranks here find no interface to talk over",
+        fix=f"unset {name}" + (f", or {name}={hardware[0].name} here" if hardware else ""),
+        severity=severity,
     )
-    usable = [each.name for each in facts.interfaces if not each.loopback and not each.virtual]
-    for name, value, fits in (
-        (env.NCCL_INTERFACE, nccl, bool(taken_interfaces(nccl, names))),
-        (env.GLOO_INTERFACE, gloo, set(gloo.split(",")) <= set(names)),
-    ):
-        if value and not fits:
-            yield Finding(
-                "interface-missing-on-node",
-                f"{name}={value}: {facts.host.name} has no such interface that is up",
-                where=place(name, facts),
-                evidence=(f"up: {few(names, 8)}",),
-                why="the ranks here find no interface to talk over",
-                fix=f"unset {name}" + (f", or {name}={usable[0]} here" if usable else ""),
-                # without GPUs nothing reads NCCL's variable
-                severity="error" if facts.gpus or name == env.GLOO_INTERFACE else "warning",
-            )
 
 
-def _taken(facts: Facts) -> list[Interface]:
-    """Return the interfaces that NCCL selects by default: ib* if there are any, else all but these.
+def _names(interfaces: Iterable[Interface]) -> list[str]:
+    return [interface.name for interface in interfaces]
 
+
+def _hardware(facts: Facts) -> list[Interface]:
+    """Return the interfaces that are neither virtual nor the loopback interface."""
+    return [
+        interface
+        for interface in facts.interfaces
+        if not interface.virtual and not interface.loopback
+    ]
+
+
+def _selected_by_default(facts: Facts) -> list[Interface]:
+    """Return the interfaces that NCCL selects by default.
+
+    These are the interfaces ``ib*`` if there are any, else all except docker's and libvirt's.
     Source: NCCL's src/misc/socket.cc.
     """
-    outside = [each for each in facts.interfaces if not each.loopback]
-    infiniband = [each for each in outside if each.name.startswith("ib")]
-    return infiniband or [each for each in outside if not each.name.startswith(_LEFT_OUT)]
+    outside = [interface for interface in facts.interfaces if not interface.loopback]
+    infiniband = [interface for interface in outside if interface.name.startswith("ib")]
+    return infiniband or [
+        interface for interface in outside if not interface.name.startswith(_LEFT_OUT)
+    ]
+
+
+def _matching(interfaces: Iterable[Interface], setting: str) -> list[Interface]:
+    """Return the interfaces that match a value of ``NCCL_SOCKET_IFNAME``."""
+    return [interface for interface in interfaces if taken_interfaces(setting, [interface.name])]
 
 
 def _ambiguous(facts: Facts) -> Iterator[Finding]:
-    wanted = facts.settings.get(env.NCCL_INTERFACE, "")
-    taken = _taken(facts)
-    if wanted:
-        taken = [
-            interface
-            for interface in facts.interfaces
-            if taken_interfaces(wanted, [interface.name])
-        ]
-    doubtful = [each for each in taken if each.virtual]
-    real = [each for each in facts.interfaces if not each.virtual and not each.loopback]
-    # Of the interfaces that the user has named, doubt only those that lead nowhere at all.
-    if not doubtful or not real or (wanted and len(doubtful) < len(taken)):
+    """Yield a hint about interfaces that NCCL would use and that lead to no other node."""
+    setting = facts.settings.get(env.NCCL_INTERFACE, "")
+    selected = _matching(facts.interfaces, setting) if setting else _selected_by_default(facts)
+    virtual = [interface for interface in selected if interface.virtual]
+    if not virtual or not _hardware(facts):
         return
-    best = max(real, key=lambda each: each.mbit)
-    yield Finding(
+    if setting and len(virtual) < len(selected):
+        return  # the setting also names an interface that may lead to other nodes
+    yield _ambiguous_interfaces(facts, selected, virtual, setting)
+
+
+def _ambiguous_interfaces(
+    facts: Facts, selected: Sequence[Interface], virtual: Sequence[Interface], setting: str
+) -> Finding:
+    best = max(_hardware(facts), key=attrgetter("mbit"))
+    variable = f"{env.NCCL_INTERFACE}={setting}: " if setting else ""
+    which = f"of which {few(_names(virtual))}" if len(virtual) < len(selected) else "which"
+    return Finding(
         "interface-ambiguous",
-        (f"{env.NCCL_INTERFACE}={wanted}: " if wanted else "")
-        + f"NCCL would use {few([each.name for each in taken])}"
-        + (
-            f", of which {few([each.name for each in doubtful])}"
-            if len(doubtful) < len(taken)
-            else ", which"
-        )
-        + " likely leads to no other node",
-        where=place(env.NCCL_INTERFACE, facts) if wanted else facts.host.name,
-        evidence=tuple(
-            f"{each.name} {each.addresses[0] if each.addresses else ''}"
-            f" ({'virtual' if each.virtual else 'hardware'})"
-            for each in taken[:8]
-        ),
+        f"{variable}NCCL would use {few(_names(selected))}, {which} likely leads to no other node",
+        where=place(env.NCCL_INTERFACE, facts) if setting else facts.host.name,
+        evidence=tuple(_quote(interface) for interface in selected[:8]),
         why="on several nodes NCCL may wait for connections over it that never come",
         fix=(
-            f"on several nodes: export NCCL_SOCKET_IFNAME={best.name} (paceline run finds out by"
-            " itself)"
+            f"on several nodes: export NCCL_SOCKET_IFNAME={best.name} (paceline run finds it"
+            " automatically)"
         ),
         severity="hint",
     )
 
 
+def _quote(interface: Interface) -> str:
+    address = interface.addresses[0] if interface.addresses else ""
+    return f"{interface.name} {address} ({'virtual' if interface.virtual else 'hardware'})"
+
+
 def _threads(facts: Facts) -> Iterator[Finding]:
-    if (
-        active(facts)
-        or facts.settings.get(_THREADS)
-        or facts.settings.get(_SOCKETS)
-        or facts.settings.get("NCCL_NET")
-    ):
+    """Yield a hint if a fast Ethernet interface is used with NCCL's default number of threads."""
+    if active(facts) or facts.rdma_libraries.plugins:
         return
-    wanted = facts.settings.get(env.NCCL_INTERFACE, "")
-    used = [each for each in _taken(facts) if taken_interfaces(wanted, [each.name])]
-    fast = [each for each in used if each.mbit >= _FAST_MBIT and each.driver not in _TUNED]
-    if not fast or facts.rdma_libraries.plugins:
+    if any(facts.settings.get(name) for name in (_THREADS, _SOCKETS, "NCCL_NET")):
         return
-    best = max(fast, key=lambda each: each.mbit)
+    setting = facts.settings.get(env.NCCL_INTERFACE, "")
+    fast = [
+        interface
+        for interface in _matching(_selected_by_default(facts), setting)
+        if interface.mbit >= _FAST_MBIT and interface.driver not in _TUNED
+    ]
+    if not fast:
+        return
+    best = max(fast, key=attrgetter("mbit"))
     cpus = facts.limits.cpus
     yield Finding(
         "socket-threads-low",

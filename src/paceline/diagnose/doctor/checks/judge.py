@@ -13,7 +13,7 @@ from paceline.diagnose.doctor.checks.visibility import judge_visibility
 from paceline.diagnose.doctor.facts import Facts
 from paceline.errors import Finding, gravest_first
 
-_JUDGES = (
+_CHECKS = (
     judge_software,
     judge_gpus,
     judge_visibility,
@@ -27,5 +27,5 @@ _JUDGES = (
 
 def judge(facts: Facts) -> list[Finding]:
     """Return the findings about a machine, errors first."""
-    findings = [finding for each in _JUDGES for finding in each(facts)]
+    findings = [finding for check in _CHECKS for finding in check(facts)]
     return gravest_first(findings)

@@ -12,6 +12,9 @@ from paceline.machine.ulimits import UNLIMITED
 
 _GIB = 1 << 30
 _FEW_FILES, _SMALL_FILES = 1024, 4096
+_EMPTY_SHARED_MEMORY = (
+    "ls -l /dev/shm: what runs that are gone have left there (nccl-*, torch_*) can be deleted"
+)
 _ANY_STACK = (2, 28)  # since this version NCCL copes with an unlimited stack
 
 
@@ -27,28 +30,16 @@ def judge_limits(facts: Facts) -> Iterator[Finding]:
 
 
 def _shared_memory(facts: Facts) -> Iterator[Finding]:
+    """Yield the finding about a ``/dev/shm`` that is small or almost full."""
     total, free = facts.limits.shm_bytes, facts.limits.shm_free_bytes
-    if total is None or (total >= _GIB and (free is None or free >= _GIB)):
+    if total is None:
+        return
+    small = total < _GIB
+    almost_full = free is not None and free < _GIB
+    if not small and not almost_full:
         return
     several = len(visible_gpus(facts)) > 1
-    small = total < _GIB
     container = facts.host.container
-    if not small:
-        fix = (
-            "ls -l /dev/shm: what runs that are gone have left there (nccl-*, torch_*) can be"
-            " deleted"
-        )
-    elif container == "kubernetes":
-        fix = (
-            "mount an emptyDir with medium: Memory at /dev/shm in the pod; it counts as memory of"
-            " the pod"
-        )
-    elif container == "apptainer":
-        fix = "apptainer exec without --contain and --containall: /dev/shm is then the machine's"
-    elif container:
-        fix = f"{run_container(facts)} --shm-size=8g ... (or --ipc=host)"
-    else:
-        fix = "sudo mount -o remount,size=8G /dev/shm"
     yield Finding(
         "nccl-shm-too-small" if several else "dataloader-shm-too-small",
         f"shared memory (/dev/shm) has {size(total)}"
@@ -59,21 +50,32 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
             "NCCL's buffers between ranks and batches of DataLoader workers lie there: a run ends"
             " with a bus error"
             if several
-            else "DataLoader workers hand over their batches there: they end with a bus error"
+            else "DataLoader workers put their batches there: they end with a bus error"
         ),
-        fix=fix,
+        fix=_larger_shared_memory(facts) if small else _EMPTY_SHARED_MEMORY,
         severity="warning",
     )
 
 
+def _larger_shared_memory(facts: Facts) -> str:
+    """Return how to enlarge ``/dev/shm`` in the environment of this process."""
+    container = facts.host.container
+    if container == "kubernetes":
+        return (
+            "mount an emptyDir with medium: Memory at /dev/shm in the pod; it counts as memory of"
+            " the pod"
+        )
+    if container == "apptainer":
+        return "apptainer exec without --contain and --containall: /dev/shm is then the machine's"
+    if container:
+        return f"{run_container(facts)} --shm-size=8g ... (or --ipc=host)"
+    return "sudo mount -o remount,size=8G /dev/shm"
+
+
 def _open_files(facts: Facts) -> Iterator[Finding]:
     soft, hard = facts.limits.open_files, facts.limits.open_files_hard
-    if (
-        soft is None
-        or soft == UNLIMITED
-        or soft >= _SMALL_FILES
-        or (soft >= _FEW_FILES and not facts.gpus)
-    ):
+    enough = _SMALL_FILES if facts.gpus else _FEW_FILES
+    if soft is None or soft == UNLIMITED or soft >= enough:
         return
     reachable = 65_536 if hard in (None, UNLIMITED) else min(65_536, hard or 0)
     yield Finding(
@@ -156,8 +158,8 @@ def _loaders(facts: Facts) -> Iterator[Finding]:
             + ("CPU" if worst.cpus == 1 else "CPUs"),
             where=f"pid {worst.pid}",
             evidence=tuple(
-                f"pid {g.pid} ({g.command}): {g.workers} workers, {g.cpus} CPUs"
-                for g in crowded[:8]
+                f"pid {group.pid} ({group.command}): {group.workers} workers, {group.cpus} CPUs"
+                for group in crowded[:8]
             ),
             why="workers that wait for a CPU make loading slower, not faster",
             fix=(
@@ -169,27 +171,32 @@ def _loaders(facts: Facts) -> Iterator[Finding]:
 
 
 def _disk(disk: Disk) -> Iterator[Finding]:
-    used = 1 - disk.free_bytes / max(1, disk.total_bytes)
-    # A small disk is not a full one.
-    full = (disk.free_bytes < _GIB and used > 0.5) or (disk.free_bytes < 50 * _GIB and used > 0.98)
-    no_files = disk.free_files is not None and disk.free_files < 1000
-    if not full and not no_files:
+    """Yield the finding about a file system with little space, or with few files left."""
+    full = _is_full(disk)
+    few_files = disk.free_files is not None and disk.free_files < 1000
+    if not full and not few_files:
         return
-    room = f"{size(disk.free_bytes)} of {size(disk.total_bytes)} are free"
+    space = f"{size(disk.free_bytes)} of {size(disk.total_bytes)} are free"
+    if full:
+        what = space
+        fix = f"df -h {disk.path}; du -xsh {disk.path}/* shows what takes the space"
+    else:
+        what = f"{disk.free_files} more files can be made, though {space}"
+        fix = f"df -i {disk.path}; many small files use up its inodes"
+    nothing_left = (full and disk.free_bytes < _GIB // 10) or disk.free_files == 0
     yield Finding(
         "disk-full",
-        f"{disk.path}: "
-        + (room if full else f"{disk.free_files} more files can be made, though {room}"),
+        f"{disk.path}: {what}",
         where=disk.path,
         why="checkpoints, logs and temporary files are written there",
-        fix=(
-            f"df -h {disk.path}; du -xsh {disk.path}/* tells what takes the room"
-            if full
-            else f"df -i {disk.path}; many small files use up its inodes"
-        ),
-        severity=(
-            "error"
-            if (full and disk.free_bytes < _GIB // 10) or disk.free_files == 0
-            else "warning"
-        ),
+        fix=fix,
+        severity="error" if nothing_left else "warning",
     )
+
+
+def _is_full(disk: Disk) -> bool:
+    """Return whether little of a disk is free, in bytes and also as a share of its size."""
+    used = 1 - disk.free_bytes / max(1, disk.total_bytes)
+    if disk.free_bytes < _GIB:
+        return used > 0.5
+    return disk.free_bytes < 50 * _GIB and used > 0.98

@@ -8,20 +8,28 @@ from paceline.diagnose.doctor.checks.asked import gpus_in_words, p2p_level, plac
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import AcsBridge, Gpu, GpuPair
 from paceline.errors import Finding
-from paceline.text.wording import few
+from paceline.text.wording import few, is_or_are
 
 _BROKEN = ("hang", "wrong-data")
 _BETWEEN_GPUS = (
     "traffic between GPUs and to the network takes the way over the CPU: slower, and on some"
     " machines it hangs"
 )
+# Whether copies between sockets work, and why that matters.
+_TRIED = ("works", "over host memory it can be faster than from socket to socket")
+_NOT_TRIED = (
+    "has not been tried",
+    "on some machines such copies hang at NCCL's first communication, or are slower than over host"
+    " memory",
+)
 _TO_NETWORK = "GPUs and network cards exchange data over the CPU, which is slower (GPUDirect RDMA)"
 
 
 def judge_links(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about the links between GPUs, and between them and the CPUs."""
-    shown = {gpu.index for gpu in visible_gpus(facts) if not gpu.mig}  # slices have no peer-to-peer
-    pairs = [pair for pair in facts.pairs if pair.first in shown and pair.second in shown]
+    # MIG slices have no peer-to-peer access.
+    whole = {gpu.index for gpu in visible_gpus(facts) if not gpu.mig}
+    pairs = [pair for pair in facts.pairs if {pair.first, pair.second} <= whole]
     yield from _fabric(facts)
     yield from _broken(facts, pairs)
     yield from _switched_off(facts, pairs)
@@ -62,7 +70,7 @@ def _broken(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
         f"a copy from GPU to GPU {'hangs' if hangs else 'brings wrong data'} between {first.words}"
         + (f" and {len(broken) - 1} more pairs" if len(broken) > 1 else ""),
         where=few([pair.words for pair in broken]),
-        evidence=tuple(f"{pair.words} ({pair.link}): {_told(pair)}" for pair in broken[:8]),
+        evidence=tuple(f"{pair.words} ({pair.link}): {_symptom(pair)}" for pair in broken[:8]),
         why=(
             "NCCL copies in this way, though NCCL_P2P_DISABLE=1 keeps it from it; torch's own"
             " copies do in any case"
@@ -81,7 +89,7 @@ def _broken(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
     )
 
 
-def _told(pair: GpuPair) -> str:
+def _symptom(pair: GpuPair) -> str:
     return "the copy did not end" if pair.trial == "hang" else "what arrived is not what was sent"
 
 
@@ -89,9 +97,8 @@ def _switched_off(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
     linked = [pair for pair in pairs if pair.nvlinks and pair.trial not in _BROKEN]
     if not linked or p2p_level(facts.settings) != "LOC":
         return
-    name = next(
-        each for each in ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL") if _sets_loc(each, facts.settings)
-    )
+    variables = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
+    name = next(variable for variable in variables if _sets_loc(variable, facts.settings))
     yield Finding(
         "p2p-disabled-with-nvlink",
         f"{name}={facts.settings[name]} keeps NCCL off the NVLinks between"
@@ -118,36 +125,37 @@ def _and_more(pairs: Sequence[GpuPair]) -> str:
 
 
 def _across_sockets(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
-    far = [p for p in pairs if p.level == "SYS" and not p.nvlinks and p.p2p in ("", "ok")]
-    far = [pair for pair in far if pair.trial in ("", "ok")]
+    """Yield the finding about peer-to-peer copies between GPUs of different sockets."""
+    far = [pair for pair in pairs if _crosses_sockets(pair)]
     level = p2p_level(facts.settings)
     if not far or level not in ("", "SYS"):
         return
-    tried, uses = all(pair.trial == "ok" for pair in far), _nccl_crosses(facts, level)
+    tried = all(pair.trial == "ok" for pair in far)
+    uses = _nccl_crosses(facts, level)
     if tried and not uses:
         return
+    outcome, why = _TRIED if tried else _NOT_TRIED
     rates = [pair.gigabytes_per_s for pair in far if pair.gigabytes_per_s]
+    evidence = [f"{far[0].link} between {far[0].words}{_and_more(far)}"]
+    if rates:
+        evidence.append(f"tried and verified: {min(rates):g} GB/s")
+    evidence.append(_nccls_choice(facts, level, uses))
     yield Finding(
         "p2p-across-sockets",
         f"{far[0].words}{_and_more(far)} sit on different sockets or NUMA nodes, and peer-to-peer"
-        " between them " + ("works" if tried else "has not been tried"),
+        f" between them {outcome}",
         where=few([pair.words for pair in far]),
-        evidence=(
-            f"{far[0].link} between {far[0].words}" + _and_more(far),
-            *([f"tried and verified: {min(rates):g} GB/s"] if rates else []),
-            _nccls_choice(facts, level, uses),
-        ),
-        why=(
-            "over host memory it can be faster than from socket to socket"
-            if tried
-            else (
-                "on some machines such copies hang at NCCL's first communication, or are slower"
-                " than over host memory"
-            )
-        ),
+        evidence=tuple(evidence),
+        why=why,
         fix=_test_first(facts, pairs, uses=uses, tried=tried),
         severity="warning" if uses and not tried else "hint",
     )
+
+
+def _crosses_sockets(pair: GpuPair) -> bool:
+    """Return whether copies between two GPUs pass between sockets and are possible or untried."""
+    on_different_sockets = pair.level == "SYS" and not pair.nvlinks
+    return on_different_sockets and pair.p2p in ("", "ok") and pair.trial in ("", "ok")
 
 
 def _test_first(facts: Facts, pairs: Sequence[GpuPair], *, uses: bool, tried: bool) -> str:
@@ -188,7 +196,7 @@ def _nccls_choice(facts: Facts, level: str, uses: bool) -> str:
             "NCCL_P2P_DISABLE and NCCL_P2P_LEVEL are not set: between two GPUs on AMD CPUs NCCL"
             " uses it"
         )
-    return "NCCL by itself goes over host memory there; torch's own copies from GPU to GPU do not"
+    return "by default NCCL uses host memory there; torch's own copies from GPU to GPU do not"
 
 
 def _access_control(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
@@ -213,12 +221,12 @@ def _redirecting_bridges(
     ]
     between_gpus = [bridge for bridge in redirecting if gpus & set(bridge.gpus)]
     to_network = not over_pci and any(port.state == "ACTIVE" for port in facts.rdma)
-    shown = redirecting if to_network else between_gpus
-    if not shown:
+    relevant = redirecting if to_network else between_gpus
+    if not relevant:
         return
     harmful = bool(between_gpus) and not tried and _is_used(facts, over_pci)
     why = _BETWEEN_GPUS if between_gpus else _TO_NETWORK
-    yield _access_control_is_on(facts, shown, why=why, tried=tried, harmful=harmful)
+    yield _access_control_is_on(facts, relevant, why=why, tried=tried, harmful=harmful)
 
 
 def _is_used(facts: Facts, over_pci: Sequence[GpuPair]) -> bool:
@@ -296,7 +304,7 @@ def _far_cpus(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "numa-affinity",
         f"this process may use CPUs of NUMA node {', '.join(home)} only, and {gpus_in_words(far)}"
-        f" {'is' if len(far) == 1 else 'are'} attached to node"
+        f" {is_or_are(far)} attached to node"
         f" {few(sorted({str(gpu.numa_node) for gpu in far}))}",
         where=gpus_in_words(far),
         evidence=(
@@ -318,9 +326,10 @@ def _far_cpus(facts: Facts) -> Iterator[Finding]:
 
 
 def _numbers(ranges: str) -> set[int]:
-    found: set[int] = set()
+    """Return the numbers in a list of ranges such as ``0-15,32-47``."""
+    numbers: set[int] = set()
     for part in ranges.split(","):
         first, _, last = part.strip().partition("-")
         if first.isdecimal():
-            found.update(range(int(first), int(last if last.isdecimal() else first) + 1))
-    return found
+            numbers.update(range(int(first), int(last if last.isdecimal() else first) + 1))
+    return numbers

@@ -47,11 +47,10 @@ def judge_rdma(facts: Facts) -> Iterator[Finding]:
     if not facts.gpus:
         return
     obstacles = list(_obstacles(facts, ports)) if ports else []
+    efa = any(port.kind == "EFA" for port in ports)
     if obstacles:
         yield _unused(facts, ports, obstacles)
-    elif is_on(facts.settings.get("NCCL_IB_DISABLE")) and not any(
-        port.kind == "EFA" for port in ports
-    ):
+    elif is_on(facts.settings.get("NCCL_IB_DISABLE")) and not efa:
         yield _disabled(facts)
     if ports and not obstacles:
         yield from _locked_memory(facts, ports)
@@ -59,26 +58,18 @@ def judge_rdma(facts: Facts) -> Iterator[Finding]:
 
 
 def _obstacles(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Obstacle]:
-    settings, libraries = facts.settings, facts.rdma_libraries
-    verbs = [port for port in ports if port.kind != "EFA"]
-    efa = [port for port in ports if port.kind == "EFA"]
-    if settings.get("NCCL_NET", "").lower() == "socket":
-        yield Obstacle("NCCL_NET=Socket", place("NCCL_NET", facts), "unset NCCL_NET")
-    if verbs and not efa and is_on(settings.get("NCCL_IB_DISABLE")):
-        value = settings["NCCL_IB_DISABLE"]
-        yield Obstacle(
-            f"NCCL_IB_DISABLE={value}", place("NCCL_IB_DISABLE", facts), "unset NCCL_IB_DISABLE"
-        )
-    wanted = settings.get("NCCL_IB_HCA", "")
-    if verbs and not efa and not _taken(wanted, verbs):
-        what = f"NCCL_IB_HCA={wanted} matches none of {few([port.device for port in verbs])}"
-        yield Obstacle(what, place("NCCL_IB_HCA", facts), "unset NCCL_IB_HCA")
-    if not any(name.startswith("uverbs") for name in libraries.devices or ()):
-        yield _no_devices(facts, bool(efa))
-        return
-    if efa:
+    """Yield the reasons why NCCL does not use these ports."""
+    efa = any(port.kind == "EFA" for port in ports)
+    if facts.settings.get("NCCL_NET", "").lower() == "socket":
+        yield _setting("NCCL_NET", facts, what="NCCL_NET=Socket")
+    if not efa:
+        yield from _excluding_settings(facts, ports)
+    devices = facts.rdma_libraries.devices or ()
+    if not any(name.startswith("uverbs") for name in devices):
+        yield _no_devices(facts, efa)
+    elif efa:
         yield from _efa(facts)
-    elif libraries.verbs is False and not libraries.plugins:
+    elif facts.rdma_libraries.verbs is False and not facts.rdma_libraries.plugins:
         yield Obstacle(
             "libibverbs is not installed",
             "library path",
@@ -86,7 +77,23 @@ def _obstacles(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Obstacle]:
         )
 
 
-def _taken(setting: str, ports: Sequence[RdmaPort]) -> list[RdmaPort]:
+def _setting(name: str, facts: Facts, *, what: str) -> Obstacle:
+    """Return the obstacle of a variable that must not be set."""
+    return Obstacle(what, place(name, facts), f"unset {name}")
+
+
+def _excluding_settings(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Obstacle]:
+    """Yield the settings that keep NCCL from using InfiniBand and RoCE ports."""
+    disable = facts.settings.get("NCCL_IB_DISABLE")
+    if is_on(disable):
+        yield _setting("NCCL_IB_DISABLE", facts, what=f"NCCL_IB_DISABLE={disable}")
+    selection = facts.settings.get("NCCL_IB_HCA", "")
+    if not _selected(selection, ports):
+        what = f"NCCL_IB_HCA={selection} matches none of {few([port.device for port in ports])}"
+        yield _setting("NCCL_IB_HCA", facts, what=what)
+
+
+def _selected(setting: str, ports: Sequence[RdmaPort]) -> list[RdmaPort]:
     """Return the ports that ``NCCL_IB_HCA`` selects; all of them if it is unset."""
     name_list = nccl_lists.parse(setting)
     return [port for port in ports if name_list.takes(port.device, port.port)]
@@ -95,37 +102,33 @@ def _taken(setting: str, ports: Sequence[RdmaPort]) -> list[RdmaPort]:
 def _efa(facts: Facts) -> Iterator[Obstacle]:
     settings, libraries = facts.settings, facts.rdma_libraries
     if settings.get("NCCL_NET_PLUGIN", "").lower() == "none":
-        yield Obstacle(
-            "NCCL_NET_PLUGIN=none", place("NCCL_NET_PLUGIN", facts), "unset NCCL_NET_PLUGIN"
-        )
+        yield _setting("NCCL_NET_PLUGIN", facts, what="NCCL_NET_PLUGIN=none")
     elif not libraries.plugins and not settings.get("NCCL_NET_PLUGIN", "").startswith("/"):
-        folder = (
-            libraries.plugins_elsewhere[0].rpartition("/")[0] if libraries.plugins_elsewhere else ""
-        )
-        yield Obstacle(
-            (
-                f"the plugin is in {folder}, where the loader does not look"
-                if folder
-                else "the plugin aws-ofi-nccl (libnccl-net.so) is not installed"
-            ),
-            "LD_LIBRARY_PATH" if folder else "the library path",
-            (
-                f"export LD_LIBRARY_PATH={folder}:$LD_LIBRARY_PATH"
-                if folder
-                else (
-                    "install it (AWS's EFA installer brings it); healthy: NET/OFI Selected provider"
-                    " is efa"
-                )
-            ),
-        )
+        yield _no_plugin(libraries.plugins_elsewhere)
     provider = settings.get("FI_PROVIDER", "")
-    named = "efa" in provider.removeprefix("^").split(",")
-    if provider and named == provider.startswith("^"):
-        yield Obstacle(
-            f"FI_PROVIDER={provider} leaves EFA out",
-            place("FI_PROVIDER", facts),
-            "unset FI_PROVIDER",
+    lists_efa = "efa" in provider.removeprefix("^").split(",")
+    if provider and lists_efa == provider.startswith("^"):
+        yield _setting("FI_PROVIDER", facts, what=f"FI_PROVIDER={provider} leaves EFA out")
+
+
+def _no_plugin(elsewhere: Sequence[str]) -> Obstacle:
+    """Return the obstacle of a missing EFA plugin.
+
+    Args:
+        elsewhere: Paths of plugins outside the loader's search path.
+    """
+    if not elsewhere:
+        return Obstacle(
+            "the plugin aws-ofi-nccl (libnccl-net.so) is not installed",
+            "the library path",
+            "install it (AWS's EFA installer brings it); healthy: NET/OFI Selected provider is efa",
         )
+    folder = elsewhere[0].rpartition("/")[0]
+    return Obstacle(
+        f"the plugin is in {folder}, where the loader does not look",
+        "LD_LIBRARY_PATH",
+        f"export LD_LIBRARY_PATH={folder}:$LD_LIBRARY_PATH",
+    )
 
 
 def _no_devices(facts: Facts, efa: bool) -> Obstacle:
@@ -148,7 +151,7 @@ def _no_devices(facts: Facts, efa: bool) -> Obstacle:
             " --network=host ..."
         )
     else:
-        fix = "sudo modprobe ib_uverbs; ls -l /dev/infiniband tells who may use them"
+        fix = "sudo modprobe ib_uverbs; ls -l /dev/infiniband shows who may use them"
     return Obstacle(
         f"{missing} here", f"container ({container})" if container else facts.host.name, fix
     )
@@ -164,7 +167,7 @@ def _unused(facts: Facts, ports: Sequence[RdmaPort], obstacles: Sequence[Obstacl
         where=first.where,
         evidence=(
             f"up: {few([port.words for port in ports])}",
-            *(f"also: {each.what}" for each in obstacles[1:]),
+            *(f"also: {obstacle.what}" for obstacle in obstacles[1:]),
         ),
         why=(
             "if the network is made for RoCE, gradients between nodes take several times longer"
@@ -227,7 +230,7 @@ def _gids(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Finding]:
 
     NCCL must use the RoCE v2 entry with the interface's address.
     """
-    used = _taken(facts.settings.get("NCCL_IB_HCA", ""), ports)
+    used = _selected(facts.settings.get("NCCL_IB_HCA", ""), ports)
     roce = [port for port in used if port.kind == "RoCE" and port.gids]
     text = facts.settings.get("NCCL_IB_GID_INDEX", "")
     match = re.match(r"\s*\d+", text)
@@ -247,10 +250,7 @@ def _gids(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Finding]:
 
 
 def _wrong_gid(facts: Facts, ports: Sequence[RdmaPort], index: int) -> Iterator[Finding]:
-    kinds = {
-        port.device: next((gid.kind or "?" for gid in port.gids if gid.index == index), "")
-        for port in ports
-    }
+    kinds = {port.device: _kind_of_gid(port, index) for port in ports}
     wrong = {device: kind for device, kind in kinds.items() if not kind or "v1" in kind}
     if not wrong:
         return
@@ -267,6 +267,11 @@ def _wrong_gid(facts: Facts, ports: Sequence[RdmaPort], index: int) -> Iterator[
         + (f"; here it is {good}" if good is not None else ""),
         severity="warning",
     )
+
+
+def _kind_of_gid(port: RdmaPort, index: int) -> str:
+    """Return the kind of an entry in a port's table: ``?`` if it is unknown, empty if absent."""
+    return next((gid.kind or "?" for gid in port.gids if gid.index == index), "")
 
 
 def _good_gid(port: RdmaPort) -> int | None:

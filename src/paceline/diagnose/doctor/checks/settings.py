@@ -21,24 +21,22 @@ def judge_settings(facts: Facts) -> Iterator[Finding]:
         settings = {name: value for name, value in settings.items() if not name.startswith("NCCL_")}
     if not settings:
         return
-    known = {"nccl": facts.software.nccl, "torch": facts.software.torch}
-    versions = {name: value for name, value in known.items() if value}
-    found = variables.judge_settings(settings, where=facts.settings_where, versions=versions)
-    yield from found
-    yield from _forced(facts, found)
+    installed = {"nccl": facts.software.nccl, "torch": facts.software.torch}
+    versions = {name: version for name, version in installed.items() if version}
+    findings = variables.judge_settings(settings, where=facts.settings_where, versions=versions)
+    yield from findings
+    yield from _forced(facts, findings)
 
 
-def _forced(facts: Facts, found: Sequence[Finding]) -> Iterator[Finding]:
+def _forced(facts: Facts, findings: Sequence[Finding]) -> Iterator[Finding]:
     """Yield the settings that limit NCCL's choice, unless another finding already covers them."""
     network = facts.settings.get("NCCL_NET", "").lower()
-    if (
-        not facts.gpus
-        or facts.settings.get("NCCL_TUNER_PLUGIN")
-        or network not in ("", "ib", "socket")
-    ):
-        return  # plug-ins require such settings
-    told = " ".join(finding.what for finding in found)
-    forced = [(name, price) for name, price in _prices(facts) if f"{name}=" not in told]
+    # Plug-ins require such settings.
+    plugin = facts.settings.get("NCCL_TUNER_PLUGIN") or network not in ("", "ib", "socket")
+    if not facts.gpus or plugin:
+        return
+    covered = " ".join(finding.what for finding in findings)
+    forced = [(name, price) for name, price in _prices(facts) if f"{name}=" not in covered]
     if not forced:
         return
     names = [name for name, _ in forced]

@@ -9,6 +9,7 @@ from paceline.diagnose.doctor.facts import Facts, Leftover
 from paceline.diagnose.doctor.render import size
 from paceline.errors import Finding
 from paceline.machine import python_fork
+from paceline.text.wording import is_or_are
 
 _TURING, _BLACKWELL = (7, 5), (10, 0)  # compute capabilities
 _WITHOUT_OLD, _WITH_BLACKWELL = (13, 0), (12, 8)  # versions of CUDA
@@ -24,11 +25,9 @@ def judge_software(facts: Facts) -> Iterator[Finding]:
 
 
 def _driver(facts: Facts) -> Iterator[Finding]:
-    driver, wanted, served = (
-        facts.driver,
-        version(facts.software.torch_cuda),
-        version(facts.driver.cuda),
-    )
+    driver = facts.driver
+    required = version(facts.software.torch_cuda)
+    supported = version(driver.cuda)
     if "mismatch" in driver.problem.lower():
         yield Finding(
             "driver-mismatch",
@@ -36,16 +35,16 @@ def _driver(facts: Facts) -> Iterator[Finding]:
             where=facts.host.name,
             evidence=(f"NVML: {driver.problem}",),
             why="no GPU can be used; an update has replaced the library under a running kernel",
-            fix="reboot, or load the new kernel module; in a container: start it anew",
+            fix="reboot, or load the new kernel module; in a container: start it again",
         )
-    elif facts.gpus and wanted and served and served[0] < wanted[0]:
+    elif facts.gpus and required and supported and supported[0] < required[0]:
         yield Finding(
             "driver-mismatch",
             f"torch is built for CUDA {facts.software.torch_cuda}, and the driver {driver.version}"
-            f" serves CUDA {driver.cuda} at most",
+            f" supports CUDA {driver.cuda} at most",
             where=facts.host.name,
             why="torch finds no GPU: torch.cuda.is_available() is False",
-            fix=f"a newer driver, or a torch for CUDA {served[0]}: pytorch.org/get-started",
+            fix=f"a newer driver, or a torch for CUDA {supported[0]}: pytorch.org/get-started",
         )
 
 
@@ -110,45 +109,45 @@ def _build(facts: Facts) -> Iterator[Finding]:
 def _leftovers(facts: Facts) -> Iterator[Finding]:
     if not facts.leftovers:
         return
-    left = facts.leftovers
-    held = sum(
-        process.memory_bytes or 0
-        for gpu in facts.gpus
-        for process in gpu.processes
-        if process.pid in {each.pid for each in left}
-    )
-    ports = sorted({port for each in left for port in each.ports})
-    holds = [f"{size(held)} of GPU memory"] if held else []
-    holds += [f"port {', '.join(map(str, ports[:4]))}"] if ports else []
-    holds = holds or [f"{size(sum(each.memory_bytes for each in left))} of memory"]
-    count = len(left)
+    pids = [str(process.pid) for process in facts.leftovers]
+    processes = "1 process" if len(pids) == 1 else f"{len(pids)} processes"
     yield Finding(
         "orphan-processes",
-        f"{count} process{'es' if count > 1 else ''} of an earlier run"
-        f" {'are' if count > 1 else 'is'} still there without a launcher, holding"
-        f" {' and '.join(holds)}",
-        where=f"pid {', '.join(str(each.pid) for each in left[:8])}",
-        evidence=tuple(_words(each) for each in left[:8]),
+        f"{processes} of an earlier run {is_or_are(pids)} still there without a"
+        f" launcher, holding {' and '.join(_holdings(facts))}",
+        where=f"pid {', '.join(pids[:8])}",
+        evidence=tuple(_words(process) for process in facts.leftovers[:8]),
         why="they keep memory and ports from the next run",
-        fix=(
-            f"look at them first: ps -fp {','.join(str(each.pid) for each in left)}; then kill "
-            f"{' '.join(str(each.pid) for each in left)}"
-        ),
+        fix=f"look at them first: ps -fp {','.join(pids)}; then kill {' '.join(pids)}",
         severity="warning",
     )
+
+
+def _holdings(facts: Facts) -> list[str]:
+    """Return the GPU memory and the ports that leftovers hold, or else their memory, as text."""
+    pids = {process.pid for process in facts.leftovers}
+    gpu_processes = [process for gpu in facts.gpus for process in gpu.processes]
+    held_bytes = sum(process.memory_bytes or 0 for process in gpu_processes if process.pid in pids)
+    ports = sorted({port for process in facts.leftovers for port in process.ports})
+    holdings = []
+    if held_bytes:
+        holdings.append(f"{size(held_bytes)} of GPU memory")
+    if ports:
+        holdings.append(f"port {', '.join(map(str, ports[:4]))}")
+    if holdings:
+        return holdings
+    return [f"{size(sum(process.memory_bytes for process in facts.leftovers))} of memory"]
 
 
 def _words(process: Leftover) -> str:
     parts = [
         f"rank {process.rank}" if process.rank else "",
         f"of run {process.run}" if process.run else "",
-        f"{size(process.memory_bytes)}" if process.memory_bytes else "",
+        size(process.memory_bytes) if process.memory_bytes else "",
         f"started {_ago(process.age_s)} ago" if process.age_s else "",
     ]
-    return (
-        f"pid {process.pid} ({process.command or '?'}):"
-        f" {', '.join(filter(None, parts)) or 'no more is known'}"
-    )
+    properties = ", ".join(filter(None, parts))
+    return f"pid {process.pid} ({process.command or '?'}): {properties or 'no more is known'}"
 
 
 def _ago(age_s: int) -> str:

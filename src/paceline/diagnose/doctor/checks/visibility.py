@@ -15,13 +15,15 @@ from paceline.text.wording import few
 
 def judge_visibility(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about GPUs that are present but not visible."""
+    on_bus = facts.driver.gpus_on_bus
     if not facts.gpus:
-        if facts.driver.gpus_on_bus and not re.search("mismatch|no answer", facts.driver.problem):
+        # Another finding is about these problems.
+        explained = re.search("mismatch|no answer", facts.driver.problem)
+        if on_bus and not explained:
             yield _unreachable(facts)
         return
-    if len(facts.gpus) < facts.driver.gpus_on_bus and not (
-        facts.host.container or facts.host.slurm_job
-    ):
+    restricted = facts.host.container or facts.host.slurm_job
+    if len(facts.gpus) < on_bus and not restricted:
         yield _missing(facts)
     for gpu in facts.gpus:
         if gpu.mig and not gpu.mig_slices:
@@ -48,8 +50,7 @@ def _missing(facts: Facts) -> Finding:
         evidence=(f"served: {few([gpu.bus_id for gpu in facts.gpus], 8)}",),
         why="the others have failed at the start, or belong to another driver (vfio-pci, nouveau)",
         fix=(
-            "lspci -nnk -d 10de: tells the driver of each; sudo dmesg | grep -i nvrm tells of"
-            " failures"
+            "lspci -nnk -d 10de: shows the driver of each; sudo dmesg | grep -i nvrm shows failures"
         ),
         severity="warning",
     )
@@ -66,7 +67,7 @@ def _unreachable(facts: Facts) -> Finding:
         (
             "docker run --gpus all ..."
             if container
-            else "nvidia-smi tells why; load or install the driver"
+            else "nvidia-smi shows why; load or install the driver"
         ),
     )
     job = facts.host.slurm_job
@@ -83,45 +84,56 @@ def _unreachable(facts: Facts) -> Finding:
 
 
 def _hidden(facts: Facts, setting: str) -> Iterator[Finding]:
-    listed, shown = entries(setting), visible_gpus(facts)
-    wrong = next((entry for entry in listed if named(entry, facts.gpus) is None), "")
-    total, job = len(facts.gpus), facts.host.slurm_job
+    """Yield the finding about GPUs that ``CUDA_VISIBLE_DEVICES`` hides."""
+    listed = entries(setting)
+    num_visible, total = len(visible_gpus(facts)), len(facts.gpus)
     repeated = next((entry for entry in listed if listed.count(entry) > 1), "")
-    if repeated and not shown:
+    unknown = next((entry for entry in listed if named(entry, facts.gpus) is None), "")
+    if repeated and not num_visible:
+        yield _repeated(setting, repeated, total)
+    elif not num_visible or (unknown and not unknown.startswith("-")):
+        yield _unknown(facts, setting, unknown, num_visible)
+    elif num_visible < total and not facts.host.slurm_job:
         yield Finding(
             "gpus-not-visible",
-            f"CUDA_VISIBLE_DEVICES={setting} names {repeated} twice: CUDA shows none of"
-            f" {count(total, 'GPU')}",
-            where="CUDA_VISIBLE_DEVICES",
-            why="CUDA shows no GPU where an entry is repeated",
-            fix="unset CUDA_VISIBLE_DEVICES",
-            severity="warning",
-        )
-    elif not shown or (wrong and not wrong.startswith("-")):
-        what = (
-            f"CUDA_VISIBLE_DEVICES={setting} names no GPU"
-            if not shown
-            else f"there is no GPU {wrong}"
-        )
-        yield Finding(
-            "gpus-not-visible",
-            f"{what}: CUDA shows {len(shown) or 'none'} of {count(total, 'GPU')}",
-            where="CUDA_VISIBLE_DEVICES",
-            evidence=(f"CUDA_VISIBLE_DEVICES={setting}", f"GPUs here: 0 to {total - 1}"),
-            why="CUDA stops at the first entry that names no GPU",
-            fix=(
-                "leave it to Slurm, which hands out the GPUs: #SBATCH --gpus-per-node=1, if the job"
-                " needs one"
-                if job
-                else "unset CUDA_VISIBLE_DEVICES"
-            ),
-            severity="hint" if job and not shown else "warning",  # a job may not need any
-        )
-    elif len(shown) < total and not job:
-        yield Finding(
-            "gpus-not-visible",
-            f"CUDA_VISIBLE_DEVICES={setting} hides {total - len(shown)} of {count(total, 'GPU')}",
+            f"CUDA_VISIBLE_DEVICES={setting} hides {total - num_visible} of {count(total, 'GPU')}",
             where="CUDA_VISIBLE_DEVICES",
             fix="unset CUDA_VISIBLE_DEVICES, if the others may be used too",
             severity="hint",
         )
+
+
+def _repeated(setting: str, entry: str, total: int) -> Finding:
+    return Finding(
+        "gpus-not-visible",
+        f"CUDA_VISIBLE_DEVICES={setting} names {entry} twice: CUDA shows none of"
+        f" {count(total, 'GPU')}",
+        where="CUDA_VISIBLE_DEVICES",
+        why="CUDA shows no GPU where an entry is repeated",
+        fix="unset CUDA_VISIBLE_DEVICES",
+        severity="warning",
+    )
+
+
+def _unknown(facts: Facts, setting: str, entry: str, num_visible: int) -> Finding:
+    """Return the finding about an entry that names none of the GPUs."""
+    job, total = facts.host.slurm_job, len(facts.gpus)
+    what = (
+        f"there is no GPU {entry}"
+        if num_visible
+        else f"CUDA_VISIBLE_DEVICES={setting} names no GPU"
+    )
+    return Finding(
+        "gpus-not-visible",
+        f"{what}: CUDA shows {num_visible or 'none'} of {count(total, 'GPU')}",
+        where="CUDA_VISIBLE_DEVICES",
+        evidence=(f"CUDA_VISIBLE_DEVICES={setting}", f"GPUs here: 0 to {total - 1}"),
+        why="CUDA stops at the first entry that names no GPU",
+        fix=(
+            "leave it to Slurm, which assigns the GPUs: #SBATCH --gpus-per-node=1, if the job needs"
+            " one"
+            if job
+            else "unset CUDA_VISIBLE_DEVICES"
+        ),
+        severity="hint" if job and not num_visible else "warning",  # a job may not need any
+    )

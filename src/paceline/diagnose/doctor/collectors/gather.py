@@ -11,20 +11,20 @@ from paceline.diagnose.doctor.collectors import (
     gpus,
     host,
     kernel_log,
+    library_settings,
     limits,
     network,
     pci,
     peers,
     processes,
-    software,
 )
-from paceline.diagnose.doctor.facts import Facts, Host, Leftover, Limits, LoaderGroup, Software
+from paceline.diagnose.doctor.facts import Facts, Host, Leftover, Limits, LoaderGroup
 from paceline.diagnose.doctor.facts_gpu import Driver, Gpu, GpuPair
 from paceline.diagnose.doctor.facts_network import RdmaLibraries
-from paceline.machine import interfaces
+from paceline.machine import interfaces, software
 from paceline.machine.deadline import within_why
 
-_Found = TypeVar("_Found")
+_Part = TypeVar("_Part")
 # Without persistence mode the driver initializes each GPU again, which takes seconds.
 _DRIVER_S = 45.0
 _PART_S = 2.0
@@ -41,25 +41,22 @@ class _Parts:
     not_read: list[str] = field(default_factory=list)
 
     def ask(
-        self, name: str, part: Callable[[], _Found], otherwise: _Found, seconds: float = _PART_S
-    ) -> _Found:
-        found, why = within_why(seconds, part, otherwise)
-        if why:
-            self.not_read.append(f"{name}: {why}")
-        return found
+        self, name: str, read: Callable[[], _Part], otherwise: _Part, seconds: float = _PART_S
+    ) -> _Part:
+        part, reason = within_why(seconds, read, otherwise)
+        if reason:
+            self.not_read.append(f"{name}: {reason}")
+        return part
 
     def for_root(
-        self, name: str, part: Callable[[], _Found | None], gpus: tuple[Gpu, ...]
-    ) -> _Found | None:
+        self, name: str, read: Callable[[], _Part | None], gpus: tuple[Gpu, ...]
+    ) -> _Part | None:
         """Read a part that is None where only root may read it; without GPUs, do not report it."""
-        found: _Found | None = self.ask(name, part, None)
-        if (
-            found is None
-            and gpus
-            and not any(each.startswith(f"{name}:") for each in self.not_read)
-        ):
+        part: _Part | None = self.ask(name, read, None)
+        is_reported = any(line.startswith(f"{name}:") for line in self.not_read)
+        if part is None and gpus and not is_reported:
             self.not_read.append(f"{name}: this user may not read it")
-        return found
+        return part
 
 
 def gather() -> Facts:
@@ -68,18 +65,20 @@ def gather() -> Facts:
     silent = gpus.Gpus(
         Driver(problem=f"no answer within {_DRIVER_S:g} s", gpus_on_bus=gpus.count_on_bus())
     )
-    told = parts.ask("GPUs", gpus.gather_gpus, silent, _DRIVER_S)
-    settings, where = parts.ask("settings", software.gather_settings, _NO_SETTINGS)
-    left, loaders = parts.ask("processes", processes.gather_processes, _NO_PROCESSES, _PROCESSES_S)
-    versions = parts.ask("versions", software.gather_software, Software())
+    nvml = parts.ask("GPUs", gpus.gather_gpus, silent, _DRIVER_S)
+    settings, where = parts.ask("settings", library_settings.gather_settings, _NO_SETTINGS)
+    leftovers, loaders = parts.ask(
+        "processes", processes.gather_processes, _NO_PROCESSES, _PROCESSES_S
+    )
+    versions = parts.ask("versions", software.installed, software.Software())
     return Facts(
         host=parts.ask("host", host.gather_host, Host()),
-        driver=told.driver,
-        gpus=told.gpus,
-        pairs=_tried(told, parts) if versions.torch_cuda else told.pairs,
-        bridges=parts.for_root("PCI bridges", lambda: pci.gather_bridges(told.gpus), told.gpus),
-        iommu=parts.ask("IOMMU", lambda: pci.gather_iommu(told.gpus), ""),
-        xids=parts.for_root("kernel log", kernel_log.gather_xids, told.gpus) or (),
+        driver=nvml.driver,
+        gpus=nvml.gpus,
+        pairs=_tried(nvml, parts) if versions.torch_cuda else nvml.pairs,
+        bridges=parts.for_root("PCI bridges", lambda: pci.gather_bridges(nvml.gpus), nvml.gpus),
+        iommu=parts.ask("IOMMU", lambda: pci.gather_iommu(nvml.gpus), ""),
+        xids=parts.for_root("kernel log", kernel_log.gather_xids, nvml.gpus) or (),
         interfaces=parts.ask("interfaces", interfaces.gather, ()),
         rdma=parts.ask("RDMA", network.gather_rdma, ()),
         rdma_libraries=parts.ask("RDMA libraries", network.gather_libraries, RdmaLibraries()),
@@ -90,7 +89,7 @@ def gather() -> Facts:
         visible_devices=env.snapshot().get(env.CUDA_DEVICES),
         settings=settings,
         settings_where=where,
-        leftovers=left,
+        leftovers=leftovers,
         loaders=loaders,
         not_read=tuple(parts.not_read),
     )
@@ -102,23 +101,22 @@ def is_used(gpu: Gpu) -> bool:
     return computing or (gpu.memory_used_bytes or 0) > _IDLE_BYTES
 
 
-def _tried(told: gpus.Gpus, parts: _Parts) -> tuple[GpuPair, ...]:
+def _tried(nvml: gpus.Gpus, parts: _Parts) -> tuple[GpuPair, ...]:
     """Return the pairs of GPUs with the results of the trial copies between them."""
-    if not any(pair.p2p in ("", "ok", "unknown") for pair in told.pairs):
-        return told.pairs
-    if any(map(is_used, told.gpus)):  # a trial uses some memory that another run may need
+    if not any(pair.p2p in ("", "ok", "unknown") for pair in nvml.pairs):
+        return nvml.pairs
+    if any(map(is_used, nvml.gpus)):  # a trial uses some memory that another run may need
         parts.not_read.append("peer-to-peer copies: not tried, as GPUs are in use")
-        return told.pairs
-    tried = peers.try_pairs([gpu.uuid for gpu in told.gpus])
-    if not tried:
+        return nvml.pairs
+    trials = peers.try_pairs([gpu.uuid for gpu in nvml.gpus])
+    if not trials:
         parts.not_read.append(
             f"peer-to-peer copies: torch made none between two GPUs within {peers.LIMIT_S:g} s"
         )
-    return tuple(
-        (
-            replace(pair, trial=result.outcome, gigabytes_per_s=result.gigabytes_per_s)
-            if (result := tried.get((pair.first, pair.second))) is not None
-            else pair
-        )
-        for pair in told.pairs
-    )
+    return tuple(_with_trial(pair, trials.get((pair.first, pair.second))) for pair in nvml.pairs)
+
+
+def _with_trial(pair: GpuPair, trial: peers.Trial | None) -> GpuPair:
+    if trial is None:
+        return pair
+    return replace(pair, trial=trial.outcome, gigabytes_per_s=trial.gigabytes_per_s)

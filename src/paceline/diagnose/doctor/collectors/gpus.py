@@ -145,44 +145,46 @@ def _repairs(nvml: Nvml, handle: Any) -> tuple[bool | None, bool | None]:
 
 
 def _slices(nvml: Nvml, handle: Any) -> tuple[MigSlice, ...]:
-    found = []
+    slices = []
     for place in range(nvml.number("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
         part = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
         if part is not None:
             uuid = nvml.text("nvmlDeviceGetUUID", part)
-            found.append(MigSlice(uuid, getattr(_memory(nvml, part), "total", None)))
-    return tuple(found)
+            slices.append(MigSlice(uuid, getattr(_memory(nvml, part), "total", None)))
+    return tuple(slices)
 
 
 def _slowdown(nvml: Nvml, handle: Any) -> tuple[str, ...]:
     bits = nvml.number("nvmlDeviceGetCurrentClocksEventReasons", handle)
     if bits is None:  # its name before CUDA 12.2
         bits = nvml.number("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-    found = tuple(word for bit, word in _SLOWDOWNS if (bits or 0) & bit)
-    return found if found == ("hardware",) else tuple(word for word in found if word != "hardware")
+    reasons = tuple(reason for bit, reason in _SLOWDOWNS if (bits or 0) & bit)
+    if reasons == ("hardware",):
+        return reasons
+    return tuple(reason for reason in reasons if reason != "hardware")  # the others are finer
 
 
 def _processes(nvml: Nvml, handle: Any) -> tuple[GpuProcess, ...]:
-    found = {}
+    processes = {}
     for function, graphics in (
         ("nvmlDeviceGetGraphicsRunningProcesses", True),
         ("nvmlDeviceGetComputeRunningProcesses", False),
     ):
         for entry in nvml.ask(function, handle) or ():
-            told = describe(int(entry.pid))
-            found[entry.pid] = GpuProcess(
+            process = describe(int(entry.pid))
+            processes[entry.pid] = GpuProcess(
                 pid=int(entry.pid),
                 memory_bytes=getattr(entry, "usedGpuMemory", None),
-                command=told.command,
-                user=told.user,
-                alive=told.alive,
+                command=process.command,
+                user=process.user,
+                alive=process.alive,
                 graphics=graphics,
             )
-    return tuple(found.values())
+    return tuple(processes.values())
 
 
 def _nvlinks(nvml: Nvml, handle: Any) -> tuple[NvLink, ...]:
-    found = []
+    links = []
     for link in range(nvml.constant("NVML_NVLINK_MAX_LINKS", 18)):
         state = nvml.number("nvmlDeviceGetNvLinkState", handle, link)
         if state is None:
@@ -190,20 +192,20 @@ def _nvlinks(nvml: Nvml, handle: Any) -> tuple[NvLink, ...]:
         remote = nvml.number("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) if state else None
         info = nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link) if state else None
         place = bus_id(decoded(getattr(info, "busId", "")))
-        found.append(NvLink(bool(state), _REMOTES.get(-1 if remote is None else remote, ""), place))
-    return tuple(found)
+        links.append(NvLink(bool(state), _REMOTES.get(-1 if remote is None else remote, ""), place))
+    return tuple(links)
 
 
 def _fabric(nvml: Nvml, handle: Any) -> str:
     """Return the state of a GPU in the fabric of NVLink switches, reported since Hopper."""
     try:
-        told = nvml.library.c_nvmlGpuFabricInfo_v2_t()
+        info = nvml.library.c_nvmlGpuFabricInfo_v2_t()
     except AttributeError:  # pynvml before 12.535
         return ""
-    if nvml.ask("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(told)) is None:
+    if nvml.ask("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info)) is None:
         return ""
-    state = _FABRIC_STATES.get(told.state, "")
-    return "failed" if state == "completed" and told.status else state
+    state = _FABRIC_STATES.get(info.state, "")
+    return "failed" if state == "completed" and info.status else state
 
 
 def _read_pair(

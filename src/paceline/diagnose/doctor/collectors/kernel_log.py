@@ -33,7 +33,7 @@ def find_xids(text: str, *, now_s: float) -> tuple[Xid, ...]:
             ``[12.3] NVRM: Xid (PCI:0000:3b:00): 79, ...``.
         now_s: The current time in seconds since boot.
     """
-    found = {}
+    xids = {}
     for line in text.splitlines():
         match = _XID.search(line)
         if match is None:
@@ -42,8 +42,8 @@ def find_xids(text: str, *, now_s: float) -> tuple[Xid, ...]:
         age = max(0, int(now_s - int(stamp[1]))) if stamp else None
         place = match[1].lower()
         place = place if "." in place else f"{place}.0"
-        found[place, int(match[2])] = Xid(int(match[2]), place, line[match.start() :][:200], age)
-    return tuple(found.values())[-_MOST:]
+        xids[place, int(match[2])] = Xid(int(match[2]), place, line[match.start() :][:200], age)
+    return tuple(xids.values())[-_MOST:]
 
 
 def _lines() -> Iterator[str]:

@@ -12,6 +12,7 @@ from paceline.machine import files, ulimits
 from paceline.machine.cpus import usable_cpus
 from paceline.machine.processes import parse_status
 from paceline.rundir.files import run_folders
+from paceline.text.wording import fold
 
 _NODES = Path("/sys/devices/system/node")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -26,7 +27,7 @@ def gather_limits() -> Limits:
     return Limits(
         cpus=cpus,
         cpus_reason=reason,
-        affinity=files.ranges(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "",
+        affinity=_affinity(),
         total_cpus=os.cpu_count() or 0,
         numa_cpus=_numa(),
         memory_bytes=_memory(),
@@ -41,6 +42,13 @@ def gather_limits() -> Limits:
         open_files_hard=ulimits.hard("nofile"),
         stack_bytes=ulimits.soft("stack"),
     )
+
+
+def _affinity() -> str:
+    """Return the CPUs that this process may use in the kernel's notation: ``0-15,32-47``."""
+    if not hasattr(os, "sched_getaffinity"):
+        return ""
+    return fold(os.sched_getaffinity(0)).replace(" ", "")
 
 
 def may_lock_any(status: str, uid_map: str) -> bool:
@@ -78,34 +86,35 @@ def memory_limit(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgrou
             for part in Path(path).parts[1:]:
                 place = place / part
                 places.append(place)
-    found = [
+    limits = [
         files.number(place / name)
         for place in places
         for name in ("memory.max", "memory.limit_in_bytes")
     ]
-    return min((each for each in found if each is not None and each < _NO_LIMIT), default=None)
+    set_limits = [limit for limit in limits if limit is not None and limit < _NO_LIMIT]
+    return min(set_limits, default=None)
 
 
 def gather_disks() -> tuple[Disk, ...]:
     """Return the file systems of the run folders and of temporary files."""
     folders = [*map(str, run_folders()[:1] or [Path()]), tempfile.gettempdir()]
-    found: dict[int, Disk | None] = {}
+    disks: dict[int, Disk | None] = {}  # by device
     for folder in folders:
         with contextlib.suppress(OSError):
-            found.setdefault(os.stat(folder).st_dev, _space(os.path.abspath(folder)))
-    return tuple(each for each in found.values() if each is not None)
+            disks.setdefault(os.stat(folder).st_dev, _space(os.path.abspath(folder)))
+    return tuple(disk for disk in disks.values() if disk is not None)
 
 
 def _space(path: str) -> Disk | None:
     try:
-        room = os.statvfs(path)
+        status = os.statvfs(path)
     except OSError:
         return None
-    if not room.f_blocks or room.f_flag & os.ST_RDONLY:
+    if not status.f_blocks or status.f_flag & os.ST_RDONLY:
         return None  # the size is not available, or the file system is read-only
     return Disk(
         path,
-        total_bytes=room.f_blocks * room.f_frsize,
-        free_bytes=room.f_bavail * room.f_frsize,
-        free_files=room.f_favail if room.f_files else None,
+        total_bytes=status.f_blocks * status.f_frsize,
+        free_bytes=status.f_bavail * status.f_frsize,
+        free_files=status.f_favail if status.f_files else None,
     )

@@ -53,14 +53,14 @@ def _port(folder: Path, device: str, port: str) -> RdmaPort:
 
 
 def _gids(place: Path) -> tuple[Gid, ...]:
-    found = []
-    for name in sorted((n for n in files.names(place / "gids") if n.isdigit()), key=int)[
-        :_MOST_GIDS
-    ]:
-        value = files.text(place / "gids" / name)
+    gids = []
+    indices = sorted(int(name) for name in files.names(place / "gids") if name.isdigit())
+    for index in indices[:_MOST_GIDS]:
+        value = files.text(place / "gids" / str(index))
         if value.replace(":", "").strip("0"):  # the table is padded with zeros
-            found.append(Gid(int(name), value, files.text(place / "gid_attrs" / "types" / name)))
-    return tuple(found)
+            kind = files.text(place / "gid_attrs" / "types" / str(index))
+            gids.append(Gid(index, value, kind))
+    return tuple(gids)
 
 
 def gather_libraries(verbs: Path = _VERBS, cache: Path = _CACHE) -> RdmaLibraries:
@@ -79,17 +79,19 @@ def gather_libraries(verbs: Path = _VERBS, cache: Path = _CACHE) -> RdmaLibrarie
         Path("/lib64"),
         *Path("/usr/lib").glob("*-linux-gnu"),
     ]
-    known = any("libibverbs.so" in name for name in listed)
+    in_cache = any("libibverbs.so" in name for name in listed)
     return RdmaLibraries(
-        devices=(
-            tuple(each for each in files.names(verbs) if os.access(verbs / each, os.R_OK | os.W_OK))
-            if verbs.is_dir()
-            else None
-        ),
-        verbs=known or any((folder / "libibverbs.so.1").exists() for folder in [*path, *usual]),
+        devices=_usable_devices(verbs) if verbs.is_dir() else None,
+        verbs=in_cache or any((folder / "libibverbs.so.1").exists() for folder in [*path, *usual]),
         plugins=tuple(dict.fromkeys(plugins)),
         plugins_elsewhere=tuple(elsewhere),
     )
+
+
+def _usable_devices(folder: Path) -> tuple[str, ...]:
+    """Return the devices in a folder that this process may open."""
+    names = files.names(folder)
+    return tuple(name for name in names if os.access(folder / name, os.R_OK | os.W_OK))
 
 
 def _read_cache(cache: Path) -> list[str]:

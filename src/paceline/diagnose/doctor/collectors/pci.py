@@ -24,15 +24,15 @@ def gather_bridges(gpus: Sequence[Gpu], pci: Path = _PCI) -> tuple[AcsBridge, ..
     for gpu in gpus:
         for bridge in _bridges_above(pci / gpu.bus_id) if gpu.bus_id else ():
             above.setdefault(bridge, []).append(gpu.index)
-    found, readable = [], 0
+    with_control, readable = [], 0
     for bridge, below in sorted(above.items()):
         config = _read_config(pci / bridge / "config")
         readable += len(config) > 256  # without privileges only the first 64 bytes are readable
         control = acs_control(config)
         if control is not None:
             words = tuple(word for bit, word in _REDIRECTS if control >> bit & 1)
-            found.append(AcsBridge(bridge, tuple(below), words))
-    return tuple(found) if readable or not above else None
+            with_control.append(AcsBridge(bridge, tuple(below), words))
+    return tuple(with_control) if readable or not above else None
 
 
 def _bridges_above(device: Path) -> list[str]:
@@ -81,4 +81,6 @@ def gather_iommu(gpus: Sequence[Gpu], pci: Path = _PCI) -> str:
         return ""
     if any(kind.startswith("DMA") for kind in kinds):
         return "translated"
-    return "passthrough" if "identity" in kinds else "off" if kinds == {""} else ""
+    if "identity" in kinds:
+        return "passthrough"
+    return "off" if kinds == {""} else ""

@@ -35,13 +35,13 @@ def main() -> None:
     for one, other in permutations(range(len(names)), 2):
         if not names[one] or not names[other]:
             continue
-        told = {"from": names[one], "to": names[other]}
-        print(json.dumps({**told, "state": "begin"}), flush=True)
+        pair = {"from": names[one], "to": names[other]}
+        print(json.dumps({**pair, "state": "begin"}), flush=True)
         try:
             result = _try(torch, one, other)
         except RuntimeError:  # out of memory, or GPUs without access: no statement about the link
             result = {"state": "not-possible"}
-        print(json.dumps({**told, **result}), flush=True)
+        print(json.dumps({**pair, **result}), flush=True)
 
 
 def _uuid(properties: Any) -> str:

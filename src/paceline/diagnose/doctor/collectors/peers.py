@@ -20,6 +20,7 @@ from paceline import env
 LIMIT_S = 20.0
 # A copy of some megabytes takes milliseconds. One that the timeout cuts off is not a hang.
 _HANGS_S = 4.0
+_OUTCOMES = ("hang", "wrong-data", "not-possible", "ok")  # from the worst to the best
 _PROGRAM = "paceline.diagnose.doctor.collectors.peer_trial"
 
 
@@ -68,13 +69,13 @@ def try_pairs(
 
 def _read(child: subprocess.Popen[str], limit_s: float) -> tuple[list[str], float]:
     """Return the lines that the child wrote in time, and the seconds of silence at the end."""
-    found: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    output: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def work(stream: IO[str]) -> None:
         with stream:
             for line in stream:
-                found.put(line)
-        found.put(None)
+                output.put(line)
+        output.put(None)
 
     assert child.stdout is not None
     threading.Thread(target=work, args=(child.stdout,), name="paceline-trial", daemon=True).start()
@@ -82,7 +83,7 @@ def _read(child: subprocess.Popen[str], limit_s: float) -> tuple[list[str], floa
     last = time.monotonic()
     deadline = last + limit_s
     with contextlib.suppress(queue.Empty):
-        while (line := found.get(timeout=max(0.0, deadline - time.monotonic()))) is not None:
+        while (line := output.get(timeout=max(0.0, deadline - time.monotonic()))) is not None:
             lines.append(line)
             last = time.monotonic()
         return lines, 0.0
@@ -110,33 +111,32 @@ def read_trials(
         silent_s: Seconds without output when the timeout expired; 0 if the trial ended normally.
     """
     number = {uuid: place for place, uuid in enumerate(uuids)}
-    found: dict[tuple[int, int], Trial] = {}
+    trials: dict[tuple[int, int], Trial] = {}
     begun: tuple[int, int] | None = None
     for line in lines:
         try:
-            told = json.loads(line)
-            one, other = number[told["from"]], number[told["to"]]
+            record = json.loads(line)
+            one, other = number[record["from"]], number[record["to"]]
         except (ValueError, KeyError, TypeError):
             continue
         pair = (min(one, other), max(one, other))
-        begun = pair if told.get("state") == "begin" else None
+        begun = pair if record.get("state") == "begin" else None
         if begun is None:
-            found[pair] = _worse(
-                found.get(pair), Trial(str(told.get("state")), told.get("gigabytes_per_s"))
-            )
+            trial = Trial(str(record.get("state")), record.get("gigabytes_per_s"))
+            trials[pair] = _worse(trials.get(pair), trial)
     if begun is not None and silent_s >= _HANGS_S:
-        found[begun] = Trial("hang")
-    return found
+        trials[begun] = Trial("hang")
+    return trials
 
 
 def _worse(one: Trial | None, other: Trial) -> Trial:
     if one is None:
         return other
-    order = ("hang", "wrong-data", "not-possible", "ok")
-    outcome = min(
-        one.outcome,
-        other.outcome,
-        key=lambda each: order.index(each) if each in order else len(order),
-    )
-    rates = [each.gigabytes_per_s for each in (one, other) if each.gigabytes_per_s is not None]
+    outcome = min(one.outcome, other.outcome, key=_badness)
+    rates = [trial.gigabytes_per_s for trial in (one, other) if trial.gigabytes_per_s is not None]
     return Trial(outcome, min(rates, default=None))
+
+
+def _badness(outcome: str) -> int:
+    """Return the position of an outcome among all outcomes, from the worst to the best."""
+    return _OUTCOMES.index(outcome) if outcome in _OUTCOMES else len(_OUTCOMES)

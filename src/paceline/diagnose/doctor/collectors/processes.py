@@ -60,7 +60,7 @@ def gather_processes() -> tuple[tuple[Leftover, ...], tuple[LoaderGroup, ...]]:
     """Return this user's processes left over from earlier runs, and the running loader workers."""
     import psutil
 
-    mine, workers = [], defaultdict(list)
+    orphans, workers = [], defaultdict(list)
     deadline = time.monotonic() + _PATIENCE_S
     for process in psutil.process_iter(["pid", "ppid", "name", "uids"]):
         if process.info["uids"] is None or process.info["uids"].real != os.getuid():
@@ -68,11 +68,11 @@ def gather_processes() -> tuple[tuple[Leftover, ...], tuple[LoaderGroup, ...]]:
         if process.info["name"] == "pt_data_worker":
             workers[process.info["ppid"]].append(process.info["pid"])
         if _has_lost_its_parent(process):
-            mine.append(process)
+            orphans.append(process)
         if time.monotonic() > deadline:
             break
-    left = [found for process in mine if (found := _leftover(process)) is not None]
-    return tuple(left), tuple(_groups(workers))
+    leftovers = filter(None, map(_leftover, orphans))
+    return tuple(leftovers), tuple(_groups(workers))
 
 
 def _has_lost_its_parent(process: Any) -> bool:

@@ -5,12 +5,15 @@ None.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.diagnose.lint.job.directives import Directives
 
 _NO_ACCELERATOR = re.compile(
-    r"(gres[/:])?(none|gpumem|vram|nvme|ssd|disk|tmp\w*|local\w*|l?scratch|craynetwork|bandwidth|lustre|fs|mem\w*)",
+    r"(gres[/:])?"
+    r"(none|gpumem|vram|nvme|ssd|disk|tmp\w*|local\w*|l?scratch|craynetwork|bandwidth|lustre|fs"
+    r"|mem\w*)",
     re.I,
 )
 GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "tres-per-task")
@@ -181,26 +184,35 @@ def _gpus(
     directives: Directives, nodes: int | None, tasks_per_node: int | None, per_task: int | None
 ) -> tuple[int | None, bool]:
     """Return the number of GPUs on a node, None if unknown, and whether any are requested."""
-    counts: list[int | None] = []
+    counts = list(_gpu_counts(directives, nodes, tasks_per_node, per_task))
+    different = {count for count in counts if count is not None}
+    return (different.pop() if len(different) == 1 else None), bool(counts)
+
+
+def _gpu_counts(
+    directives: Directives, nodes: int | None, tasks_per_node: int | None, per_task: int | None
+) -> Iterator[int | None]:
+    """Yield the number of GPUs on a node by each option that requests some, None if unknown."""
     if per_node := directives.last("gpus-per-node"):
-        counts.append(count_gpus(per_node.value))
+        yield count_gpus(per_node.value)
     if gres := directives.last("gres"):
-        of_gres = gpus_of_gres(gres.value)
-        if of_gres != 0:
-            counts.append(of_gres)
-        elif any(not _NO_ACCELERATOR.match(part.strip()) for part in gres.value.split(",")):
-            counts.append(None)  # accelerators of another make
+        yield from _gres_counts(gres.value)
     if per_task is not None:
-        counts.append(per_task * tasks_per_node if tasks_per_node else None)
-    if (total := directives.last("gpus")) is not None:
+        yield per_task * tasks_per_node if tasks_per_node else None
+    if total := directives.last("gpus"):
         gpus = count_gpus(total.value)
-        counts.append(gpus // nodes if gpus and nodes and gpus % nodes == 0 else None)
+        yield gpus // nodes if gpus and nodes and gpus % nodes == 0 else None
     if directives.last("gpus-per-socket"):
-        counts.append(None)
-    if not counts:
-        return None, False
-    certain = [gpus for gpus in counts if gpus is not None]
-    return (certain[0] if certain and len(set(certain)) == 1 else None), True
+        yield None
+
+
+def _gres_counts(text: str) -> Iterator[int | None]:
+    """Yield the number of GPUs in a ``--gres``, None for accelerators of another make."""
+    gpus = gpus_of_gres(text)
+    if gpus != 0:
+        yield gpus
+    elif any(not _NO_ACCELERATOR.match(part.strip()) for part in text.split(",")):
+        yield None
 
 
 def slurm_variables(job: Job) -> dict[str, str]:

@@ -10,9 +10,9 @@ from functools import cached_property
 from paceline.diagnose.lint.job.allocation import Job
 from paceline.diagnose.lint.job.launches import PYTHON, Launch, Shape, processes, shape
 from paceline.diagnose.lint.job.sbatch_options import names
-from paceline.diagnose.lint.job.story import Call, Setting, Trace
-from paceline.diagnose.lint.job.tree import Script
-from paceline.diagnose.lint.job.values import BATCH, Symbols
+from paceline.diagnose.lint.job.shell.trace import Call, Setting, Trace
+from paceline.diagnose.lint.job.shell.tree import Script
+from paceline.diagnose.lint.job.shell.values import BATCH, Symbols
 from paceline.diagnose.lint.program import Place, Program
 from paceline.diagnose.lint.site import Site
 from paceline.errors import Finding
@@ -22,7 +22,7 @@ _LIGHTNING = re.compile(r"lightning|litgpt|\bpl\b|\bTrainer\([^)\n]*\b(devices|n
 _HIDES_SLURM = re.compile(
     r"(\bunset\b.*|-u\s*)\bSLURM_NTASKS\b|\bSLURM_JOB_NAME=[\"']?(bash|interactive)\b"
 )
-# Programs that are not a training when a script runs them on its nodes.
+# Programs that are not a training run when a script runs them on its nodes.
 _SMALL = names(
     "hostname echo nvidia-smi rocm-smi scontrol mkdir rm cp mv cat ls date sleep bash sh env"
     " printenv ip nslookup getent free df lscpu numactl test true tar rsync squeue dcgmi module"
@@ -134,6 +134,13 @@ class Case:
         """Return the number of processes that one start of the launcher creates on a node."""
         return processes(launch, self.shape(launch), self.symbols)
 
+    def has_cpus_of_all_tasks(self, launch: Launch) -> bool:
+        """Return whether a launch runs in the batch shell of several tasks.
+
+        The batch shell has the CPUs of all tasks on its node.
+        """
+        return launch.call.step is None and (self.job.ntasks or 1) > (self.job.nodes or 1)
+
     def program(self, launch: Launch) -> Program | None:
         """Return what the launch's training script expects, if the script could be read."""
         return self.programs.get(launch.program)
@@ -168,6 +175,10 @@ class Case:
     def code(self) -> str:
         """The script without the lines that are comments."""
         return "\n".join(line for line in self.lines if not line.lstrip().startswith("#"))
+
+    def code_before(self, line: int) -> list[str]:
+        """Return the lines before a line, without comments."""
+        return [text for text in self.lines[: line - 1] if not text.lstrip().startswith("#")]
 
     @cached_property
     def outer_lines(self) -> list[str]:

@@ -10,29 +10,19 @@ from itertools import islice
 
 from paceline.diagnose.lint.job.allocation import describe, slurm_variables
 from paceline.diagnose.lint.job.case import Case
-from paceline.diagnose.lint.job.checks_array import CHECKS as ARRAY
-from paceline.diagnose.lint.job.checks_environment import CHECKS as ENVIRONMENT
-from paceline.diagnose.lint.job.checks_head import CHECKS as HEAD
-from paceline.diagnose.lint.job.checks_meeting import CHECKS as MEETING
-from paceline.diagnose.lint.job.checks_program import CHECKS as PROGRAM
-from paceline.diagnose.lint.job.checks_resources import CHECKS as RESOURCES
-from paceline.diagnose.lint.job.checks_shell import CHECKS as SHELL
-from paceline.diagnose.lint.job.checks_start import CHECKS as START
-from paceline.diagnose.lint.job.checks_submit import CHECKS as SUBMIT
-from paceline.diagnose.lint.job.checks_submit import inner_script
+from paceline.diagnose.lint.job.checks import CHECKS
+from paceline.diagnose.lint.job.checks.submit import inner_script
 from paceline.diagnose.lint.job.directives import parse as parse_directives
-from paceline.diagnose.lint.job.interpret import interpret
 from paceline.diagnose.lint.job.launches import find
-from paceline.diagnose.lint.job.shell import parse
-from paceline.diagnose.lint.job.values import Symbols, clean
+from paceline.diagnose.lint.job.shell.interpret import interpret
+from paceline.diagnose.lint.job.shell.parser import parse
+from paceline.diagnose.lint.job.shell.values import Symbols, clean
 from paceline.diagnose.lint.program import Program
 from paceline.diagnose.lint.site import Site
 from paceline.errors import SEVERITIES, Finding
 
 # A file with more findings of one kind is not a handwritten script.
 MOST_OF_ONE_KIND = 50
-
-CHECKS = (*HEAD, *START, *RESOURCES, *MEETING, *SHELL, *ENVIRONMENT, *ARRAY, *PROGRAM, *SUBMIT)
 
 
 def read(source: str, name: str) -> Case:

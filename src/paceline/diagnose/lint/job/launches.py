@@ -11,9 +11,9 @@ from itertools import islice
 
 from paceline.diagnose.lint.job.allocation import Job, count_gpus, gpus_of_gres, number
 from paceline.diagnose.lint.job.launcher_options import MODULES, TABLES, Table
-from paceline.diagnose.lint.job.story import Call, Trace
-from paceline.diagnose.lint.job.values import Arg, Symbols, constant
-from paceline.diagnose.lint.job.wrappers import Step
+from paceline.diagnose.lint.job.shell.trace import Call, Trace
+from paceline.diagnose.lint.job.shell.values import Arg, Symbols, constant
+from paceline.diagnose.lint.job.shell.wrappers import Step
 
 PYTHON = "python"
 # Checks compare launches with each other and with all commands.
@@ -28,7 +28,7 @@ _COUNTS_GPUS = re.compile(r"nvidia-smi|rocm-smi|CUDA_VISIBLE_DEVICES|device_coun
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of a training program.
+    """One start of a training script.
 
     Attributes:
         kind: The launcher's command, or ``python``.
@@ -136,7 +136,7 @@ def _module(name: str, rest: list[Arg], call: Call) -> Launch | None:
     return None if name in _TOOLS else Launch(PYTHON, call, program=name, arguments=tuple(rest))
 
 
-# Modules that are not a training.
+# Modules that are not a training run.
 _TOOLS = frozenset(
     {
         "pip",
@@ -247,7 +247,7 @@ class Shape:
         tasks_per_node: Tasks on each, None if unknown.
         gpus: GPUs that one task sees, None if unknown.
         node_gpus: GPUs on a node, None if unknown.
-        gpus_per_task: GPUs that are bound to each task, None if none are.
+        gpus_per_task: GPUs that are bound to each task, None without a binding.
         cpus: CPUs of a task, None if unknown.
     """
 
@@ -274,11 +274,10 @@ def shape(job: Job, step: Step | None) -> Shape:
         return Shape(None, None, None, None, None, None)
     nodes, tasks = _spread(job, step)
     options = step.options
-    per_task = (
-        count_gpus(options["gpus-per-task"]) if "gpus-per-task" in options else job.gpus_per_task
-    )
+    requested = options.get("gpus-per-task")
+    per_task = job.gpus_per_task if requested is None else count_gpus(requested)
     bind = options.get("gpu-bind", "") or _value(job, "gpu-bind")
-    if bind:  # an explicit binding overrides the one that --gpus-per-task implies
+    if bind:  # an explicit binding overrides the implicit one of --gpus-per-task
         per_task = number(bind.removeprefix("per_task:"))
     node_gpus = _step_gpus(job, step, tasks)
     if bind and bind != "none" and per_task is None:
@@ -292,11 +291,8 @@ def _value(job: Job, name: str) -> str:
 
 
 def _cpus(job: Job, step: Step) -> int | None:
-    return (
-        number(step.options["cpus-per-task"])
-        if "cpus-per-task" in step.options
-        else job.cpus_per_task
-    )
+    requested = step.options.get("cpus-per-task")
+    return job.cpus_per_task if requested is None else number(requested)
 
 
 def _step_gpus(job: Job, step: Step, tasks: int | None) -> int | None:
@@ -314,27 +310,45 @@ def _step_gpus(job: Job, step: Step, tasks: int | None) -> int | None:
 
 
 def _spread(job: Job, step: Step) -> tuple[int | None, int | None]:
+    """Return the nodes of a step and its tasks on each of them, None for unknown numbers."""
     options = step.options
-    nodes = number(options["nodes"]) if "nodes" in options else None
-    unsure = "nodes" in options and nodes is None
     if "ntasks-per-node" in options:
-        per_node, total = number(options["ntasks-per-node"]), number(options.get("ntasks", ""))
-        if "ntasks" in options and "nodes" not in options and total and per_node:
-            return (total // per_node if total % per_node == 0 else None), per_node
-        return (None if unsure else nodes or job.nodes), per_node
+        return _spread_per_node(job, options)
     if "ntasks" in options:
-        total = number(options["ntasks"])
-        if total is None or unsure:
-            return None, None
-        over = nodes or (min(job.nodes, total) if job.nodes else None)
-        if over is None:
-            return (1, 1) if total == 1 else (None, None)
-        return over, (total // over if total % over == 0 else None)
+        return _spread_in_total(job, options)
     if "nodes" in options:
-        return nodes, job.tasks_per_node if nodes == job.nodes or job.tasks_per_node == 1 else None
-    if "nodelist" in options:
-        return None, job.tasks_per_node
-    return job.nodes, job.tasks_per_node
+        nodes = number(options["nodes"])
+        keeps_tasks = nodes == job.nodes or job.tasks_per_node == 1
+        return nodes, job.tasks_per_node if keeps_tasks else None
+    return None if "nodelist" in options else job.nodes, job.tasks_per_node
+
+
+def _spread_per_node(job: Job, options: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Return the nodes and tasks per node of a step with ``--ntasks-per-node``."""
+    per_node = number(options["ntasks-per-node"])
+    if "nodes" in options:
+        nodes = number(options["nodes"])
+        return nodes if nodes != 0 else job.nodes, per_node
+    total = number(options.get("ntasks", ""))
+    return _divided(total, per_node) if total and per_node else job.nodes, per_node
+
+
+def _spread_in_total(job: Job, options: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Return the nodes and tasks per node of a step with ``--ntasks`` only."""
+    total = number(options["ntasks"])
+    nodes = number(options.get("nodes", ""))
+    if total is None or ("nodes" in options and nodes is None):
+        return None, None
+    if not nodes and job.nodes:
+        nodes = min(job.nodes, total)
+    if not nodes:
+        return (1, 1) if total == 1 else (None, None)
+    return nodes, _divided(total, nodes)
+
+
+def _divided(count: int, parts: int) -> int | None:
+    """Return a count divided by a number of parts, None if there is a remainder."""
+    return count // parts if count % parts == 0 else None
 
 
 def counts_gpus(symbols: Symbols, text: str) -> bool:
@@ -379,7 +393,7 @@ def _default(launch: Launch, spread: Shape) -> int | None:
 
 def _share(total: str, machines: str) -> int | None:
     processes, nodes = number(total), number(machines)
-    return processes // nodes if processes and nodes and processes % nodes == 0 else None
+    return _divided(processes, nodes) if processes and nodes else None
 
 
 def nnodes(launch: Launch) -> tuple[int, int] | None:
@@ -408,3 +422,9 @@ def argument(launch: Launch, names: Sequence[str]) -> tuple[str, Arg] | None:
         if at + 1 < len(launch.arguments):
             return launch.arguments[at + 1].text, arg
     return None
+
+
+def requested_devices(launch: Launch) -> int:
+    """Return the number of devices that the program's own option requests, 0 if unknown."""
+    match = argument(launch, DEVICES)
+    return number(match[0]) or 0 if match else 0

@@ -193,6 +193,10 @@ PLUGIN_OPTIONS = names(
     " ear-policy ear-tag auks tmpdir nvme lustre-size enable-mps mps unbuffered-spank perf no-perf"
     " gpufreq gpu_cmode cpufreq singularity job-metrics"
 )
+_PLUGIN_OPTIONS_WITH_VALUE = names(
+    "container-image container-mounts container-workdir container-name container-env container-save"
+    " environment uenv view image volume module"
+)
 
 
 def canonical(typed: str, table: Mapping[str, tuple[str, str]] = SBATCH) -> str:
@@ -213,5 +217,4 @@ def takes_value(name: str, table: Mapping[str, tuple[str, str]] = SBATCH) -> boo
     """Return whether the next word is an option's value; most options of pyxis take one."""
     if name in table:
         return table[name][1] == "value"
-    return name in ("container-image", "container-mounts", "container-workdir", "container-name", "container-env",
-                    "container-save", "environment", "uenv", "view", "image", "volume", "module")  # fmt: skip
+    return name in _PLUGIN_OPTIONS_WITH_VALUE

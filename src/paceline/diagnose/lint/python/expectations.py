@@ -146,22 +146,28 @@ def _of_lightning(script: Script, call: ast.Call) -> Runner | None:
 
 
 def _devices(script: Script, call: ast.Call, *, has_unknown: bool) -> Number | None:
+    """Return the number of devices of a Trainer or Fabric, None if it is not certain."""
     devices = keyword(call, "devices") or keyword(call, "gpus")
-    accelerator = keyword(call, "accelerator")
-    default = "..." if has_unknown else "auto"
-    value = default if devices is None else constant(devices)
+    if devices is None:
+        return None if has_unknown else _all_gpus(script, call)
     if isinstance(devices, ast.List | ast.Tuple):
         return Number(CONSTANT, len(devices.elts))
+    value = constant(devices)
     if value in ("auto", -1, "-1"):
-        on_gpus = constant(accelerator) in ("gpu", "cuda")
-        default_gpus = accelerator is None and "lightning" in script.roots
-        return Number(ALL_GPUS) if on_gpus or default_gpus else None
+        return _all_gpus(script, call)
     if isinstance(value, str) and "," in value:
         return Number(CONSTANT, len([part for part in value.split(",") if part.strip()]))
     count = number(script, devices)
-    if count is not None and count.kind == CONSTANT and not count.value:
-        return None
-    return count
+    is_zero = count is not None and count.kind == CONSTANT and not count.value
+    return None if is_zero else count
+
+
+def _all_gpus(script: Script, call: ast.Call) -> Number | None:
+    """Return all GPUs if a Trainer or Fabric certainly uses them, else None."""
+    accelerator = keyword(call, "accelerator")
+    on_gpus = constant(accelerator) in ("gpu", "cuda")
+    by_default = accelerator is None and "lightning" in script.roots
+    return Number(ALL_GPUS) if on_gpus or by_default else None
 
 
 def _workers(script: Script) -> tuple[Number, Place] | None:

@@ -19,7 +19,7 @@ from paceline.diagnose.lint.python.script import (
 )
 from paceline.text.syntax import constant, dotted, last, words
 
-_WRAPS = words_of("""enumerate tqdm trange zip iter track islice cycle prefetcher list""")
+_WRAPS = words_of("enumerate tqdm trange zip iter track islice cycle prefetcher list")
 _SHARDS_ITSELF = re.compile(
     r"iterable|stream|webdataset|^wds$|WebLoader|shard|split_by|partition|chunk|distributed", re.I
 )
@@ -27,6 +27,7 @@ TRAINING = re.compile(r"train|trn(_|$)", re.I)
 EVALUATING = re.compile(
     r"val(id)?(_|$)|valid|test|eval|dev(_|$)|dev_?(set|loader|data)|^val|_val", re.I
 )
+_MULTIPROCESSING = ("torch.multiprocessing.", "multiprocessing.")
 _DEPTH = 5
 
 
@@ -92,8 +93,13 @@ def is_sharded(script: Script, loader: ast.Call) -> bool:
     """Return whether a DataLoader certainly uses torch's DistributedSampler in a distributed
     run.
     """
+    return sharding_sampler(script, loader) is not None
+
+
+def sharding_sampler(script: Script, loader: ast.Call) -> ast.Call | None:
+    """Return the DistributedSampler of a DataLoader, None if the file does not show one."""
     sampler = sampler_of(script, loader)
-    return sampler is not None and sampler_call(script, sampler) is not None
+    return sampler_call(script, sampler) if sampler is not None else None
 
 
 def sampler_call(script: Script, node: ast.expr, depth: int = 0) -> ast.Call | None:
@@ -112,12 +118,11 @@ def sampler_call(script: Script, node: ast.expr, depth: int = 0) -> ast.Call | N
         if last(node) == "BatchSampler" and (inner := argument(node, "sampler", 0)) is not None:
             return sampler_call(script, inner, depth + 1)
         return None
-    for value in script.assigned(dotted(node), node) if dotted(node) else []:
-        if (
-            value.place < 0
-            and value.value is not node
-            and (sampler := sampler_call(script, value.value, depth + 1))
-        ):
+    for value in script.assigned(dotted(node), node):
+        if value.place >= 0 or value.value is node:
+            continue
+        sampler = sampler_call(script, value.value, depth + 1)
+        if sampler is not None:
             return sampler
     return None
 
@@ -168,25 +173,23 @@ def _call_may_shard(
 ) -> bool:
     name = last(call)
     if name in script.classes:
-        definition = script.classes[name]
-        if any(_SHARDS_ITSELF.search(last(base)) for base in definition.bases):
-            return True
-        return any(mentions_rank(part) for part in definition.body)
+        return _class_may_shard(script.classes[name])
     if name in script.functions:
-        return any(
-            mentions_rank(part) or _uses_sharding(part)
-            for f in script.functions[name]
-            for part in f.body
-        )
+        parts = [part for function in script.functions[name] for part in function.body]
+        return any(mentions_rank(part) or _uses_sharding(part) for part in parts)
     full = script.full(call.func)
-    if full.startswith(("torchvision.", "torch.", "datasets.", "sklearn.")) or (map_style and full):
-        inputs = [a for a in call.args if isinstance(a, ast.Name)]
-        return any(
-            _may_shard(script, part, at, depth + 1)
-            for part in inputs
-            if script.assigned(part.id, at)
-        )
-    return True
+    is_plain = full.startswith(("torchvision.", "torch.", "datasets.", "sklearn."))
+    if not is_plain and not (map_style and full):
+        return True
+    inputs = [arg for arg in call.args if isinstance(arg, ast.Name)]
+    assigned = [arg for arg in inputs if script.assigned(arg.id, at)]
+    return any(_may_shard(script, arg, at, depth + 1) for arg in assigned)
+
+
+def _class_may_shard(definition: ast.ClassDef) -> bool:
+    if any(_SHARDS_ITSELF.search(last(base)) for base in definition.bases):
+        return True
+    return any(mentions_rank(part) for part in definition.body)
 
 
 def _uses_sharding(node: ast.AST) -> bool:
@@ -203,11 +206,8 @@ def loops_over(script: Script, names: list[str]) -> Iterator[ast.For]:
     """
     short_names = {name.rpartition(".")[2] for name in names}
     for node in script.nodes:
-        if (
-            isinstance(node, ast.For)
-            and (loader := iterated(node))
-            and loader.rpartition(".")[2] in short_names
-        ):
+        loader = iterated(node) if isinstance(node, ast.For) else ""
+        if isinstance(node, ast.For) and loader and loader.rpartition(".")[2] in short_names:
             yield node
 
 
@@ -245,26 +245,21 @@ def is_for_training(script: Script, loader: ast.Call) -> bool | None:
     return None
 
 
-def epoch_loops(script: Script) -> list[ast.For | ast.While]:
+def epoch_loops(script: Script) -> list[ast.For]:
     """Return the loops over more than one epoch."""
-    loops: list[ast.For | ast.While] = []
-    for node in script.nodes:
-        if isinstance(node, ast.For):
-            text = " ".join([*words(node.target), *words(node.iter)]).lower()
-            counted = isinstance(node.iter, ast.Call) and last(node.iter) in (
-                "range",
-                "trange",
-                "tqdm",
-                "count",
-                "epochs",
-            )
-            if "epoch" in text and counted and not _is_once(node.iter):
-                loops.append(node)
-    return loops
+    return [node for node in script.nodes if isinstance(node, ast.For) and _counts_epochs(node)]
 
 
-def _is_once(call: ast.expr) -> bool:
-    return isinstance(call, ast.Call) and len(call.args) == 1 and constant(call.args[0]) == 1
+def _counts_epochs(loop: ast.For) -> bool:
+    text = " ".join([*words(loop.target), *words(loop.iter)]).lower()
+    if "epoch" not in text or not isinstance(loop.iter, ast.Call):
+        return False
+    counts = last(loop.iter) in ("range", "trange", "tqdm", "count", "epochs")
+    return counts and not _is_once(loop.iter)
+
+
+def _is_once(call: ast.Call) -> bool:
+    return len(call.args) == 1 and constant(call.args[0]) == 1
 
 
 def is_used_each_epoch(script: Script, loader: ast.Call) -> bool:
@@ -272,7 +267,7 @@ def is_used_each_epoch(script: Script, loader: ast.Call) -> bool:
     epoch.
     """
     names = {name.rpartition(".")[2] for name in targets(script, loader)}
-    if not names or handed_to_framework(script, loader, list(names)):
+    if not names or passed_to_framework(script, loader, list(names)):
         return False
     for loop in epoch_loops(script):
         nodes = list(inside(loop))
@@ -292,34 +287,31 @@ def _runs_over(script: Script, node: ast.AST, names: set[str]) -> bool:
     return any(last(part) in names for part in arguments_of(node))
 
 
-def handed_to_framework(script: Script, node: ast.AST, names: list[str]) -> bool:
+def passed_to_framework(script: Script, node: ast.AST, names: list[str]) -> bool:
     """Return whether a loader is passed to ``prepare``, ``setup_dataloaders``, ``fit`` or a similar
     call.
     """
     short = {name.rpartition(".")[2] for name in names}
     for call in script.calls:
-        if last(call) in _ADOPT or kinds(script, call) & {
-            "prepared",
-            "fabric-loader",
-            "session-loader",
-            "engine",
-        }:
-            parts = arguments_of(call)
-            if any(
-                last(p) in short
-                for part in parts
-                for p in ast.walk(part)
-                if isinstance(p, ast.Name | ast.Attribute)
-            ):
-                return True
-            if any(node is p for part in parts for p in ast.walk(part)):
-                return True
+        if last(call) not in _ADOPT and not kinds(script, call) & _ADOPTED:
+            continue
+        parts = [part for argument in arguments_of(call) for part in ast.walk(argument)]
+        if any(part is node or _is_named(part, short) for part in parts):
+            return True
     return False
 
 
+def _is_named(node: ast.AST, names: set[str]) -> bool:
+    return isinstance(node, ast.Name | ast.Attribute) and last(node) in names
+
+
+_ADOPTED = frozenset({"prepared", "fabric-loader", "session-loader", "engine"})
 _ADOPT = words_of(
-    """prepare prepare_data_loader setup_dataloaders process_dataloader fit initialize deepspeed_io loader
-    MpDeviceLoader ParallelLoader make_private make_private_with_epsilon auto_dataloader StatefulDataLoader"""
+    """
+    prepare prepare_data_loader setup_dataloaders process_dataloader fit initialize
+    deepspeed_io loader MpDeviceLoader ParallelLoader make_private make_private_with_epsilon
+    auto_dataloader StatefulDataLoader
+    """
 )
 
 
@@ -342,25 +334,17 @@ def started(script: Script) -> frozenset[str]:
     """Return the functions that ``torch.multiprocessing`` or ``multiprocessing`` starts in
     processes.
     """
-
-    def find() -> frozenset[str]:
-        functions: set[str] = set()
-        for call in script.calls:
-            full = script.full(call.func)
-            if full.startswith("torch.multiprocessing.") and last(call) in (
-                "spawn",
-                "start_processes",
-            ):
-                functions |= _targets_of(script, call, argument(call, "fn", 0))
-            elif (
-                full.startswith(("torch.multiprocessing.", "multiprocessing."))
-                and last(call) == "Process"
-            ):
-                functions |= _targets_of(script, call, argument(call, "target", 1))
-        return frozenset(functions)
-
-    workers: frozenset[str] = script.cached("started", find)
+    workers: frozenset[str] = script.cached("started", lambda: frozenset(_find_started(script)))
     return workers
+
+
+def _find_started(script: Script) -> Iterator[str]:
+    for call in script.calls:
+        full, name = script.full(call.func), last(call)
+        if full.startswith("torch.multiprocessing.") and name in ("spawn", "start_processes"):
+            yield from _targets_of(script, call, argument(call, "fn", 0))
+        elif full.startswith(_MULTIPROCESSING) and name == "Process":
+            yield from _targets_of(script, call, argument(call, "target", 1))
 
 
 def _targets_of(script: Script, call: ast.Call, target: ast.expr | None) -> set[str]:

@@ -34,22 +34,21 @@ def number(script: Script, node: ast.expr | None, depth: int = 0) -> Number | No
     if isinstance(node, ast.Call):
         return _of_call(script, node, depth)
     if isinstance(node, ast.Subscript):
-        name = constant(node.slice)
-        return (
-            Number(VARIABLE, None, (name,))
-            if _is_environ(script, node.value) and isinstance(name, str)
-            else None
-        )
-    name = dotted(node)
-    values = script.assigned(name, node) if name else []
-    if values:
-        only = values[0] if len(values) == 1 and values[0].place < 0 else None
-        return (
-            number(script, only.value, depth + 1)
-            if only is not None and only.value is not node
-            else None
-        )
-    return _of_argument(script, node) if isinstance(node, ast.Attribute) else None
+        return _of_variable(script, node)
+    values = script.assigned(dotted(node), node)
+    if len(values) == 1 and values[0].place < 0 and values[0].value is not node:
+        return number(script, values[0].value, depth + 1)
+    if values or not isinstance(node, ast.Attribute):
+        return None
+    return _of_argument(script, node)
+
+
+def _of_variable(script: Script, node: ast.Subscript) -> Number | None:
+    """Return the source of ``os.environ["NAME"]``, None for another subscript."""
+    name = constant(node.slice)
+    if isinstance(name, str) and script.full(node.value) == "os.environ":
+        return Number(VARIABLE, None, (name,))
+    return None
 
 
 def _plain(value: object) -> int | None:
@@ -69,10 +68,6 @@ def _of_call(script: Script, call: ast.Call, depth: int) -> Number | None:
         default = _plain(constant(call.args[1])) if len(call.args) > 1 else None
         return Number(VARIABLE, default, (name,)) if isinstance(name, str) else None
     return None
-
-
-def _is_environ(script: Script, node: ast.expr) -> bool:
-    return script.full(node) == "os.environ"
 
 
 def _of_argument(script: Script, node: ast.Attribute) -> Number | None:

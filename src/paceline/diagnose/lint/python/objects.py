@@ -42,6 +42,11 @@ _GIVES = {
     ("session", "setup"): "session-module",
     ("session", "loader"): "session-loader",
 }
+_STARTS = (
+    "torch.distributed.init_process_group",
+    "horovod.torch.init",
+    "deepspeed.init_distributed",
+)
 _THROUGH = frozenset({"to", "cuda", "cpu", "compile", "train", "eval", "float", "half", "bfloat16"})
 _MAX_DEPTH = 6
 
@@ -49,17 +54,13 @@ _MAX_DEPTH = 6
 def made_by(script: Script, call: ast.Call) -> str:
     """Return the kind of object that a call creates, else an empty string."""
     full = script.full(call.func)
-    if full:
-        root, _, _ = full.partition(".")
-        name = full.rpartition(".")[2]
-        roots, kind = _MAKERS.get(name, (frozenset(), ""))
-        if root in roots:
-            if kind == "trainer":
-                return "paceline-trainer" if root == "paceline" else kind
-            return kind
-        if full == "deepspeed.initialize":
-            return "engine"
-    return ""
+    if full == "deepspeed.initialize":
+        return "engine"
+    root, name = full.partition(".")[0], full.rpartition(".")[2]
+    roots, kind = _MAKERS.get(name, (frozenset(), ""))
+    if root not in roots:
+        return ""
+    return "paceline-trainer" if kind == "trainer" and root == "paceline" else kind
 
 
 def kinds(script: Script, node: ast.AST, at: ast.AST | None = None, depth: int = 0) -> set[str]:
@@ -78,33 +79,30 @@ def kinds(script: Script, node: ast.AST, at: ast.AST | None = None, depth: int =
 
 def _kinds(script: Script, node: ast.AST, at: ast.AST | None, depth: int) -> set[str]:
     if isinstance(node, ast.IfExp):
-        if any(
-            isinstance(part, ast.Attribute) and part.attr == "module"
-            for part in (node.body, node.orelse)
-        ):
-            return (
-                set()
-            )  # ``model.module if distributed else model``: the bare model in either case
-        return kinds(script, node.body, at, depth + 1) | kinds(script, node.orelse, at, depth + 1)
+        return _of_conditional(script, node, at, depth)
     if isinstance(node, ast.Call):
         return _of_call(script, node, at or node, depth)
-    name = dotted(node)
+    name, place = dotted(node), at or node
     if not name:
         return set()
     result: set[str] = set()
-    place = at or node
     for value in _until(script, script.assigned(name, place), place):
-        if value.value is node:
-            continue
-        value_kinds = (
-            kinds(script, value.value, value.at, depth + 1)
-            if value.at is not at or depth == 0
-            else set()
-        )
-        result |= _part(value_kinds, value)
+        if value.value is not node and (value.at is not at or depth == 0):
+            result |= _part(kinds(script, value.value, value.at, depth + 1), value)
     return (
         result or _by_annotation(script, node, place) or _by_same_name(script, node, place, depth)
     )
+
+
+def _of_conditional(script: Script, node: ast.IfExp, at: ast.AST | None, depth: int) -> set[str]:
+    """Return the kinds of both values of a conditional expression.
+
+    ``model.module if distributed else model`` is the bare model in either case.
+    """
+    values = (node.body, node.orelse)
+    if any(isinstance(value, ast.Attribute) and value.attr == "module" for value in values):
+        return set()
+    return {kind for value in values for kind in kinds(script, value, at, depth + 1)}
 
 
 def _until(script: Script, values: list[Assigned], at: ast.AST) -> list[Assigned]:
@@ -196,15 +194,7 @@ def is_sharded_run(script: Script) -> bool:
     """
     if makes(script, "ddp", "fsdp", "engine"):
         return True
-    return any(
-        full
-        in (
-            "torch.distributed.init_process_group",
-            "horovod.torch.init",
-            "deepspeed.init_distributed",
-        )
-        for full in (script.full(call.func) for call in script.calls)
-    )
+    return any(script.full(call.func) in _STARTS for call in script.calls)
 
 
 def names_of(script: Script, *wanted_kinds: str) -> dict[str, list[Assigned]]:
@@ -224,10 +214,7 @@ def names_of(script: Script, *wanted_kinds: str) -> dict[str, list[Assigned]]:
 def argument(call: ast.Call, name: str, place: int) -> ast.expr | None:
     """Return an argument by its name or its position, or None."""
     value = keyword(call, name)
-    if (
-        value is None
-        and len(call.args) > place
-        and not any(isinstance(a, ast.Starred) for a in call.args[: place + 1])
-    ):
-        return call.args[place]
-    return value
+    if value is not None or len(call.args) <= place:
+        return value
+    positional = call.args[: place + 1]
+    return None if any(isinstance(arg, ast.Starred) for arg in positional) else positional[-1]

@@ -19,9 +19,8 @@ _NEWER = re.compile(
 )
 _SHEBANG = re.compile(r"#!.*\bpython")
 _WORTH_READING = re.compile(r"torch|lightning|accelerate|deepspeed|horovod|transformers|paceline")
-_MAX_CHARACTERS = (
-    4_000_000  # longer than any handwritten script; parsing more takes seconds and gigabytes
-)
+# Longer than any handwritten script; parsing more takes seconds and gigabytes.
+_MAX_CHARACTERS = 4_000_000
 
 
 def read(source: str, name: str) -> Script | Finding | None:
@@ -39,9 +38,7 @@ def read(source: str, name: str) -> Script | Finding | None:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # a stray backslash in the user's strings is not ours to report
+            warnings.simplefilter("ignore")  # about the user's strings, which is not our subject
             tree = ast.parse(source)
     except SyntaxError as error:
         return _unreadable(source, name, error)

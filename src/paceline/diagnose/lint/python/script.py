@@ -87,8 +87,8 @@ class Script:
         if key not in self.cache:
             self.cache[key] = None
             self.cache[key] = compute()
-        answer_kept: T = self.cache[key]
-        return answer_kept
+        result: T = self.cache[key]
+        return result
 
     @cached_property
     def calls(self) -> list[ast.Call]:
@@ -157,20 +157,14 @@ class Script:
         """The full name of each imported name; ``dist = torch.distributed`` counts as an import."""
         imports: dict[str, str] = {}
         for node in self.nodes:
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    full = alias.name if alias.asname else alias.name.partition(".")[0]
-                    imports.setdefault(alias.asname or full, full)
-            elif isinstance(node, ast.ImportFrom):
-                module = "." * node.level + (node.module or "")
-                for alias in node.names:
-                    imports.setdefault(alias.asname or alias.name, f"{module}.{alias.name}")
+            for name, full in _imported(node):
+                imports.setdefault(name, full)
         for name, values in self.values.items():
-            if len(values) == 1 and values[0].place < 0 and name not in imports:
-                chain = dotted(values[0].value)
-                root, _, rest = chain.partition(".")
-                if rest and root in imports and "." not in name and root != name:
-                    imports[name] = f"{imports[root]}.{rest}"
+            if len(values) != 1 or values[0].place >= 0 or name in imports or "." in name:
+                continue
+            root, _, rest = dotted(values[0].value).partition(".")
+            if rest and root in imports and root != name:
+                imports[name] = f"{imports[root]}.{rest}"
         return imports
 
     @cached_property
@@ -246,6 +240,12 @@ class Script:
                 return []
             scope = self.scopes[scope]
 
+    def candidates(self, node: ast.expr, at: ast.AST) -> list[ast.expr]:
+        """Return an expression, and the values that are assigned to its name as seen from a
+        node.
+        """
+        return [node, *(assigned.value for assigned in self.assigned(dotted(node), at))]
+
     @cached_property
     def _values_by_scope(self) -> dict[str, dict[ast.AST, list[Assigned]]]:
         by_scope: dict[str, dict[ast.AST, list[Assigned]]] = defaultdict(lambda: defaultdict(list))
@@ -278,6 +278,18 @@ class Script:
             fix=fix,
             severity=severity,
         )
+
+
+def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the names that an import statement binds, with their full names."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            full = alias.name if alias.asname else alias.name.partition(".")[0]
+            yield alias.asname or full, full
+    elif isinstance(node, ast.ImportFrom):
+        module = "." * node.level + (node.module or "")
+        for alias in node.names:
+            yield alias.asname or alias.name, f"{module}.{alias.name}"
 
 
 def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -323,6 +335,13 @@ def has_unknown_arguments(call: ast.Call) -> bool:
     return any(k.arg is None for k in call.keywords) or any(
         isinstance(a, ast.Starred) for a in call.args
     )
+
+
+def expects_error(node: ast.AST) -> bool:
+    """Return whether a node is a ``with`` block that expects an exception, as in tests."""
+    if not isinstance(node, ast.With):
+        return False
+    return any("aises" in last(item.context_expr) for item in node.items)
 
 
 def parameters(scope: ast.AST) -> set[str]:

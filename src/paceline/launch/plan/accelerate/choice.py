@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from paceline.errors import Finding
 from paceline.launch.plan.accelerate.settings import HEAD, Settings
-from paceline.launch.plan.options import MEETING
+from paceline.launch.plan.options import RENDEZVOUS_OPTIONS
 from paceline.text.syntax import tree_of
 
 # The command line and the machine decide the layout of a run and its devices, unless a
@@ -22,7 +22,7 @@ _OF_THE_MACHINE = (
 )
 # Options of the rendezvous: one that is typed, or taken from Slurm, replaces the configuration's
 # whole layout.
-_LAYOUT = frozenset({*MEETING, "standalone"})
+_LAYOUT = frozenset({*RENDEZVOUS_OPTIONS, "standalone"})
 
 
 @dataclass(frozen=True)

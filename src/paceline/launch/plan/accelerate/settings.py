@@ -205,6 +205,10 @@ def _kind(values: Mapping[str, Any]) -> str:
     return "simple"
 
 
+def _uses_cpu(values: Mapping[str, Any]) -> bool:
+    return bool(values["cpu"] or values["use_cpu"])
+
+
 def _wrong(what: str, source: str, *, fix: str) -> UsageError:
     return UsageError(Finding("option-invalid", f"{source} {what}", where=source, fix=fix))
 
@@ -218,16 +222,7 @@ def _environment(
     variables = {"ACCELERATE_MIXED_PRECISION": values["mixed_precision"]}
     if values["mixed_precision"] == "fp8":
         variables |= _fp8(values)
-    if kind == "deepspeed":
-        variables |= _deepspeed(values, typed, config)
-    else:
-        variables["ACCELERATE_DYNAMO_BACKEND"] = values["dynamo_backend"].upper()
-        variables |= {f"ACCELERATE_{name.upper()}": str(values[name]) for name in table.DYNAMO}
-    if kind == "simple":
-        variables |= _cpu(values)
-    if kind in ("fsdp", "megatron_lm", "multi"):
-        variables |= _fsdp(values) if values["use_fsdp"] else {}
-        variables |= _megatron(values) if values["use_megatron_lm"] else {}
+    variables |= _of_kind(values, kind, typed, config)
     if kind != "simple" and values["use_parallelism_config"]:
         variables |= _parallelism(values)
     if values["debug"]:
@@ -241,8 +236,25 @@ def _environment(
     return variables
 
 
+def _of_kind(
+    values: Mapping[str, Any], kind: str, typed: Mapping[str, str], config: Mapping[str, Any] | None
+) -> dict[str, str]:
+    """Return the variables that one kind of accelerate's launchers sets."""
+    if kind == "deepspeed":
+        return _deepspeed(values, typed, config)
+    variables = {"ACCELERATE_DYNAMO_BACKEND": values["dynamo_backend"].upper()}
+    variables |= {f"ACCELERATE_{name.upper()}": str(values[name]) for name in table.DYNAMO}
+    if kind == "simple":
+        return variables | _cpu(values)
+    if values["use_fsdp"]:
+        variables |= _fsdp(values)
+    if values["use_megatron_lm"]:
+        variables |= _megatron(values)
+    return variables
+
+
 def _cpu(values: Mapping[str, Any]) -> dict[str, str]:
-    use_cpu = bool(values["cpu"] or values["use_cpu"])
+    use_cpu = _uses_cpu(values)
     variables = {"ACCELERATE_USE_CPU": str(use_cpu)}
     if use_cpu:
         variables |= {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
@@ -359,7 +371,7 @@ def _alone(
     values: Mapping[str, Any], per_node: str, typed: Mapping[str, str]
 ) -> tuple[str, list[str]]:
     """Return the ranks per node if accelerate starts one process, even if more were requested."""
-    on_cpus = bool(values["cpu"] or values["use_cpu"])
+    on_cpus = _uses_cpu(values)
     if per_node == "1" or not (on_cpus or "num_processes" in typed):
         return "1", []
     if values.get("mpirun_hostfile") or not on_cpus:
@@ -395,25 +407,21 @@ def _meeting(values: Mapping[str, Any], machines: str) -> dict[str, str]:
 
 
 def _asks(values: Mapping[str, Any], kind: str) -> tuple[str, ...]:
-    asks = []
-    if values["mixed_precision"] != "no":
-        asks.append(f"mixed precision {values['mixed_precision']}")
-    if kind == "deepspeed":
-        stage = values.get("zero_stage")
-        asks.append("DeepSpeed" if stage is None else f"DeepSpeed ZeRO stage {stage}")
-    elif values["dynamo_backend"].lower() != "no":
-        asks.append(f"torch.compile with {values['dynamo_backend'].lower()}")
-    if kind == "fsdp":
-        asks.append("FSDP2" if str(values["fsdp_version"]) == "2" else "FSDP")
-    if kind == "megatron_lm":
-        asks.append("Megatron-LM")
-    if kind != "simple" and values["use_parallelism_config"]:
-        asks.append("a parallelism_config")
-    if kind == "simple" and (values["cpu"] or values["use_cpu"]):
-        asks.append("CPUs only")
-    if values["debug"]:
-        asks.append("accelerate's debug mode")
-    return tuple(asks)
+    backend, stage = values["dynamo_backend"].lower(), values.get("zero_stage")
+    is_simple, is_deepspeed, is_fsdp = (kind == name for name in ("simple", "deepspeed", "fsdp"))
+    conditions = {
+        f"mixed precision {values['mixed_precision']}": values["mixed_precision"] != "no",
+        "DeepSpeed": is_deepspeed and stage is None,
+        f"DeepSpeed ZeRO stage {stage}": is_deepspeed and stage is not None,
+        f"torch.compile with {backend}": not is_deepspeed and backend != "no",
+        "FSDP2": is_fsdp and str(values["fsdp_version"]) == "2",
+        "FSDP": is_fsdp and str(values["fsdp_version"]) != "2",
+        "Megatron-LM": kind == "megatron_lm",
+        "a parallelism_config": not is_simple and values["use_parallelism_config"],
+        "CPUs only": is_simple and _uses_cpu(values),
+        "accelerate's debug mode": values["debug"],
+    }
+    return tuple(words for words, is_requested in conditions.items() if is_requested)
 
 
 def _needs(values: Mapping[str, Any], kind: str) -> frozenset[str]:

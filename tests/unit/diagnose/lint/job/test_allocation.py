@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.diagnose.lint.job import judge
 from paceline.diagnose.lint.job.allocation import (
     count_gpus,
     describe,
     gpus_of_gres,
     slurm_variables,
 )
-from paceline.diagnose.lint.job.checks_head import count_hosts
+from paceline.diagnose.lint.job.checks.directives import count_hosts
 from paceline.diagnose.lint.job.directives import parse, split
 from paceline.diagnose.lint.job.sbatch_options import SRUN, canonical, takes_value
 
@@ -147,3 +148,9 @@ def test_slurm_sets_some_variables_only_if_their_option_is_given():
 )
 def test_hosts_of_a_list(text, hosts):
     assert count_hosts(text) == hosts
+
+
+def test_a_step_without_tasks_is_no_division_by_zero():
+    directives = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n"
+    findings = judge(directives + "srun --ntasks=0 python fit.py\n", "job.sbatch")
+    assert "time-missing" in {finding.name for finding in findings}

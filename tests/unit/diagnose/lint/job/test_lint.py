@@ -15,9 +15,9 @@ from paceline.diagnose.lint import lint
 from paceline.diagnose.lint.files import MOST_SHELL, Source, is_python
 from paceline.diagnose.lint.ignore import unsuppressed
 from paceline.diagnose.lint.job import judge
-from paceline.diagnose.lint.job.interpret import MOST_COMMANDS
 from paceline.diagnose.lint.job.judging import read as read_job
 from paceline.diagnose.lint.job.launches import MOST_LAUNCHES
+from paceline.diagnose.lint.job.shell.interpret import MOST_COMMANDS
 from paceline.diagnose.lint.report import CheckedFile, Report
 from paceline.errors import Finding
 

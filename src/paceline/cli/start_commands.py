@@ -1,0 +1,151 @@
+"""The commands that start a script: ``paceline run`` and ``paceline submit``.
+
+Their options are declared in tables that other packages own, and the words after the script's name
+are its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from paceline import __version__, env
+from paceline.cli import command_help
+from paceline.launch.plan import command_line, parsing, preferences, slurm_step
+from paceline.launch.plan.option import Option
+from paceline.launch.plan.options import OPTIONS
+from paceline.machine import nodeaddr
+from paceline.slurm.option_table import FORWARDED, OWN
+
+Action = Callable[[], int]  # what a command does once its words are parsed; returns its exit status
+
+
+class _StartCommand(command_help.Command):
+    """A command that starts a script: arguments after the script's name are never parsed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.allow_interspersed_args = False
+        return super().parse_args(ctx, args)
+
+
+class _TorchrunCommand(_StartCommand):
+    """A command that takes torchrun's command lines, abbreviated options included."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, command_line.in_full(args))
+
+
+def _run(**values: Any) -> Action:
+    """Start a script on one or many ranks: torchrun's options with torchrun's meaning, and a
+    launcher that sees inside.
+
+    Without --nproc-per-node there is one rank per GPU, or one without GPUs.
+    """
+    typed = _typed_options(OPTIONS, values)
+    if not values["check_only"]:
+        _require_script(values["script"])
+    environ = env.snapshot()
+    typed = slurm_step.reachable(environ, typed, address_of=nodeaddr.of_node)
+    inherited = slurm_step.reachable(environ, env.torchrun_defaults(), address_of=nodeaddr.of_node)
+    slurm_defaults = slurm_step.choose_defaults(
+        environ,
+        requested={**inherited, **typed},
+        program=[word for word in (values["script"], *values["arguments"]) if word],
+        address_of=nodeaddr.of_node,
+        in_terminal=env.in_terminal(),
+    )
+    settled = {**slurm_defaults.values, **inherited, **typed}
+    from_file = _accelerate_options(typed.get("accelerate_config"), settled)
+    requested = parsing.parse(
+        values["script"],
+        tuple(values["arguments"]),
+        typed=typed,
+        inherited={**from_file, **inherited},
+        slurm_defaults=slurm_defaults,
+        preferred=preferences.read(environ),
+    )
+
+    def action() -> int:
+        from paceline.launch import run
+
+        return run.run(requested)
+
+    return action
+
+
+def _submit(**values: Any) -> Action:
+    """Submit a script to Slurm: write a job script that starts it on all nodes, and call sbatch.
+
+    Takes the options of paceline run too. Any other option of sbatch is given with --sbatch.
+    """
+    typed = _typed_options((*OWN, *FORWARDED), values)
+    _require_script(values["script"])
+
+    def action() -> int:
+        from paceline.slurm import submit
+
+        return submit.submit(values["script"], tuple(values["arguments"]), typed=typed)
+
+    return action
+
+
+def _typed_options(options: Sequence[Option], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options on the command line, in the order as typed."""
+    names = {option.name for option in options}
+    source = click.get_current_context().get_parameter_source
+    return {
+        name: value
+        for name, value in values.items()  # click passes what was typed in the order as typed
+        if name in names and source(name) is ParameterSource.COMMANDLINE
+    }
+
+
+def _require_script(script: str) -> None:
+    if not script:
+        raise click.UsageError("Missing argument 'SCRIPT'.", click.get_current_context())
+
+
+def _accelerate_options(file: str | None, decided: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options from a configuration file of accelerate, if one is named."""
+    from paceline.launch.plan.accelerate import choice, config_file
+
+    if file in (None, config_file.NONE):
+        return {}
+    return choice.layout(config_file.settings_of(file), decided=decided)
+
+
+def _command(
+    name: str,
+    function: Any,
+    options: Sequence[Option],
+    cls: type[_StartCommand] = _StartCommand,
+) -> click.Command:
+    """Return a command that starts a script: options, the script, and its arguments, which are not
+    parsed.
+    """
+    function = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)(function)
+    function = click.argument("script", required=False, default="")(function)
+    for option in reversed(options):
+        function = _declare(option)(function)
+    return click.command(name, cls=cls)(function)
+
+
+def _declare(option: Option) -> Callable[[Any], Any]:
+    forms = [option.short] if option.short else []
+    forms += [option.long]
+    if "_" in option.name:
+        forms.append(f"--{option.name}")
+    text = option.help + (f" [{option.default}]" if option.default else "")
+    if option.flag:
+        return click.option(*forms, option.name, is_flag=True, default=False, help=text)
+    metavar = option.metavar or "TEXT"
+    return click.option(*forms, option.name, metavar=metavar, multiple=option.many, help=text)
+
+
+RUN = click.version_option(__version__, prog_name="paceline")(
+    _command("run", _run, OPTIONS, _TorchrunCommand)
+)
+SUBMIT = _command("submit", _submit, (*OWN, *FORWARDED))

@@ -1,0 +1,283 @@
+"""Check the shell code of a job script: line continuations, quotes, unset variables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from paceline.diagnose.lint.job.case import Case
+from paceline.diagnose.lint.job.launches import Launch
+from paceline.diagnose.lint.job.sbatch_options import names
+from paceline.diagnose.lint.job.shell.trace import Call
+from paceline.diagnose.lint.job.shell.values import NODE, Symbol, constant
+from paceline.errors import Finding, closest
+
+_BROKEN = re.compile(r"\\(?:\s+(#).*)?$")  # a line of the case has no blanks at its end
+_VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
+_OPTION_ALONE = re.compile(r"--?[A-Za-z]")
+_SHELLS_OWN = frozenset(
+    {"HOSTNAME", "HOST", "HOME", "USER", "PWD", "RANDOM", "SECONDS", "UID", "SLURMD_NODENAME"}
+)
+# Options of the rendezvous, and their usual values.
+_ADDRESS = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
+_PORT = "$((20000 + SLURM_JOB_ID % 30000))"
+_RENDEZVOUS = {
+    "master_addr": _ADDRESS,
+    "main_process_ip": _ADDRESS,
+    "main_address": _ADDRESS,
+    "rdzv_endpoint": _ADDRESS,
+    "master_port": _PORT,
+    "main_process_port": _PORT,
+    "nnodes": "$SLURM_NNODES",
+    "num_machines": "$SLURM_NNODES",
+    "nproc_per_node": "$SLURM_GPUS_ON_NODE",
+}
+# Slurm's variables that are only set with an option -> that option, and what to use instead.
+_ONLY_WITH = {
+    "SLURM_GPUS_PER_NODE": ("gpus-per-node", "$SLURM_GPUS_ON_NODE"),
+    "SLURM_GPUS_PER_TASK": ("gpus-per-task", "$SLURM_GPUS_ON_NODE"),
+    "SLURM_GPUS": ("gpus", "$((SLURM_NNODES * SLURM_GPUS_ON_NODE))"),
+    "SLURM_NTASKS_PER_NODE": ("ntasks-per-node", "#SBATCH --ntasks-per-node=1"),
+}
+
+
+_SLURM = names(
+    "NNODES JOB_NUM_NODES NODEID PROCID LOCALID NTASKS NPROCS NTASKS_PER_NODE CPUS_PER_TASK"
+    " CPUS_ON_NODE GPUS_ON_NODE GPUS_PER_NODE GPUS_PER_TASK GPUS JOB_ID JOBID JOB_NAME JOB_NODELIST"
+    " NODELIST STEP_NODELIST STEP_NUM_NODES STEP_NUM_TASKS STEP_TASKS_PER_NODE TASKS_PER_NODE"
+    " JOB_CPUS_PER_NODE JOB_GPUS STEP_GPUS SUBMIT_DIR SUBMIT_HOST TMPDIR ARRAY_JOB_ID ARRAY_TASK_ID"
+    " ARRAY_TASK_COUNT ARRAY_TASK_MIN ARRAY_TASK_MAX ARRAY_TASK_STEP MEM_PER_NODE MEM_PER_CPU"
+    " MEM_PER_GPU JOB_PARTITION JOB_ACCOUNT JOB_QOS JOB_END_TIME JOB_START_TIME LAUNCH_NODE_IPADDR"
+    " RESTART_COUNT CLUSTER_NAME TASK_PID GTIDS NODE_ALIASES TOPOLOGY_ADDR CONF JOB_USER JOB_UID"
+    " STEP_ID STEPID SRUN_COMM_HOST HET_SIZE CPUS_PER_GPU DISTRIBUTION EXPORT_ENV CONSTRAINT"
+    " JOB_RESERVATION JOB_DEPENDENCY NTASKS_PER_SOCKET NTASKS_PER_CORE NTASKS_PER_GPU"
+    " THREADS_PER_CORE JOB_CONSTRAINTS TRES_PER_TASK MPI_TYPE "
+)
+
+
+def broken_line_continuation(case: Case) -> Iterator[Finding]:
+    """Find backslashes that are not the last character of a line, and options that became a
+    command.
+    """
+    lines = dict.fromkeys([*case.script.broken, *case.trace.broken])
+    broken = [line for line in lines if _BROKEN.search(case.text(line))]
+    yield from (_text_after_backslash(case, line) for line in broken)
+    reported = set(broken)
+    for before, call in pairwise(case.trace.calls):
+        if not _OPTION_ALONE.match(call.args[0].text) or before.line >= call.line:
+            continue
+        if call.line - 1 not in reported:
+            reported.add(call.line)
+            yield _option_as_command(case, before, call)
+
+
+def _text_after_backslash(case: Case, line: int) -> Finding:
+    match = _BROKEN.search(case.text(line))
+    is_comment = match is not None and match[1] is not None
+    following = case.text(line + 1)
+    what, fix = ("blanks follow", "remove the blanks behind the backslash")
+    if is_comment:
+        what, fix = ("a comment follows", "move the comment above the command")
+    return case.finding(
+        "broken-line-continuation",
+        f"{what} the backslash at the end of the line",
+        line=line,
+        why=(
+            "the command ends here and gets a blank as its last argument; the next line runs as its"
+            " own command"
+        ),
+        fix=fix,
+        severity="error" if following and not following.startswith("#") else "warning",
+    )
+
+
+def _option_as_command(case: Case, before: Call, call: Call) -> Finding:
+    return case.finding(
+        "broken-line-continuation",
+        f"{case.show(call.args[0].text)} runs as its own command",
+        line=call.line,
+        more=range(max(before.line, call.line - 2), call.line),
+        why=(
+            "the command before it ended early: a backslash is missing, or a comment or blank line"
+            " stands between"
+        ),
+        fix="end the line before it with a backslash, and move comments out of the command",
+    )
+
+
+def unset_variable(case: Case) -> Iterator[Finding]:
+    """Find variables in a launch that are not set there."""
+    reported: set[str] = set()
+    for launch in case.launches:
+        options = [*launch.options.items()]
+        if launch.call.step is not None:
+            options += [*launch.call.step.options.items()]
+        for option, value in options:
+            for symbol in case.symbols.of(value):
+                if symbol.name in reported or not symbol.name or symbol.text.startswith("${"):
+                    continue
+                findings = list(_unset(case, launch, symbol, option))
+                reported |= {symbol.name} if findings else set()
+                yield from findings
+
+
+def cpus_per_task_unset(case: Case) -> Iterator[Finding]:
+    """Find uses of $SLURM_CPUS_PER_TASK without --cpus-per-task, without which Slurm does not set
+    it.
+    """
+    name, requests = "SLURM_CPUS_PER_TASK", ("cpus-per-task", "tres-per-task")
+    job = case.job
+    if not job.directives.any or job.mixed or job.directives.last(*requests):
+        return
+    if case.assigned(name) or _has_default(case, name):
+        return
+    steps = [call.step for call in case.trace.calls if call.step is not None]
+    if any(step.vague or set(requests) & set(step.options) for step in steps):
+        return
+    plain = re.compile(rf"(?<!\\)\$(?:{name}\b|\{{{name}\}})")
+    lines = [
+        at
+        for at, line in enumerate(case.lines, 1)
+        if plain.search(line) and not line.lstrip().startswith("#")
+    ]
+    if lines:
+        yield case.finding(
+            "unset-variable",
+            f"${name} is only set where --cpus-per-task is given",
+            line=lines[0],
+            why="what is set from it is empty: as many threads as each library likes, or an error",
+            fix="#SBATCH --cpus-per-task=8  (the CPUs of a node divided by its tasks)",
+            severity="warning",
+        )
+
+
+def _unset(case: Case, launch: Launch, symbol: Symbol, option: str) -> Iterator[Finding]:
+    name = symbol.name
+    line = case.line_of(launch, f"${name}", f"${{{name}")
+    if _lacks_its_option(case, name):
+        yield _set_with_option_only(case, launch, name, option, line)
+    elif near := _likely_meant(name):
+        yield case.finding(
+            "unset-variable",
+            f"Slurm sets no ${name}",
+            line=line,
+            why=f"{option} gets nothing",
+            fix=f"${near}",
+            severity="error" if _very_near(name, near) else "warning",
+        )
+    elif symbol.lost and symbol.place == NODE:
+        yield _not_exported(case, name, option, line)
+    elif not name.startswith("SLURM") and not case.trace.sourced:
+        yield from _misspelt(case, symbol, line, option)
+
+
+def _lacks_its_option(case: Case, name: str) -> bool:
+    """Return whether Slurm sets a variable only with an option that the job does not have."""
+    needs, _ = _ONLY_WITH.get(name, ("", ""))
+    if not needs or not case.job.directives.any:
+        return False
+    names = {directive.name for directive in case.job.directives.active}
+    return needs not in names and _requested_otherwise(case, name)
+
+
+def _set_with_option_only(case: Case, launch: Launch, name: str, option: str, line: int) -> Finding:
+    needs, instead = _ONLY_WITH[name]
+    return case.finding(
+        "unset-variable",
+        f"${name} is only set where --{needs} is given",
+        line=line,
+        more=[case.directive_line("gres", "gpus", "ntasks", "gpus-per-node")],
+        why=f"{option} gets nothing, and {launch.kind} or srun refuses it",
+        fix=f"--{option}={instead}" if instead.startswith("$") else instead,
+    )
+
+
+def _not_exported(case: Case, name: str, option: str, line: int) -> Finding:
+    setting = case.assigned(name)
+    return case.finding(
+        "unset-variable",
+        f"${name} is set without export, and used inside quotes that a new shell reads",
+        line=line,
+        more=[setting.line] if setting else [],
+        why=f"that shell sees exported variables only: {option} gets nothing",
+        fix=f"export {name}",
+    )
+
+
+def _likely_meant(name: str) -> str:
+    """Return Slurm's variable of a similar name; empty if the name exists or none is similar."""
+    short = name.removeprefix("SLURM_")
+    near = "" if short in (name, *_SLURM) else closest(short, _SLURM)
+    return f"SLURM_{near}" if near else ""
+
+
+def _requested_otherwise(case: Case, name: str) -> bool:
+    return case.job.requests_gpus if "GPU" in name else case.job.has_ntasks
+
+
+def _very_near(name: str, near: str) -> bool:
+    """Return whether two names differ in underscores, a final S or the order of letters only."""
+    name, near = name.replace("_", ""), near.replace("_", "")
+    return name in (near, f"{near}S", near.removesuffix("S")) or sorted(name) == sorted(near)
+
+
+def _misspelt(case: Case, symbol: Symbol, line: int, option: str) -> Iterator[Finding]:
+    names = {setting.name for setting in case.trace.settings}
+    if symbol.name in names or symbol.name in _SHELLS_OWN or not symbol.name.isidentifier():
+        return
+    near = closest(symbol.name, names)
+    if near and len(near) >= 5 and _very_near(symbol.name, near):
+        what, fix = f"nothing sets ${symbol.name}; {near} is set", f"${near}"
+        severity = "error"
+    elif option in _RENDEZVOUS and case.job.directives.any and not _has_default(case, symbol.name):
+        # environments rarely have lower-case names, and the first node is unknown before the job
+        # has nodes
+        sure = symbol.name.islower() or symbol.name == "MASTER_ADDR"
+        what = f"nothing in the script sets ${symbol.name}"
+        severity = "error" if sure else "warning"
+        fix = f"{symbol.name}={_RENDEZVOUS[option]}"
+    else:
+        return
+    why = f"{option} gets nothing, unless it comes from the shell that submits the job"
+    yield case.finding("unset-variable", what, line=line, why=why, fix=fix, severity=severity)
+
+
+def _has_default(case: Case, name: str) -> bool:
+    """Return whether the script tests a variable or has a default for it, so it may come from
+    outside.
+    """
+    pattern = re.compile(
+        rf"\$\{{{name}:?[-=?+]|-[zn]"
+        rf" *\"?\$\{{?{name}\b|--export\S*{name}|\b(unset|read)\b.*\b{name}\b"
+    )
+    return bool(pattern.search("\n".join(case.lines)))
+
+
+def not_filled_in(case: Case) -> Iterator[Finding]:
+    """Find quoted variables that no shell expands, so that the launcher gets the variable's
+    name.
+    """
+    for launch in case.launches:
+        for option, value in launch.options.items():
+            variable = _VARIABLE.search(value) if constant(value) else None
+            if variable is None or option not in launch.says_by:
+                continue
+            yield case.finding(
+                "option-invalid",
+                f"--{option} gets the text {value}: the quotes keep the shell from filling it in",
+                line=case.line_of(launch, variable[0]),
+                why=(
+                    f"no shell stands between srun and {launch.kind}, which takes the text as it is"
+                ),
+                fix=f"srun bash -c '{launch.kind} --{option} {variable[0]} ...'",
+                severity=case.severity(launch),
+            )
+
+
+CHECKS = (
+    broken_line_continuation,
+    not_filled_in,
+    unset_variable,
+    cpus_per_task_unset,
+)

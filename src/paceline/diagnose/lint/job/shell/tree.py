@@ -1,0 +1,156 @@
+"""The nodes of a shell script's syntax tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Union
+
+from paceline.diagnose.lint.job.shell.words import ShellError, Word
+
+_ASSIGNED_BY_ARITHMETIC = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")
+
+Node = Union["Simple", "Group", "If", "Loop", "Case", "Function"]
+
+
+@dataclass(frozen=True)
+class Assign:
+    """``NAME=value``, ``NAME+=value`` or ``NAME=(...)``.
+
+    Attributes:
+        name: The variable.
+        value: A word, or the words of an array.
+        append: True for ``+=``.
+        index: ``[0]`` where one element is set.
+        line: Its line.
+    """
+
+    name: str
+    value: Word | tuple[Word, ...]
+    append: bool
+    index: str
+    line: int
+
+
+@dataclass
+class Simple:
+    """One command, possibly of assignments only.
+
+    Attributes:
+        assigns: Assignments before the command, or those of ``export`` and its like.
+        words: The command and its arguments; of ``[[ ]]`` and ``(( ))`` all of it.
+        redirects: Operator and target; of a heredoc its body.
+        line: First line.
+        end_line: Last line.
+        joined: ``&&``, ``||`` or ``|`` that binds it to the command before, else empty.
+        background: True if ``&`` follows.
+    """
+
+    assigns: list[Assign] = field(default_factory=list)
+    words: list[Word] = field(default_factory=list)
+    redirects: list[tuple[str, Word]] = field(default_factory=list)
+    line: int = 0
+    end_line: int = 0
+    joined: str = ""
+    background: bool = False
+
+
+@dataclass
+class Group:
+    """``{ ...; }`` or ``( ... )``."""
+
+    body: list[Node]
+    subshell: bool
+    line: int
+    joined: str = ""
+    background: bool = False
+
+
+@dataclass
+class If:
+    """``if``: pairs of condition and body, and the else branch."""
+
+    branches: list[tuple[list[Node], list[Node]]]
+    otherwise: list[Node] | None
+    line: int
+    joined: str = ""
+    background: bool = False
+
+
+@dataclass
+class Loop:
+    """``for``, ``while``, ``until`` or ``select``; ``name`` and ``words`` of a ``for``."""
+
+    condition: list[Node]
+    body: list[Node]
+    name: str
+    words: list[Word]
+    line: int
+    joined: str = ""
+    background: bool = False
+
+
+@dataclass
+class Case:
+    """``case``: the bodies of its clauses."""
+
+    bodies: list[list[Node]]
+    line: int
+    joined: str = ""
+    background: bool = False
+
+
+@dataclass
+class Function:
+    """A function's name and body."""
+
+    name: str
+    body: list[Node]
+    line: int
+    joined: str = ""
+    background: bool = False
+
+
+@dataclass
+class Script:
+    """A parsed script.
+
+    Attributes:
+        nodes: The commands in order.
+        error: Why parsing ended early, or None.
+        broken: Lines whose backslash is followed by blanks.
+        data_lines: Lines inside heredocs and quoted arguments: text that the script writes or
+            passes on.
+    """
+
+    nodes: list[Node]
+    error: ShellError | None = None
+    broken: list[int] = field(default_factory=list)
+    data_lines: set[int] = field(default_factory=set)
+
+
+def assigned(nodes: list[Node]) -> Iterator[str]:
+    """Yield the variables that are assigned anywhere in these nodes."""
+    for node in nodes:
+        if isinstance(node, Simple):
+            yield from _assigned_by(node)
+        elif isinstance(node, Loop) and node.name:
+            yield node.name
+        yield from assigned(_inner_nodes(node))
+
+
+def _assigned_by(command: Simple) -> Iterator[str]:
+    yield from (assign.name for assign in command.assigns)
+    if command.words and command.words[0].raw in ("((", "let"):
+        yield from _ASSIGNED_BY_ARITHMETIC.findall(command.words[-1].raw)
+
+
+def _inner_nodes(node: Node) -> list[Node]:
+    """Return the nodes of a compound command, of all its branches."""
+    if isinstance(node, If):
+        branches = [part for condition, body in node.branches for part in (*condition, *body)]
+        return [*branches, *(node.otherwise or [])]
+    if isinstance(node, Case):
+        return [part for body in node.bodies for part in body]
+    return node.body if isinstance(node, Loop | Group) else []

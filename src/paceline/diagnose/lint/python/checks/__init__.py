@@ -1,0 +1,41 @@
+"""The checks of a training script: each takes a script and yields findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from paceline.diagnose.lint.python.checks import (
+    collectives,
+    data,
+    devices,
+    evaluation,
+    methods,
+    names,
+    optimisation,
+    saving,
+)
+from paceline.diagnose.lint.python.script import Script
+from paceline.errors import Finding
+
+__all__ = ["CHECKS"]
+
+CHECKS: tuple[Callable[[Script], Iterable[Finding]], ...] = (
+    collectives.collective_in_rank_block,
+    data.set_epoch_missing,
+    data.sampler_missing,
+    data.shuffle_with_sampler,
+    data.download_on_global_rank_only,
+    data.workers_not_persistent,
+    saving.save_on_every_rank,
+    saving.save_wrapped_model,
+    evaluation.evaluation_not_reduced,
+    evaluation.evaluation_padded,
+    devices.device_not_set,
+    devices.local_rank_argument_unknown,
+    optimisation.accumulation_syncs_every_step,
+    optimisation.scheduler_stepped_n_times,
+    optimisation.learning_rate_not_scaled,
+    methods.method_does_not_exist,
+    names.deprecated_name,
+    names.names_not_judged,
+)

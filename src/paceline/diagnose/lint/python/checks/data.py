@@ -1,0 +1,424 @@
+"""Check how data is distributed to ranks: samplers and set_epoch, unsharded loaders, downloads,
+workers.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from paceline.diagnose.lint.python import loaders
+from paceline.diagnose.lint.python.objects import DOES_IT_ALL, argument, is_sharded_run, makes
+from paceline.diagnose.lint.python.ranks import RankBlock, rank_block, runs_alone
+from paceline.diagnose.lint.python.script import (
+    Script,
+    arguments_of,
+    expects_error,
+    has_unknown_arguments,
+    inside,
+    keyword,
+    receiver,
+)
+from paceline.errors import Finding
+from paceline.machine import python_fork
+from paceline.text.rank_conditions import Sides, sides
+from paceline.text.syntax import constant, dotted, last
+
+_LOCAL_FOLDER = re.compile(
+    r"^/tmp|^/scratch|^/local|^/dev/shm|^/var/tmp|TMPDIR|SLURM_TMPDIR|tempfile|mkdtemp|gettempdir"
+)
+# Functions that do not call set_epoch of a sampler, or of a loader's sampler, that is passed to
+# them.
+_NEUTRAL = frozenset(
+    [
+        "len",
+        "iter",
+        "next",
+        "enumerate",
+        "tqdm",
+        "print",
+        "zip",
+        "str",
+        "range",
+        "min",
+        "DataLoader",
+        "isinstance",
+    ]
+)
+_OF_WORKERS = ("persistent_workers", "multiprocessing_context")
+_DOWNLOADS = re.compile(
+    r"^(maybe_|_)?(download|fetch_data|urlretrieve|prepare_data$)|_download(er)?(_|$)|_download$"
+)
+
+
+def set_epoch_missing(script: Script) -> Iterator[Finding]:
+    """Find shuffling DistributedSamplers without a call of set_epoch: every epoch has the same
+    order.
+
+    Lightning, Accelerate and similar libraries call set_epoch themselves, so files that use them
+    are skipped.
+    """
+    if script.roots & DOES_IT_ALL or not loaders.epoch_loops(script):
+        return
+    for call in loaders.samplers(script):
+        if not _shuffles(call) or _has_set_epoch(script, call) or _goes_elsewhere(script, call):
+            continue
+        names = loaders.targets(script, call)
+        name = names[0] if names else "sampler"
+        yield script.finding(
+            "set-epoch-missing",
+            call,
+            "this DistributedSampler shuffles, and nothing calls its set_epoch in the loop over"
+            " epochs",
+            why="without set_epoch every epoch has the order of the first",
+            fix=f"{name}.set_epoch(epoch)  # first line of the loop over epochs",
+        )
+
+
+def _shuffles(call: ast.Call) -> bool:
+    shuffle = argument(call, "shuffle", 3)
+    if has_unknown_arguments(call) or (shuffle is not None and constant(shuffle) is not True):
+        return False
+    seed = argument(call, "seed", 4)
+    return seed is None or constant(seed) is not ...
+
+
+def _has_set_epoch(script: Script, call: ast.Call) -> bool:
+    names = {name.rpartition(".")[2] for name in loaders.targets(script, call)}
+    others = {
+        name.rpartition(".")[2]
+        for other in loaders.samplers(script)
+        if other is not call
+        for name in loaders.targets(script, other)
+    }
+    for setter in [*script.calls_of("set_epoch"), *script.calls_of("set_sampler_epoch")]:
+        word = receiver(setter).rpartition(".")[2]
+        if word in names or word not in others - names:
+            return True
+    return any(
+        isinstance(name, ast.Constant) and name.value == "set_epoch" for name in script.nodes
+    )
+
+
+def _goes_elsewhere(script: Script, call: ast.Call) -> bool:
+    """Return whether a sampler is for evaluation, or passed to another file, which may call
+    set_epoch.
+    """
+    names = loaders.targets(script, call)
+    if not names and not isinstance(script.parents.get(call), ast.keyword):
+        return True
+    if any(loaders.EVALUATING.search(name) and not loaders.TRAINING.search(name) for name in names):
+        return True
+    users = [
+        loader for loader in loaders.data_loaders(script) if _uses_sampler(script, loader, call)
+    ]
+    if not users:
+        return True
+    loader_names = [name for loader in users for name in loaders.targets(script, loader)]
+    if loader_names and all(loaders.is_for_training(script, loader) is False for loader in users):
+        return True
+    return _leaves_the_file(script, [*names, *loader_names])
+
+
+def _uses_sampler(script: Script, loader: ast.Call, sampler: ast.Call) -> bool:
+    value = loaders.sampler_of(script, loader)
+    return value is not None and loaders.sampler_call(script, value) is sampler
+
+
+def _leaves_the_file(script: Script, names: list[str]) -> bool:
+    """Return whether one of the names is passed to a function outside the file.
+
+    Within a loop over epochs, methods of unknown objects count too.
+    """
+    in_epochs = [node for loop in loaders.epoch_loops(script) for node in inside(loop)]
+    calls = [node for node in in_epochs if _may_be_foreign(script, node)]
+    calls += [call for call in script.calls if _is_foreign(script, call)]
+    short = {name.rpartition(".")[2] for name in names}
+    return any(
+        last(argument) in short
+        for call in calls
+        if isinstance(call, ast.Call)
+        for argument in arguments_of(call)
+    )
+
+
+def _may_be_foreign(script: Script, node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    return last(node) not in _NEUTRAL and last(node) not in script.functions
+
+
+def _is_foreign(script: Script, call: ast.Call) -> bool:
+    full = script.full(call.func)
+    return bool(full) and not full.startswith(("torch.", "tqdm", "itertools"))
+
+
+def sampler_missing(script: Script) -> Iterator[Finding]:
+    """Find training DataLoaders that are not sharded in a distributed run: every rank reads all
+    samples.
+
+    Nothing is reported for iterable datasets, data that depends on the rank, and loaders that a
+    framework prepares.
+    """
+    if not is_sharded_run(script) or script.roots & (DOES_IT_ALL | {"transformers"}):
+        return
+    if not makes(script, "ddp", "fsdp") and "horovod" not in script.roots:
+        return
+    for call in loaders.data_loaders(script):
+        if not _reads_all_samples(script, call):
+            continue
+        yield script.finding(
+            "sampler-missing",
+            call,
+            "this DataLoader has no DistributedSampler although the model is trained by several"
+            " ranks",
+            why=(
+                "every rank reads all samples, so an epoch takes as long as on one GPU and counts"
+                " each sample N times"
+            ),
+            fix=(
+                "DataLoader(dataset, sampler=DistributedSampler(dataset), ...)  # and no"
+                " shuffle=True"
+            ),
+        )
+
+
+def _reads_all_samples(script: Script, call: ast.Call) -> bool:
+    """Return whether a DataLoader certainly gives every rank all samples of the training set."""
+    if loaders.sampler_of(script, call) is not None or _has_sharded_twin(script, call):
+        return False
+    if loaders.is_for_training(script, call) is not True or loaders.may_shard_itself(script, call):
+        return False
+    if rank_block(script, call) or not loaders.runs_in_parallel(script, call):
+        return False
+    return not loaders.passed_to_framework(script, call, loaders.targets(script, call))
+
+
+def _has_sharded_twin(script: Script, call: ast.Call) -> bool:
+    """Return whether another branch creates the loader of the same name with a sampler."""
+    names = set(loaders.targets(script, call))
+    return any(
+        names & set(loaders.targets(script, other))
+        and loaders.sampler_of(script, other) is not None
+        for other in loaders.data_loaders(script)
+        if other is not call
+    )
+
+
+def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
+    """Find DataLoaders with both shuffle=True and a sampler, which torch refuses with a
+    ValueError.
+    """
+    for call in loaders.data_loaders(script):
+        sampler = loaders.sampler_of(script, call)
+        if sampler is None or constant(argument(call, "shuffle", 2)) is not True:
+            continue
+        is_sampler = None if _expects_an_error(script, call) else _is_sampler(script, sampler)
+        if is_sampler is None:
+            continue
+        yield script.finding(
+            "shuffle-with-sampler",
+            call,
+            "this DataLoader has shuffle=True beside a sampler",
+            why="torch refuses that with a ValueError when the DataLoader is made",
+            fix="leave out shuffle=True and give DistributedSampler(dataset, shuffle=True)",
+            severity="error" if is_sampler and not _is_guarded(script, call) else "warning",
+        )
+
+
+def _is_sampler(script: Script, node: ast.expr) -> bool | None:
+    """Return whether an expression is certainly a sampler, None if no call shows what it is."""
+    if isinstance(node, ast.Call):
+        return True if _creates_sampler(script, node) else None
+    values = script.assigned(dotted(node), node)
+    calls = [value.value for value in values if isinstance(value.value, ast.Call)]
+    if not calls:
+        return None
+    if len(calls) < len(values) or any(value.place >= 0 for value in values):
+        return False
+    return all(_creates_sampler(script, call) for call in calls)
+
+
+def _creates_sampler(script: Script, call: ast.Call) -> bool:
+    """Return whether a call certainly creates a sampler: one of torch's classes, or a class of the
+    file.
+    """
+    full = script.full(call.func)
+    return full.startswith("torch.utils.data") or last(call) in script.classes
+
+
+def _expects_an_error(script: Script, node: ast.AST) -> bool:
+    """Return whether a node is in a ``try``, a lambda, or a test that expects an exception."""
+    for parent in script.up(node):
+        if isinstance(parent, ast.Lambda) or expects_error(parent):
+            return True
+        if isinstance(parent, ast.Try) and parent.handlers:
+            return True
+        if isinstance(parent, ast.Call) and "aises" in last(parent):
+            return True
+    return False
+
+
+def _is_guarded(script: Script, node: ast.AST) -> bool:
+    function = script.function(node)
+    return (
+        function is not None and function.name.startswith("test") and script.owner(node) is not None
+    )
+
+
+def download_on_global_rank_only(script: Script) -> Iterator[Finding]:
+    """Find downloads by global rank 0 only: the data is missing on other nodes whose folder is not
+    shared.
+
+    The severity is a warning if the folder is local to a node (/tmp, $TMPDIR), else a hint, since a
+    shared file system is fine.
+    """
+    for call in script.calls:
+        condition = _fetches_on_one(script, call)
+        if not condition or runs_alone(script, call) or loaders.started(script):
+            continue
+        local = _is_local(script, call)
+        yield script.finding(
+            "download-on-global-rank-only",
+            call,
+            f"only global rank 0 (`{condition}`) fetches this data"
+            + (", into a folder that is local to its node" if local else ""),
+            why="the other nodes do not see it unless the folder is shared between them",
+            fix="let one rank of each node fetch: if int(os.environ['LOCAL_RANK']) == 0: ...",
+            severity="warning" if local else "hint",
+        )
+    yield from _all_at_once(script)
+    yield from _prepare_data_once(script)
+
+
+def _fetches_on_one(script: Script, call: ast.Call) -> str:
+    """Return the condition under which only global rank 0 downloads by a call, or empty."""
+    download = keyword(call, "download")
+    if download is not None and constant(download) is ...:
+        condition = sides(script, download)
+        if condition and _is_global_rank_0(condition.true, condition):
+            return dotted(download) or "rank == 0"
+    block = rank_block(script, call) if _fetches(script, call) else None
+    return block.condition if block and _is_global_rank_0(block.side, block) else ""
+
+
+def _fetches(script: Script, call: ast.Call) -> bool:
+    """Return whether a call downloads; a rank that returns what it downloads does so for itself."""
+    if constant(keyword(call, "download")) is True:
+        return True
+    is_returned = isinstance(script.parents.get(call), ast.Return)
+    return bool(_DOWNLOADS.search(last(call))) and not is_returned
+
+
+def _is_global_rank_0(side: str, condition: Sides | RankBlock) -> bool:
+    return side == "one" and condition.scope == "global" and condition.sure
+
+
+def _all_at_once(script: Script) -> Iterator[Finding]:
+    """Find downloads in which only global rank 0 goes first: ranks of other nodes then write one
+    folder at once.
+    """
+    for call in script.calls:
+        if constant(keyword(call, "download")) is not True:
+            continue
+        block = next((parent for parent in script.up(call) if isinstance(parent, ast.With)), None)
+        contexts = [item.context_expr for item in block.items] if block else []
+        if not any(map(_lets_one_first, contexts)) or not _is_local(script, call):
+            continue
+        yield script.finding(
+            "download-on-global-rank-only",
+            call,
+            "global rank 0 fetches first, and then on every other node all ranks fetch at once into"
+            " a local folder",
+            why="they write the same files at the same time",
+            fix="fabric.rank_zero_first(local=True), or accelerator.local_main_process_first()",
+            severity="hint",
+        )
+
+
+def _is_local(script: Script, call: ast.Call) -> bool:
+    """Return whether a download goes to a folder that each node has for itself."""
+    return bool(_LOCAL_FOLDER.search(" ".join(_texts(script, call))))
+
+
+def _lets_one_first(node: ast.expr) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    return last(node) == "main_process_first" or (
+        last(node) == "rank_zero_first" and constant(argument(node, "local", 0)) is not True
+    )
+
+
+def _texts(script: Script, call: ast.Call) -> Iterator[str]:
+    """Yield the texts and names in the arguments of a call, and in values assigned to them."""
+    for part in arguments_of(call):
+        for value in script.candidates(part, call):
+            for node in ast.walk(value):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+                elif isinstance(node, ast.Name | ast.Attribute):
+                    yield last(node)
+
+
+def _prepare_data_once(script: Script) -> Iterator[Finding]:
+    for name, values in script.values.items():
+        if name.rpartition(".")[2] != "prepare_data_per_node":
+            continue
+        for value in values:
+            if constant(value.value) is False:
+                yield script.finding(
+                    "download-on-global-rank-only",
+                    value.at,
+                    "prepare_data runs on one rank of the whole job (prepare_data_per_node ="
+                    " False)",
+                    why="nodes whose data folder is not shared do not see what it writes",
+                    fix="self.prepare_data_per_node = True  # unless all nodes share the folder",
+                    severity="hint",
+                )
+
+
+def workers_not_persistent(script: Script) -> Iterator[Finding]:
+    """Find DataLoaders that start their workers again for every epoch.
+
+    Only certain cases are reported: the number of workers is in the file, the loader is used for
+    several epochs, and
+    its dataset is map-style; workers of a stream may keep their position.
+    """
+    for call in loaders.data_loaders(script):
+        workers = _num_workers(script, call)
+        decided = has_unknown_arguments(call) or any(
+            keyword(call, name) is not None for name in _OF_WORKERS
+        )
+        if workers < 1 or decided:
+            continue
+        if not _is_map_style(script, call) or not loaders.is_used_each_epoch(script, call):
+            continue
+        yield script.finding(
+            "workers-not-persistent",
+            call,
+            f"this DataLoader starts its {workers} worker{'s' * (workers > 1)} again for every"
+            " epoch",
+            why=(
+                "each start takes time, and in some versions of Python about one fork in 1000"
+                f" deadlocks ({python_fork.ISSUE})"
+            ),
+            fix=f"DataLoader(..., num_workers={workers}, persistent_workers=True)",
+            severity="hint",
+        )
+
+
+def _num_workers(script: Script, call: ast.Call) -> int:
+    """Return the number of workers of a DataLoader, 0 if the file does not show it."""
+    value = constant(argument(call, "num_workers", 5))
+    return value if isinstance(value, int) else 0
+
+
+def _is_map_style(script: Script, call: ast.Call) -> bool:
+    """Return whether a DataLoader has an order (shuffle or sampler), which torch refuses for
+    streams.
+    """
+    return (
+        constant(argument(call, "shuffle", 2)) is True
+        or loaders.sampler_of(script, call) is not None
+    )

@@ -1,0 +1,162 @@
+"""Check which GPU a rank selects, and how it gets its local rank."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.diagnose.lint.python import loaders
+from paceline.diagnose.lint.python.objects import DOES_IT_ALL, argument, makes
+from paceline.diagnose.lint.python.ranks import mentions_rank
+from paceline.diagnose.lint.python.script import Script, arguments_of, keyword
+from paceline.errors import Finding
+from paceline.text.syntax import constant, dotted, last
+
+_SELECTS = frozenset(
+    {
+        "set_device",
+        "set_device_index",
+        "set_default_device",
+        "init_device_mesh",
+        "local_rank_to_device",
+    }
+)
+
+
+def device_not_set(script: Script) -> Iterator[Finding]:
+    """Find NCCL scripts that move tensors to plain "cuda" and select no GPU per rank: all ranks use
+    the first.
+
+    Nothing is reported if anything in the file may select a GPU: set_device, device_ids, a device
+    that depends on the rank, CUDA_VISIBLE_DEVICES.
+    """
+    if script.roots & (DOES_IT_ALL | {"deepspeed", "transformers", "horovod"}):
+        return
+    starts = [call for call in script.calls if _starts_nccl(script, call)]
+    if not makes(script, "ddp") or not starts or _selects(script):
+        return
+    first = next((call for call in script.calls if _takes_first(script, call)), None)
+    if first is None or not loaders.runs_in_parallel(script, first):
+        return
+    yield script.finding(
+        "device-not-set",
+        first,
+        "every rank uses the current GPU, and nothing selects one for each rank",
+        why=(
+            "all ranks of a node then share GPU 0: NCCL refuses that (Duplicate GPU detected), or"
+            " memory runs out"
+        ),
+        fix='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # before init_process_group',
+    )
+
+
+def _starts_nccl(script: Script, call: ast.Call) -> bool:
+    """Return whether a call creates a process group for NCCL and names no device for it."""
+    if script.full(call.func) != "torch.distributed.init_process_group":
+        return False
+    return _is_nccl(script, call) and keyword(call, "device_id") is None
+
+
+def _is_nccl(script: Script, call: ast.Call) -> bool:
+    backend = argument(call, "backend", 0)
+    if backend is None:
+        return True
+    values = [constant(value) for value in script.candidates(backend, call)]
+    return any(isinstance(value, str) and "nccl" in value for value in values)
+
+
+def _selects(script: Script) -> bool:
+    """Return whether anything in the file may select a GPU for each rank."""
+    if any(isinstance(n, ast.Constant) and n.value == "CUDA_VISIBLE_DEVICES" for n in script.nodes):
+        return True
+    return any(_may_select(script, call) for call in script.calls)
+
+
+def _may_select(script: Script, call: ast.Call) -> bool:
+    name, device_ids = last(call), keyword(call, "device_ids")
+    if name in _SELECTS or script.full(call.func) == "torch.cuda.device":
+        return True
+    if device_ids is not None and constant(device_ids) is not None:
+        return True
+    if name not in ("cuda", "to", "device", "DistributedDataParallel"):
+        return False
+    return any(_may_be_own(script, argument) for argument in arguments_of(call))
+
+
+def _may_be_own(script: Script, node: ast.expr) -> bool:
+    """Return whether a device may depend on the rank: anything but plain "cuda", "cpu", a dtype or
+    the model.
+    """
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, int) and not isinstance(node.value, bool)
+    if isinstance(node, ast.IfExp):
+        return _may_be_own(script, node.body) or _may_be_own(script, node.orelse)
+    if isinstance(node, ast.Call) and script.full(node.func) == "torch.device":
+        return len(node.args) > 1 or any(_may_be_own(script, arg) for arg in node.args)
+    if isinstance(node, ast.JoinedStr | ast.BinOp) or mentions_rank(node):
+        return True
+    name = dotted(node)
+    return bool(name) and _name_may_be_own(script, node, name)
+
+
+def _name_may_be_own(script: Script, node: ast.expr, name: str) -> bool:
+    if script.full(node).startswith("torch."):
+        return False
+    if name.rpartition(".")[2] in ("gpu", "gpu_id", "local"):
+        return True
+    if "device" not in name.lower():
+        return False
+    values = script.assigned(name, node)
+    return not values or any(_may_be_own(script, value.value) for value in values)
+
+
+def _takes_first(script: Script, call: ast.Call) -> bool:
+    """Return whether a call moves something to the current GPU: ``.cuda()`` or ``.to("cuda")``."""
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    if call.func.attr == "cuda" and not script.full(call.func):
+        return not call.args and keyword(call, "device") is None
+    if call.func.attr != "to" or not call.args:
+        return False
+    return any(_is_plain_cuda(script, value) for value in script.candidates(call.args[0], call))
+
+
+def _is_plain_cuda(script: Script, node: ast.expr) -> bool:
+    if isinstance(node, ast.IfExp):
+        return _is_plain_cuda(script, node.body)
+    is_device = isinstance(node, ast.Call) and script.full(node.func) == "torch.device"
+    if isinstance(node, ast.Call) and is_device and len(node.args) == 1:
+        return _is_plain_cuda(script, node.args[0])
+    return constant(node) == "cuda"
+
+
+def local_rank_argument_unknown(script: Script) -> Iterator[Finding]:
+    """Find scripts that parse --local_rank, which current launchers do not pass: torchrun sets
+    LOCAL_RANK.
+
+    torch.distributed.launch of torch 2 passes --local-rank, which argparse does not accept as
+    --local_rank.
+    """
+    if script.roots & (DOES_IT_ALL | {"deepspeed"}) or "torch" not in script.roots:
+        return
+    if "deepspeed" in " ".join(script.imports) or any(map(_reads_local_rank, script.nodes)):
+        return
+    for call in script.calls_of("add_argument"):
+        if "--local_rank" not in map(constant, call.args):
+            continue
+        yield script.finding(
+            "local-rank-argument-unknown",
+            call,
+            "--local_rank is no longer passed: torchrun sets LOCAL_RANK, torch.distributed.launch"
+            " passes --local-rank",
+            why="under torchrun every rank keeps the default and takes the same GPU",
+            fix='local_rank = int(os.environ["LOCAL_RANK"])',
+            severity="hint",
+        )
+        return
+
+
+def _reads_local_rank(node: ast.AST) -> bool:
+    """Return whether a node names what current launchers pass or set."""
+    values = ("LOCAL_RANK", "--local-rank", "--use-env")
+    return isinstance(node, ast.Constant) and node.value in values

@@ -1,0 +1,236 @@
+"""Check calls of methods that the object's class does not have."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.diagnose.lint.python.checks import public_names
+from paceline.diagnose.lint.python.objects import LIGHTNING, kinds, made_by, makes
+from paceline.diagnose.lint.python.ranks import runs_alone
+from paceline.diagnose.lint.python.script import (
+    Assigned,
+    Function,
+    Script,
+    expects_error,
+    inside,
+    parameters,
+    receiver,
+)
+from paceline.errors import Finding, closest
+from paceline.text.syntax import dotted, last
+
+_HAS = {
+    "fabric": ("Fabric", public_names.FABRIC),
+    "trainer": ("Lightning's Trainer", public_names.TRAINER),
+    "accelerator": ("Accelerator", public_names.ACCELERATOR),
+    "session": ("paceline.Session", public_names.SESSION),
+    "paceline-trainer": ("paceline.Trainer", public_names.PACELINE_TRAINER),
+}
+
+
+_REMOVED = {
+    "trainer": public_names.REMOVED_TRAINER,
+    "accelerator": public_names.REMOVED_ACCELERATOR,
+}
+
+
+def method_does_not_exist(script: Script) -> Iterator[Finding]:
+    """Find calls of methods that the object's class does not have: AttributeError on every rank.
+
+    Only objects of a certain class are checked, and not those to which the file assigns such an
+    attribute.
+    """
+    yield from _of_frameworks(script)
+    yield from _of_modules(script)
+
+
+def _of_frameworks(script: Script) -> Iterator[Finding]:
+    for kind, (title, methods) in _HAS.items():
+        constructors = makes(script, kind)
+        names = {name for call in constructors for name in _only_names(script, call)}
+        for call in script.calls if names else ():
+            owner, method = receiver(call), last(call)
+            if owner not in names or not _lacks(script, call, kind):
+                continue
+            near = closest(method, methods)
+            yield script.finding(
+                "method-does-not-exist",
+                call,
+                f"{title} has no method {method}",
+                why="the call ends with an AttributeError on every rank",
+                fix=f"{owner}.{near}(...)" if near else f"see the methods of {title}",
+                severity="error",
+            )
+
+
+def _lacks(script: Script, call: ast.Call, kind: str) -> bool:
+    """Return whether the object of a method call is of a kind that certainly lacks the method."""
+    method = last(call)
+    if method in _HAS[kind][1] or method in _REMOVED.get(kind, {}) or method.startswith("_"):
+        return False
+    if not isinstance(call.func, ast.Attribute) or kinds(script, call.func.value, call) != {kind}:
+        return False
+    if f"{receiver(call)}.{method}" in script.values:
+        return False
+    return not handles_missing(script, method, call)
+
+
+def _only_names(script: Script, constructor: ast.Call) -> Iterator[str]:
+    """Yield the name of this object, if the file assigns nothing else to it."""
+    parent = script.parents.get(constructor)
+    if not isinstance(parent, ast.Assign) or len(parent.targets) != 1:
+        return
+    name = dotted(parent.targets[0])
+    values = script.values.get(name, [])
+    kind = made_by(script, constructor)
+    if name and all(
+        isinstance(v.value, ast.Call) and made_by(script, v.value) == kind for v in values
+    ):
+        yield name
+
+
+def _of_modules(script: Script) -> Iterator[Finding]:
+    """Find methods of Hugging Face's models called on a LightningModule or nn.Module that lacks
+    them.
+    """
+    plain = {
+        name: title
+        for name, node in script.classes.items()
+        if (title := _plain_module(script, node))
+    }
+    for call in script.calls:
+        method = last(call)
+        if method not in public_names.PRETRAINED_ONLY or not isinstance(call.func, ast.Attribute):
+            continue
+        title = _module_of(script, call, plain)
+        if not title or handles_missing(script, method, call):
+            continue
+        inner = (
+            "the Hugging Face model inside, for example self.model"
+            if receiver(call) == "self"
+            else "the model inside"
+        )
+        yield script.finding(
+            "method-does-not-exist",
+            call,
+            f"{title} has no method {method}: Hugging Face's models have it",
+            why="the call ends with an AttributeError on every rank",
+            fix=f"call {method}() of {inner}",
+            severity="error",
+        )
+
+
+def _plain_module(script: Script, node: ast.ClassDef) -> str:
+    """Return a title for a class whose only base is LightningModule or nn.Module, if it forwards no
+    attributes.
+    """
+    if len(node.bases) != 1:
+        return ""
+    full = script.full(node.bases[0])
+    root, name = full.partition(".")[0], full.rpartition(".")[2]
+    is_lightning = root in LIGHTNING and name == "LightningModule"
+    if not is_lightning and full not in ("torch.nn.Module", "torch.nn.modules.Module"):
+        return ""
+    members = {part.name for part in ast.walk(node) if isinstance(part, Function)}
+    if members & {"__getattr__", "__getattribute__"}:
+        return ""
+    return "a LightningModule" if name == "LightningModule" else "an nn.Module"
+
+
+def _module_of(script: Script, call: ast.Call, plain: dict[str, str]) -> str:
+    """Return the title of the object's class if it lacks the method that is called, or empty.
+
+    Args:
+        script: The file.
+        call: The call of a method of Hugging Face's models.
+        plain: Titles of the file's classes that lack such methods, by their names.
+    """
+    assert isinstance(call.func, ast.Attribute)
+    owner, method = receiver(call), call.func.attr
+    if owner == "self":
+        return _own_class(script, call, plain)
+    values = script.assigned(owner, call) if owner and "." not in owner else []
+    is_certain = len(values) == 1 and values[0].place < 0
+    if is_certain and owner not in parameters(script.scope(call)):
+        node = _created_class(script, values[0].value)
+        if node is not None and node.name in plain and not _has(node, method):
+            return plain[node.name]
+    return _wrapped(script, call, values)
+
+
+def _own_class(script: Script, call: ast.Call, plain: dict[str, str]) -> str:
+    """Return the title of the class around ``self.method()`` if the class lacks the method."""
+    node = script.owner(call)
+    if node is None or node.name not in plain or script.classes.get(node.name) is not node:
+        return ""
+    if _has(node, last(call)):
+        return ""
+    bases = [base for definition in script.classes.values() for base in definition.bases]
+    has_subclass = any(last(base) == node.name for base in bases)
+    return "" if has_subclass else plain[node.name]
+
+
+def _created_class(script: Script, value: ast.expr) -> ast.ClassDef | None:
+    """Return the class of the file that an expression creates an object of, or None."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+        return script.classes.get(last(value))
+    return None
+
+
+def _wrapped(script: Script, call: ast.Call, values: list[Assigned]) -> str:
+    """Return the title of a DDP wrapper, which does not forward methods of the model inside."""
+    if not isinstance(call.func, ast.Attribute) or kinds(script, call.func.value, call) != {"ddp"}:
+        return ""
+    before = [v for v in values if getattr(v.at, "lineno", 0) < call.lineno]
+    if not before or script.scope(before[-1].at) is not script.scope(call):
+        return ""
+    if runs_alone(script, call) or not _always_before(script, before[-1].at, call):
+        return ""
+    return "DistributedDataParallel" if made_by_ddp(script, before[-1].value) else ""
+
+
+def _always_before(script: Script, statement: ast.AST, call: ast.Call) -> bool:
+    """Return whether a call always follows a statement: every block around the statement is around
+    the call.
+    """
+    around = set(script.up(call))
+    return all(
+        parent in around
+        for parent in script.up(statement)
+        if isinstance(parent, ast.If | ast.Try | ast.For)
+    )
+
+
+def made_by_ddp(script: Script, node: ast.expr) -> bool:
+    """Return whether an expression is a call of DDP itself."""
+    return isinstance(node, ast.Call) and made_by(script, node) == "ddp"
+
+
+def _has(node: ast.ClassDef, method: str) -> bool:
+    """Return whether a class defines a method or sets an attribute of the name."""
+    return any(_defines(part, method) for part in inside(node, functions=True))
+
+
+def _defines(node: ast.AST, name: str) -> bool:
+    if isinstance(node, Function):
+        return node.name == name
+    if not isinstance(node, ast.Attribute | ast.Name) or not isinstance(node.ctx, ast.Store):
+        return False
+    return last(node) == name
+
+
+def handles_missing(script: Script, method: str, call: ast.Call) -> bool:
+    """Return whether the script handles a missing method: ``hasattr(trainer, "tune")``, or a
+    try.
+    """
+    if any(isinstance(node, ast.Constant) and node.value == method for node in script.nodes):
+        return True
+    return any(_catches(parent) for parent in script.up(call))
+
+
+def _catches(node: ast.AST) -> bool:
+    """Return whether a block catches or expects exceptions: ``try``, ``with pytest.raises``."""
+    if isinstance(node, ast.Try):
+        return bool(node.handlers)
+    return expects_error(node)

@@ -1,0 +1,300 @@
+"""Check gradient accumulation, learning rate schedulers and the learning rate on several ranks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from paceline.diagnose.lint.python import loaders
+from paceline.diagnose.lint.python.objects import argument, kinds, makes
+from paceline.diagnose.lint.python.ranks import in_rank_block
+from paceline.diagnose.lint.python.script import Script, inside, receiver, words_of
+from paceline.errors import Finding
+from paceline.text.syntax import constant, last, words
+
+_NO_SYNC = words_of(
+    """
+    no_sync no_backward_sync require_backward_grad_sync sync_gradients
+    set_requires_gradient_sync set_is_last_backward is_gradient_accumulation_boundary
+    """
+)
+_SCHEDULER = re.compile(r"sched", re.I)
+_OPTIMIZER = re.compile(r"^(opt|optim|optimi[sz]er)\w*$|_(opt|optim|optimi[sz]er)$", re.I)
+_SIZE = re.compile(
+    r"world_?size|num_replicas|num_processes|n_?gpus|num_gpus|get_world_size|^size$|nprocs"
+    r"|num_nodes",
+    re.I,
+)
+
+
+def accumulation_syncs_every_step(script: Script) -> Iterator[Finding]:
+    """Find gradient accumulation in which DDP synchronises gradients after every batch.
+
+    Nothing is reported if no_sync or an equivalent appears in the file, and under FSDP, where
+    no_sync costs memory.
+    """
+    if _names(script) & _NO_SYNC or script.calls_of("accumulate"):
+        return
+    if makes(script, "fsdp", "engine"):
+        return
+    for loop, _ in _accumulating(script):
+        calls = (node for node in inside(loop) if isinstance(node, ast.Call))
+        backward = next((call for call in calls if last(call) == "backward"), None)
+        if backward is None or in_rank_block(script, backward):
+            continue
+        fix = _no_sync_for(script, _kinds_of(script, backward))
+        if not fix or not loaders.runs_in_parallel(script, backward):
+            continue
+        yield script.finding(
+            "accumulation-syncs-every-step",
+            backward,
+            "gradients are accumulated over several batches, but the ranks exchange them after"
+            " each one",
+            why="all exchanges but the last of each group are wasted time; the result is the same",
+            fix=fix,
+        )
+
+
+def _no_sync_for(script: Script, owner: set[str]) -> str:
+    if "accelerator" in owner:
+        return (
+            "with accelerator.accumulate(model): ...  # and"
+            " Accelerator(gradient_accumulation_steps=n)"
+        )
+    if "fabric" in owner:
+        return "with fabric.no_backward_sync(model, enabled=not last): ..."
+    if "session" in owner or not makes(script, "ddp"):
+        return ""
+    return (
+        "with model.no_sync() if not last else contextlib.nullcontext(): ...  # forward and"
+        " backward"
+    )
+
+
+def _names(script: Script) -> set[str]:
+    nodes = (node for node in script.nodes if isinstance(node, ast.Name | ast.Attribute))
+    return script.cached("names", lambda: {last(node) for node in nodes})
+
+
+def _accumulating(script: Script) -> Iterator[tuple[ast.For, ast.If]]:
+    """Yield loops that call backward in each iteration and the optimizer's step only in every
+    nth, with the branch of the step.
+    """
+    for loop in _loops(script):
+        for statement in loop.body:
+            if isinstance(statement, ast.If) and _is_boundary(script, loop, statement):
+                yield loop, statement
+
+
+def _is_boundary(script: Script, loop: ast.For, branch: ast.If) -> bool:
+    """Return whether a loop steps the optimizer only in a branch for every nth batch."""
+    others = [statement for statement in loop.body if statement is not branch]
+    if not _every_nth(branch.test) or not _steps_optimizer(script, branch.body):
+        return False
+    return not _steps_optimizer(script, others) and _learns_each_time(loop)
+
+
+def _steps_optimizer(script: Script, statements: list[ast.stmt]) -> bool:
+    nodes = (node for statement in statements for node in inside(statement))
+    return any(_is_step(script, node, _OPTIMIZER) for node in nodes)
+
+
+def _learns_each_time(loop: ast.For) -> bool:
+    """Return whether a loop calls backward outside conditions and inner loops."""
+    direct = [part for part in loop.body if not isinstance(part, ast.If | ast.For | ast.While)]
+    nodes = (node for statement in direct for node in inside(statement))
+    return any(isinstance(node, ast.Call) and last(node) == "backward" for node in nodes)
+
+
+def _loops(script: Script) -> list[ast.For]:
+    return [node for node in script.nodes if isinstance(node, ast.For)]
+
+
+def _every_nth(test: ast.expr) -> bool:
+    for node in ast.walk(test):
+        if (
+            isinstance(node, ast.Compare)
+            and isinstance(node.left, ast.BinOp)
+            and isinstance(node.left.op, ast.Mod)
+        ):
+            return (
+                constant(node.left.right) != 1
+                and constant(node.comparators[0]) is not ...
+                and _is_equal(node)
+            )
+        if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.BinOp):
+            mod = node.comparators[0]
+            if (
+                isinstance(node.left, ast.BinOp)
+                and isinstance(node.left.op, ast.Mod)
+                and isinstance(mod.op, ast.Sub)
+            ):
+                return _is_equal(node)
+    return False
+
+
+def _is_equal(node: ast.Compare) -> bool:
+    return isinstance(node.ops[0], ast.Eq)
+
+
+def _is_step(script: Script, node: ast.AST, pattern: re.Pattern[str]) -> bool:
+    if not isinstance(node, ast.Call) or last(node) != "step":
+        return False
+    if pattern.search(receiver(node).rpartition(".")[2]):
+        return True
+    return pattern is _OPTIMIZER and "scaler" in receiver(node).lower() and bool(node.args)
+
+
+def scheduler_stepped_n_times(script: Script) -> Iterator[Finding]:
+    """Find schedulers that are stepped once per rank or micro-batch instead of once per optimizer
+    step.
+
+    Accelerate steps a prepared scheduler once per process at each call, which is right for
+    schedules in single-process batches and wrong for schedules in epochs.
+    """
+    yield from _per_micro_batch(script)
+    yield from _once_per_process(script)
+    yield from _prepared_per_epoch(script)
+
+
+def _per_micro_batch(script: Script) -> Iterator[Finding]:
+    if not makes(script, "ddp", "fabric", "accelerator", "fsdp") or script.calls_of("accumulate"):
+        return
+    for loop, boundary in _accumulating(script):
+        for statement in loop.body:
+            call = statement.value if isinstance(statement, ast.Expr) else None
+            if call is None or not _is_step(script, call, _SCHEDULER):
+                continue
+            yield script.finding(
+                "scheduler-stepped-n-times",
+                call,
+                f"the scheduler is stepped for every batch, the optimizer (line {boundary.lineno})"
+                " only for every nth",
+                why="the learning rate falls n times as fast as the updates are counted",
+                fix="step the scheduler where the optimizer is stepped",
+            )
+
+
+def _once_per_process(script: Script) -> Iterator[Finding]:
+    loops = [loop for loop in _loops(script) if _counts_processes(loop.iter)]
+    for node in [node for loop in loops for node in inside(loop)]:
+        if not isinstance(node, ast.Call) or not _is_step(script, node, _SCHEDULER):
+            continue
+        if "prepared" in _kinds_of(script, node):
+            yield script.finding(
+                "scheduler-stepped-n-times",
+                node,
+                "a scheduler that Accelerate has prepared is stepped once per process by hand",
+                why="each call steps it once per process already",
+                fix=f"{receiver(node)}.step()  # once",
+            )
+
+
+def _counts_processes(node: ast.expr) -> bool:
+    """Return whether an expression is a range over the number of processes."""
+    if not isinstance(node, ast.Call) or last(node) != "range":
+        return False
+    return any(_SIZE.search(word) for word in words(node))
+
+
+def _kinds_of(script: Script, call: ast.Call) -> set[str]:
+    return kinds(script, call.func.value, call) if isinstance(call.func, ast.Attribute) else set()
+
+
+_BY_EPOCH = frozenset(
+    ["StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts"]
+)
+
+
+def _prepared_per_epoch(script: Script) -> Iterator[Finding]:
+    if not makes(script, "accelerator") or _splits(script):
+        return
+    for call in script.calls_of("step"):
+        if not _is_step(script, call, _SCHEDULER) or "prepared" not in _kinds_of(script, call):
+            continue
+        loop = next((p for p in script.up(call) if isinstance(p, ast.For | ast.While)), None)
+        if loop not in loaders.epoch_loops(script) or not _counts_epochs(script, call):
+            continue
+        name = receiver(call)
+        yield script.finding(
+            "scheduler-stepped-n-times",
+            call,
+            f"{name} counts epochs, and Accelerate steps a prepared scheduler once per process at"
+            " each call",
+            why="on N processes the learning rate falls N times as fast",
+            fix=(
+                f"leave {name} out of accelerator.prepare(...), or"
+                " Accelerator(step_scheduler_with_optimizer=False)"
+            ),
+        )
+
+
+def _counts_epochs(script: Script, step: ast.Call) -> bool:
+    """Return whether a scheduler of torch counts epochs, whatever the number of processes is."""
+    values = [assigned.value for assigned in script.assigned(receiver(step), step)]
+    schedulers = [
+        value
+        for value in values
+        if isinstance(value, ast.Call)
+        and last(value) in _BY_EPOCH
+        and script.full(value.func).startswith("torch.optim.lr_scheduler")
+    ]
+    all_words = [word for scheduler in schedulers for word in words(scheduler)]
+    return bool(schedulers) and not any(map(_SIZE.search, all_words))
+
+
+def _splits(script: Script) -> bool:
+    return any(
+        k.arg in (None, "split_batches", "dataloader_config", "step_scheduler_with_optimizer")
+        for constructor in makes(script, "accelerator")
+        for k in constructor.keywords
+    )
+
+
+def learning_rate_not_scaled(script: Script) -> Iterator[Finding]:
+    """Find an SGD learning rate that stays the same while the global batch grows with the number of
+    ranks.
+    """
+    if not makes(script, "ddp") or any(_SIZE.search(w) for w in _factors(script)):
+        return
+    if not any(_has_fixed_batch(script, loader) for loader in loaders.data_loaders(script)):
+        return
+    for call in script.calls:
+        if script.full(call.func) != "torch.optim.SGD" or in_rank_block(script, call):
+            continue
+        if not isinstance(constant(argument(call, "lr", 1)), int | float):
+            continue
+        yield script.finding(
+            "learning-rate-not-scaled",
+            call,
+            "the batch of all ranks together grows with their number, the learning rate stays",
+            why=(
+                "with a larger global batch SGD usually needs a larger rate to learn as much per"
+                " epoch"
+            ),
+            fix=(
+                "lr = base_lr * dist.get_world_size(), or divide the batch size by the number of"
+                " ranks"
+            ),
+            severity="hint",
+        )
+        return
+
+
+def _has_fixed_batch(script: Script, loader: ast.Call) -> bool:
+    """Return whether a sharded loader for training has a constant number of rows per rank."""
+    if not loaders.is_sharded(script, loader) or not loaders.is_for_training(script, loader):
+        return False
+    return isinstance(constant(argument(loader, "batch_size", 1)), int)
+
+
+def _factors(script: Script) -> Iterator[str]:
+    """Yield the names in all products and quotients of the file."""
+    for node in script.nodes:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div | ast.FloorDiv):
+            yield from words(node)
+        elif isinstance(node, ast.AugAssign) and isinstance(
+            node.op, ast.Mult | ast.Div | ast.FloorDiv
+        ):
+            yield from words(node.value)

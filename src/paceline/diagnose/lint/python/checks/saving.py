@@ -1,0 +1,180 @@
+"""Check how checkpoints are saved: by one rank only, and without the keys of the DDP wrapper."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from paceline.diagnose.lint.python import loaders
+from paceline.diagnose.lint.python.objects import argument, kinds, makes
+from paceline.diagnose.lint.python.ranks import in_rank_block, mentions_rank, runs_alone
+from paceline.diagnose.lint.python.script import Script, inside
+from paceline.errors import Finding
+from paceline.text.syntax import dotted, last, words
+
+_NOT_A_FILE = re.compile(r"BytesIO|(^|_)(buf|buffer|bio|stream|memory)(_|$)|io$", re.I)
+_SAVES = ("save", "save_checkpoint", "save_model")
+_DEPTH = 4
+
+
+def save_on_every_rank(script: Script) -> Iterator[Finding]:
+    """Find torch.save calls in which every rank writes the same file, possibly while another rank
+    reads it.
+
+    Nothing is reported if the path contains the rank, if a rank condition is around the call or
+    around all calls of its function, and if the file does not set up several ranks itself.
+    """
+    if not makes(script, "ddp", "fsdp", "engine") and "horovod" not in script.roots:
+        return
+    for call in script.calls:
+        if script.full(call.func) != "torch.save" or not _runs_on_every_rank(script, call):
+            continue
+        path = argument(call, "f", 1)
+        if path is None or _is_of_the_rank(script, path, call, 0):
+            continue
+        if not _saves_training(script, call):
+            continue
+        yield script.finding(
+            "save-on-every-rank",
+            call,
+            "every rank writes this file",
+            why="several processes write it at once, and what is left may be damaged",
+            fix="if dist.get_rank() == 0: torch.save(...)",
+        )
+
+
+def _runs_on_every_rank(script: Script, call: ast.Call) -> bool:
+    """Return whether every rank makes a call, as far as the file shows."""
+    if in_rank_block(script, call) or not loaders.runs_in_parallel(script, call):
+        return False
+    return not _is_uncalled(script, call) and not _is_tested(script, call)
+
+
+def _is_of_the_rank(script: Script, node: ast.expr, at: ast.AST, depth: int) -> bool:
+    """Return whether a path may differ between ranks, or is not a path."""
+    if depth > _DEPTH:
+        return True
+    if mentions_rank(node) or any(_NOT_A_FILE.search(word) for word in words(node)):
+        return True
+    names = [dotted(part) for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute)]
+    values = [value for name in names for value in script.assigned(name, at)]
+    return any(
+        _is_of_the_rank(script, value.value, value.at, depth + 1)
+        for value in values
+        if value.value is not node
+    )
+
+
+def _is_uncalled(script: Script, node: ast.AST) -> bool:
+    """Return whether the file never calls the function; another file may call it on one rank
+    only.
+    """
+    function = script.function(node)
+    while function is not None:
+        if function.name in ("main", "__init__"):
+            return False
+        if not _is_mentioned(script, function.name):
+            return True
+        function = script.function(function)
+    return False
+
+
+def _is_mentioned(script: Script, name: str) -> bool:
+    nodes = (node for node in script.nodes if isinstance(node, ast.Name | ast.Attribute))
+    return any(last(node) == name for node in nodes)
+
+
+def _is_tested(script: Script, node: ast.AST) -> bool:
+    owner, function = script.owner(node), script.function(node)
+    if owner is not None and "Test" in owner.name:
+        return True
+    return function is not None and function.name.startswith("test_")
+
+
+def _saves_training(script: Script, call: ast.Call) -> bool:
+    """Return whether a saved object comes from the training: a state_dict, a model, a
+    checkpoint.
+    """
+    saved = argument(call, "obj", 0)
+    if saved is None:
+        return False
+    parts = [part for value in script.candidates(saved, saved) for part in ast.walk(value)]
+    if any(isinstance(part, ast.Call) and last(part) == "state_dict" for part in parts):
+        return True
+    return bool(re.search(r"state|ckpt|checkpoint|model|net", last(saved), re.I))
+
+
+def save_wrapped_model(script: Script) -> Iterator[Finding]:
+    """Find saved state_dicts of the DDP wrapper, whose keys all begin with ``module.``.
+
+    The severity is a hint if the file also loads into the wrapper, which works as long as the model
+    is always wrapped.
+    """
+    loads = any(_is_of_wrapper(script, call) for call in script.calls_of("load_state_dict"))
+    for call in script.calls_of("state_dict"):
+        if not isinstance(call.func, ast.Attribute) or not (name := dotted(call.func.value)):
+            continue
+        if kinds(script, call.func.value, call) != {"ddp"} or not _is_saved(script, call):
+            continue
+        if _is_unwrapped_before(script, name, call) or _knows_the_module(script, name, call):
+            continue
+        if runs_alone(script, call):
+            continue
+        yield script.finding(
+            "save-wrapped-model",
+            call,
+            f"{name} is the DDP wrapper here: all keys that are saved begin with module.",
+            why="the plain model, or a run on one GPU, cannot load them as they are",
+            fix=f"{name}.module.state_dict()",
+            severity="hint" if loads else "warning",
+        )
+
+
+def _is_of_wrapper(script: Script, call: ast.Call) -> bool:
+    """Return whether a call may be of a method of the DDP wrapper."""
+    return isinstance(call.func, ast.Attribute) and "ddp" in kinds(script, call.func.value, call)
+
+
+def _is_saved(script: Script, call: ast.Call) -> bool:
+    for parent in script.up(call):
+        if isinstance(parent, ast.Call):
+            if last(parent) in _SAVES:
+                return True
+            if last(parent) not in ("dict", "deepcopy"):
+                return False
+        if isinstance(parent, ast.Assign):
+            names = {dotted(target) for target in parent.targets}
+            nodes = inside(script.scope(parent))
+            saves = [node for node in nodes if isinstance(node, ast.Call) and last(node) in _SAVES]
+            return any(dotted(argument) in names for save in saves for argument in save.args)
+        if isinstance(parent, ast.stmt):
+            return False
+    return False
+
+
+def _knows_the_module(script: Script, name: str, call: ast.Call) -> bool:
+    """Return whether the function also uses ``.module`` of this object, so it distinguishes wrapper
+    and model.
+    """
+    return any(_distinguishes(node, name) for node in inside(script.scope(call)))
+
+
+def _distinguishes(node: ast.AST, name: str) -> bool:
+    """Return whether a node is ``name.module`` or ``hasattr(name, ...)``."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "module" and dotted(node.value) == name
+    if not isinstance(node, ast.Call) or last(node) != "hasattr" or not node.args:
+        return False
+    return dotted(node.args[0]) == name
+
+
+def _is_unwrapped_before(script: Script, name: str, call: ast.Call) -> bool:
+    """Return whether the name is also assigned the model itself, by assignments that end in
+    ``.module``.
+    """
+    if script.calls_of("consume_prefix_in_state_dict_if_present"):
+        return True
+    values = [assigned.value for assigned in script.assigned(name, call)]
+    attributes = [value.attr for value in values if isinstance(value, ast.Attribute)]
+    return any(attribute in ("module", "_orig_mod") for attribute in attributes)

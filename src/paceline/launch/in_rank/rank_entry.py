@@ -1,0 +1,454 @@
+"""The entry of a rank: bind it to CPUs on request, run the user's script, and record how it ends.
+
+The script becomes ``__main__`` exactly as with ``python -u script.py``. The entry records an
+uncaught exception with traceback, rank, host and time in nanoseconds, enables faulthandler,
+installs the probe, and checks that the store belongs to this run. ``--numa-binding`` is done here.
+
+Only this module and ``paceline.env`` touch ``os.environ``: a rank's environment is set here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import faulthandler
+import io
+import json
+import os
+import socket
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+import paceline
+from paceline import counters, env
+from paceline.errors import EXIT_UNFINISHED, PacelineError
+from paceline.launch.in_rank import gloo_workaround, rank_files, store_token_check
+from paceline.launch.in_rank.import_hook import when_imported
+from paceline.launch.in_rank.rank_files import VARIABLE
+from paceline.launch.plan.early_variables import Lateness
+from paceline.launch.plan.task import FUNCTION, MODULE, PATH, PROGRAM, RankTask
+from paceline.launch.probe import awaited_worker, probe, stack_responder
+from paceline.machine import system
+from paceline.rundir.files import write_whole
+
+# Exceptions in threads that are recorded: the threads of a pool may all fail in the same way.
+_MOST_THREADS = 3
+_TORCHS_HANDLER = "torch.distributed.elastic.multiprocessing.errors"
+_OWN = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
+# Streams, files and the launcher's __main__, which must live as long as the process.
+_referenced: list[Any] = []
+
+
+def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
+    """Run a rank's work, to the script's end or the SystemExit that ends the process.
+
+    Args:
+        task: What to run.
+        function: What a ``function`` task runs.
+    """
+    os.environ.update(task.env)
+    for handle in (task.crash, task.stacks, task.report):
+        if handle >= 0:
+            os.set_inheritable(handle, False)
+    if task.method == "exec" and task.numa_binding:
+        _bind(task)  # inherited by the program
+    if task.method != "fork":
+        _become(task)
+    _open_streams()
+    slot = _prepare(task)
+    rank = os.getpid()
+    try:
+        _execute(task, function)
+    except SystemExit as stop:
+        if os.getpid() != rank:
+            raise  # a child that the script has forked: its end is not the rank's
+        if stop.code in (None, 0):
+            probe.look_at_parameters()
+            slot[counters.PHASE] = _phase(counters.RETURNED)
+        elif stop.code == EXIT_UNFINISHED:  # no failure: nothing to record
+            slot[counters.PHASE] = _phase(counters.LEFT)
+        else:
+            record(task, stop)
+        raise
+    except BaseException as error:
+        if os.getpid() == rank:
+            record(task, error)
+        _show(error)
+        raise SystemExit(1) from None
+    if os.getpid() == rank:
+        probe.look_at_parameters()
+        slot[counters.PHASE] = _phase(counters.RETURNED)
+
+
+def _become(task: RankTask) -> NoReturn:
+    try:
+        execute(task)
+    except OSError as error:
+        record(task, error)
+        print(
+            f"paceline: cannot execute {task.target}: {error.strerror}", file=sys.stderr, flush=True
+        )
+        os._exit(127)
+
+
+def execute(task: RankTask) -> NoReturn:
+    """Replace this process with a fresh interpreter, for start methods other than ``fork``.
+
+    ``spawn`` runs paceline's worker entry in a new interpreter, ``exec`` what torchrun would run.
+
+    Raises:
+        OSError: The program cannot be executed.
+    """
+    if task.method == "spawn":
+        env.put(env.TASK, task.to_json())
+        for handle in (task.pulse, task.crash, task.stacks, task.report):
+            if handle >= 0:
+                os.set_inheritable(handle, True)
+        command = [task.python, "-u", "-m", "paceline.launch.in_rank.rank_entry"]
+    elif task.kind == PROGRAM:
+        command = [task.target, *task.args]
+    else:
+        command = [
+            task.python,
+            "-u",
+            *(["-m"] if task.kind == "module" else []),
+            task.target,
+            *task.args,
+        ]
+    os.execvp(command[0], command)
+
+
+def _open_streams() -> None:
+    """Give stdout and stderr the text layers of ``python -u``, on this rank's descriptors."""
+    for name, handle in (("stdout", 1), ("stderr", 2)):
+        inherited: TextIO | None = getattr(sys, name)
+        raw = io.FileIO(handle, "w", closefd=False)
+        raw.name = f"<{name}>"
+        stream = io.TextIOWrapper(
+            raw,  # python -u does the same: no buffer in between
+            encoding=getattr(inherited, "encoding", None),
+            errors=getattr(inherited, "errors", None),
+            newline="\n",
+            line_buffering=raw.isatty(),
+            write_through=True,
+        )
+        stream.mode = "w"  # type: ignore[misc]
+        _referenced.append(inherited)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _prepare(task: RankTask) -> memoryview[int]:
+    """Install the probe and the stack responder; return the rank's counters."""
+    if task.crash >= 0:
+        faulthandler.enable(file=task.crash)
+    if task.stacks >= 0:
+        stack_responder.install(task.stacks)
+    _record_threads(task)
+    if task.pulse >= 0:
+        counters.board = counters.SharedCounters(task.pulse, task.num_local_ranks)
+        slot = counters.board.slot(task.local_rank)
+        slot[counters.PHASE] = counters.RUNNING
+        counters.mine = slot
+    else:
+        slot = memoryview(bytearray(counters.SLOT_BYTES)).cast("q")
+    # Registered first, so it runs after every handler that the script registers.
+    atexit.register(_mark_finished, slot, os.getpid())
+    if "torch" in sys.modules:
+        _renew()
+        lateness = Lateness(lambda entry: rank_files.append(task.report, VARIABLE, entry), is_users)
+        env.listen(lateness.check)
+    when_imported("torch", lambda: _reach_into_torch(task, slot))
+    return slot
+
+
+def _renew() -> None:
+    """Update the state that a rank has inherited from the fork server."""
+    import torch
+
+    # Python's `random` is seeded again automatically after a fork.
+    torch.default_generator.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    threads = os.environ.get(env.OMP_THREADS, "")
+    if threads.isdigit() and int(threads) != torch.get_num_threads():
+        torch.set_num_threads(max(1, int(threads)))
+
+
+def _reach_into_torch(task: RankTask, slot: memoryview[int]) -> None:
+    if task.pulse >= 0:
+        probe.install(slot)
+        awaited_worker.install(slot)
+    if task.check_finite or task.check_replicas:
+        from paceline.launch.probe import checks
+
+        checks.install(
+            slot,
+            rank=int(task.env[env.RANK]),
+            check_finite=task.check_finite,
+            check_replicas=task.check_replicas,
+            file=task.parameters_file,
+        )
+    if os.environ.get(env.RUN_TOKEN):
+        store_token_check.install()
+    gloo_workaround.install()
+    probe.tie_workers()
+    if task.numa_binding:
+        _bind(task)
+
+
+def _bind(task: RankTask) -> None:
+    from torch.numa import binding
+
+    options = binding.NumaOptions(affinity_mode=binding.AffinityMode(task.numa_binding))
+    binding._maybe_apply_numa_binding_to_current_process(
+        gpu_index=task.local_rank, numa_options=options
+    )
+
+
+def _phase(ended: int) -> int:
+    """Return ``ended``, or RUNNING while other threads of the script still run."""
+    others = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+    return counters.RUNNING if others else ended
+
+
+def _mark_finished(slot: memoryview[int], rank: int) -> None:
+    if os.getpid() == rank and slot[counters.PHASE] == counters.RETURNED:
+        slot[counters.PHASE] = counters.FINISHED
+
+
+def _execute(task: RankTask, function: Callable[[], None] | None) -> None:
+    if task.kind == FUNCTION:
+        assert function is not None
+        function()
+        return
+    sys.argv = [task.target, *task.args]
+    sys.orig_argv = [sys.executable, "-u", *(["-m"] if task.kind == MODULE else []), *sys.argv]
+    _referenced.append(sys.modules["__main__"])
+    if task.kind == PATH:
+        import runpy
+
+        runpy.run_path(task.target, run_name="__main__")
+        return
+    main = _fresh_main()
+    if task.kind == MODULE:
+        import runpy
+
+        _replace_path_entry(os.getcwd())
+        sys.argv[0] = "-m"
+        runpy._run_module_as_main(task.target)  # type: ignore[attr-defined]  # what python -m calls
+    else:
+        _run_script(main, task.target)
+
+
+def _fresh_main() -> types.ModuleType:
+    """Return a new ``__main__`` module, with the attributes that this version of Python sets."""
+    has_annotations = "__annotations__" in vars(sys.modules["__main__"])
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    vars(main)["__builtins__"] = builtins
+    if has_annotations:
+        vars(main)["__annotations__"] = {}
+    return main
+
+
+def _run_script(main: types.ModuleType, script: str) -> None:
+    path = os.path.abspath(script)
+    if os.path.isdir(path) or (not path.endswith((".py", ".pyw")) and _is_archive(path)):
+        import runpy
+
+        runpy.run_path(script, run_name="__main__")  # a folder or a zip file with a __main__ module
+        return
+    _replace_path_entry(os.path.dirname(os.path.realpath(path)))
+    main.__file__ = path
+    main.__dict__["__cached__"] = None
+    main.__loader__ = SourceFileLoader("__main__", path)
+    main.__spec__ = None
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    exec(code, main.__dict__)
+
+
+def _is_archive(path: str) -> bool:
+    import zipfile
+
+    return zipfile.is_zipfile(path) or path.endswith(".pyc")
+
+
+def _replace_path_entry(folder: str) -> None:
+    """Replace the launcher's folder, first in ``sys.path``, with the script's."""
+    if getattr(sys.flags, "safe_path", False):
+        return
+    sys.path[0:1] = [folder]
+
+
+def _show(error: BaseException) -> None:
+    """Print the traceback as Python would, without the frames around the script."""
+    sys.last_type, sys.last_value = type(error), error
+    sys.last_traceback = _users_part(error.__traceback__)
+    sys.excepthook(type(error), error.with_traceback(sys.last_traceback), sys.last_traceback)
+
+
+def _users_part(trace: types.TracebackType | None) -> types.TracebackType | None:
+    skipped = trace
+    while skipped is not None and (
+        skipped.tb_frame.f_code.co_filename.startswith(_OWN)
+        or skipped.tb_frame.f_code.co_filename.startswith("<frozen ")
+    ):
+        skipped = skipped.tb_next
+    return skipped
+
+
+def record(task: RankTask, error: BaseException) -> None:
+    """Write an exception to the rank's report, and to its file in torch's ``@record`` format."""
+    error = _behind_torchs_handler(error)
+    ours = _describe(error)
+    rank_files.append(task.report, rank_files.FAILURE, ours)
+    if task.error_file in ("", os.devnull):
+        return
+    content = {
+        "message": {
+            "message": f"{type(error).__name__}: {error}",
+            "extraInfo": {
+                "py_callstack": ours["traceback"],
+                "timestamp": str(ours["time_ns"] // 10**9),
+            },
+        },
+        "paceline": ours,
+    }
+    # the disk may be full, or the folder deleted; the report is in memory
+    with contextlib.suppress(OSError):
+        # all or nothing, since a signal may stop this rank in the middle of it
+        write_whole(Path(task.error_file), json.dumps(content))
+
+
+def _behind_torchs_handler(error: BaseException) -> BaseException:
+    """Return the script's exception if torch's ``@record`` has raised another one.
+
+    ``@record`` raises an OSError if it cannot write its file.
+    """
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    in_handler = place is not None and place.tb_frame.f_globals.get("__name__", "").startswith(
+        _TORCHS_HANDLER
+    )
+    if in_handler and isinstance(error, OSError) and error.__context__ is not None:
+        return error.__context__
+    return error
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    """Return an exception as plain data for the launcher."""
+    trace = _users_part(error.__traceback__)
+    return {
+        "type": type(error).__name__,
+        "module": type(error).__module__,
+        "message": str(error),
+        "time_ns": time.time_ns(),
+        "rank": int(os.environ.get(env.RANK, "-1")),
+        "host": socket.gethostname(),
+        "traceback": "".join(traceback.format_exception(type(error), error, trace)),
+        "frames": (
+            [
+                {
+                    "file": f.filename,
+                    "line": f.lineno,
+                    "function": f.name,
+                    "code": f.line or "",
+                    "user": is_users(f.filename),
+                }
+                for f in traceback.extract_tb(trace)
+            ]
+            + _syntax_place(error)
+        ),
+        "finding": error.finding.to_json() if isinstance(error, PacelineError) else None,
+    }
+
+
+def _record_threads(task: RankTask) -> None:
+    """Record exceptions that end a thread of this rank; Python only prints them."""
+    print_exception, rank, remaining = threading.excepthook, os.getpid(), _MOST_THREADS
+
+    def record_and_print(args: threading.ExceptHookArgs) -> None:
+        nonlocal remaining
+        error = args.exc_value
+        is_recorded = remaining > 0 and not isinstance(error, SystemExit) and os.getpid() == rank
+        if error is not None and is_recorded:
+            remaining -= 1
+            name = args.thread.name if args.thread is not None else "unnamed"
+            # a message that cannot be formatted must not hide the exception
+            with contextlib.suppress(Exception):
+                entry = {**_describe(error), "thread": name}
+                rank_files.append(task.report, rank_files.THREAD, entry)
+        print_exception(args)
+
+    threading.excepthook = record_and_print
+
+
+def _syntax_place(error: BaseException) -> list[dict[str, Any]]:
+    """Return the place of a syntax error as a frame: it is in the error, not in the traceback."""
+    if not isinstance(error, SyntaxError) or not error.filename:
+        return []
+    return [
+        {
+            "file": error.filename,
+            "line": error.lineno or 0,
+            "function": "<module>",
+            "code": (error.text or "").strip(),
+            "user": is_users(error.filename),
+        }
+    ]
+
+
+_LIBRARIES = tuple(
+    os.path.realpath(path) + os.sep
+    for path in {
+        *(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib"))
+    }
+)
+
+
+def is_users(file: str) -> bool:
+    """Return whether a file is the user's: not of Python, an installed package or paceline."""
+    if file.startswith("<"):
+        return False
+    real = os.path.realpath(file)
+    return (
+        not real.startswith(_LIBRARIES)
+        and "site-packages" not in real
+        and not real.startswith(_OWN)
+    )
+
+
+def leave(code: int) -> NoReturn:
+    """End a rank that is a fork of the user's program, as ``multiprocessing`` does."""
+    from multiprocessing import util
+
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for non-daemon threads
+    util._exit_function()  # type: ignore[attr-defined]  # ends DataLoader workers
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    system.flush_c_streams()
+    os._exit(code)
+
+
+def main() -> None:
+    """Entry of a rank that starts in a fresh interpreter (``--start-method spawn``)."""
+    text = os.environ.pop(env.TASK)
+    task = RankTask.from_json(text)
+    values = {**task.__dict__, "method": "fork"}  # this interpreter is already fresh
+    run(RankTask(**values))
+
+
+if __name__ == "__main__":
+    main()

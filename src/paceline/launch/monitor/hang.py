@@ -1,0 +1,294 @@
+"""Decide whether a run hangs, and which rank is the cause, from the positions of all ranks. Pure.
+
+``hangs`` decides whether, ``judge`` which: a rank that waits in a collective is not the cause; a
+rank that has not reached it, or is in another one, is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from paceline import deadlines
+from paceline.errors import Finding
+from paceline.launch.monitor.position import DATA, Position
+from paceline.launch.monitor.proof import Call, Proof
+from paceline.launch.monitor.waiting import longer
+from paceline.text.wording import has_or_have, is_or_are, named
+
+# Findings that explain why ranks are in different places; the others only report that they are.
+_REASONS = ("conditional-collective", "uneven-inputs", "rank-ended-early")
+_USUAL_STEPS = 10  # a rank without progress for this many usual steps gets a notice
+
+
+def limit_s(requested_s: float | None, *, step_s: float) -> float:
+    """Return the time without progress after which a rank that others wait for is reported.
+
+    Args:
+        requested_s: ``--hang-timeout``, None if it was not given.
+        step_s: Usual time of a step, 0 if unknown.
+    """
+    if requested_s is not None:
+        return requested_s
+    return max(deadlines.scaled(deadlines.HANG_NOTICE), _USUAL_STEPS * step_s)
+
+
+def hangs(positions: Sequence[Position]) -> bool:
+    """Return whether the run hangs.
+
+    It does if a rank waits in a collective and all ranks outside of one make no progress either, or
+    if no rank waits for another and all have been idle in their own code for long.
+    """
+    living = [position for position in positions if not position.ended]
+    if not living:
+        return False
+    if any(position.waits and position.late for position in living):
+        return all(position.waits or position.late for position in living)
+    return all(position.late_alone and position.still for position in living)
+
+
+def judge(
+    positions: Sequence[Position], *, uneven: Finding | None = None, broken: bool = False
+) -> Finding | None:
+    """Return the likely cause of a hang; None if the positions do not show it.
+
+    Args:
+        positions: Positions of all ranks that answered, at the same moment.
+        uneven: The finding about uneven numbers of batches, if there is one.
+        broken: No rank waits: a collective failed because the ranks sent data that did not match.
+    """
+    living = [position for position in positions if not position.ended]
+    waiting = [position for position in living if position.waits]
+    absent = [position for position in living if not position.waits]
+    absence_hangs = bool(waiting) or all(position.late_alone for position in absent)
+    if absent and absence_hangs and not broken:
+        return _stuck(absent, waiting, positions)
+    if uneven is not None:
+        return replace(uneven, evidence=(*uneven.evidence, *_lines(positions))[:5])
+    return _judge_waiting(waiting, positions, broken=broken)
+
+
+def _judge_waiting(
+    waiting: Sequence[Position], positions: Sequence[Position], *, broken: bool
+) -> Finding | None:
+    """Return why ranks wait, if no living rank is absent; None if the positions do not show it."""
+    guarded = [position for position in waiting if position.guard]
+    if guarded and len(guarded) < len(positions):
+        return _conditional(guarded, positions)
+    ended = [position for position in positions if position.ended]
+    if waiting and ended:
+        return _some_have_ended(ended, waiting, positions)
+    if len(_groups(waiting)) > 1:
+        return _different(waiting, positions)
+    all_wait = len(waiting) == len(positions) > 1
+    return _all_together(waiting) if all_wait and not broken else None
+
+
+def judge_proven(
+    positions: Sequence[Position], proof: Proof, *, uneven: Finding | None = None
+) -> Finding:
+    """Return the cause of a hang that is proven.
+
+    Args:
+        positions: Positions of all ranks.
+        proof: The ranks that can never continue, and their calls.
+        uneven: The finding about uneven numbers of batches, if there is one.
+    """
+    stuck = [position for position in positions if position.rank in proof.ranks]
+    finding = judge(stuck, uneven=uneven)
+    calls = _calls(proof.calls)
+    if finding is None or not _explains(finding, proof):
+        finding = _other_calls(stuck, proof) if calls else _waiting_in_turn(stuck)
+    evidence = tuple(dict.fromkeys((*finding.evidence, *calls)))[:5]
+    why = "proven: no rank can leave its collective, and no bytes move between them"
+    return replace(finding, evidence=evidence, why=finding.why or why)
+
+
+def _explains(finding: Finding, proof: Proof) -> bool:
+    """Return whether a finding says at least as much as the calls of a proof."""
+    if finding.name in _REASONS:
+        return True
+    sizes_differ = len({call.name for call in proof.calls.values()}) == 1
+    return finding.name == "collective-mismatch" and not sizes_differ
+
+
+def _calls(calls: Mapping[int, Call]) -> tuple[str, ...]:
+    """Return a line for each different call with the same sequence number."""
+    groups: dict[str, list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        groups.setdefault(call.words, []).append(rank)
+    return tuple(f"{named(ranks)} called {words}" for words, ranks in groups.items())
+
+
+def _other_calls(stuck: Sequence[Position], proof: Proof) -> Finding:
+    calls = proof.calls
+    ranks = sorted(
+        calls, key=lambda rank: (sum(calls[rank].fits(other) for other in calls.values()), rank)
+    )
+    first = ranks[0]
+    other = next(rank for rank in ranks if not calls[first].fits(calls[rank]))
+    call, other_call = calls[first], calls[other]
+    what = (
+        f"ranks call different collectives: rank {first} {call.words}, rank {other}"
+        f" {other_call.words}"
+    )
+    if call.name == other_call.name:
+        sizes = f"{call.size} on rank {first}, {other_call.size} on rank {other}"
+        what = f"{call.name} #{call.seq} differs in size: {sizes}"
+    return Finding(
+        "collective-mismatch",
+        what,
+        where=_where([position for position in stuck if position.rank == first] or stuck),
+        evidence=_lines(stuck),
+        fix="make every rank call the same collectives with the same shapes in the same order",
+    )
+
+
+def _waiting_in_turn(stuck: Sequence[Position]) -> Finding:
+    return Finding(
+        "collective-mismatch",
+        f"{_ranks(stuck)} wait for each other in different collectives, and none can continue",
+        where=_where(stuck),
+        evidence=_lines(stuck),
+        fix=(
+            "make every rank call the same collectives in the same order; look for code for some"
+            " ranks only"
+        ),
+    )
+
+
+def _stuck(
+    absent: Sequence[Position], waiting: Sequence[Position], positions: Sequence[Position]
+) -> Finding:
+    longest = max(absent, key=lambda position: position.idle_s)
+    alike = [position for position in absent if position.kind == longest.kind]
+    data = longest.kind == DATA
+    wait = "waits" if len(waiting) == 1 else "wait"
+    pronoun = "it" if len(alike) == 1 else "them"
+    others = f"; {_ranks(waiting)} {wait} for {pronoun}" if waiting else ""
+    return Finding(
+        "rank-stuck-in-data" if data else "rank-stuck-in-code",
+        f"{_with_host(alike)} {has_or_have(alike)} {longest.stuck}{others}",
+        where=_where(alike),
+        evidence=_lines(positions),
+        why="" if waiting else "no rank makes progress or uses the CPU",
+        fix=(
+            "look at what that line waits for: a file, a lock, a queue, a worker; "
+            f"if it may take so long: --hang-timeout {longer(longest.idle_s)}"
+        ),
+    )
+
+
+def _conditional(guarded: Sequence[Position], positions: Sequence[Position]) -> Finding:
+    first = guarded[0]
+    return Finding(
+        "conditional-collective",
+        f"{_with_host(guarded)} {is_or_are(guarded)} in a collective that not all"
+        f" ranks reach: {first.doing}, under {first.guard}",
+        where=_where(guarded),
+        evidence=_lines(positions),
+        why="a collective returns when every rank has called it",
+        fix="call it on all ranks, outside that block, and use the result on one",
+    )
+
+
+def _different(waiting: Sequence[Position], positions: Sequence[Position]) -> Finding:
+    groups = _groups(waiting)
+    smallest = min(groups, key=len)
+    rest = next(group for group in groups if group is not smallest)
+    return Finding(
+        "collective-mismatch",
+        f"ranks are in different collectives: {_ranks(smallest)} in {smallest[0].doing}, "
+        f"{_ranks(rest)} in {rest[0].doing}",
+        where=_where(smallest),
+        evidence=_lines(positions),
+        fix=(
+            "make every rank call the same collectives in the same order; look for code for some"
+            " ranks only"
+        ),
+    )
+
+
+def _some_have_ended(
+    ended: Sequence[Position], waiting: Sequence[Position], positions: Sequence[Position]
+) -> Finding:
+    wait = "waits" if len(waiting) == 1 else "wait"
+    fewer = all(early.steps < other.steps for early in ended for other in waiting)
+    name = "uneven-inputs" if fewer else "rank-ended-early"
+    count = f" after {ended[0].steps} steps" if ended[0].steps else ""
+    return Finding(
+        name,
+        f"{_with_host(ended)} {has_or_have(ended)} ended{count}, and "
+        f"{_ranks(waiting)} still {wait}: {waiting[0].doing}",
+        where=_where(ended),
+        evidence=_lines(positions),
+        fix=(
+            "give all ranks the same number of batches (DistributedSampler, drop_last, or"
+            " session.loader)"
+            if fewer
+            else "let all ranks go through the same collectives before they end"
+        ),
+    )
+
+
+def _all_together(waiting: Sequence[Position]) -> Finding:
+    least = min(position.seq for position in waiting)
+    behind = [position for position in waiting if position.seq == least]
+    lagging = f"; {_ranks(behind)} the furthest behind" if len(behind) < len(waiting) else ""
+    return Finding(
+        "collective-timeout",
+        "all ranks wait in the same collective for"
+        f" {min(position.idle_s for position in waiting):.0f} s: {waiting[0].doing}{lagging}",
+        where=_where(waiting),
+        evidence=_lines(waiting),
+        why="every rank has called it, so what fails is the transfer: network, NCCL, a GPU",
+        fix="try --nccl-debug, and NCCL_P2P_DISABLE=1 if GPUs share a node",
+    )
+
+
+def _groups(positions: Iterable[Position]) -> list[list[Position]]:
+    """Group positions by what the ranks do and where, in the order of the ranks."""
+    ordered = sorted(positions, key=lambda position: position.rank)
+    # each process group has its own sequence numbers, which cannot be compared between groups
+    one_group = len({position.group for position in ordered if position.flying}) < 2
+    groups: dict[str, list[Position]] = {}
+    for position in ordered:
+        action = position.doing if one_group else re.sub(r" #\d+", "", position.doing)
+        groups.setdefault(action, []).append(position)
+    return list(groups.values())
+
+
+def _lines(positions: Sequence[Position]) -> tuple[str, ...]:
+    """Return a line for each group, at most four: ``ranks 0-2: all_reduce #812, train.py:91``."""
+    groups = sorted(_groups(positions), key=len)
+    lines = [
+        f"{_with_host(group)}: {group[0].doing}{_for(group)}{_batches(group)}" for group in groups
+    ]
+    more = sum(len(group) for group in groups[4:])
+    return (*lines[:4], f"and {more} ranks elsewhere") if more else tuple(lines)
+
+
+def _for(group: Sequence[Position]) -> str:
+    idle = min(position.idle_s for position in group)
+    return f", for {idle:.0f} s" if idle >= 1 and not group[0].ended else ""
+
+
+def _batches(group: Sequence[Position]) -> str:
+    counts = {position.batches for position in group}
+    return f", after {counts.pop()} batches" if len(counts) == 1 and max(counts) > 0 else ""
+
+
+def _ranks(group: Sequence[Position]) -> str:
+    return named(position.rank for position in group)
+
+
+def _with_host(group: Sequence[Position]) -> str:
+    hosts = {position.host for position in group if position.host}
+    suffix = f" ({hosts.pop()})" if len(hosts) == 1 else ""
+    return _ranks(group) + suffix
+
+
+def _where(group: Sequence[Position]) -> str:
+    hosts = ", ".join(sorted({position.host for position in group if position.host})[:4])
+    return f"{_ranks(group)} on {hosts}" if hosts else _ranks(group)

@@ -1,0 +1,378 @@
+"""Explain the exit that was judged to be the cause: a finding with evidence and fix. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from paceline.errors import EXIT_UNFINISHED, TRACEBACK, Finding
+from paceline.launch.channel import silence
+from paceline.launch.channel.silence import Loss
+from paceline.launch.monitor.child_processes import signal_name
+from paceline.launch.outcome import weight
+from paceline.launch.outcome.rank_exit import Failure, RankExit
+from paceline.signatures import rank_errors, texts
+from paceline.text.wording import named
+
+_WORKER_ERROR = re.compile(r"Caught (\w+) in DataLoader worker process")
+# The loader raises this in a signal handler, so it appears on whichever line was running.
+_WORKER_GONE = re.compile(rf"{texts.WORKER_SIGNAL}|{texts.WORKER_EXITED}")
+# What the kernel's kill for lack of memory looks like from the rank.
+_WORKER_KILLED = re.compile(rf"{texts.WORKER_KILLED}|{texts.WORKER_EXITED}")
+# Methods of Hugging Face's models that save memory; tutorials call them on any model.
+_NO_METHOD = re.compile(
+    r"'(\w+)' object has no attribute '(gradient_checkpointing_(?:en|dis)able)'"
+)
+_LAUNCHER_GONE = "the launcher on {} has gone: it was killed, or it crashed"
+_WHAT_IS_LOST = {
+    silence.CLOSED: _LAUNCHER_GONE,
+    silence.REFUSED: _LAUNCHER_GONE,
+    silence.DOWN: "{} is down",
+    silence.SILENT: (
+        "the launcher on {} has gone silent: stopped or killed, or its host or the network is down"
+    ),
+}
+_EVIDENCE_OF_LOSS = {
+    silence.CLOSED: "its host has closed its connection, and no heartbeat has come since",
+    silence.REFUSED: (
+        "its host answers, and nothing listens on the port of the run's store any more"
+    ),
+    silence.DOWN: "Slurm says that the node is DOWN, and no heartbeat comes from it",
+}
+
+
+def explain(end: RankExit, *, causes: tuple[int, ...], num_ranks: int) -> Finding:
+    """Return the finding about a rank that failed.
+
+    Args:
+        end: Its exit.
+        causes: The ranks that failed in the same way.
+        num_ranks: Number of ranks of the run.
+    """
+    ranks = named(causes)
+    if end.unfinished:
+        return _explain_early_exit(end, ranks)
+    if end.failure is not None:
+        is_alone = len(causes) == 1 and num_ranks > 1
+        return _explain_exception(end, end.failure, ranks=ranks, is_alone=is_alone)
+    assert end.code is not None
+    if end.code < 0:
+        explain_signal = _BY_SIGNAL.get(-end.code, _explain_other_signal)
+        return explain_signal(end, ranks)
+    return Finding(
+        "rank-ended-early",
+        f"{ranks} ended with exit code {end.code} and left no exception",
+        where=_where(end),
+        evidence=end.log_tail[-3:],
+        why="os._exit, a native library's exit, or a program that is not Python ends so",
+        fix=f"look at its last lines: {_less(end)}",
+    )
+
+
+def explain_victims(first: RankExit) -> Finding:
+    """Return the finding if only victims are visible; ``first`` was the first to notice."""
+    message = first.failure.message.strip() if first.failure else ""
+    error = (
+        f": {first.failure.type}: {message.splitlines()[0]}" if first.failure and message else ""
+    )
+    return Finding(
+        "peer-rank-died",
+        f"only ranks that lost another one are visible; rank {first.rank} was the first to"
+        f" notice{error}",
+        where=_where(first),
+        fix="look for the rank without a report: another node, or one that was ended from outside",
+    )
+
+
+def explain_loss(lost: tuple[str, ...], losses: Mapping[str, Loss]) -> Finding:
+    """Return the finding about lost nodes.
+
+    Args:
+        lost: The lost nodes, in words.
+        losses: Why they are lost, by the same words.
+    """
+    names = ", ".join(lost)
+    first = losses.get(lost[0], Loss())
+    what = _WHAT_IS_LOST[first.reason].format(names)
+    if first.reason != silence.SILENT:
+        return Finding(
+            "agent-died",
+            what,
+            where=names,
+            evidence=(_EVIDENCE_OF_LOSS[first.reason],),
+            fix="look at that host, and start the run again",
+        )
+    duration = f"for {first.silent_s:.0f} s" if first.silent_s else "any more"
+    return Finding(
+        "agent-died",
+        what,
+        where=names,
+        evidence=(
+            f"no heartbeat of it came, and no training step was made, {duration}",
+            "if its launcher says the same of this host, the link between the two is what is gone",
+        ),
+        fix="look at that host and at the network between the two, and start the run again",
+    )
+
+
+def _explain_early_exit(end: RankExit, ranks: str) -> Finding:
+    return Finding(
+        "rank-ended-early",
+        f"{ranks} ended with status {EXIT_UNFINISHED} (to be resumed), and the others did not",
+        where=_where(end),
+        fix=(
+            f"stop all ranks together: session.stop(), or sys.exit({EXIT_UNFINISHED}) on all of"
+            " them"
+        ),
+    )
+
+
+# Exceptions
+
+
+def _explain_exception(end: RankExit, failure: Failure, *, ranks: str, is_alone: bool) -> Finding:
+    if failure.finding is not None:
+        evidence = [*_place_lines(end, failure), *failure.finding.evidence]
+        return replace(failure.finding, where=_where(end), evidence=tuple(evidence))
+    name = _name_of(failure, is_alone=is_alone)
+    text, evidence = _message(end, failure)
+    if failure.chained:
+        evidence.append(f"first: {failure.root}")
+    if end.oom_kills and _WORKER_KILLED.search(failure.message):
+        name = "rank-died-oom-killer"
+        evidence.append(_oom_line(end))
+    return Finding(
+        name,
+        _describe(failure, text, ranks=ranks),
+        where=_where(end),
+        evidence=tuple(evidence),
+        fix=_fix_of(end, failure, text),
+    )
+
+
+def _name_of(failure: Failure, *, is_alone: bool) -> str:
+    """Return the name of the fault that an exception shows.
+
+    Args:
+        failure: The exception.
+        is_alone: Whether the other ranks of the run did not raise it.
+    """
+    text = failure.root
+    if failure.type in ("ModuleNotFoundError", "ImportError") or "No module named" in text:
+        return "module-not-found"
+    if failure.type == "OutOfMemoryError":
+        return "cuda-oom"
+    if "port-held-by-other" in text:
+        return "port-held-by-other"
+    if _NO_METHOD.search(text):
+        return "method-does-not-exist"
+    error = rank_errors.read(text)
+    of_script = "script-error-on-one-rank" if is_alone else "user-exception"
+    return error.own_fault or error.wait or of_script
+
+
+def _message(end: RankExit, failure: Failure) -> tuple[str, list[str]]:
+    """Return the first line of an exception's message, and evidence: its place, further lines."""
+    place = _place_lines(end, failure)
+    caught = _WORKER_ERROR.search(failure.message)
+    if caught:
+        text, place_in_worker = _inside_worker(failure.message, caught[1])
+        return text, [place_in_worker] if place_in_worker else place
+    first_line, *more = failure.message.strip().splitlines() or [""]
+    return first_line, [*place, *(line.strip() for line in more[:2] if line.strip())]
+
+
+def _describe(failure: Failure, text: str, *, ranks: str) -> str:
+    caught = _WORKER_ERROR.search(failure.message)
+    if caught:
+        return f"{ranks}: a DataLoader worker raised {caught[1]}: {text}"
+    if failure.type == "SystemExit":
+        return f"{ranks} ended itself with sys.exit({text})"
+    return f"{ranks} raised {failure.type}: {text}" if text else f"{ranks} raised {failure.type}"
+
+
+def _fix_of(end: RankExit, failure: Failure, text: str) -> str:
+    lacking = _NO_METHOD.search(text)
+    if lacking:
+        return _method_instead(*lacking.groups())
+    if failure.type == "SystemExit":
+        return f"what it printed before: {_less(end)}"
+    return f"{TRACEBACK}{_less(end)}"
+
+
+def _method_instead(owner: str, method: str) -> str:
+    """Return what to call on an object without such a method."""
+    if owner in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"):
+        return f"model.module.{method}(), on the model inside"
+    return (
+        "session.recompute(model); without a Session: torch.utils.checkpoint.checkpoint(block, x)"
+        " in its forward"
+    )
+
+
+def _place_lines(end: RankExit, failure: Failure) -> list[str]:
+    """Return the evidence about where an exception came from."""
+    if _WORKER_GONE.search(failure.message):
+        return _about_lost_worker(end, failure)
+    place = failure.place
+    return [f"{place.file}:{place.line} in {place.function}: {place.code}"] if place else []
+
+
+def _about_lost_worker(end: RankExit, failure: Failure) -> list[str]:
+    """Return the evidence about a DataLoader worker that ended without an exception."""
+    place = failure.place
+    where = f" at {place.file}:{place.line}, whose line did not cause it" if place else ""
+    memory = (
+        "no kill for lack of memory" if not end.oom_kills else "kills for lack of memory, see below"
+    )
+    return [
+        f"the worker raised no exception; the rank noticed{where}",
+        (
+            f"the kernel counts {memory} during this run; other causes: a crash in native code,"
+            " os._exit, kill"
+        ),
+    ]
+
+
+def _inside_worker(message: str, kind: str) -> tuple[str, str]:
+    """Return the message and the innermost frame of an exception in a DataLoader worker.
+
+    Args:
+        message: The message of the rank's exception, which contains the worker's traceback.
+        kind: Type of the worker's exception.
+    """
+    lines = [line.rstrip() for line in message.splitlines() if line.strip()]
+    pattern = re.compile(rf"(?:[\w.]+\.)?{kind}(?:: ?(.*)|$)")
+    matches = (pattern.match(line) for line in reversed(lines))
+    text = next((match[1] or "" for match in matches if match), lines[-1])
+    place = ""
+    for line, code in zip(lines, [*lines[1:], ""], strict=True):
+        frame = re.match(r'\s*File "(.+)", line (\d+), in (.+)', line)
+        if frame and _is_users(frame[1]):
+            place = f"{frame[1]}:{frame[2]} in {frame[3]}: {code.strip()}"
+    return text, place
+
+
+def _is_users(file: str) -> bool:
+    return "site-packages" not in file and "/torch/utils/data/" not in file
+
+
+# Signals
+
+
+def _explain_kill(end: RankExit, ranks: str) -> Finding:
+    if end.oom_kills:
+        return Finding(
+            "rank-died-oom-killer",
+            f"{ranks} was killed (SIGKILL) because memory ran out on {end.host}",
+            where=_where(end),
+            evidence=(_oom_line(end),),
+            fix="fewer or leaner DataLoader workers, a smaller batch, or more memory for the job",
+        )
+    return Finding(
+        "rank-died-signal",
+        f"{ranks} was killed by SIGKILL; who sent it is not visible",
+        where=_where(end),
+        evidence=("the kernel and the cgroup count no kill for lack of memory during this run",),
+        fix=(
+            "look for the sender: a user, a job scheduler's memory limit (sacct -o MaxRSS,State),"
+            " dmesg"
+        ),
+    )
+
+
+def _explain_bus_error(end: RankExit, ranks: str) -> Finding:
+    usage = f"/dev/shm is {end.shm}" if end.shm else "/dev/shm is not full now"
+    return Finding(
+        "dataloader-shm-too-small" if end.shm else "rank-died-signal",
+        f"{ranks} was ended by SIGBUS: memory that it had mapped is not available",
+        where=_where(end),
+        evidence=(usage, *_last_lines(end)[:3]),
+        fix=(
+            "a larger /dev/shm (docker: --shm-size=8g), fewer workers, or "
+            "torch.multiprocessing.set_sharing_strategy('file_system')"
+        ),
+    )
+
+
+def _explain_segfault(end: RankExit, ranks: str) -> Finding:
+    return Finding(
+        "rank-segfault",
+        f"{ranks} crashed in native code (SIGSEGV)",
+        where=_where(end),
+        evidence=_last_lines(end),
+        fix=f"the Python stack at the crash and the last lines: {_less(end)}",
+    )
+
+
+def _explain_abort(end: RankExit, ranks: str) -> Finding:
+    """Return why a rank aborted: gloo and NCCL end a process whose collective has failed."""
+    timeouts = weight.texts_about(end, "collective-timeout")
+    if timeouts:
+        return Finding(
+            "collective-timeout",
+            f"{ranks} waited for the others in a collective until its time-out, and aborted",
+            where=_where(end),
+            evidence=(timeouts[0], *end.stack[:3]),
+            fix="look for the rank that did not come: stuck, busy, or in another collective",
+        )
+    if weight.weigh(end) == weight.SUSPECT:
+        mismatches = weight.texts_about(end, "collective-mismatch")
+        return Finding(
+            "collective-mismatch",
+            f"{ranks} aborted in a collective whose sizes differ between ranks",
+            where=_where(end),
+            evidence=(*mismatches[:1], *end.stack[:3]),
+            fix=(
+                "make every rank call the same collective with the same shapes; look for code for"
+                " one rank only"
+            ),
+        )
+    return _explain_other_signal(end, ranks)
+
+
+def _explain_other_signal(end: RankExit, ranks: str) -> Finding:
+    assert end.code is not None
+    number = -end.code
+    sender = ", which this launcher did not send; who did is not visible"
+    if number == signal.SIGABRT:
+        sender = ""  # a process sends it to itself
+    return Finding(
+        "rank-died-signal",
+        f"{ranks} was ended by {signal_name(number)}{sender}",
+        where=_where(end),
+        evidence=_last_lines(end),
+        fix=f"its last lines: {_less(end)}",
+    )
+
+
+_BY_SIGNAL: Mapping[int, Callable[[RankExit, str], Finding]] = {
+    signal.SIGKILL: _explain_kill,
+    signal.SIGBUS: _explain_bus_error,
+    signal.SIGSEGV: _explain_segfault,
+    signal.SIGABRT: _explain_abort,
+}
+
+
+def _last_lines(end: RankExit) -> tuple[str, ...]:
+    """Return the innermost frames of a crash; without a stack, the last lines of the log."""
+    return end.stack[:4] or end.log_tail[-3:]
+
+
+def _oom_line(end: RankExit) -> str:
+    return f"the kernel counted {end.oom_kills} kill(s) for lack of memory during this run"
+
+
+def _less(end: RankExit) -> str:
+    """Return the command that shows the log of a rank."""
+    return f"less {shlex.quote(str(end.log))}"
+
+
+def _where(end: RankExit) -> str:
+    progress = ", before the first step"
+    if end.steps:
+        progress = f", after {end.steps} step{'s' if end.steps != 1 else ''}"
+    return f"rank {end.rank} on {end.host or 'this host'} (pid {end.pid}){progress}"
