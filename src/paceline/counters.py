@@ -61,9 +61,7 @@ FORKED_AGAIN = 72  # DataLoaders that forked their workers a second time
 # it and six durations in nanoseconds.
 STAGES = 80
 STAGES_ENTRIES, STAGES_LENGTH = 64, 8
-SLOT_LENGTH = (
-    STAGES + STAGES_ENTRIES * STAGES_LENGTH
-)  # whole cache lines: no false sharing
+SLOT_LENGTH = STAGES + STAGES_ENTRIES * STAGES_LENGTH  # whole cache lines: no false sharing
 SLOT_BYTES = SLOT_LENGTH * 8
 
 BATCH = struct.Struct("@2q")  # BEAT_NS and BATCHES

@@ -7,10 +7,12 @@ the steps that all ranks of the node have timed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.counters import SharedCounters
 
+_EVERY_S = 0.25
 MOST = 1024  # steps that a node keeps
 MOST_SENT = 64  # steps that a node sends
 _MOST_VALUES = 200_000  # durations of all ranks that are sent together
@@ -29,12 +31,20 @@ class TimedSteps:
     def __init__(self, counters: SharedCounters, ranks: Mapping[int, int]) -> None:
         self._counters, self._ranks = counters, ranks
         self._steps: dict[int, dict[int, Durations]] = {}
+        self._next_s = 0.0
+
+    def tick(self) -> None:
+        """Read if an interval has passed; otherwise almost free."""
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + _EVERY_S
+            self.look()
 
     def look(self) -> None:
         """Read what the ranks have timed since the last call."""
-        by_rank = {
-            rank: self._counters.read_stages(local) for local, rank in self._ranks.items()
-        }
+        by_rank = {rank: self._counters.read_stages(local) for local, rank in self._ranks.items()}
+        if not by_rank:
+            return
         common = set.intersection(*(set(steps) for steps in by_rank.values()))
         for step in common - set(self._steps):
             self._steps[step] = {rank: steps[step] for rank, steps in by_rank.items()}
@@ -59,6 +69,28 @@ def choose(steps: Iterable[int], count: int) -> list[int]:
     Steps that are divisible by a larger power of two were timed by more of them.
     """
     return sorted(sorted(steps, key=lambda step: (step & -step, step), reverse=True)[:count])
+
+
+def to_json(steps: Mapping[int, Mapping[int, Durations]]) -> dict[str, dict[str, list[int]]]:
+    """Return steps as plain data, in microseconds."""
+    return {
+        str(step): {
+            str(rank): [duration // 1000 for duration in durations]
+            for rank, durations in ranks.items()
+        }
+        for step, ranks in steps.items()
+    }
+
+
+def from_json(values: Mapping[str, Mapping[str, Sequence[int]]]) -> dict[int, dict[int, Durations]]:
+    """Return the steps from the data that ``to_json`` returned, in nanoseconds."""
+    return {
+        int(step): {
+            int(rank): tuple(duration * 1000 for duration in durations)
+            for rank, durations in ranks.items()
+        }
+        for step, ranks in values.items()
+    }
 
 
 def join(nodes: Sequence[Mapping[int, Mapping[int, Durations]]]) -> list[dict[int, Durations]]:

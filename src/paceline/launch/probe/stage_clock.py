@@ -12,6 +12,7 @@ read when the next step is timed, which waits for nothing.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from time import monotonic_ns
@@ -133,7 +134,7 @@ class StageClock:
     def _queue(self, _: Any) -> None:
         from torch.autograd import Variable
 
-        Variable._execution_engine.queue_callback(self._note_ready)  # type: ignore[attr-defined]
+        Variable._execution_engine.queue_callback(self._note_ready)
 
     def _note_ready(self) -> None:
         self._ready = self._mark()
@@ -166,8 +167,7 @@ class StageClock:
         if not events[-1].query():
             return
         durations = [
-            int(before.elapsed_time(after) * 1e6)
-            for before, after in zip(events, events[1:], strict=False)
+            int(before.elapsed_time(after) * 1e6) for before, after in itertools.pairwise(events)
         ]
         self._write(step, stages, durations)
 
@@ -179,7 +179,7 @@ class StageClock:
 
 
 def _differences(marks: list[int]) -> list[int]:
-    return [after - before for before, after in zip(marks, marks[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(marks)]
 
 
 def _every(step_ns: int, cost_ns: int) -> int:

@@ -13,6 +13,7 @@ from paceline.launch.in_rank import rank_files
 from paceline.launch.monitor import ras
 from paceline.launch.monitor.fork_watch import ForkWatch
 from paceline.launch.monitor.observer import Observer
+from paceline.launch.monitor.timed_steps import Durations, TimedSteps
 from paceline.launch.monitor.watch import Watch
 from paceline.launch.outcome.grace_check import SaveWatch
 from paceline.launch.plan.early_variables import LateVariables
@@ -55,6 +56,7 @@ class Supervision:
         self._watch: Watch | None = None
         self._forks: ForkWatch | None = None
         self._observer: Observer | None = None
+        self._timed: TimedSteps | None = None
         self._late_variables: LateVariables | None = None
         self.ranks = ranks
         self.hang: Finding | None = None
@@ -63,6 +65,14 @@ class Supervision:
     def noticed_hang(self) -> Finding | None:
         """The cause that a notice named for a wait that still lasts; None if there is none."""
         return self._watch.cause if self._watch is not None else None
+
+    @property
+    def timed_steps(self) -> dict[int, dict[int, Durations]]:
+        """Durations of the stages of some steps of this node's ranks, by step and rank."""
+        if self._timed is None:
+            return {}
+        self._timed.look()
+        return self._timed.to_send(self.ranks.attempt.world_size)
 
     def begin(self) -> None:
         """Start the ranks and everything that watches them."""
@@ -84,6 +94,7 @@ class Supervision:
             )
             inform_of_forks = inform if self._is_first else None
             self._forks = ForkWatch(ranks, context.counters, inform=inform_of_forks)
+        self._timed = TimedSteps(context.counters, ranks.attempt.ranks)
         self._observer = Observer(
             ranks,
             context.counters,
@@ -104,6 +115,8 @@ class Supervision:
         """Check the ranks, none of which has failed; return True if they had to be stopped."""
         if self._observer is not None:
             self._observer.tick()
+        if self._timed is not None:
+            self._timed.tick()
         if self._saves is not None:
             self._saves.tick()
         self.hang = self._find_hang()
