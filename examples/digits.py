@@ -2,9 +2,8 @@
 
     paceline run --nproc-per-node 2 examples/digits.py
 
-Plain python, torchrun and srun run it too, with the same result but for rounding. With `--run-dir
-DIR` behind `paceline run` a run that was stopped or killed goes on where its last checkpoint was,
-on any number of ranks.
+Plain python, torchrun and srun run it too, with the same result but for rounding. With
+`paceline run --run-dir DIR` a run that was stopped resumes from its last checkpoint there.
 """
 
 import argparse
@@ -39,9 +38,8 @@ model = nn.Sequential(
     *(nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10)),
 )
 model, optimizer = session.setup(model, torch.optim.AdamW(model.parameters()))
-scheduler = torch.optim.lr_scheduler.OneCycleLR(
-    optimizer, 6e-3, total_steps=args.epochs * len(train)
-)
+total_steps = args.epochs * len(train)
+scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=total_steps)
 session.register(scheduler=scheduler)
 session.restore("latest")
 console, silent = Console(stderr=True), not (session.is_main and sys.stderr.isatty())
@@ -55,11 +53,8 @@ for epoch in session.epochs(args.epochs):
 
     with torch.no_grad():
         correct = sum(int((model(images).argmax(dim=1) == labels).sum()) for images, labels in test)
-    accuracy = session.reduce(correct) / len(
-        test.dataset
-    )  # exact: nothing is padded or counted twice
+    samples = len(test.dataset)
+    accuracy = session.reduce(correct) / samples  # exact: nothing is padded or counted twice
     session.log({"test/accuracy": accuracy}, step=epoch)
-    session.print(
-        f"epoch {epoch + 1}: {len(test.dataset)} samples, accuracy {100 * accuracy:.2f} %"
-    )
+    session.print(f"epoch {epoch + 1}: {samples} samples, accuracy {100 * accuracy:.2f} %")
     session.save(metric=accuracy)

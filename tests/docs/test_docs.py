@@ -46,6 +46,27 @@ def anchors(text):
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+def test_the_places_where_things_are_decided_exist():
+    """The table of how-it-works: each row's module and functions are where it says."""
+    source = ROOT / "src" / "paceline"
+    page = (ROOT / "docs" / "explain" / "how-it-works.md").read_text(encoding="utf-8")
+    rows = [
+        line.split("|")[2:4] for line in page.splitlines() if line.startswith("| ") and "?" in line
+    ]
+    assert len(rows) >= 10
+    for package, modules in rows:
+        folder = source / package.strip(" `")
+        path, text = folder, ""
+        for word in re.findall(r"`([^`]+)`", modules):
+            if word.endswith(".py"):
+                place = source / word if "/" in word else folder / word
+                if not place.exists():  # beside the module before it in the row
+                    place = path.with_name(word)
+                path, text = place, place.read_text(encoding="utf-8")
+            else:
+                assert f"def {word}(" in text, (word, path)
+
+
 def test_there_are_pages():
     assert {"README.md", "docs/start.md", "docs/reference/options.md"} <= set(PAGES)
 

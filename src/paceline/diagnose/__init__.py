@@ -1,3 +1,10 @@
-"""Explains what went wrong without running the user's program: logs, scripts, machines,
-variables.
+"""Explain what went wrong without running the user's program.
+
+Each package imports only those above it.
+
+variables  the environment variables that NCCL, torch and gloo read, and which are harmful
+catalogue  what every finding means
+explain    the likely cause of a failure in the text of a log
+lint       mistakes in job scripts and training scripts
+doctor     what is wrong with this machine
 """

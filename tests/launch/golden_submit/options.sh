@@ -34,7 +34,7 @@ status=0
 srun --export=ALL --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=32 \
     /opt/venv/bin/paceline run --rdzv-endpoint "$endpoint" --grace-s 300 \
     --run-dir /home/ada/digits/paceline-runs/20261121-140300-json-3f2a \
-    --nproc-per-node 4 --module --hang-timeout 600 --check-finite \
+    --nproc-per-node 4 --hang-timeout 600 --check-finite --module \
     json.tool -m x || status=$?
 # 75: stopped unfinished, with a checkpoint; queued again, the job continues from there
 /opt/venv/bin/paceline requeue /home/ada/digits/paceline-runs/20261121-140300-json-3f2a --status "$status"

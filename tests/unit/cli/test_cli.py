@@ -122,7 +122,7 @@ def test_options_keep_the_order_in_which_they_were_typed(asked):
         ("nproc_per_node", "2"),
         ("max_restarts", "1"),
     )
-    assert resume.retype(requested, run_dir="out") == (
+    assert resume.repeat(requested, run_dir="out") == (
         "paceline run --tee 3 --check --nproc-per-node 2 --max-restarts 1 --run-dir out train.py"
         " --tee 2"
     )
