@@ -37,6 +37,8 @@ MIN_STEPS = 8  # fewer say nothing
 # difference is this many standard errors (from the median absolute deviation) away from zero.
 MIN_SHARE = 0.04
 MIN_ERRORS = 6.0
+# Ranks are synchronised if at the end of a step they are this share as far apart as before.
+APART = 0.7
 _MAD_TO_SIGMA = 1.4826  # for normally distributed values
 
 
@@ -105,21 +107,21 @@ def account(steps: Iterable[Step]) -> StepTime | None:
     usual = without_outliers(list(steps))
     if len(usual) < MIN_STEPS:
         return None
-    num_steps = len(usual)
+    if not are_synchronised(usual):
+        return _of_independent_ranks(usual)
     stages = dict.fromkeys(LOCAL, 0.0)
     waited_for: Counter[int] = Counter()
     total = exchange = 0.0
     for step in usual:
-        arrivals = {rank: sum(durations[:-1]) for rank, durations in step.items()}
-        by_arrival = sorted(arrivals, key=lambda rank: arrivals[rank])
-        typical, last = by_arrival[(len(by_arrival) - 1) // 2], by_arrival[-1]
+        arrivals = _arrivals(step)
+        typical, last = _typical(arrivals), max(arrivals, key=lambda rank: arrivals[rank])
         for stage, duration in zip(LOCAL, step[typical], strict=False):
             stages[stage] += duration
         waited_for[last] += arrivals[last] - arrivals[typical]
         # The exchange that nobody waited in is that of the rank that came last.
         exchange += step[last][-1]
         total += arrivals[last] + step[last][-1]
-    per_step_s = 1e-9 / num_steps
+    per_step_s = 1e-9 / len(usual)
     waiting = sum(waited_for.values())
     return StepTime(
         seconds=total * per_step_s,
@@ -128,9 +130,52 @@ def account(steps: Iterable[Step]) -> StepTime | None:
         waiting=waiting * per_step_s,
         waited_for={rank: duration / waiting for rank, duration in waited_for.items() if duration},
         suspects=suspects(usual),
-        steps=num_steps,
+        steps=len(usual),
         ranks=len(usual[0]),
     )
+
+
+def _of_independent_ranks(steps: Sequence[Step]) -> StepTime:
+    """Return where the time of the typical rank goes; no rank waits for another one."""
+    per_step_s = 1e-9 / len(steps)
+    totals = [0] * len(STAGES)
+    for step in steps:
+        durations = step[_typical({rank: sum(step[rank]) for rank in step})]
+        totals = [total + duration for total, duration in zip(totals, durations, strict=True)]
+    return StepTime(
+        seconds=sum(totals) * per_step_s,
+        stages={stage: total * per_step_s for stage, total in zip(LOCAL, totals, strict=False)},
+        exchange=totals[-1] * per_step_s,
+        waiting=0.0,
+        steps=len(steps),
+        ranks=len(steps[0]),
+    )
+
+
+def are_synchronised(steps: Sequence[Step]) -> bool:
+    """Return whether ranks leave the exchange together, whenever they came to it.
+
+    Ranks that exchange no gradients, or not in backward, differ as much at the end of a step as
+    before its exchange.
+    """
+    apart_before = statistics.median(_range(_arrivals(step).values()) for step in steps)
+    apart_after = statistics.median(_range(map(sum, step.values())) for step in steps)
+    return apart_after <= APART * apart_before or len(steps[0]) == 1
+
+
+def _arrivals(step: Step) -> dict[int, int]:
+    """Return the time of each rank until its own gradients are computed."""
+    return {rank: sum(durations[:-1]) for rank, durations in step.items()}
+
+
+def _typical(times: Mapping[int, int]) -> int:
+    """Return the rank of the lower median."""
+    return sorted(times, key=lambda rank: times[rank])[(len(times) - 1) // 2]
+
+
+def _range(values: Iterable[int]) -> int:
+    ordered = sorted(values)
+    return ordered[-1] - ordered[0]
 
 
 def without_outliers(steps: Sequence[Step]) -> list[Step]:

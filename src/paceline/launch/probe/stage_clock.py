@@ -43,6 +43,7 @@ class StageClock:
         self._unread: tuple[int, list[int], list[Any]] | None = None  # CUDA events on their way
         self._ready: Any = None
         self._is_in_backward = False
+        self._has_failed = False  # CUDA events could not be read
         self._mark: Callable[[], Any] = monotonic_ns
         self._every = 1
 
@@ -60,14 +61,15 @@ class StageClock:
         """
         release: Any = released
         end_of_step: Any = now
-        on_gpu = _uses_gpu()
+        on_gpu = not self._has_failed and _uses_gpu()
         if on_gpu:
-            release = self._marks[-1] if self._marks else None
-            end_of_step = self._event()
+            last = self._marks[-1] if self._marks else None
+            release = None if isinstance(last, int) else last  # a time, before the GPU was used
+            end_of_step = _event()
         if self._step:
             self._finish()
-        self._every = _every(step_ns, CUDA_COST_NS if on_gpu else WALL_COST_NS)
-        self._mark = self._event if on_gpu else monotonic_ns
+        self._every = choose_every(step_ns, CUDA_COST_NS if on_gpu else WALL_COST_NS)
+        self._mark = _event if on_gpu else monotonic_ns
         remaining = -steps % self._every
         if remaining == 0 and release is not None:
             self._step = steps
@@ -125,8 +127,8 @@ class StageClock:
         The engine runs its callbacks in the order in which they were queued. Ours is queued when
         backward begins; DistributedDataParallel queues the wait for its all-reduces later.
         """
-        root = tensors if hasattr(tensors, "grad_fn") else next(iter(tensors or ()), None)
-        node = getattr(root, "grad_fn", None)
+        first = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
+        node = getattr(first, "grad_fn", None)
         if node is None or _is_compiled_autograd():
             return None
         return node.register_prehook(self._queue)
@@ -143,13 +145,6 @@ class StageClock:
         self._marks.append(self._mark())
         self._stages.append(stage)
 
-    def _event(self) -> Any:
-        from torch import cuda
-
-        event = cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def _finish(self) -> None:
         """Write the step that was timed, or read its events later."""
         has_exchange = EXCHANGE in self._stages or BACKWARD in self._stages
@@ -164,11 +159,16 @@ class StageClock:
 
     def _read(self, step: int, stages: list[int], events: list[Any]) -> None:
         """Write a step whose CUDA events have happened; drop it if they have not."""
-        if not events[-1].query():
+        try:
+            if not events[-1].query():
+                return
+            durations = [
+                int(before.elapsed_time(after) * 1e6)
+                for before, after in itertools.pairwise(events)
+            ]
+        except RuntimeError:  # events of several devices, or of a context that is gone
+            self._has_failed = True
             return
-        durations = [
-            int(before.elapsed_time(after) * 1e6) for before, after in itertools.pairwise(events)
-        ]
         self._write(step, stages, durations)
 
     def _write(self, step: int, stages: list[int], durations: list[int]) -> None:
@@ -178,11 +178,19 @@ class StageClock:
         counters.write_stages(self._slot, step=step, every=self._every, durations=totals)
 
 
+def _event() -> Any:
+    from torch import cuda
+
+    event = cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
 def _differences(marks: list[int]) -> list[int]:
     return [after - before for before, after in itertools.pairwise(marks)]
 
 
-def _every(step_ns: int, cost_ns: int) -> int:
+def choose_every(step_ns: int, cost_ns: int) -> int:
     """Return the smallest power of two so that timing every such step costs ``SHARE``."""
     least = cost_ns / (SHARE * max(1, step_ns))
     every = 1

@@ -97,6 +97,20 @@ def test_a_single_rank_waits_for_nobody():
     assert account.suspects == []
 
 
+def test_ranks_that_exchange_nothing_wait_for_nobody():
+    source = random.Random(0)
+    steps = [
+        {
+            rank: [int((USUAL[stage] + source.random()) * MS) + rank * MS for stage in LOCAL] + [10]
+            for rank in range(3)
+        }
+        for _ in range(30)
+    ]
+    account = stage_times.account(steps)
+    assert account.waiting == 0
+    assert account.proven is None
+
+
 def test_few_steps_say_nothing():
     assert stage_times.account(steps_of(2, num_steps=stage_times.MIN_STEPS - 1)) is None
     assert stage_times.account([]) is None
