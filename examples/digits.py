@@ -2,8 +2,8 @@
 
     paceline run --nproc-per-node 2 examples/digits.py
 
-Plain python, torchrun and srun run it too, with the same result but for rounding. With
-`paceline run --run-dir DIR` a run that was stopped resumes from its last checkpoint there.
+Plain python, torchrun and srun run it too, with the same result but for rounding. With --run-dir
+DIR behind `paceline run` it resumes from its last checkpoint there.
 """
 
 import argparse
@@ -38,8 +38,8 @@ model = nn.Sequential(
     *(nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10)),
 )
 model, optimizer = session.setup(model, torch.optim.AdamW(model.parameters()))
-total_steps = args.epochs * len(train)
-scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=total_steps)
+steps = args.epochs * len(train)
+scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=6e-3, total_steps=steps)
 session.register(scheduler=scheduler)
 session.restore("latest")
 console, silent = Console(stderr=True), not (session.is_main and sys.stderr.isatty())
@@ -50,7 +50,6 @@ for epoch in session.epochs(args.epochs):
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-
     with torch.no_grad():
         correct = sum(int((model(images).argmax(dim=1) == labels).sum()) for images, labels in test)
     samples = len(test.dataset)
