@@ -7,6 +7,7 @@ machine share. Standard library only.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
@@ -57,8 +58,11 @@ NAN_NAME_LENGTH = 16
 AWAITED_NS = 70  # start of the rank's wait for a worker's batch; 0: it does not wait
 AWAITED_PID = 71  # the worker's process id; 0: unknown
 FORKED_AGAIN = 72  # DataLoaders that forked their workers a second time
+# Samples and tokens of the first batch of the last training loop; 0: unknown.
+BATCH_SAMPLES = 73
+BATCH_TOKENS = 74
 # The stages of the last steps that were timed: a ring of entries, each the number of steps before
-# it and six durations in nanoseconds.
+# it, six durations in nanoseconds, and the bits of the last loss as a double.
 STAGES = 80
 STAGES_ENTRIES, STAGES_LENGTH = 64, 8
 SLOT_LENGTH = STAGES + STAGES_ENTRIES * STAGES_LENGTH  # whole cache lines: no false sharing
@@ -66,6 +70,7 @@ SLOT_BYTES = SLOT_LENGTH * 8
 
 BATCH = struct.Struct("@2q")  # BEAT_NS and BATCHES
 STEP = struct.Struct("@7q")  # BEAT_NS to OWN_NS
+_BITS, _DOUBLE = struct.Struct("@q"), struct.Struct("@d")
 
 # Phases: the progress of the script.
 STARTING, RUNNING, RETURNED, FINISHED, LEFT = range(5)
@@ -238,6 +243,19 @@ class SharedCounters:
                 stages[step] = durations
         return stages
 
+    def read_loss(self, local_rank: int) -> float | None:
+        """Return the loss of the last step that was timed; None if it is unknown."""
+        slot = self.slot(local_rank)
+        places = range(STAGES, SLOT_LENGTH, STAGES_LENGTH)
+        latest = max(places, key=lambda place: slot[place])
+        loss: float = _DOUBLE.unpack(_BITS.pack(slot[latest + 7]))[0]
+        return loss if slot[latest] and math.isfinite(loss) else None
+
+    def read_batch(self, local_rank: int) -> tuple[int, int]:
+        """Return the samples and tokens of a rank's batch; 0 if they are unknown."""
+        slot = self.slot(local_rank)
+        return slot[BATCH_SAMPLES], slot[BATCH_TOKENS]
+
     def read_padded(self, local_rank: int) -> tuple[int, int]:
         """Return the samples of a padded evaluation, without and with repetitions; else zeros."""
         slot = self.slot(local_rank)
@@ -269,7 +287,14 @@ class SharedCounters:
         return checksums
 
 
-def write_stages(slot: memoryview[int], *, step: int, every: int, durations: Sequence[int]) -> None:
+def write_stages(
+    slot: memoryview[int],
+    *,
+    step: int,
+    every: int,
+    durations: Sequence[int],
+    loss: float = math.nan,
+) -> None:
     """Write how long the stages of a step took.
 
     Args:
@@ -277,11 +302,13 @@ def write_stages(slot: memoryview[int], *, step: int, every: int, durations: Seq
         step: Number of optimizer steps before it.
         every: Each how many steps one is written.
         durations: Six durations in nanoseconds, in the order of ``launch.monitor.stage_times``.
+        loss: The value that the step's last backward began with; NaN if it is unknown.
     """
     place = STAGES + step // every % STAGES_ENTRIES * STAGES_LENGTH
     slot[place] = 0  # readers ignore the entry until it is complete
     for offset, duration in enumerate(durations, 1):
         slot[place + offset] = duration
+    slot[place + 7] = _BITS.unpack(_DOUBLE.pack(loss))[0]
     slot[place] = step
 
 

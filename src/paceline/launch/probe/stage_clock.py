@@ -13,6 +13,7 @@ read when the next step is timed, which waits for nothing.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Callable
 from time import monotonic_ns
@@ -42,6 +43,7 @@ class StageClock:
         self._step = 0  # number of steps before the one that is being timed; 0: none is
         self._unread: tuple[int, list[int], list[Any]] | None = None  # CUDA events on their way
         self._ready: Any = None
+        self._loss: Any = None  # the tensor that the last backward began with
         self._is_in_backward = False
         self._has_failed = False  # CUDA events could not be read
         self._mark: Callable[[], Any] = monotonic_ns
@@ -128,6 +130,7 @@ class StageClock:
         backward begins; DistributedDataParallel queues the wait for its all-reduces later.
         """
         first = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
+        self._loss = first
         node = getattr(first, "grad_fn", None)
         if node is None or _is_compiled_autograd():
             return None
@@ -151,7 +154,8 @@ class StageClock:
         if not has_exchange or len(self._marks) > MAX_MARKS:
             return
         if self._mark is monotonic_ns:
-            self._write(self._step, self._stages, _differences(self._marks))
+            self._write(self._step, self._stages, _differences(self._marks), _value(self._loss))
+            self._loss = None
             return
         if self._unread is not None:
             self._read(*self._unread)
@@ -171,11 +175,22 @@ class StageClock:
             return
         self._write(step, stages, durations)
 
-    def _write(self, step: int, stages: list[int], durations: list[int]) -> None:
+    def _write(
+        self, step: int, stages: list[int], durations: list[int], loss: float = math.nan
+    ) -> None:
         totals = [0] * 6
         for stage, duration in zip(stages, durations, strict=True):
             totals[stage] += duration
-        counters.write_stages(self._slot, step=step, every=self._every, durations=totals)
+        counters.write_stages(self._slot, step=step, every=self._every, durations=totals, loss=loss)
+
+
+def _value(tensor: Any) -> float:
+    """Return the value of a tensor of one element on the CPU; NaN for any other."""
+    try:
+        is_scalar = tensor.numel() == 1 and tensor.device.type == "cpu"
+        return float(tensor.detach()) if is_scalar else math.nan
+    except (AttributeError, RuntimeError, TypeError):
+        return math.nan
 
 
 def _event() -> Any:
