@@ -11,6 +11,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby
 from operator import itemgetter
 
@@ -333,6 +334,7 @@ _WORDS = (
 )
 
 
+@cache
 def _telling() -> re.Pattern[bytes]:
     """Return a pattern for bytes in lower case; a line without a match cannot match a signature.
 
