@@ -98,6 +98,16 @@ class RunDir:
         return self.root / "metrics.csv"
 
     @property
+    def speed(self) -> Path:
+        """The speed of the running attempt, with every rank (JSON); written again and again."""
+        return self.root / "speed.json"
+
+    @property
+    def speed_log(self) -> Path:
+        """The speed over time, without ranks (a JSON object a line)."""
+        return self.root / "speed.jsonl"
+
+    @property
     def tensorboard(self) -> Path:
         """Metrics that the script logged (TensorBoard)."""
         return self.root / "tensorboard"

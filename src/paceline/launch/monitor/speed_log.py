@@ -1,9 +1,9 @@
 """Keep the speed of a running attempt in the run folder: what ``paceline top`` and ``report`` show.
 
 Every few seconds a node describes its ranks. Node 0 puts the descriptions of all nodes together and
-writes them: ``speed.json`` has the latest, with every rank, and ``speed.jsonl`` has a line for each,
-without ranks. Files are written, and GPUs are asked, by a thread: a file system or a driver may not
-answer, and the launcher must.
+writes them: ``speed.json`` has the latest, with every rank, and ``speed.jsonl`` has a line for
+each, without ranks. Files are written, and GPUs are asked, by a thread: a file system or a driver
+may not answer, and the launcher must.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from paceline.rundir.files import RunDir
 _EVERY_S = 5.0
 # A run of hours needs no line every five seconds: after so many lines the interval doubles.
 _LINES = 360
+_CLOSING_S = 0.5
 _LATEST_STEPS = 64  # timed steps that are described; of several nodes those that all have sent
 
 
@@ -63,6 +64,7 @@ class SpeedLog:
         self._before: tuple[float, int] | None = None  # time and steps of the last line
         self._with_gpus = with_gpus
         self._gpus: list[dict[str, Any]] = []
+        # To write; an empty one only asks the GPUs, and None ends the thread.
         self._work: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -79,11 +81,15 @@ class SpeedLog:
             nodes = {} if self._channel.node else self._channel.hear("speed")
         if nodes:
             self._put(self._join(list(nodes.values())))
+        elif self._with_gpus:
+            self._put({})
 
     def close(self) -> None:
-        """Write what is left, without waiting for it."""
+        """Write the last description, and wait for that a moment."""
         self.tick(at_once=True)
         self._work.put(None)
+        if self._thread is not None:
+            self._thread.join(_CLOSING_S)
 
     def _describe(self) -> dict[str, Any]:
         """Return what this node knows of its ranks, as plain data."""
@@ -153,16 +159,18 @@ class SpeedLog:
     def _write_all(self) -> None:
         """Write descriptions until there are no more; runs in a thread."""
         while (speed := self._work.get()) is not None:
-            with contextlib.suppress(OSError):
-                files.write_whole(self._run_dir.speed, json.dumps(speed) + "\n")
-            if self._is_line_due():
-                line = {key: value for key, value in speed.items() if key not in ("ranks", "gpus")}
-                with contextlib.suppress(OSError), self._run_dir.speed_log.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+            if speed:
+                self._write(speed)
             if self._with_gpus:
-                self._gpus = [asdict(gpu) for gpu in gpus.loads()]
+                host = socket.gethostname()
+                self._gpus = [{"host": host, **asdict(load)} for load in gpus.loads()]
 
-    def _is_line_due(self) -> bool:
-        """Return whether this description is one of those that are kept."""
+    def _write(self, speed: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            files.write_whole(self._run_dir.speed, json.dumps(speed) + "\n")
         self._lines += 1
-        return self._lines % (1 << (self._lines // _LINES).bit_length()) == 0 or self._lines < _LINES
+        if self._lines % (1 << (self._lines // _LINES).bit_length()):
+            return
+        line = {key: value for key, value in speed.items() if key not in ("ranks", "gpus")}
+        with contextlib.suppress(OSError), self._run_dir.speed_log.open("a") as file:
+            file.write(json.dumps(line) + "\n")

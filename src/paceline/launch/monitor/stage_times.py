@@ -18,8 +18,9 @@ import statistics
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
+from typing import Any
 
 # In order of time since the last exchange. "other" is the script's own code between an optimizer
 # step and the next batch: logging, evaluation, checkpoints. "forward" begins when the batch is
@@ -39,6 +40,7 @@ MIN_SHARE = 0.04
 MIN_ERRORS = 6.0
 # Ranks are synchronised if at the end of a step they are this share as far apart as before.
 APART = 0.7
+_MOST_SUSPECTS = 5  # that are described
 _MAD_TO_SIGMA = 1.4826  # for normally distributed values
 
 
@@ -235,3 +237,26 @@ def _over_others(values: Mapping[int, int]) -> dict[int, float]:
         low, high = (ordered[place + (place >= own_place)] for place in middle)
         differences[key] = value - (low + high) / 2
     return differences
+
+
+def describe(step_time: StepTime, hosts: Mapping[int, str]) -> dict[str, Any]:
+    """Return where the time of a step went, as plain data.
+
+    Args:
+        step_time: The account of the timed steps.
+        hosts: Host of each rank.
+    """
+    first_suspects = [
+        {**asdict(suspect), "host": hosts.get(suspect.rank, "")}
+        for suspect in step_time.suspects[:_MOST_SUSPECTS]
+    ]
+    return {
+        "seconds": step_time.seconds,
+        "stages": dict(step_time.stages),
+        "exchange": step_time.exchange,
+        "waiting": step_time.waiting,
+        "waited_for": {str(rank): share for rank, share in step_time.waited_for.items()},
+        "named": first_suspects[0] if step_time.proven else None,
+        "suspects": first_suspects,
+        "timed_steps": step_time.steps,
+    }

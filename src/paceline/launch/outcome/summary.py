@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
+from paceline.launch.monitor import stage_times
 from paceline.launch.monitor.stage_times import StepTime
 
 # Parts of a step below this share are not printed.
 _LEAST_SHARE = 0.005
 _COMPUTE = ("optimizer", "forward", "backward")
-_MOST_SUSPECTS = 5
 _STAGE_WORDS = {
     "optimizer": "from the end of backward to the end of the optimizer step",
     "other": "the script's code between an optimizer step and the next batch",
@@ -49,30 +48,7 @@ def summarise(
         "slowest_rank": slowest,
         "slowest_host": hosts[slowest],
         "slowest_ratio": own[slowest] / median if median else 1.0,
-        "step": step_time and describe(step_time, hosts),
-    }
-
-
-def describe(step_time: StepTime, hosts: Mapping[int, str]) -> dict[str, Any]:
-    """Return where the time of a step went, as plain data.
-
-    Args:
-        step_time: The account of the timed steps.
-        hosts: Host of each rank.
-    """
-    suspects = [
-        {**asdict(suspect), "host": hosts.get(suspect.rank, "")}
-        for suspect in step_time.suspects[:_MOST_SUSPECTS]
-    ]
-    return {
-        "seconds": step_time.seconds,
-        "stages": dict(step_time.stages),
-        "exchange": step_time.exchange,
-        "waiting": step_time.waiting,
-        "waited_for": {str(rank): share for rank, share in step_time.waited_for.items()},
-        "named": suspects[0] if step_time.proven else None,
-        "suspects": suspects,
-        "timed_steps": step_time.steps,
+        "step": step_time and stage_times.describe(step_time, hosts),
     }
 
 
@@ -107,7 +83,7 @@ def step_lines(step: Mapping[str, Any], num_ranks: int) -> list[str]:
     """Return where the time of a step went, and the rank that the others wait for, if proven.
 
     Args:
-        step: What ``describe`` returned.
+        step: What ``stage_times.describe`` returned.
         num_ranks: Number of ranks.
     """
     named = step["named"]

@@ -13,6 +13,7 @@ from paceline.launch.in_rank import rank_files
 from paceline.launch.monitor import ras
 from paceline.launch.monitor.fork_watch import ForkWatch
 from paceline.launch.monitor.observer import Observer
+from paceline.launch.monitor.speed_log import SpeedLog
 from paceline.launch.monitor.timed_steps import Durations, TimedSteps
 from paceline.launch.monitor.watch import Watch
 from paceline.launch.outcome.grace_check import SaveWatch
@@ -57,6 +58,7 @@ class Supervision:
         self._forks: ForkWatch | None = None
         self._observer: Observer | None = None
         self._timed: TimedSteps | None = None
+        self._speed_log: SpeedLog | None = None
         self._late_variables: LateVariables | None = None
         self.ranks = ranks
         self.hang: Finding | None = None
@@ -66,12 +68,16 @@ class Supervision:
         """The cause that a notice named for a wait that still lasts; None if there is none."""
         return self._watch.cause if self._watch is not None else None
 
-    @property
-    def timed_steps(self) -> dict[int, dict[int, Durations]]:
-        """Durations of the stages of some steps of this node's ranks, by step and rank."""
+    def last_timed_steps(self) -> dict[int, dict[int, Durations]]:
+        """Read the counters a last time, after the ranks have ended.
+
+        Return the durations of the stages of some steps of this node's ranks, by step and rank.
+        """
         if self._timed is None:
             return {}
         self._timed.look()
+        if self._speed_log is not None:
+            self._speed_log.close()
         return self._timed.to_send(self.ranks.attempt.world_size)
 
     def begin(self) -> None:
@@ -95,6 +101,14 @@ class Supervision:
             inform_of_forks = inform if self._is_first else None
             self._forks = ForkWatch(ranks, context.counters, inform=inform_of_forks)
         self._timed = TimedSteps(context.counters, ranks.attempt.ranks)
+        self._speed_log = SpeedLog(
+            ranks,
+            context.counters,
+            self._timed,
+            context.peers.channel,
+            run_dir=self._run_dir,
+            with_gpus=context.plan.backend == "nccl",
+        )
         self._observer = Observer(
             ranks,
             context.counters,
@@ -117,6 +131,8 @@ class Supervision:
             self._observer.tick()
         if self._timed is not None:
             self._timed.tick()
+        if self._speed_log is not None:
+            self._speed_log.tick()
         if self._saves is not None:
             self._saves.tick()
         self.hang = self._find_hang()
