@@ -23,6 +23,7 @@ PARTS = (
     "machine",
     "launch/plan",
     "why",
+    "measure",
 )
 WITHOUT_TORCH = (
     *("paceline", "paceline.errors", "paceline.env", "paceline.world", "paceline.counters"),

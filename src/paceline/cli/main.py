@@ -232,6 +232,32 @@ def _doctor(as_json: bool) -> Action:
     return action
 
 
+@cli.command("top")
+@click.argument("run", required=False, default="")
+@click.option("--once", is_flag=True, help="Print it once, and end.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.5, 3600),
+    default=2.0,
+    help="Seconds between two updates. [2]",
+)
+@_JSON
+def _top(run: str, once: bool, interval: float, as_json: bool) -> Action:
+    """Show the speed of a running job: where the time of a step goes, and which rank is slow.
+
+    RUN is a run's folder, or its name in paceline-runs/; without it the run there that wrote its
+    speed last. Works on every machine that sees the folder.
+    """
+
+    def action() -> int:
+        from paceline.measure import top
+
+        top.show(run, once=once, as_json=as_json, every_s=interval)
+        return EXIT_OK
+
+    return action
+
+
 @cli.command("why")
 @click.argument("words", nargs=-1, metavar="[PID|JOBID|NODE|FILE]...")
 @click.option(

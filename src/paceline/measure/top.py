@@ -95,7 +95,7 @@ def _epoch_left_s(speed: Mapping[str, Any], batches_per_s: float) -> float | Non
     """Return the seconds to the end of the current training loop; None if they are unknown."""
     first = speed["ranks"][0]
     left = first["loop_length"] - first["open_batches"]
-    is_known = first["loop_length"] > 0 and 0 <= left and batches_per_s > 0
+    is_known = first["open_batches"] > 0 and left >= 0 and batches_per_s > 0
     return left / batches_per_s if is_known else None
 
 
@@ -106,7 +106,7 @@ def render(shown: Mapping[str, Any], *, name: str) -> list[str]:
         shown: What ``figures`` returned.
         name: Name of the run.
     """
-    age = f" · written {duration(shown['age_s'])} ago" if shown["age_s"] > STALE_S else ""
+    age = f" · written {duration(round(shown['age_s']))} ago" if shown["age_s"] > STALE_S else ""
     lines = [f"{name} · attempt {shown['attempt']}{age}", _progress(shown)]
     if shown["step"]:
         lines += ["", *_step(shown["step"], len(shown["ranks"]))]
@@ -128,7 +128,7 @@ def _progress(shown: Mapping[str, Any]) -> str:
     if shown["epoch_left_s"] is not None:
         parts.append(
             f"loop {first['loops'] + 1}: {first['open_batches']:,} of {first['loop_length']:,}"
-            f" batches, {duration(shown['epoch_left_s'])} left"
+            f" batches, {duration(round(shown['epoch_left_s']))} left"
         )
     return " · ".join(parts)
 
