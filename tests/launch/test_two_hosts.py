@@ -359,8 +359,8 @@ def test_what_is_missing_is_named_after_5_s_on_both_hosts_and_when_it_changes(co
     assert [head.status, other.status] == [0, 0], [head.err, other.err]
     assert re.search(r"notice: waiting for node 1 of 2, for [5-9] s", head.err), head.err
     assert f"is up and tries {HEAD}:29500: dropped by a firewall" in head.err
-    assert "fix: open port 29500" in head.err.split("is up and knocks")[1]
-    assert "start paceline run there too" not in head.err.split("is up and knocks")[1]
+    assert "fix: open port 29500" in head.err.split("is up and tries")[1]
+    assert "start paceline run there too" not in head.err.split("is up and tries")[1]
     assert re.search(
         rf"waiting for the head at {HEAD}:29500: dropped by a firewall.*, for \d+ s", other.err
     ), other.err

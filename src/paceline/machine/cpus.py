@@ -1,6 +1,7 @@
 """Count the CPUs that this process may use: affinity and cgroup quota. Standard library only.
 
-Nothing is bound to CPUs here: ``launch.in_rank`` does that on request (``--numa-binding``).
+Nothing is bound to CPUs here: ``launch.in_rank.rank_entry`` does that on request
+(``--numa-binding``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The run folder: the name of every file in it, and how to write a file whole.
 
-Reports read everything that they show from the run folder. Standard library only.
+``launch.run.node`` writes the plan, ``launch.run.ranks`` the logs, ``train.checkpoint`` the
+checkpoints. Reports read everything that they show from here. Standard library only.
 """
 
 from __future__ import annotations

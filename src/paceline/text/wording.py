@@ -21,6 +21,11 @@ def has_or_have(items: Sized) -> str:
     return "has" if len(items) == 1 else "have"
 
 
+def wait_or_waits(items: Sized) -> str:
+    """Return the verb for a sentence about these items: ``rank 3 waits``, ``ranks 0, 2-7 wait``."""
+    return "waits" if len(items) == 1 else "wait"
+
+
 def fold(numbers: Iterable[int]) -> str:
     """Fold numbers into ranges: ``0, 2-7``."""
     ordered = sorted(set(numbers))

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from paceline import env
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.machine import nodeaddr
+from paceline.machine.references import keep_until_exit
 from paceline.text.quoting import bracketed
 from paceline.world import World
 
@@ -121,6 +122,7 @@ def open_group(world: World, device: torch.device, *, timeout_s: float | None = 
         device_id=device if on_gpu else None,
     )
     _opened[:] = [dist.group.WORLD]
+    keep_until_exit(dist.group.WORLD)  # both backends have a gloo group
     atexit.register(_close_at_exit)
 
 

@@ -1,9 +1,8 @@
 """Identify the rank and the run of a process from its environment variables. Pure.
 
 Every launcher passes the rank in environment variables: torchrun, ``accelerate launch`` and
-``deepspeed`` set ``RANK``,
-mpirun and srun set others. Variables that a process sets after its start are not visible from
-outside.
+``deepspeed`` set ``RANK``, mpirun and srun set others. Variables that a process sets after its
+start are not visible from outside.
 """
 
 from __future__ import annotations

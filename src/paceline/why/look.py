@@ -35,6 +35,9 @@ from paceline.why.rank_state import Account
 
 _MAX_PARALLEL = 8  # processes of py-spy at the same time
 _MAX_LOOKS = 6
+# Further looks, as shares of the time between two looks, while a rank works in what seems one
+# place: a loop of short steps is easily caught in the same line by the few looks alone.
+_BETWEEN = (0.31, 0.67)
 # Library folders of a Python other than this one.
 _LIBRARY = re.compile(
     r"/lib(64)?/python3[^/]*/|/(dist|site)-packages/|/torch/(distributed|nn|autograd|utils|cuda)/"
@@ -83,6 +86,7 @@ def watch_ranks(
     with ThreadPoolExecutor(_MAX_PARALLEL) as pool:
         for number in range(rounds):
             at_s = start_s + seconds * number / (rounds - 1)
+            _look_between(ranks, samples, until_s=at_s, pool=pool)
             time.sleep(max(0.0, at_s - time.monotonic()))
             samples.append(_sample(ranks, pool, with_recorder=number in (0, rounds - 1)))
             progress(number / (rounds - 1))
@@ -95,6 +99,39 @@ def watch_ranks(
         samples_by_rank = [list(rank_samples) for rank_samples in zip(*samples, strict=True)]
         accounts = _with_nccl(ranks, list(pool.map(_account, ranks, samples_by_rank)))
     return [*accounts, *_ended(ranks, processes.find())]
+
+
+def _look_between(
+    ranks: Sequence[RankProcess],
+    samples: list[list[Sample]],
+    *,
+    until_s: float,
+    pool: ThreadPoolExecutor,
+) -> None:
+    """Look more often until the next look is due, if a rank works and was seen in one place only.
+
+    Args:
+        ranks: Ranks on this host.
+        samples: The looks so far, each a sample per rank; further ones are appended.
+        until_s: Time of the next look, by the monotonic clock.
+        pool: Runs py-spy for several ranks at once.
+    """
+    if len(samples) < 2:
+        return
+    start_s = time.monotonic()
+    for share in _BETWEEN:
+        if not any(map(_works_in_one_place, zip(*samples, strict=True))):
+            return
+        time.sleep(max(0.0, start_s + share * (until_s - start_s) - time.monotonic()))
+        samples.append(_sample(ranks, pool, with_recorder=False))
+
+
+def _works_in_one_place(samples: Sequence[Sample]) -> bool:
+    seconds = samples[-1].at_s - samples[0].at_s
+    looks = [sample.look for sample in samples]
+    return bool(looks[-1].frames) and (
+        rank_state.motion(looks, seconds=seconds) == rank_state.IN_PLACE
+    )
 
 
 def _sample(

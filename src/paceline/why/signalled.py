@@ -1,10 +1,9 @@
 """Send a rank the signal at which it prints its stack, and read the stack from its stderr.
 
 From outside it is visible that a process catches a signal, but not what its handler does: at
-SIGUSR1 Lightning saves
-and queues its job again. So no signal is sent unless the user names it with ``--signal``, and then
-only to a rank that catches it and whose stderr is a file, from which faulthandler's stacks can be
-read.
+SIGUSR1 Lightning saves and queues its job again. So no signal is sent unless the user names it with
+``--signal``, and then only to a rank that catches it and whose stderr is a file, from which
+faulthandler's stacks can be read.
 """
 
 from __future__ import annotations

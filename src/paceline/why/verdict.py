@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from paceline.errors import Finding, Notice
 from paceline.launch.monitor import hang, proof, waiting
 from paceline.launch.monitor.position import DATA, STOPPED, Position
-from paceline.text.wording import few_lines, is_or_are, named
+from paceline.text.wording import few_lines, is_or_are, named, wait_or_waits
 from paceline.why.loops import left_loop
 from paceline.why.rank_state import RUNNING, STILL, Account
 
@@ -202,7 +202,7 @@ def _waits(
             " hang, as far as is visible"
         )
     else:
-        what = f"{_named(waits)} {_wait(waits)} for {_named(absent)}, which {_runs(absent)}"
+        what = f"{_named(waits)} {wait_or_waits(waits)} for {_named(absent)}, which {_runs(absent)}"
     return Notice(
         what, _lines(living), advice=_again(living) + ", if this takes longer than it should"
     )
@@ -220,8 +220,8 @@ def _runs(absent: Sequence[Account]) -> str:
 
 def _waits_for_unknown(waits: Sequence[Account], unknown: Sequence[int]) -> Notice:
     return Notice(
-        f"{_named(waits)} {_wait(waits)} for others; {named(unknown)} {is_or_are(unknown)} not on"
-        " the hosts that were looked at",
+        f"{_named(waits)} {wait_or_waits(waits)} for others; {named(unknown)}"
+        f" {is_or_are(unknown)} not on the hosts that were looked at",
         _lines(waits),
         advice=(
             "look at all hosts: paceline why JOBID, or paceline why NODE..., or files of paceline"
@@ -232,8 +232,8 @@ def _waits_for_unknown(waits: Sequence[Account], unknown: Sequence[int]) -> Noti
 
 def _all_busy(waits: Sequence[Account]) -> Notice:
     return Notice(
-        f"{_named(waits)} {_wait(waits)} in a collective or for the GPU, and keep a CPU busy: a"
-        " long step and a hang look the same",
+        f"{_named(waits)} {wait_or_waits(waits)} in a collective or for the GPU, and keep a CPU"
+        " busy: a long step and a hang look the same",
         _lines(waits),
         advice=_again(waits),
     )
@@ -317,7 +317,3 @@ def _words(account: Account) -> str:
 
 def _named(accounts: Sequence[Account]) -> str:
     return named(account.rank for account in accounts)
-
-
-def _wait(items: Sequence[object]) -> str:
-    return "waits" if len(items) == 1 else "wait"

@@ -9,6 +9,7 @@ import pytest
 
 import canned
 import commits
+import run_events
 from paceline.errors import EXIT_UNFINISHED, Finding, UsageError
 from paceline.launch.outcome import root_cause
 from paceline.rundir import events
@@ -76,17 +77,7 @@ def prints(run_dir, text):
 def ends(run_dir, *findings, status, node=0, attempt=0):
     told = [finding.to_json() for finding in findings]
     path = run_dir.events(node)
-    events.append(
-        path,
-        node=node,
-        kind="start",
-        attempt=attempt,
-        ranks=[0],
-        pids=[1],
-        world_size=2,
-        host="node-a",
-        launcher=9,
-    )
+    run_events.start(path, node=node, attempt=attempt)
     events.append(path, node=node, kind="outcome", exit_status=status, findings=told, summary={})
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import canned
 import commits
+import run_events
 from paceline.cli import main as cli
 from paceline.errors import Finding, UsageError
 from paceline.rundir import events
@@ -54,17 +55,7 @@ def makes(name, *, job_id="", minute=0, status=None, loss=None, folder="paceline
             run_dir, JobRecord(job_id, nodes="2", submitted_ns=int((NOON_S + 60 * minute) * 1e9))
         )
     if status is not None:
-        events.append(
-            run_dir.events(0),
-            node=0,
-            kind="start",
-            attempt=0,
-            ranks=[0],
-            pids=[1],
-            world_size=1,
-            host="node-a",
-            launcher=9,
-        )
+        run_events.start(run_dir.events(0), world_size=1)
         findings = [FAILED.to_json()] if status else []
         events.append(
             run_dir.events(0),

@@ -10,6 +10,7 @@ import pytest
 
 import canned
 import commits
+import run_events
 from paceline import env
 from paceline.cli import main as cli
 from paceline.errors import Finding
@@ -63,21 +64,16 @@ def checkpoint(run_dir, step, number=1):
 
 
 def ends(run_dir, *findings, status=1):
+    run_events.start(run_dir.events(0))
+    events.append(run_dir.events(0), node=0, kind="end", attempt=0, ends=[{"steps": 30}])
+    finding_list = [finding.to_json() for finding in findings]
     events.append(
         run_dir.events(0),
         node=0,
-        kind="start",
-        attempt=0,
-        ranks=[0],
-        pids=[1],
-        world_size=2,
-        host="node-a",
-        launcher=9,
-    )
-    events.append(run_dir.events(0), node=0, kind="end", attempt=0, ends=[{"steps": 30}])
-    told_ = [finding.to_json() for finding in findings]
-    events.append(
-        run_dir.events(0), node=0, kind="outcome", exit_status=status, findings=told_, summary={}
+        kind="outcome",
+        exit_status=status,
+        findings=finding_list,
+        summary={},
     )
 
 
@@ -345,17 +341,7 @@ def test_a_stop_before_the_first_step_is_not_the_end(status, history, earlier, w
 
 
 def test_a_job_that_was_preempted_while_it_started_is_queued_again(run_dir, slurm):
-    events.append(
-        run_dir.events(0),
-        node=0,
-        kind="start",
-        attempt=0,
-        ranks=[0],
-        pids=[1],
-        world_size=2,
-        host="node-a",
-        launcher=9,
-    )
+    run_events.start(run_dir.events(0))
     events.append(
         run_dir.events(0), node=0, kind="outcome", exit_status=143, findings=[], summary={}
     )

@@ -23,8 +23,8 @@ def gather_settings(
     """Return the relevant variables and the places that set them.
 
     NCCL sets a variable from a file only if it is not set yet: the environment wins over the user's
-    file, which wins
-    over the system's. The user's file is that of NCCL_CONF_FILE, or else ``~/.nccl.conf``.
+    file, which wins over the system's. The user's file is that of NCCL_CONF_FILE, or else
+    ``~/.nccl.conf``.
 
     Args:
         system_file: The system's file.

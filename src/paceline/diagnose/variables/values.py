@@ -1,8 +1,7 @@
 """Check values that a library does not understand, and report how it reads them.
 
 NCCL reads numbers as C does: ``4M`` is silently 4, and ``true`` is 0. torch is strict: a value that
-is not a boolean or
-a number ends the program when the process group is created.
+is not a boolean or a number ends the program when the process group is created.
 """
 
 from __future__ import annotations

@@ -9,11 +9,12 @@ destroys its group inside a function and returns from it: the work is done, but 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import inspect
 from importlib import import_module
 from typing import Any
+
+from paceline.machine.references import keep_until_exit
 
 
 def install() -> None:
@@ -30,8 +31,7 @@ def install() -> None:
         created = create(*args, **kwargs)
         arguments = signature.bind(*args, **kwargs).arguments
         if arguments.get("group_desc") == "default_pg" and str(arguments.get("backend")) != "nccl":
-            # A reference from a module would be dropped too early, when the interpreter ends.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(created[0]))
+            keep_until_exit(created[0])
         return created
 
     c10d._new_process_group_helper = create_and_keep

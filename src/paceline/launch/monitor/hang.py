@@ -15,10 +15,13 @@ from paceline.errors import Finding
 from paceline.launch.monitor.position import DATA, Position
 from paceline.launch.monitor.proof import Call, Proof
 from paceline.launch.monitor.waiting import longer
-from paceline.text.wording import has_or_have, is_or_are, named
+from paceline.text.wording import has_or_have, is_or_are, named, wait_or_waits
 
 # Findings that explain why ranks are in different places; the others only report that they are.
 _REASONS = ("conditional-collective", "uneven-inputs", "rank-ended-early")
+_SAME_ORDER = (
+    "make every rank call the same collectives in the same order; look for code for some ranks only"
+)
 _USUAL_STEPS = 10  # a rank without progress for this many usual steps gets a notice
 
 
@@ -151,10 +154,7 @@ def _waiting_in_turn(stuck: Sequence[Position]) -> Finding:
         f"{_ranks(stuck)} wait for each other in different collectives, and none can continue",
         where=_where(stuck),
         evidence=_lines(stuck),
-        fix=(
-            "make every rank call the same collectives in the same order; look for code for some"
-            " ranks only"
-        ),
+        fix=_SAME_ORDER,
     )
 
 
@@ -164,9 +164,8 @@ def _stuck(
     longest = max(absent, key=lambda position: position.idle_s)
     alike = [position for position in absent if position.kind == longest.kind]
     data = longest.kind == DATA
-    wait = "waits" if len(waiting) == 1 else "wait"
     pronoun = "it" if len(alike) == 1 else "them"
-    others = f"; {_ranks(waiting)} {wait} for {pronoun}" if waiting else ""
+    others = f"; {_ranks(waiting)} {wait_or_waits(waiting)} for {pronoun}" if waiting else ""
     return Finding(
         "rank-stuck-in-data" if data else "rank-stuck-in-code",
         f"{_with_host(alike)} {has_or_have(alike)} {longest.stuck}{others}",
@@ -203,24 +202,20 @@ def _different(waiting: Sequence[Position], positions: Sequence[Position]) -> Fi
         f"{_ranks(rest)} in {rest[0].doing}",
         where=_where(smallest),
         evidence=_lines(positions),
-        fix=(
-            "make every rank call the same collectives in the same order; look for code for some"
-            " ranks only"
-        ),
+        fix=_SAME_ORDER,
     )
 
 
 def _some_have_ended(
     ended: Sequence[Position], waiting: Sequence[Position], positions: Sequence[Position]
 ) -> Finding:
-    wait = "waits" if len(waiting) == 1 else "wait"
     fewer = all(early.steps < other.steps for early in ended for other in waiting)
     name = "uneven-inputs" if fewer else "rank-ended-early"
     count = f" after {ended[0].steps} steps" if ended[0].steps else ""
     return Finding(
         name,
         f"{_with_host(ended)} {has_or_have(ended)} ended{count}, and "
-        f"{_ranks(waiting)} still {wait}: {waiting[0].doing}",
+        f"{_ranks(waiting)} still {wait_or_waits(waiting)}: {waiting[0].doing}",
         where=_where(ended),
         evidence=_lines(positions),
         fix=(

@@ -1,4 +1,4 @@
-"""Choose, create and own the run folder of a node."""
+"""Choose, create and own the run folder of a node; ``node`` writes ``plan.json`` into it."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.signatures.libraries.native import THREAD_LIMIT_FIX, THREAD_LIMIT_WHY
 from paceline.signatures.signature import Signature, cause, note
 from paceline.signatures.tier import Tier
 
@@ -204,14 +205,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "no more threads or processes can be started: the limit of the user or of the job is"
             " reached"
         ),
-        fix=(
-            "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1, fewer DataLoader workers; ulimit -u"
-            " shows the limit"
-        ),
-        why=(
-            "each rank starts a thread for each CPU of the node in each numerical library, unless"
-            " told otherwise"
-        ),
+        fix=THREAD_LIMIT_FIX,
+        why=THREAD_LIMIT_WHY,
     ),
     cause(
         "rank-died-signal",

@@ -5,6 +5,16 @@ from __future__ import annotations
 from paceline.signatures.signature import Signature, cause
 from paceline.signatures.tier import Tier
 
+# What to do where a process may start no more threads, and why that happens.
+THREAD_LIMIT_FIX = (
+    "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1, fewer DataLoader workers; ulimit -u shows the"
+    " limit"
+)
+THREAD_LIMIT_WHY = (
+    "each rank starts a thread for each CPU of the node in each numerical library, unless told"
+    " otherwise"
+)
+
 SIGNATURES: tuple[Signature, ...] = (
     cause(
         "library-version-mismatch",
@@ -70,14 +80,8 @@ SIGNATURES: tuple[Signature, ...] = (
         " worker thread",
         r"OMP: Error #34|OMP: System error #11|libgomp: Thread creation failed",
         what="no more threads can be started: the limit of the user or of the job is reached",
-        fix=(
-            "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1, fewer DataLoader workers; ulimit -u"
-            " shows the limit"
-        ),
-        why=(
-            "each rank starts a thread for each CPU of the node in each numerical library, unless"
-            " told otherwise"
-        ),
+        fix=THREAD_LIMIT_FIX,
+        why=THREAD_LIMIT_WHY,
         tier=Tier.COARSE,
     ),
     cause(

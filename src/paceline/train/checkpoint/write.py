@@ -1,5 +1,7 @@
 """Write a checkpoint: draft each rank's share, plan on rank 0, write the files, and commit.
 
+A checkpoint is final once ``folder.commit`` has renamed its folder.
+
 The parts of ``torch.distributed.checkpoint`` are called individually and not through its ``save``.
 This way failures reach all ranks as findings, checksums travel with the results, and entries that
 are the same on all ranks are divided before they are copied, so that each rank copies its share

@@ -382,8 +382,7 @@ def workers_not_persistent(script: Script) -> Iterator[Finding]:
     """Find DataLoaders that start their workers again for every epoch.
 
     Only certain cases are reported: the number of workers is in the file, the loader is used for
-    several epochs, and
-    its dataset is map-style; workers of a stream may keep their position.
+    several epochs, and its dataset is map-style; workers of a stream may keep their position.
     """
     for call in loaders.data_loaders(script):
         workers = _num_workers(script, call)
