@@ -19,6 +19,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     # Flight Recorder
     "torch._C._distributed_c10d": ("_dump_fr_trace_json",),
     # frames of a stack that show the position of a rank
+    "torch.autograd.Variable": ("_execution_engine",),
     "torch.autograd.graph": ("_engine_run_backward",),
     "torch.distributed._functional_collectives": (),
     "torch.distributed.distributed_c10d": (

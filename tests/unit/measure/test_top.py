@@ -83,7 +83,7 @@ def test_of_many_ranks_ten_are_shown():
 
 def test_an_old_description_says_its_age():
     shown = top.figures(speed(), now_s=1000.0 + 300)
-    assert top.render(shown, name="run-1")[0] == "run-1 · attempt 0 · written 300 s ago"
+    assert top.render(shown, name="run-1")[0] == "run-1 · attempt 0 · written 5 min ago"
 
 
 def test_gpus_are_listed():
