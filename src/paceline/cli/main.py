@@ -241,18 +241,32 @@ def _doctor(as_json: bool) -> Action:
     default=2.0,
     help="Seconds between two updates. [2]",
 )
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Serve the figures on this port in the format of Prometheus instead.",
+)
 @_JSON
-def _top(run: str, once: bool, interval: float, as_json: bool) -> Action:
+def _top(run: str, once: bool, interval: float, metrics_port: int | None, as_json: bool) -> Action:
     """Show the speed of a running job: where the time of a step goes, and which rank is slow.
 
     RUN is a run's folder, or its name in paceline-runs/; without it the run there that wrote its
-    speed last. Works on every machine that sees the folder.
+    speed last. Works on every machine that sees the folder, until the run ends.
     """
 
     def action() -> int:
-        from paceline.measure import top
+        try:
+            if metrics_port is not None:
+                from paceline.measure import exporter
 
-        top.show(run, once=once, as_json=as_json, every_s=interval)
+                exporter.serve(run, port=metrics_port)
+            else:
+                from paceline.measure import top
+
+                top.show(run, once=once, as_json=as_json, interval_s=interval)
+        except KeyboardInterrupt:  # the usual way to end it
+            print()
         return EXIT_OK
 
     return action

@@ -61,16 +61,17 @@ def loads() -> list[Load]:
     try:
         with Nvml() as nvml:
             handles = [handle for handle, _ in nvml.handles()]
-            return [_load(nvml, index, handle) for index, handle in enumerate(handles) if handle]
+            return [_load(nvml, place, handle) for place, handle in enumerate(handles) if handle]
     except Exception:  # no library, no driver, no device: NVML raises for each
         return []
 
 
-def _load(nvml: Nvml, index: int, handle: Any) -> Load:
+def _load(nvml: Nvml, place: int, handle: Any) -> Load:
+    index = nvml.ask("nvmlDeviceGetIndex", handle)
     rates = nvml.ask("nvmlDeviceGetUtilizationRates", handle)
     memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
     return Load(
-        index=index,
+        index=place if index is None else index,
         utilization=rates.gpu / 100 if rates else None,
         memory_used=memory.used if memory else None,
         memory_total=memory.total if memory else None,

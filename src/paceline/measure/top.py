@@ -1,18 +1,14 @@
-"""``paceline top``: show the speed of a running job, from the files of its run folder.
-
-The launcher of node 0 writes them every few seconds (``launch.monitor.speed_log``), so this works
-on every machine that sees the folder, and for scripts of every framework.
-"""
+"""``paceline top``: show the speed of a running job in the terminal, or as JSON."""
 
 from __future__ import annotations
 
+import json
+import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.errors import Finding, SetupError
-from paceline.rundir import files
+from paceline.measure import speed
 from paceline.rundir.files import RunDir
 from paceline.text.wording import duration
 
@@ -20,94 +16,17 @@ from paceline.text.wording import duration
 STALE_S = 60.0
 _MOST_RANKS, _MOST_GPUS = 10, 16
 _BAR = 20  # columns of a whole step
-
-
-def find(run: str) -> RunDir:
-    """Return the folder of a run.
-
-    Args:
-        run: A run folder, or the name of one below ``paceline-runs``; empty for the run there
-            whose speed was written last.
-
-    Raises:
-        SetupError: There is no such folder, or it holds no speed.
-    """
-    if run:
-        places = [Path(run), *(folder / run for folder in files.run_folders())]
-        folder = next((place for place in places if place.is_dir()), None)
-        if folder is None:
-            raise SetupError(_missing(f"there is no run folder {run}"))
-        return RunDir(folder)
-    written = [
-        (file.stat().st_mtime, file.parent)
-        for folder in files.run_folders()
-        for file in folder.glob("*/speed.json")
-    ]
-    if not written:
-        raise SetupError(_missing("no run in paceline-runs has written its speed"))
-    return RunDir(max(written)[1])
-
-
-def read(run_dir: RunDir) -> dict[str, Any]:
-    """Return the last description of a run's speed.
-
-    Raises:
-        SetupError: The run has written none, or the file is damaged.
-    """
-    try:
-        speed = files.read_json(run_dir.speed, most_bytes=1 << 24)
-    except FileNotFoundError:
-        what = f"{files.display_path(run_dir.root)} holds no speed.json"
-        raise SetupError(_missing(what)) from None
-    except (OSError, ValueError) as error:
-        what = f"{files.display_path(run_dir.speed)} cannot be read: {error}"
-        raise SetupError(_missing(what)) from None
-    return dict(speed)
-
-
-def _missing(what: str) -> Finding:
-    return Finding(
-        "input-unreadable",
-        what,
-        evidence=("a launcher writes it 5 s after its ranks have started, unless --no-probe",),
-        fix="paceline top RUN, with the run folder that the launcher printed",
-    )
-
-
-def figures(speed: Mapping[str, Any], *, now_s: float) -> dict[str, Any]:
-    """Return what ``--json`` prints: the description and what follows from it. Pure.
-
-    Args:
-        speed: The description.
-        now_s: The time, in seconds since the epoch.
-    """
-    batches_per_s = speed["steps_per_s"] * speed["batches_per_step"]
-    return {
-        **speed,
-        "age_s": max(0.0, now_s - speed["time_s"]),
-        "samples_per_s": speed["samples_per_batch"] * batches_per_s,
-        "tokens_per_s": speed["tokens_per_batch"] * batches_per_s,
-        "epoch_left_s": _epoch_left_s(speed, batches_per_s),
-    }
-
-
-def _epoch_left_s(speed: Mapping[str, Any], batches_per_s: float) -> float | None:
-    """Return the seconds to the end of the current training loop; None if they are unknown."""
-    first = speed["ranks"][0]
-    left = first["loop_length"] - first["open_batches"]
-    is_known = first["open_batches"] > 0 and left >= 0 and batches_per_s > 0
-    return left / batches_per_s if is_known else None
+_COLUMNS = 80
 
 
 def render(shown: Mapping[str, Any], *, name: str) -> list[str]:
     """Return the lines of ``paceline top``. Pure.
 
     Args:
-        shown: What ``figures`` returned.
+        shown: What ``speed.read`` returned.
         name: Name of the run.
     """
-    age = f" · written {duration(round(shown['age_s']))} ago" if shown["age_s"] > STALE_S else ""
-    lines = [f"{name} · attempt {shown['attempt']}{age}", _progress(shown)]
+    lines = [*_joined([name, *_state(shown)]), *_progress(shown)]
     if shown["step"]:
         lines += ["", *_step(shown["step"], len(shown["ranks"]))]
     lines += ["", *_ranks(shown)]
@@ -116,7 +35,23 @@ def render(shown: Mapping[str, Any], *, name: str) -> list[str]:
     return lines
 
 
-def _progress(shown: Mapping[str, Any]) -> str:
+def _state(shown: Mapping[str, Any]) -> list[str]:
+    """Return which attempt runs, and whether the description is still true."""
+    parts = [f"attempt {shown['attempt']}"] if shown["attempt"] else []
+    age = _rounded(shown["age_s"])
+    if shown["outcome"]:
+        parts.append(f"{shown['outcome']} {age} ago")
+    elif shown["age_s"] > STALE_S:
+        parts.append(f"written {age} ago: the launcher does not write any more")
+    return parts
+
+
+def _rounded(seconds: float) -> str:
+    return duration(round(seconds / 60) * 60 if seconds >= 120 else round(seconds))
+
+
+def _progress(shown: Mapping[str, Any]) -> list[str]:
+    """Return rates and loss, and how far the training loop is."""
     first = shown["ranks"][0]
     parts = [f"{shown['steps']:,} steps", f"{shown['steps_per_s']:.3g} steps/s"]
     if shown["samples_per_s"]:
@@ -125,12 +60,24 @@ def _progress(shown: Mapping[str, Any]) -> str:
         parts.append(f"{shown['tokens_per_s']:,.0f} tokens/s")
     if shown["loss"] is not None:
         parts.append(f"loss {shown['loss']:.4g}")
-    if shown["epoch_left_s"] is not None:
-        parts.append(
-            f"loop {first['loops'] + 1}: {first['open_batches']:,} of {first['loop_length']:,}"
-            f" batches, {duration(round(shown['epoch_left_s']))} left"
+    lines = _joined(parts)
+    if shown["loop_left_s"] is not None:
+        lines.append(
+            f"epoch: {first['open_batches']:,} of {first['loop_length']:,}"
+            f" batches, {_rounded(shown['loop_left_s'])} left"
         )
-    return " · ".join(parts)
+    return lines
+
+
+def _joined(parts: Sequence[str]) -> list[str]:
+    """Return parts on as few lines as fit, none of them divided."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(part) + 3 <= _COLUMNS:
+            lines[-1] += f" · {part}"
+        else:
+            lines.append(part)
+    return lines
 
 
 def _step(step: Mapping[str, Any], num_ranks: int) -> list[str]:
@@ -181,7 +128,7 @@ def _own_s_per_step(row: Mapping[str, Any]) -> float:
     return float(row["own_s"]) / (row["steps"] - 1) if row["steps"] > 1 else 0.0
 
 
-def _gpus(loads: list[Mapping[str, Any]]) -> list[str]:
+def _gpus(loads: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [f"{'GPU':>6}  {'host':24}{'busy':>6}{'memory':>24}"]
     for load in loads[:_MOST_GPUS]:
         busy = "-" if load["utilization"] is None else f"{load['utilization']:.0%}"
@@ -195,43 +142,49 @@ def _gpus(loads: list[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def show(run: str, *, once: bool, as_json: bool, every_s: float) -> None:
+def show(run: str, *, once: bool, as_json: bool, interval_s: float) -> None:
     """Show a run's speed once, or again and again until Ctrl-C.
 
     Args:
-        run: As in ``find``.
-        once: Whether to show it once.
-        as_json: Whether to print data for a program, one line for each time.
-        every_s: Seconds between two times.
+        run: As in ``speed.find``.
+        once: Whether to show it once; text for anything but a terminal is shown once too.
+        as_json: Whether to print JSON, an object a line.
+        interval_s: Seconds between two times.
 
     Raises:
         SetupError: There is nothing to show.
     """
-    import json
-
-    run_dir = find(run)
-    name = run_dir.root.name
-    if as_json or once:
-        while True:
-            shown = figures(read(run_dir), now_s=time.time())
-            text = json.dumps(shown) if as_json else "\n".join(render(shown, name=name))
-            print(text, flush=True)
-            if once:
-                return
-            time.sleep(every_s)
-    _live(run_dir, name, every_s)
+    run_dir = speed.find(run)
+    if as_json:
+        _print_json(run_dir, once=once, interval_s=interval_s)
+    elif once or not sys.stdout.isatty():
+        print("\n".join(_lines(run_dir)))
+    else:
+        _show_live(run_dir, interval_s)
 
 
-def _live(run_dir: RunDir, name: str, every_s: float) -> None:
-    """Show it in place, on a terminal."""
+def _lines(run_dir: RunDir) -> list[str]:
+    return render(speed.read(run_dir), name=run_dir.root.name)
+
+
+def _print_json(run_dir: RunDir, *, once: bool, interval_s: float) -> None:
+    while True:
+        print(json.dumps(speed.read(run_dir)), flush=True)
+        if once:
+            return
+        time.sleep(interval_s)
+
+
+def _show_live(run_dir: RunDir, interval_s: float) -> None:
+    """Show it in place until the run has ended."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    def text() -> Text:
-        return Text("\n".join(render(figures(read(run_dir), now_s=time.time()), name=name)))
-
-    with Live(text(), console=Console(highlight=False), auto_refresh=False) as live:
+    with Live(console=Console(highlight=False), auto_refresh=False) as live:
         while True:
-            time.sleep(every_s)
-            live.update(text(), refresh=True)
+            shown = speed.read(run_dir)
+            live.update(Text("\n".join(render(shown, name=run_dir.root.name))), refresh=True)
+            if shown["outcome"]:
+                return
+            time.sleep(interval_s)

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 _SECRET_MODE = 0o600
 _SECRET_BYTES = 4096
+SPEED_VERSION = 1  # of speed.json and of the lines of speed.jsonl
 _LEAST_BYTES = 65536  # space for a plan, short logs and the last events
 # Not "runs": scripts use that name, as TensorBoard's writer does by default.
 RUNS = Path("paceline-runs")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from paceline.errors import SetupError
-from paceline.measure import top
-from paceline.rundir.files import RunDir
+from paceline.measure import speed, top
 
 STEP = {
     "seconds": 0.2,
@@ -28,8 +24,9 @@ def rank(number, *, own_s=10.0, host="node-a", **values):
     return {"rank": number, "host": host, **counts, **loop, "loss": 0.5, **values}
 
 
-def speed(**values):
+def description(**values):
     return {
+        "version": 1,
         "time_s": 1000.0,
         "attempt": 0,
         "steps": 101,
@@ -45,22 +42,27 @@ def speed(**values):
     }
 
 
+def figures(*, now_s=1003.0, outcome="", **values):
+    return {**speed.with_rates(description(**values), now_s=now_s), "outcome": outcome}
+
+
 def lines(**values):
-    return top.render(top.figures(speed(**values), now_s=1003.0), name="run-1")
+    return top.render(figures(**values), name="run-1")
 
 
 def test_progress_rates_and_the_rest_of_the_loop():
-    assert lines()[:2] == [
-        "run-1 · attempt 0",
-        "101 steps · 5 steps/s · 320 samples/s · loss 0.5 · loop 3: 100 of 500 batches, 80 s left",
+    assert lines()[:3] == [
+        "run-1",
+        "101 steps · 5 steps/s · 320 samples/s · loss 0.5",
+        "epoch: 100 of 500 batches, 80 s left",
     ]
 
 
 def test_gradient_accumulation_counts_all_micro_batches():
-    figures = top.figures(speed(batches_per_step=4.0, tokens_per_batch=1024), now_s=1003.0)
-    assert figures["samples_per_s"] == 64 * 20
-    assert figures["tokens_per_s"] == 1024 * 20
-    assert figures["epoch_left_s"] == pytest.approx(20)
+    rates = figures(batches_per_step=4.0, tokens_per_batch=1024)
+    assert rates["samples_per_s"] == 64 * 20
+    assert rates["tokens_per_s"] == 1024 * 20
+    assert rates["loop_left_s"] == pytest.approx(20)
 
 
 def test_a_step_is_shown_in_parts_with_the_late_rank():
@@ -81,9 +83,20 @@ def test_of_many_ranks_ten_are_shown():
     assert "and 54 more, which need less" in text
 
 
-def test_an_old_description_says_its_age():
-    shown = top.figures(speed(), now_s=1000.0 + 300)
-    assert top.render(shown, name="run-1")[0] == "run-1 · attempt 0 · written 5 min ago"
+@pytest.mark.parametrize(
+    ("values", "first"),
+    [
+        ({}, "run-1"),
+        ({"attempt": 2}, "run-1 · attempt 2"),
+        (
+            {"now_s": 1300.0},
+            "run-1 · written 5 min ago: the launcher does not write any more",
+        ),
+        ({"now_s": 1300.0, "outcome": "failed"}, "run-1 · failed 5 min ago"),
+    ],
+)
+def test_the_first_line_says_whether_the_run_lives(values, first):
+    assert lines(**values)[0] == first
 
 
 def test_gpus_are_listed():
@@ -94,31 +107,12 @@ def test_gpus_are_listed():
 
 
 def test_lines_fit_into_80_columns():
-    assert max(map(len, lines(gpus=[]))) <= 100
-
-
-def test_the_run_that_wrote_last_is_found(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for age, name in enumerate(("older", "newer")):
-        folder = tmp_path / "paceline-runs" / name
-        folder.mkdir(parents=True)
-        (folder / "speed.json").write_text(json.dumps(speed()))
-        import os
-
-        os.utime(folder / "speed.json", (1000 + age, 1000 + age))
-    assert top.find("").root.name == "newer"
-    assert top.find("older").root.name == "older"
-    assert top.read(top.find("older"))["steps"] == 101
-
-
-@pytest.mark.parametrize("content", [None, "{", "\x00"])
-def test_without_a_description_it_says_where_it_looked(tmp_path, monkeypatch, content):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SetupError, match="no run in paceline-runs"):
-        top.find("")
-    with pytest.raises(SetupError, match="there is no run folder other"):
-        top.find("other")
-    if content is not None:
-        (tmp_path / "speed.json").write_text(content)
-    with pytest.raises(SetupError, match=r"speed\.json"):
-        top.read(RunDir(tmp_path))
+    gpu = {"host": "node-a" * 5, "index": 15, "utilization": 1.0}
+    large = lines(
+        steps=12_345_678,
+        samples_per_batch=10**9,
+        tokens_per_batch=10**12,
+        ranks=[rank(1023, host="node-a" * 5, steps=12_345_678)],
+        gpus=[{**gpu, "memory_used": 180.2e9, "memory_total": 192e9}],
+    )
+    assert max(map(len, large)) <= 80

@@ -31,6 +31,7 @@ _EVERY_S = 5.0
 # A run of hours needs no line every five seconds: after so many lines the interval doubles.
 _LINES = 360
 _CLOSING_S = 0.5
+_LEAST_RATE_S = 2.0  # the last description may come soon after the one before
 _LATEST_STEPS = 64  # timed steps that are described; of several nodes those that all have sent
 
 
@@ -61,7 +62,8 @@ class SpeedLog:
         self._every_s = _EVERY_S if channel is None else max(_EVERY_S, channel.num_nodes / 40)
         self._next_s = time.monotonic() + self._every_s
         self._lines = 0
-        self._before: tuple[float, int] | None = None  # time and steps of the last line
+        self._before = (0.0, 0)  # time and steps of the last description
+        self._steps_per_s = 0.0
         self._with_gpus = with_gpus
         self._gpus: list[dict[str, Any]] = []
         # To write; an empty one only asks the GPUs, and None ends the thread.
@@ -126,10 +128,11 @@ class SpeedLog:
         hosts = {rank["rank"]: rank["host"] for rank in ranks}
         first = ranks[0]
         return {
+            "version": files.SPEED_VERSION,
             "time_s": round(time.time(), 2),
             "attempt": self._group.attempt.number,
             "steps": first["steps"],
-            "steps_per_s": self._rate(first["steps"]),
+            "steps_per_s": self._rate(first["steps"], first["seconds"]),
             "loss": first["loss"],
             "samples_per_batch": sum(rank["samples"] for rank in ranks),
             "tokens_per_batch": sum(rank["tokens"] for rank in ranks),
@@ -139,13 +142,21 @@ class SpeedLog:
             "gpus": [gpu for node in nodes for gpu in node["gpus"]],
         }
 
-    def _rate(self, steps: int) -> float:
-        """Return the steps per second since the last description; 0 before the second."""
+    def _rate(self, steps: int, seconds: float) -> float:
+        """Return the steps per second since the last description.
+
+        Args:
+            steps: Optimizer steps of the first rank.
+            seconds: Time of all but the first of them.
+        """
         now_s = time.monotonic()
-        before, self._before = self._before, (now_s, steps)
-        if before is None or steps < before[1]:
-            return 0.0
-        return (steps - before[1]) / max(1e-9, now_s - before[0])
+        before_s, steps_before = self._before
+        if now_s - before_s >= _LEAST_RATE_S and steps >= steps_before > 0:
+            self._steps_per_s = (steps - steps_before) / (now_s - before_s)
+        elif not self._steps_per_s and seconds:
+            self._steps_per_s = (steps - 1) / seconds
+        self._before = now_s, steps
+        return self._steps_per_s
 
     def _put(self, speed: dict[str, Any]) -> None:
         if self._thread is None:
