@@ -64,6 +64,7 @@ class SpeedLog:
         self._lines = 0
         self._before = (0.0, 0)  # time and steps of the last description
         self._steps_per_s = 0.0
+        self._is_closing = False
         self._with_gpus = with_gpus
         self._gpus: list[dict[str, Any]] = []
         # To write; an empty one only asks the GPUs, and None ends the thread.
@@ -88,6 +89,7 @@ class SpeedLog:
 
     def close(self) -> None:
         """Write the last description, and wait for that a moment."""
+        self._is_closing = True
         self.tick(at_once=True)
         self._work.put(None)
         if self._thread is not None:
@@ -151,9 +153,10 @@ class SpeedLog:
         """
         now_s = time.monotonic()
         before_s, steps_before = self._before
-        if now_s - before_s >= _LEAST_RATE_S and steps >= steps_before > 0:
+        is_comparable = now_s - before_s >= _LEAST_RATE_S and steps >= steps_before > 0
+        if is_comparable and not self._is_closing:  # ranks end some time before this is closed
             self._steps_per_s = (steps - steps_before) / (now_s - before_s)
-        elif not self._steps_per_s and seconds:
+        elif not self._steps_per_s and seconds > 0:
             self._steps_per_s = (steps - 1) / seconds
         self._before = now_s, steps
         return self._steps_per_s
