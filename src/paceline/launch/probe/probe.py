@@ -66,7 +66,7 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
     slot: memoryview[int], loops: Loops, backward: Callable[..., None], fetch: Callable[[Any], Any]
 ) -> tuple[Callable[..., None], Callable[..., None], Callable[[Any], Any]]:
     """Return the hook after an optimizer step, and replacements of ``backward`` and ``fetch``."""
-    from torch.compiler import is_compiling
+    from torch.compiler import is_dynamo_compiling
 
     clock, write_step, write_batch = monotonic_ns, counters.STEP.pack_into, counters.BATCH.pack_into
     place = counters.BEAT_NS * 8
@@ -84,7 +84,7 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
 
     def after_step(optimizer: Any, *_: Any) -> None:
         nonlocal steps, first, data, own, mark, trained, is_timed, due
-        if is_compiling():
+        if is_dynamo_compiling():  # False in eager mode, at the cost of an empty function
             compiled.stepped = True  # the compiled code repeats only this assignment
             return
         compiled.stepped = False

@@ -22,9 +22,10 @@ from typing import Any
 from paceline import counters
 
 OPTIMIZER, OTHER, DATA, FORWARD, BACKWARD, EXCHANGE = range(6)
-SHARE = 0.001  # of the time of a step
-# What it costs to time a step, measured by benchmarks/overhead.py; a CUDA event costs more.
-WALL_COST_NS, CUDA_COST_NS = 10_000, 60_000
+SHARE = 0.002  # of the time of a step
+# What it costs to time a step, with caches that the rest of the step has emptied (docs/log.md); a
+# CUDA event costs more.
+WALL_COST_NS, CUDA_COST_NS = 100_000, 150_000
 MAX_EVERY = 1024
 MAX_MARKS = 512  # a step with more marks, by gradient accumulation, is not timed
 

@@ -16,7 +16,8 @@ PAUSE_S = 0.02
 
 
 @pytest.fixture
-def board():
+def board(monkeypatch):
+    monkeypatch.setattr(stage_clock, "SHARE", 1.0)  # times every step
     shared = counters.SharedCounters(counters.create(1), 1)
     uninstall = probe.install(shared.slot(0))
     yield shared
@@ -96,10 +97,11 @@ def test_micro_batches_of_a_step_are_added_up(board):
 
 
 @pytest.mark.parametrize(
-    ("step_ns", "every"), [(100_000, 128), (1_000_000, 16), (10_000_000, 1), (0, 1024)]
+    ("step_ns", "every"),
+    [(100_000, 512), (1_000_000, 64), (10_000_000, 8), (100_000_000, 1), (0, 1024)],
 )
 def test_the_shorter_the_step_the_fewer_are_timed(step_ns, every):
-    assert stage_clock.choose_every(step_ns, stage_clock.WALL_COST_NS) == every
+    assert stage_clock.choose_every(step_ns, cost_ns=100_000) == every
 
 
 def test_a_backward_within_a_backward_is_part_of_it(board):
