@@ -300,8 +300,8 @@ def losses_in(slot: memoryview[int]) -> dict[int, float]:
 def write_stages(
     slot: memoryview[int],
     *,
+    number: int,
     step: int,
-    every: int,
     durations: Sequence[int],
     loss: float = math.nan,
 ) -> None:
@@ -309,12 +309,12 @@ def write_stages(
 
     Args:
         slot: The slot of the rank.
+        number: Number of steps that were written before it.
         step: Number of optimizer steps before it.
-        every: Each how many steps one is written.
         durations: Six durations in nanoseconds, in the order of ``launch.monitor.stage_times``.
         loss: The value that the step's last backward began with; NaN if it is unknown.
     """
-    place = STAGES + step // every % STAGES_ENTRIES * STAGES_LENGTH
+    place = STAGES + number % STAGES_ENTRIES * STAGES_LENGTH
     slot[place] = 0  # readers ignore the entry until it is complete
     for offset, duration in enumerate(durations, 1):
         slot[place + offset] = duration

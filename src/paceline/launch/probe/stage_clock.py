@@ -1,9 +1,9 @@
 """Time the stages of some optimizer steps: optimizer, other, data, forward, backward, exchange.
 
 The launcher compares the same steps of all ranks (``launch.monitor.stage_times`` has the meaning of
-the stages). Every n-th step is timed, where n is a power of two that keeps the cost below
-``SHARE`` of the time; steps whose number is a multiple of a larger power are then timed on all
-ranks, whatever n each of them has chosen.
+the stages). A few early steps and every n-th one are timed, where n is a power of two that keeps
+the cost below ``SHARE`` of the time; steps whose number is a multiple of a larger power are then
+timed on all ranks, whatever n each of them has chosen.
 
 A step is a list of marks, each with the stage that ends at it. On the CPU a mark is a time. Where
 the script uses a GPU a mark is a CUDA event, because the CPU only enqueues kernels; the events are
@@ -27,6 +27,7 @@ SHARE = 0.002  # of the time of a step
 # CUDA event costs more.
 WALL_COST_NS, CUDA_COST_NS = 100_000, 150_000
 MAX_EVERY = 1024
+EARLY = range(16, 32)  # timed in every run, so that a short one says where its time goes
 MAX_MARKS = 512  # a step with more marks, by gradient accumulation, is not timed
 
 
@@ -54,7 +55,7 @@ class StageClock:
         self._is_in_backward = False
         self._has_failed = False  # CUDA events could not be read
         self._mark: Callable[[], Any] = monotonic_ns
-        self._every = 1
+        self._num_written = 0
 
     def advance(self, steps: int, step_ns: int, released: int, now: int) -> tuple[bool, int]:
         """Finish the step that was timed, and decide which one is timed next.
@@ -77,20 +78,20 @@ class StageClock:
             end_of_step = _event()
         if self._step:
             self._finish()
-        self._every = 1
+        every = 1
         if not self._times_all:
-            self._every = choose_every(step_ns, CUDA_COST_NS if on_gpu else WALL_COST_NS)
+            every = choose_every(step_ns, CUDA_COST_NS if on_gpu else WALL_COST_NS)
         self._mark = _event if on_gpu else monotonic_ns
-        remaining = -steps % self._every
-        if remaining == 0 and release is not None:
+        due = next_timed(steps, every)
+        if due == steps and release is not None:
             self._step = steps
             self._marks, self._stages = [release, end_of_step], [OPTIMIZER]
             return True, steps + 1
         self._step, self._marks, self._stages = 0, [], []
         if on_gpu:  # the event at the end of the backward before is needed too
-            remaining = remaining or self._every
-            return remaining == 1, steps + max(1, remaining - 1)
-        return False, steps + remaining
+            due = due if due > steps else next_timed(steps + 1, every)
+            return due == steps + 1, max(steps + 1, due - 1)
+        return False, due
 
     def close(self) -> None:
         """Write a step whose CUDA events were not read yet."""
@@ -198,7 +199,10 @@ class StageClock:
         totals = [0] * 6
         for stage, duration in zip(stages, durations, strict=True):
             totals[stage] += duration
-        counters.write_stages(self._slot, step=step, every=self._every, durations=totals, loss=loss)
+        counters.write_stages(
+            self._slot, number=self._num_written, step=step, durations=totals, loss=loss
+        )
+        self._num_written += 1
 
 
 def _value(tensor: Any) -> float:
@@ -220,6 +224,14 @@ def _event() -> Any:
 
 def _differences(marks: list[int]) -> list[int]:
     return [after - before for before, after in itertools.pairwise(marks)]
+
+
+def next_timed(steps: int, every: int) -> int:
+    """Return the first step that is timed, ``steps`` or a later one: early ones and every n-th."""
+    regular = steps + -steps % every
+    if steps >= EARLY.stop:
+        return regular
+    return min(regular, max(steps, EARLY.start))
 
 
 def choose_every(step_ns: int, cost_ns: int) -> int:

@@ -53,7 +53,7 @@ class Node:
             slot[counters.STEPS] = steps
             slot[counters.BATCH_SAMPLES] = 16
             for step in range(1, steps):
-                counters.write_stages(slot, step=step, every=1, durations=STAGES_NS, loss=loss)
+                counters.write_stages(slot, number=step, step=step, durations=STAGES_NS, loss=loss)
         self.timed.look()
 
     def written(self):

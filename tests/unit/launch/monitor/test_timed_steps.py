@@ -12,7 +12,7 @@ def shared(num_ranks):
 
 def write(slot, step, *, every=1):
     counters.write_stages(
-        slot, step=step, every=every, durations=[step * 1000 + i for i in range(6)]
+        slot, number=step // every, step=step, durations=[step * 1000 + i for i in range(6)]
     )
 
 

@@ -96,6 +96,14 @@ def test_micro_batches_of_a_step_are_added_up(board):
     assert all(stages[FORWARD] >= 3 * PAUSE_S * 1e9 for stages in steps)
 
 
+def test_a_short_run_has_early_steps_and_every_nth_later():
+    step, timed = 2, []
+    while (step := stage_clock.next_timed(step, 64)) < 300:
+        timed.append(step)
+        step += 1
+    assert timed == [*range(16, 32), 64, 128, 192, 256]
+
+
 @pytest.mark.parametrize(
     ("step_ns", "every"),
     [(100_000, 512), (1_000_000, 64), (10_000_000, 8), (100_000_000, 1), (0, 1024)],
