@@ -41,7 +41,7 @@ class BenchCommand(start_commands.StartCommand):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        """Parse the words of this command, or of the one that the first of them names."""
+        """Parse the words of this command, or those of the command that the first names."""
         other = self.commands.get(args[0]) if args else None
         if other is None:
             return super().make_context(info_name, args, parent, **extra)
@@ -85,6 +85,12 @@ class BenchCommand(start_commands.StartCommand):
     metavar="N",
     help="For strong: samples of a step over all ranks. [those on the fewest ranks]",
 )
+@click.option(
+    "--settings",
+    default="",
+    metavar="all|NAME,...",
+    help="Also try settings of DistributedDataParallel and variables: what is each worth?",
+)
 @click.option("--timeout", default="10m", metavar="TIME", help="Limit of one start. [10m]")
 @click.option("--oversubscribe", is_flag=True, help="Allow more ranks than GPUs or CPUs.")
 @click.option("-m", "--module", is_flag=True, help="Run a module, as python -m does.")
@@ -120,6 +126,7 @@ def BENCH(**values: Any) -> Action:  # a constant after its decoration
             scaling=values["scaling"],
             batch_option=values["batch_option"],
             global_batch=values["global_batch"],
+            settings=values["settings"],
             timeout_s=timeout_s,
             oversubscribe=values["oversubscribe"],
             is_module=values["module"],

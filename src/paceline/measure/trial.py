@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from paceline.errors import EXIT_FAILED, Finding
 from paceline.launch.monitor import timed_steps
 from paceline.launch.monitor.timed_steps import Durations
 from paceline.machine import system
-from paceline.rundir import files
+from paceline.rundir import events, files
 from paceline.rundir.files import RunDir
 
 FEWEST_STEPS = 4  # the first two steps of a trial are not timed
@@ -80,6 +80,7 @@ class TrialResult:
         losses: Loss of the last timed steps by step, the mean over the ranks.
         gradient_bytes: Bytes of gradients that DistributedDataParallel reduces; None if unknown.
         bucket_bytes: Sizes of its buckets; None if unknown.
+        applied: Names of the settings of ``PACELINE_TRY_DDP`` that took effect.
     """
 
     steps: Mapping[int, Mapping[int, Durations]] = field(default_factory=dict)
@@ -91,6 +92,7 @@ class TrialResult:
     losses: Mapping[int, float] = field(default_factory=dict)
     gradient_bytes: int | None = None
     bucket_bytes: tuple[int, ...] | None = None
+    applied: tuple[str, ...] = ()
 
 
 def run(trial: Trial, tick: Callable[[], None] = lambda: None) -> TrialResult:
@@ -104,24 +106,40 @@ def run(trial: Trial, tick: Callable[[], None] = lambda: None) -> TrialResult:
     status, output = _launch(trial, tick)
     seconds = time.monotonic() - start_s
     run_dir = RunDir(trial.run_dir)
-    speed = _read(run_dir.speed)
+    ends = _ends(run_dir)
     steps = timed_steps.from_json(_read(run_dir.timed_steps))
-    finding = judge(trial, exit_status=status, report=_report(output), speed=speed, steps=steps)
     facts = [_read(run_dir.trial(rank)) for rank in range(trial.world_size)]
     first = facts[0]
+    samples = sum(of_rank.get("samples_per_batch", 0) for of_rank in facts)
     sizes = first.get("bucket_bytes")
-    per_batch = speed.get("samples_per_batch", 0)
     return TrialResult(
         steps=steps,
-        finding=finding,
+        finding=judge(
+            trial,
+            exit_status=status,
+            report=_report(output),
+            counts=[end["steps"] for end in ends],
+            steps=steps,
+        ),
         exit_status=EXIT_FAILED if status is None else status,
         seconds=seconds,
-        samples_per_step=round(per_batch * first.get("batches_per_step", 0)),
-        hosts={row["rank"]: row["host"] for row in speed.get("ranks", ())},
+        samples_per_step=round(samples * first.get("batches_per_step", 0)),
+        hosts={end["rank"]: end["host"] for end in ends},
         losses=_mean_losses(facts),
         gradient_bytes=first.get("gradient_bytes"),
         bucket_bytes=None if sizes is None else tuple(sizes),
+        applied=tuple(first.get("applied", ())),
     )
+
+
+def _ends(run_dir: RunDir) -> list[dict[str, Any]]:
+    """Return how the ranks have ended; empty if that was not recorded."""
+    try:
+        recorded = events.read(run_dir.events(0))
+    except OSError:
+        return []
+    ends = [event["ends"] for event in recorded if event["kind"] == "end"]
+    return list(ends[-1]) if ends else []
 
 
 def _launch(trial: Trial, tick: Callable[[], None]) -> tuple[int | None, str]:
@@ -205,7 +223,7 @@ def judge(
     *,
     exit_status: int | None,
     report: Mapping[str, Any],
-    speed: Mapping[str, Any],
+    counts: Sequence[int],
     steps: Mapping[int, object],
 ) -> Finding | None:
     """Decide why a trial is of no use; return None if it went well. Pure.
@@ -214,10 +232,9 @@ def judge(
         trial: The trial.
         exit_status: Exit status of the launcher; None if the trial took too long.
         report: The report of the launcher.
-        speed: The last description of its speed.
+        counts: Optimizer steps of each rank.
         steps: The steps that were timed.
     """
-    counts = [row["steps"] for row in speed.get("ranks", ())]
     reached = min(counts, default=0)
     if exit_status is None:
         return _too_slow(trial, reached)

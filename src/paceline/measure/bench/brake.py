@@ -118,7 +118,7 @@ def _not_held_back(case: Case, *, is_alone: bool) -> Brake:
         return Brake(DATA, sentence, f"paceline tune {case.script}")
     if is_alone:
         return Brake(NONE, "one number of ranks was measured, so nothing is known about scaling")
-    return Brake(NONE, f"nothing that these steps can tell from noise: {_efficiency(case)}")
+    return Brake(NONE, f"nothing beyond the noise of these steps: {_efficiency(case)}")
 
 
 def _is_too_little_work(case: Case) -> bool:
@@ -175,7 +175,7 @@ def _communication(case: Case) -> Brake:
     return Brake(
         COMMUNICATION,
         f"exchanging gradients{size}: {_grown(case, 'communication')} that no computing hides",
-        f"paceline bench --settings {case.script}",
+        f"paceline bench --settings all {case.script}",
     )
 
 

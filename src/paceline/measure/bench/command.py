@@ -6,7 +6,7 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +17,18 @@ from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, RunError, SetupError,
 from paceline.launch.plan import folder_errors
 from paceline.machine import cpus, gpus
 from paceline.measure import bench_file
-from paceline.measure.bench import brake, request, rounds, scaling, table
+from paceline.measure.bench import (
+    brake,
+    request,
+    rounds,
+    scaling,
+    setting_trials,
+    settings,
+    table,
+)
 from paceline.measure.bench.request import Devices, Request
-from paceline.measure.bench.rounds import Say
+from paceline.measure.bench.rounds import Measured, Say
+from paceline.measure.bench.settings import Worth
 from paceline.measure.bench.table import Result
 from paceline.rundir import files
 from paceline.rundir.files import RUNS, RunDir
@@ -48,10 +57,28 @@ def bench(requested: Request, *, as_json: bool) -> int:
     """
     _require_one_task()
     node = devices()
+    requested = _complete(requested, node)
+    root = _create_folder(requested)
+    result = _measure(requested, node, root)
+    if as_json:
+        print(json.dumps(to_json(result), indent=1))
+    else:
+        terminal.show(table.render(result))
+    return EXIT_FAILED if result.findings else EXIT_OK
+
+
+def _complete(requested: Request, node: Devices) -> Request:
+    """Return the request with its numbers of ranks, after all checks that need no measurement."""
     if not requested.worlds:
         requested = replace(requested, worlds=request.default_worlds(node))
     request.check(requested, node)
-    root = _create_folder(requested)
+    if requested.settings:
+        settings.choose(requested.settings, settings.offered(backend="nccl", cpus=1, ranks=1))
+    return requested
+
+
+def _measure(requested: Request, node: Devices, root: Path) -> Result:
+    """Run all trials, write ``bench.json``, and return the result."""
     threads = _threads(requested, node)
     variables = {} if threads is None else {env.OMP_THREADS: str(threads)}
     with _progress(len(requested.worlds) * requested.rounds) as say:
@@ -60,9 +87,16 @@ def bench(requested: Request, *, as_json: bool) -> int:
     if not measured.results:
         raise RunError(findings[0])
     content = rounds.to_bench(requested, measured, oversubscribed=requested.worlds[-1] > node.count)
-    bench_file.write(content, RunDir(root))
+    bench_file.write(content, RunDir(root))  # kept also if what follows is interrupted
+    worths: list[Worth] = []
+    if requested.settings:
+        worths = _try_settings(requested, measured, root, variables=variables)
+        calculated = settings.accumulation(content.worlds[max(content.worlds)])
+        worths += [calculated] if calculated is not None else []
+        content = replace(content, settings=tuple(worth.to_json() for worth in worths))
+        bench_file.write(content, RunDir(root))
     figures = scaling.figures(content)
-    result = Result(
+    return Result(
         bench=content,
         figures=figures,
         brake=brake.judge(
@@ -75,13 +109,27 @@ def bench(requested: Request, *, as_json: bool) -> int:
         steps=requested.steps,
         threads=threads,
         has_settled=rounds.has_settled(measured),
+        worths=worths,
         folder=files.display_path(root),
     )
-    if as_json:
-        print(json.dumps(to_json(result), indent=1))
-    else:
-        terminal.show(table.render(result))
-    return EXIT_FAILED if findings else EXIT_OK
+
+
+def _try_settings(
+    requested: Request,
+    measured: Measured,
+    root: Path,
+    *,
+    variables: Mapping[str, str],
+) -> list[Worth]:
+    """Measure the settings that are requested; return what each is worth."""
+    offers = settings.offered(
+        backend=measured.backend, cpus=cpus.usable_cpus()[0], ranks=max(measured.results)
+    )
+    candidates = settings.choose(requested.settings, offers)
+    with _progress((len(candidates) + 1) * requested.rounds) as say:
+        return setting_trials.measure(
+            requested, measured, root / "trials", offers=candidates, variables=variables, say=say
+        )
 
 
 def to_json(result: Result) -> dict[str, Any]:
@@ -141,7 +189,7 @@ def _create_folder(requested: Request) -> Path:
 def _progress(num_trials: int) -> Iterator[Say]:
     """Show a progress bar on stderr, if a person looks at it.
 
-    It has no thread of its own: trials are started by a fork.
+    It has no thread, because trials are started by a fork.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

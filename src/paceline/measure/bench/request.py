@@ -48,6 +48,7 @@ class Request:
         timeout_s: Time that a trial may take.
         oversubscribe: Whether there may be more ranks than devices.
         is_module: Whether the script is a module, as in ``python -m``.
+        settings: Settings to try, as ``settings.choose`` takes them; empty for none.
         run_dir: The run folder; None for a new one.
     """
 
@@ -61,6 +62,7 @@ class Request:
     timeout_s: float = 600.0
     oversubscribe: bool = False
     is_module: bool = False
+    settings: str = ""
     run_dir: Path | None = None
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.errors import Finding
@@ -24,7 +24,7 @@ from paceline.rundir.files import RunDir
 
 UNTIMED = 2  # steps at the start of a trial
 
-Say = Callable[[str], Callable[[], None]]  # takes what is measured now, returns a trial's tick
+Say = Callable[[str], Callable[[], None]]
 
 
 @dataclass
@@ -51,7 +51,7 @@ def measure(request: Request, folder: Path, *, variables: Mapping[str, str], say
         request: The bench.
         folder: Where the run folders of the trials are created.
         variables: Environment variables of every trial.
-        say: Is told what is measured now.
+        say: Takes what is measured now; returns what moves the progress bar.
 
     Raises:
         UsageError: The script does not follow ``--batch-option``.
@@ -61,18 +61,30 @@ def measure(request: Request, folder: Path, *, variables: Mapping[str, str], say
         if size in measured.findings:
             continue
         ranks = "1 rank" if size == 1 else f"{size} ranks"
+        one = make(request, measured, size, folder / f"{ranks.replace(' ', '-')}-round-{number}")
         tick = say(f"{ranks}, round {number} of {request.rounds}")
-        one = Trial(
-            command=request.command_for(size, measured.global_batch),
-            world_size=size,
-            steps=request.steps,
-            run_dir=folder / f"{ranks.replace(' ', '-')}-round-{number}",
-            options=request.options,
-            variables=variables,
-            timeout_s=request.timeout_s,
-        )
-        _add(measured, request, one, trial.run(one, tick))
+        result = run(replace(one, variables=variables), tick)
+        _add(measured, request, one, result)
     return measured
+
+
+def make(request: Request, measured: Measured, size: int, run_dir: Path) -> Trial:
+    """Return the trial of a number of ranks."""
+    return Trial(
+        command=request.command_for(size, measured.global_batch),
+        world_size=size,
+        steps=request.steps,
+        run_dir=run_dir,
+        options=request.options,
+        timeout_s=request.timeout_s,
+    )
+
+
+def run(one: Trial, tick: Callable[[], None]) -> TrialResult:
+    """Run a trial, and delete what a script that uses paceline's Session has saved in it."""
+    result = trial.run(one, tick)
+    shutil.rmtree(RunDir(one.run_dir).checkpoints, ignore_errors=True)
+    return result
 
 
 def _turns(request: Request) -> Iterator[tuple[int, int]]:
@@ -83,8 +95,6 @@ def _turns(request: Request) -> Iterator[tuple[int, int]]:
 
 
 def _add(measured: Measured, request: Request, one: Trial, result: TrialResult) -> None:
-    # A script that saves by paceline's Session does so there; nobody resumes a trial.
-    shutil.rmtree(RunDir(one.run_dir).checkpoints, ignore_errors=True)
     size = one.world_size
     if result.finding is not None:
         measured.findings[size] = result.finding

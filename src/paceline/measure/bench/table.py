@@ -9,6 +9,7 @@ from textwrap import wrap
 from paceline.errors import Finding
 from paceline.measure.bench.brake import Brake
 from paceline.measure.bench.scaling import WorldFigures
+from paceline.measure.bench.settings import LOSS_STEPS, Worth
 from paceline.measure.bench_file import BenchFile
 from paceline.measure.intervals import Interval
 
@@ -29,6 +30,7 @@ class Result:
         threads: Threads of a rank, if they were set to be the same at every size; else None.
         has_settled: Whether the times of steps had settled after the warm-up.
         folder: The run folder, for people.
+        worths: What each setting is worth.
     """
 
     bench: BenchFile
@@ -39,6 +41,7 @@ class Result:
     threads: int | None
     has_settled: bool
     folder: str
+    worths: Sequence[Worth] = ()
 
 
 def render(result: Result) -> str:
@@ -54,6 +57,8 @@ def render(result: Result) -> str:
     ]
     if result.brake.advice:
         lines += _wrapped(f"try: {result.brake.advice}")
+    if result.worths:
+        lines += ["", *_settings(result.worths)]
     lines += [line for finding in result.findings for line in ("", finding.render())]
     return "\n".join([*lines, f"run folder {result.folder}"])
 
@@ -122,6 +127,51 @@ def _splits(figures: Sequence[WorldFigures]) -> Iterator[str]:
     yield f"{'ranks':>5}  " + "".join(f"{part:>14}" for part in _PARTS)
     for row in figures:
         yield f"{row.num_ranks:>5}  " + "".join(f"{_share(row.parts, p):>14}" for p in _PARTS)
+
+
+def _settings(worths: Sequence[Worth]) -> Iterator[str]:
+    """Return the table of settings, the fastest first, and those that were not judged."""
+    yield f"settings on {worths[0].ranks} ranks, loss over the last {LOSS_STEPS} steps"
+    yield f"{'':2}{'setting':26}{'samples/s (95 %)':>24}{'loss':>12}{'without':>12}"
+    judged = [worth for worth in worths if worth.gain is not None]
+    for worth in sorted(judged, key=_gain, reverse=True):
+        yield _setting_row(worth)
+    yield from _wrapped(_fastest([worth for worth in judged if not worth.is_calculated]))
+    for worth in worths:
+        if worth.is_calculated:
+            yield from _wrapped(f"calculated, not measured: {worth.name}, {worth.line}")
+        if worth.gain is None:
+            yield from _wrapped(f"not judged: {worth.name}, {worth.reason}")
+
+
+def _fastest(measured: Sequence[Worth]) -> str:
+    """Return how the fastest setting is set, if it is faster for certain.
+
+    Of many settings that do nothing, one may look faster.
+    """
+    best = max(measured, key=_gain, default=None)
+    if best is None or best.gain is None or best.gain.low <= 1:
+        return "no setting is faster beyond the noise of these steps"
+    again = f"; measure it alone before you keep it: --settings {best.name}"
+    return f"the fastest: {best.line}{again if len(measured) > 1 else ''}"
+
+
+def _gain(worth: Worth) -> float:
+    return worth.gain.value if worth.gain is not None else 0.0
+
+
+def _setting_row(worth: Worth) -> str:
+    gain = worth.gain
+    assert gain is not None, "only settings that were judged have a row"
+    change = f"{gain.value - 1:+.0%} ({gain.low - 1:+.0%} to {gain.high - 1:+.0%})"
+    losses = f"{'-':>12}{'-':>12}"
+    if worth.changes_arithmetic:
+        losses = f"{_loss(worth.loss):>12}{_loss(worth.loss_without):>12}"
+    return f"{'':2}{worth.name:26}{change:>24}{losses}".rstrip()
+
+
+def _loss(loss: float | None) -> str:
+    return "unknown" if loss is None else f"{loss:.4g}"
 
 
 def _share(parts: Mapping[str, float], part: str) -> str:

@@ -1,4 +1,4 @@
-"""Decide how many steps at the start of a training are left out of a measurement. Pure.
+"""Decide how many steps at the start of a run are left out of a measurement. Pure.
 
 The first steps allocate memory, connect ranks, fill the page cache and compile. They end where the
 times of steps have come down to those of the last third, within three standard deviations from

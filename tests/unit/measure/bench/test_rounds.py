@@ -43,6 +43,7 @@ class Trials:
             hosts=dict.fromkeys(range(size), "node-a"),
             gradient_bytes=400,
             bucket_bytes=(400,),
+            applied=("static_graph",),
         )
 
 
@@ -114,10 +115,12 @@ def test_strong_scaling_needs_a_batch_that_is_seen(monkeypatch, tmp_path):
         measured(monkeypatch, tmp_path, STRONG, batch=0)
 
 
-def run_bench(monkeypatch, tmp_path, capsys, *, as_json=False, **options):
+def run_bench(monkeypatch, tmp_path, capsys, *, as_json=False, settings="", **options):
     monkeypatch.setattr(trial, "run", Trials(**options).run)
     folder = tmp_path / "bench"
-    request = Request(("train.py",), (1, 2), rounds=2, oversubscribe=True, run_dir=folder)
+    request = Request(
+        ("train.py",), (1, 2), rounds=2, oversubscribe=True, run_dir=folder, settings=settings
+    )
     status = command.bench(request, as_json=as_json)
     return status, capsys.readouterr().out
 
@@ -145,3 +148,22 @@ def test_a_folder_with_another_bench_is_refused(monkeypatch, tmp_path, capsys):
     run_bench(monkeypatch, tmp_path, capsys)
     with pytest.raises(UsageError, match="has the trials of another bench"):
         run_bench(monkeypatch, tmp_path, capsys)
+
+
+def test_settings_have_a_table_that_fits_80_columns(monkeypatch, tmp_path, capsys):
+    _, text = run_bench(monkeypatch, tmp_path, capsys, settings="static-graph,bf16-hook")
+    head = text.split("run folder")[0]
+    assert max(map(len, head.splitlines())) <= table.COLUMNS
+    assert "static-graph" in text
+    assert "+0% (+0% to +0%)" in text
+    assert "no setting is faster" in text
+    assert "not judged: bf16-hook" in text
+    assert "calculated, not measured: accumulate-4" in text
+    saved = json.loads((tmp_path / "bench" / "bench.json").read_text())["settings"]
+    assert [setting["name"] for setting in saved] == ["static-graph", "bf16-hook", "accumulate-4"]
+
+
+def test_an_unknown_setting_is_refused_before_anything_runs(monkeypatch, tmp_path, capsys):
+    with pytest.raises(UsageError, match="--settings has no setting"):
+        run_bench(monkeypatch, tmp_path, capsys, settings="static-graf")
+    assert not (tmp_path / "bench").exists()
