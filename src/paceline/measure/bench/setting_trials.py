@@ -47,7 +47,7 @@ def measure(
             environ = {**variables, **setting.environ}
             results[place].append(rounds.run(replace(one, variables=environ), tick))
     first = UNTIMED + rounds.slow_steps(measured)
-    # The trials of the sizes had no setting either; they stand in if all of these have failed.
+    # The trials of the sizes had no setting either; they serve if all of these have failed.
     without = [result for result in results[0] if result.finding is None]
     return [
         settings.judge(setting, of_setting, without or measured.results[size], first=first)

@@ -143,21 +143,21 @@ def choose(text: str, offers: Sequence[Setting]) -> list[Setting]:
     """
     if text == ALL:
         return list(offers)
-    known = {setting.name: setting for setting in offers}
-    return [_named(word.strip(), known) for word in text.split(",")]
+    by_name = {setting.name: setting for setting in offers}
+    return [_named(word.strip(), by_name) for word in text.split(",")]
 
 
-def _named(word: str, known: Mapping[str, Setting]) -> Setting:
-    if word in known:
-        return known[word]
+def _named(word: str, by_name: Mapping[str, Setting]) -> Setting:
+    if word in by_name:
+        return by_name[word]
     if _VARIABLE.fullmatch(word):
         return variable(word)
-    near = closest(word, known) or ALL
+    near = closest(word, by_name) or ALL
     finding = Finding(
         "option-invalid",
         f"--settings has no setting {word!r}",
         where="--settings",
-        evidence=(f"there are: {', '.join(known)}", "or VARIABLE=VALUE"),
+        evidence=(f"there are: {', '.join(by_name)}", "or VARIABLE=VALUE"),
         fix=f"--settings {near}",
     )
     raise UsageError(finding)
