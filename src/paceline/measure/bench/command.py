@@ -14,7 +14,8 @@ from typing import Any
 
 from paceline import env
 from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, RunError, SetupError, UsageError
-from paceline.launch.plan import folder_errors
+from paceline.launch.plan import folder_errors, script
+from paceline.launch.plan.options import Options
 from paceline.machine import cpus, gpus
 from paceline.measure import bench_file
 from paceline.measure.bench import (
@@ -51,9 +52,9 @@ def bench(requested: Request, *, as_json: bool) -> int:
         as_json: Whether to print data for a program.
 
     Raises:
-        UsageError: The request cannot be measured here.
+        UsageError: The request cannot be measured here, or its script does not exist.
         SetupError: The run folder cannot be written.
-        RunError: No trial went well.
+        RunError: No trial went well, or the script has a syntax error.
     """
     _require_one_task()
     node = devices()
@@ -69,6 +70,7 @@ def bench(requested: Request, *, as_json: bool) -> int:
 
 def _complete(requested: Request, node: Devices) -> Request:
     """Return the request with its numbers of ranks, after all checks that need no measurement."""
+    script.read(Options(script=requested.command[0], module=requested.is_module))
     if not requested.worlds:
         requested = replace(requested, worlds=request.default_worlds(node))
     request.check(requested, node)

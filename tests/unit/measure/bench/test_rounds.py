@@ -117,6 +117,8 @@ def test_strong_scaling_needs_a_batch_that_is_seen(monkeypatch, tmp_path):
 
 def run_bench(monkeypatch, tmp_path, capsys, *, as_json=False, settings="", **options):
     monkeypatch.setattr(trial, "run", Trials(**options).run)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
     folder = tmp_path / "bench"
     request = Request(
         ("train.py",), (1, 2), rounds=2, oversubscribe=True, run_dir=folder, settings=settings
@@ -167,3 +169,16 @@ def test_an_unknown_setting_is_refused_before_anything_runs(monkeypatch, tmp_pat
     with pytest.raises(UsageError, match="--settings has no setting"):
         run_bench(monkeypatch, tmp_path, capsys, settings="static-graf")
     assert not (tmp_path / "bench").exists()
+
+
+def test_a_script_that_does_not_exist_is_refused_before_anything_runs(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"there is no file nosuch\.py"):
+        command.bench(Request(("nosuch.py",), (1,)), as_json=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tasks_of_a_slurm_step_do_not_measure_each_other(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    with pytest.raises(UsageError, match="one of 4 Slurm tasks"):
+        command.bench(Request(("train.py",), (1,)), as_json=False)
