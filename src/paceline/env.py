@@ -78,6 +78,12 @@ STOP_AFTER = _variable(
     " their trials",
 )
 
+TRY_DDP = _variable(
+    "PACELINE_TRY_DDP",
+    "settings that DistributedDataParallel gets in a trial (JSON); set by paceline bench"
+    " --settings",
+)
+
 NO_COLOR = _variable("NO_COLOR", "not empty: no colour on terminals (https://no-color.org)")
 TERM = _variable("TERM", "dumb: no colour on terminals")
 

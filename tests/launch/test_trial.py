@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline import env
 from paceline.measure import trial
 from paceline.measure.trial import Trial
 
@@ -41,12 +43,12 @@ finally:
 """
 
 
-def tried(tmp_path, monkeypatch, command, *, world=1, steps=STEPS, timeout_s=120.0):
+def tried(tmp_path, monkeypatch, command, *, world=1, steps=STEPS, **options):
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith(("PET_", "OMP_", "SLURM_"))]:
         monkeypatch.delenv(name)
     words = tuple(map(str, command))
-    return trial.run(Trial(words, world, steps, tmp_path / "trial", timeout_s=timeout_s))
+    return trial.run(Trial(words, world, steps, tmp_path / "trial", **options))
 
 
 def own(tmp_path, monkeypatch, *, accumulate=1, workers=0, length=10000, **options):
@@ -134,3 +136,23 @@ def test_a_script_that_hangs_is_ended(tmp_path, monkeypatch):
     result = tried(tmp_path, monkeypatch, ["train.py"], timeout_s=8.0)
     assert result.finding.name == "trial-too-slow"
     assert of_this_folder(tmp_path) == []
+
+
+@pytest.mark.parametrize("framework", ["raw", "fabric", "lightning", "accelerate"])
+def test_settings_of_ddp_reach_an_unmodified_script(tmp_path, monkeypatch, framework):
+    settings = {
+        "bucket_cap_mb": 1,
+        "static_graph": True,
+        "hook": "bfloat16",
+        "autocast": "bfloat16",
+    }
+    variables = {env.TRY_DDP: json.dumps(settings)}
+    script = SCRIPTS / f"{framework}_train.py"
+    result = tried(tmp_path, monkeypatch, [script], world=2, variables=variables)
+    assert result.finding is None
+    assert result.applied == tuple(sorted(settings))
+
+
+def test_settings_of_ddp_without_ddp_are_not_applied(tmp_path, monkeypatch):
+    variables = {env.TRY_DDP: '{"static_graph": true}'}
+    assert own(tmp_path, monkeypatch, variables=variables).applied == ()

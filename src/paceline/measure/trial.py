@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,11 @@ from paceline.errors import EXIT_FAILED, Finding
 from paceline.launch.monitor import timed_steps
 from paceline.launch.monitor.timed_steps import Durations
 from paceline.machine import system
-from paceline.rundir import files
+from paceline.rundir import events, files
 from paceline.rundir.files import RunDir
 
 FEWEST_STEPS = 4  # the first two steps of a trial are not timed
+_TICK_S = 0.2
 _END_S = 15.0  # how long a launcher may take to end its ranks
 _MOST_BYTES = 1 << 26
 _TAIL_CHARACTERS = 4000
@@ -79,6 +80,7 @@ class TrialResult:
         losses: Loss of the last timed steps by step, the mean over the ranks.
         gradient_bytes: Bytes of gradients that DistributedDataParallel reduces; None if unknown.
         bucket_bytes: Sizes of its buckets; None if unknown.
+        applied: Names of the settings of ``PACELINE_TRY_DDP`` that took effect.
     """
 
     steps: Mapping[int, Mapping[int, Durations]] = field(default_factory=dict)
@@ -90,35 +92,57 @@ class TrialResult:
     losses: Mapping[int, float] = field(default_factory=dict)
     gradient_bytes: int | None = None
     bucket_bytes: tuple[int, ...] | None = None
+    applied: tuple[str, ...] = ()
 
 
-def run(trial: Trial) -> TrialResult:
-    """Run a trial to its end."""
+def run(trial: Trial, tick: Callable[[], None] = lambda: None) -> TrialResult:
+    """Run a trial to its end.
+
+    Args:
+        trial: The trial.
+        tick: Called several times a second while it runs, to move a progress bar.
+    """
     start_s = time.monotonic()
-    status, output = _launch(trial)
+    status, output = _launch(trial, tick)
     seconds = time.monotonic() - start_s
     run_dir = RunDir(trial.run_dir)
-    speed = _read(run_dir.speed)
+    ends = _ends(run_dir)
     steps = timed_steps.from_json(_read(run_dir.timed_steps))
-    finding = judge(trial, exit_status=status, report=_report(output), speed=speed, steps=steps)
     facts = [_read(run_dir.trial(rank)) for rank in range(trial.world_size)]
     first = facts[0]
+    samples = sum(of_rank.get("samples_per_batch", 0) for of_rank in facts)
     sizes = first.get("bucket_bytes")
-    per_batch = speed.get("samples_per_batch", 0)
     return TrialResult(
         steps=steps,
-        finding=finding,
+        finding=judge(
+            trial,
+            exit_status=status,
+            report=_report(output),
+            counts=[end["steps"] for end in ends],
+            steps=steps,
+        ),
         exit_status=EXIT_FAILED if status is None else status,
         seconds=seconds,
-        samples_per_step=round(per_batch * first.get("batches_per_step", 0)),
-        hosts={row["rank"]: row["host"] for row in speed.get("ranks", ())},
+        samples_per_step=round(samples * first.get("batches_per_step", 0)),
+        hosts={end["rank"]: end["host"] for end in ends},
         losses=_mean_losses(facts),
         gradient_bytes=first.get("gradient_bytes"),
         bucket_bytes=None if sizes is None else tuple(sizes),
+        applied=tuple(first.get("applied", ())),
     )
 
 
-def _launch(trial: Trial) -> tuple[int | None, str]:
+def _ends(run_dir: RunDir) -> list[dict[str, Any]]:
+    """Return how the ranks have ended; empty if that was not recorded."""
+    try:
+        recorded = events.read(run_dir.events(0))
+    except OSError:
+        return []
+    ends = [event["ends"] for event in recorded if event["kind"] == "end"]
+    return list(ends[-1]) if ends else []
+
+
+def _launch(trial: Trial, tick: Callable[[], None]) -> tuple[int | None, str]:
     """Run the command; return its exit status, None if it took too long, and its stdout."""
     own = ["--json", "--no-slurm", "--run-dir", str(trial.run_dir)]
     words = [*trial.launch[1:4], *own, *trial.launch[4:]]
@@ -136,7 +160,7 @@ def _launch(trial: Trial) -> tuple[int | None, str]:
             stderr=subprocess.STDOUT,
             preexec_fn=_end_with_parent,  # noqa: PLW1509  # this process has no other threads
         )
-        status = _wait(child, trial.timeout_s)
+        status = _wait(child, trial.timeout_s, tick)
         output.seek(0)
         return status, output.read()
 
@@ -145,11 +169,14 @@ def _end_with_parent() -> None:
     system.die_with_parent(signal.SIGTERM)
 
 
-def _wait(child: subprocess.Popen[Any], timeout_s: float) -> int | None:
+def _wait(child: subprocess.Popen[Any], timeout_s: float, tick: Callable[[], None]) -> int | None:
     """Wait for a launcher; end it if it takes too long, or if this process is interrupted."""
+    deadline_s = time.monotonic() + timeout_s
     try:
-        return child.wait(timeout_s)
-    except subprocess.TimeoutExpired:
+        while time.monotonic() < deadline_s:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.wait(_TICK_S)
+            tick()
         return None
     finally:
         if child.poll() is None:
@@ -184,7 +211,9 @@ def _report(output: str) -> dict[str, Any]:
 
 def _mean_losses(facts: list[dict[str, Any]]) -> dict[int, float]:
     """Return the mean loss over the ranks, of the steps at which all of them have one."""
-    losses = [{int(step): loss for step, loss in each.get("losses", {}).items()} for each in facts]
+    losses = [
+        {int(step): loss for step, loss in of_rank.get("losses", {}).items()} for of_rank in facts
+    ]
     common = set.intersection(*(set(by_step) for by_step in losses))
     return {step: sum(by_step[step] for by_step in losses) / len(losses) for step in sorted(common)}
 
@@ -194,7 +223,7 @@ def judge(
     *,
     exit_status: int | None,
     report: Mapping[str, Any],
-    speed: Mapping[str, Any],
+    counts: Sequence[int],
     steps: Mapping[int, object],
 ) -> Finding | None:
     """Decide why a trial is of no use; return None if it went well. Pure.
@@ -203,10 +232,9 @@ def judge(
         trial: The trial.
         exit_status: Exit status of the launcher; None if the trial took too long.
         report: The report of the launcher.
-        speed: The last description of its speed.
+        counts: Optimizer steps of each rank.
         steps: The steps that were timed.
     """
-    counts = [row["steps"] for row in speed.get("ranks", ())]
     reached = min(counts, default=0)
     if exit_status is None:
         return _too_slow(trial, reached)

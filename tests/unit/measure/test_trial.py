@@ -14,10 +14,6 @@ TRIAL = Trial(("train.py", "--lr", "0.1"), 2, 20, Path("trials/a"), options=("--
 TIMED = {3: {0: (1,) * 6, 1: (1,) * 6}}
 
 
-def speed(*steps):
-    return {"ranks": [{"rank": rank, "steps": count} for rank, count in enumerate(steps)]}
-
-
 @pytest.mark.parametrize(
     ("status", "counts", "timed", "name", "words"),
     [
@@ -31,7 +27,7 @@ def speed(*steps):
     ],
 )
 def test_what_is_wrong_with_a_trial_is_named(status, counts, timed, name, words):
-    finding = trial.judge(TRIAL, exit_status=status, report={}, speed=speed(*counts), steps=timed)
+    finding = trial.judge(TRIAL, exit_status=status, report={}, counts=counts, steps=timed)
     assert (finding and finding.name) == name
     assert finding is None or words in finding.what
 
@@ -39,7 +35,7 @@ def test_what_is_wrong_with_a_trial_is_named(status, counts, timed, name, words)
 def test_a_failure_has_the_cause_that_the_run_found():
     cause = {"name": "cuda-oom", "what": "rank 1 is out of memory", "evidence": ["a", "b"]}
     finding = trial.judge(
-        TRIAL, exit_status=1, report={"findings": [cause]}, speed=speed(3, 3), steps={}
+        TRIAL, exit_status=1, report={"findings": [cause]}, counts=(3, 3), steps={}
     )
     assert "cuda-oom: rank 1 is out of memory" in finding.evidence[0]
     assert finding.fix == "paceline run --nproc-per-node 2 --module train.py --lr 0.1"

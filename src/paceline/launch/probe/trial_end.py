@@ -13,6 +13,7 @@ import gc
 import json
 import math
 import os
+import signal
 import statistics
 import sys
 import time
@@ -22,6 +23,7 @@ from typing import Any, NoReturn
 
 from paceline import counters, env
 from paceline.errors import Finding, UsageError
+from paceline.launch.probe import ddp_settings
 from paceline.launch.probe.stage_clock import StageClock
 from paceline.machine import system
 from paceline.rundir.files import RunDir
@@ -88,7 +90,9 @@ def _write_facts(slot: memoryview[int], fetches: list[int]) -> None:
     finite = {str(step): loss for step, loss in sorted(losses.items()) if math.isfinite(loss)}
     facts = {
         "losses": finite,
+        "samples_per_batch": slot[counters.BATCH_SAMPLES],
         "batches_per_step": statistics.median(fetches) if fetches else 0,
+        "applied": ddp_settings.applied(),
         **_describe_gradients(),
     }
     RunDir(Path(folder)).trial(int(rank)).write_text(json.dumps(facts), encoding="utf-8")
@@ -145,6 +149,9 @@ def _wait_for_others() -> None:
 
 def _kill_workers() -> None:
     """Kill DataLoader workers, which otherwise notice the end of their rank late."""
+    with contextlib.suppress(ValueError):  # only the main thread may
+        # The handler of torch raises an exception when a worker is killed.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     processes: Any = sys.modules.get("multiprocessing")
     for child in processes.active_children() if processes is not None else ():
         if child.daemon:
