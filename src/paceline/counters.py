@@ -70,6 +70,10 @@ SLOT_BYTES = SLOT_LENGTH * 8
 
 BATCH = struct.Struct("@2q")  # BEAT_NS and BATCHES
 STEP = struct.Struct("@7q")  # BEAT_NS to OWN_NS
+# Steps that are timed are chosen by the fractional part of their number times the golden ratio, in
+# units of 2^-64: no period of the script, such as an evaluation every 32 steps, coincides with all
+# of them, and they are about as far apart (the three-distance theorem).
+_GOLDEN_RATIO, _UNIT_BITS = 0x9E3779B97F4A7C15, 64
 _BITS, _DOUBLE = struct.Struct("@q"), struct.Struct("@d")
 
 # Phases: the progress of the script.
@@ -285,6 +289,12 @@ class SharedCounters:
             if step and slot[place] == step:
                 checksums[step] = checksum
         return checksums
+
+
+def rarity(step: int) -> int:
+    """Return k if a step is one of those of which 1 in 2^k is timed, and not 1 in 2^(k+1)."""
+    fraction = step * _GOLDEN_RATIO & ((1 << _UNIT_BITS) - 1)
+    return _UNIT_BITS - fraction.bit_length()
 
 
 def losses_in(slot: memoryview[int]) -> dict[int, float]:

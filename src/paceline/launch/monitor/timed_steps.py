@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from paceline.counters import SharedCounters
+from paceline.counters import SharedCounters, rarity
 
 EVERY_S = 0.25
 TRIAL_EVERY_S = 0.02  # all steps of a trial are timed, and the ring holds 64 of them
@@ -69,10 +69,11 @@ class TimedSteps:
 def choose(steps: Iterable[int], count: int) -> list[int]:
     """Return ``count`` steps that other nodes choose too, in order.
 
-    Nodes may have timed different steps, every 4th and every 8th say, and may have missed some.
-    Steps that are divisible by a larger power of two were timed by more of them.
+    Nodes may have timed different steps, one in 4 and one in 8 say, and may have missed some. Rare
+    steps were timed by more of them.
     """
-    return sorted(sorted(steps, key=lambda step: (step & -step, step), reverse=True)[:count])
+    rarest = sorted(steps, key=lambda step: (rarity(step), step), reverse=True)
+    return sorted(rarest[:count])
 
 
 def to_json(steps: Mapping[int, Mapping[int, Durations]]) -> dict[str, dict[str, list[int]]]:

@@ -1,9 +1,9 @@
 """Time the stages of some optimizer steps: optimizer, other, data, forward, backward, exchange.
 
 The launcher compares the same steps of all ranks (``launch.monitor.stage_times`` has the meaning of
-the stages). A few early steps and every n-th one are timed, where n is a power of two that keeps
-the cost below ``SHARE`` of the time; steps whose number is a multiple of a larger power are then
-timed on all ranks, whatever n each of them has chosen.
+the stages). A few early steps and one in n are timed, where n is a power of two that keeps the cost
+below ``SHARE`` of the time; ``counters.rarity`` says which. A step that is timed with a large n is
+timed with each smaller one too, so all ranks time some of the same steps.
 
 A step is a list of marks, each with the stage that ends at it. On the CPU a mark is a time. Where
 the script uses a GPU a mark is a CUDA event, because the CPU only enqueues kernels; the events are
@@ -227,11 +227,11 @@ def _differences(marks: list[int]) -> list[int]:
 
 
 def next_timed(steps: int, every: int) -> int:
-    """Return the first step that is timed, ``steps`` or a later one: early ones and every n-th."""
-    regular = steps + -steps % every
-    if steps >= EARLY.stop:
-        return regular
-    return min(regular, max(steps, EARLY.start))
+    """Return the first step that is timed, ``steps`` or a later one: early ones and 1 in every."""
+    least = every.bit_length() - 1
+    while steps not in EARLY and counters.rarity(steps) < least:
+        steps += 1
+    return steps
 
 
 def choose_every(step_ns: int, cost_ns: int) -> int:

@@ -1,5 +1,9 @@
 """Which steps a node collects, sends, and joins with those of other nodes."""
 
+import itertools
+
+import pytest
+
 from paceline import counters
 from paceline.launch.monitor import timed_steps
 from paceline.launch.monitor.timed_steps import TimedSteps
@@ -38,9 +42,25 @@ def test_a_ring_that_has_gone_round_holds_the_last_steps():
 
 def test_nodes_with_another_rhythm_choose_the_same_steps():
     one = timed_steps.choose(range(1, 1000), 64)
-    other = timed_steps.choose(range(4, 1000, 4), 64)
+    other = timed_steps.choose([s for s in range(1, 1000) if counters.rarity(s) >= 2], 64)
     assert one == other
-    assert one[0] == 16
+    assert len(one) == 64
+
+
+@pytest.mark.parametrize("period", range(2, 40))
+def test_no_period_of_the_script_meets_the_chosen_steps(period):
+    """An evaluation after each epoch is part of a step, and would be part of all of them."""
+    chosen = timed_steps.choose(range(1, 10_000), 512)
+    met = sum(step % period == 0 for step in chosen)
+    assert met == pytest.approx(512 / period, rel=0.5)
+
+
+@pytest.mark.parametrize("level", range(11))
+def test_steps_of_a_rarity_are_about_as_far_apart(level):
+    steps = [step for step in range(20_000) if counters.rarity(step) >= level]
+    distances = {after - before for before, after in itertools.pairwise(steps)}
+    assert len(distances) <= 3
+    assert max(distances) < 3 * 2**level
 
 
 def test_what_is_sent_comes_back_and_is_joined():
