@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from paceline.errors import Finding, SetupError
+from paceline.measure import run_choice, step_parts
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
 from paceline.text.wording import duration
@@ -33,19 +33,9 @@ def find(run: str) -> RunDir:
         SetupError: There is no such folder, or it holds no speed.
     """
     if run:
-        places = [Path(run), *(folder / run for folder in files.run_folders())]
-        folder = next((place for place in places if place.is_dir()), None)
-        if folder is None:
-            raise SetupError(_missing(f"there is no run folder {run}"))
-        return RunDir(folder)
-    written = [
-        (file.stat().st_mtime, file.parent)
-        for folder in files.run_folders()
-        for file in folder.glob("*/speed.json")
-    ]
-    if not written:
-        raise SetupError(_missing("no run in paceline-runs has written its speed"))
-    return RunDir(max(written)[1])
+        return run_choice.named(run, advice=_missing(""))
+    what = "no run in paceline-runs has written its speed"
+    return run_choice.latest("speed.json", advice=_missing(what))
 
 
 def read(run_dir: RunDir) -> dict[str, Any]:
@@ -135,28 +125,12 @@ def _progress(shown: Mapping[str, Any]) -> str:
 
 def _step(step: Mapping[str, Any], num_ranks: int) -> list[str]:
     """Return a bar for each part of a step."""
-    parts = {
-        "data": step["stages"]["data"],
-        "forward": step["stages"]["forward"],
-        "backward": step["stages"]["backward"],
-        "optimizer": step["stages"]["optimizer"],
-        "other code": step["stages"]["other"],
-        "communication": step["exchange"],
-        "waiting": step["waiting"],
-    }
-    if num_ranks == 1:
-        parts["backward"] += parts.pop("communication")
-        parts.pop("waiting")
     lines = [f"step {step['seconds'] * 1000:.3g} ms"]
-    for part, seconds in parts.items():
+    for part, seconds in step_parts.parts(step, num_ranks).items():
         share = seconds / step["seconds"]
         lines.append(f"  {part:14}{share:5.0%}  {'█' * round(share * _BAR)}")
-    named = step["named"]
-    if named:
-        lines.append(
-            f"  rank {named['rank']} on {named['host']} takes {named['seconds'] * 1000:.3g} ms"
-            f" longer in {named['stage']} than the others"
-        )
+    if step["named"]:
+        lines.append(f"  {step_parts.late_rank(step['named'])}")
     return lines
 
 
