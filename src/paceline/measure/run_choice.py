@@ -17,7 +17,7 @@ def named(run: str, *, advice: Finding) -> RunDir:
         advice: The finding to raise; its ``what`` is replaced.
 
     Raises:
-        SetupError: There is no such folder.
+        SetupError: The folder does not exist.
     """
     places = [Path(run), *(folder / run for folder in files.run_folders())]
     for place in places:
