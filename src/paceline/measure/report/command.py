@@ -10,7 +10,6 @@ from typing import Any
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.measure.report import collect, metrics, overview, page, text
 from paceline.measure.report.facts import Run
-from paceline.measure.report.scaling import scaling
 from paceline.rundir import files
 from paceline.text import terminal
 
@@ -78,7 +77,7 @@ def write(path: Path, html: str) -> None:
 
 def to_json(run: Run) -> dict[str, Any]:
     """Return what ``--json`` prints of a run. Pure; a number that is not finite is left out."""
-    rows = scaling(run.bench) if run.bench is not None else []
+    rows = run.scaling
     split = run.split
     return {
         "name": run.name,

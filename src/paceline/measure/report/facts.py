@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.errors import Finding
-from paceline.measure.intervals import Blocks
+from paceline.measure.intervals import Blocks, Interval
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,25 @@ class World:
 
 
 @dataclass(frozen=True)
+class Scaling:
+    """Throughput with one number of ranks, compared with the smallest number.
+
+    Attributes:
+        ranks: Number of ranks.
+        step_s: Seconds of a step.
+        samples_per_s: Samples per second over all ranks.
+        ideal_samples_per_s: The same if each rank were as fast as in the smallest world.
+        efficiency: ``samples_per_s`` as a share of the ideal.
+    """
+
+    ranks: int
+    step_s: Interval
+    samples_per_s: Interval
+    ideal_samples_per_s: float
+    efficiency: Interval
+
+
+@dataclass(frozen=True)
 class NetworkPoint:
     """An all-reduce of one size.
 
@@ -203,6 +222,7 @@ class Run:
         ranks: What a step costs each rank.
         findings: The findings of the last end.
         bench: What ``paceline bench`` measured; None without a bench.
+        scaling: What the bench says about scaling, by number of ranks in ascending order.
         forecast: What ``paceline forecast`` predicted; None without one.
         environment: Facts of the environment, value by name.
         notes: What is missing or could not be read, in sentences.
@@ -222,6 +242,7 @@ class Run:
     ranks: tuple[RankTime, ...] = ()
     findings: tuple[Finding, ...] = ()
     bench: Bench | None = None
+    scaling: tuple[Scaling, ...] = ()
     forecast: Forecast | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -6,9 +6,8 @@ import statistics
 from collections.abc import Sequence
 
 from paceline.measure.report import metrics, speed
-from paceline.measure.report.facts import Run, StepSplit
+from paceline.measure.report.facts import Run, Scaling, StepSplit
 from paceline.measure.report.network_plots import size_text
-from paceline.measure.report.scaling import Scaling, scaling
 from paceline.text.quoting import printable
 from paceline.text.wording import few
 
@@ -33,7 +32,7 @@ def figures(run: Run) -> dict[str, str]:
 
 
 def _bench_figures(run: Run) -> dict[str, str]:
-    rows = scaling(run.bench) if run.bench is not None else []
+    rows = run.scaling
     if not rows:
         return {}
     last = rows[-1]
@@ -127,7 +126,7 @@ def rank_sentences(run: Run) -> list[str]:
 def scaling_sentences(run: Run) -> list[str]:
     """Return the speed-up of the largest world, and from where on more ranks bring little."""
     sentences = []
-    rows = scaling(run.bench) if run.bench is not None else []
+    rows = run.scaling
     if len(rows) > 1:
         sentences.append(_speed_up(rows))
     if run.bench is not None:

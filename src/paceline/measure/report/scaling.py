@@ -7,26 +7,7 @@ from dataclasses import dataclass
 
 from paceline.measure import intervals
 from paceline.measure.intervals import Blocks, Interval
-from paceline.measure.report.facts import Bench, World
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """Throughput with one number of ranks, compared with the smallest number.
-
-    Attributes:
-        ranks: Number of ranks.
-        step_s: Seconds of a step.
-        samples_per_s: Samples per second over all ranks.
-        ideal_samples_per_s: The same if each rank were as fast as in the smallest world.
-        efficiency: ``samples_per_s`` as a share of the ideal.
-    """
-
-    ranks: int
-    step_s: Interval
-    samples_per_s: Interval
-    ideal_samples_per_s: float
-    efficiency: Interval
+from paceline.measure.report.facts import Bench, Scaling, World
 
 
 def scaling(bench: Bench) -> list[Scaling]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.measure.report.facts import Bench, Forecast, ForecastPoint, Run
+from paceline.measure.report.facts import Bench, Forecast, ForecastPoint, Run, Scaling
 from paceline.measure.report.plots import Axis, Curve, Plot
-from paceline.measure.report.scaling import Scaling, own_times, scaling
+from paceline.measure.report.scaling import own_times
 
 _MOST_TICKS = 9
 
@@ -21,9 +21,8 @@ def plots(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
     drawn: list[Plot] = []
     for run, name in zip(runs, names, strict=True):
         suffix = f": {name}" if len(runs) > 1 else ""
-        measured = scaling(run.bench) if run.bench is not None else []
-        if measured or run.forecast is not None:
-            drawn += _scaling(measured, run.forecast, suffix)
+        if run.scaling or run.forecast is not None:
+            drawn += _scaling(run.scaling, run.forecast, suffix)
         if run.bench is not None:
             drawn += _own_work(run.bench, suffix)
     return drawn

@@ -10,7 +10,6 @@ from paceline.measure.intervals import Interval
 from paceline.measure.report import labels, overview
 from paceline.measure.report.facts import Run, Series
 from paceline.measure.report.network_plots import size_text
-from paceline.measure.report.scaling import scaling
 from paceline.text.quoting import printable
 from paceline.text.wording import shorten
 
@@ -173,7 +172,7 @@ def _ranks(run: Run) -> list[str]:
 
 
 def _scaling(run: Run) -> list[str]:
-    rows = scaling(run.bench) if run.bench is not None else []
+    rows = run.scaling
     if not rows:
         return []
     lines = [f"{'ranks':>6}{'step':>12}{'samples/s':>14}{'95 % interval':>24}{'efficiency':>12}"]
