@@ -107,6 +107,7 @@ PLAN = {
     "threads": {"value": 1, "reason": "2 usable CPUs / 2 ranks"},
     "backend": "gloo",
     "start_method": {"value": "fork", "reason": ""},
+    "software": {"python": "3.11.7", "torch": "2.13.0", "torch_cuda": "", "nccl": ""},
 }
 
 

@@ -23,6 +23,7 @@ from paceline.rundir.events import History
 from paceline.rundir.files import RunDir
 
 _EVENTS = "events.jsonl"
+_SOFTWARE = {"python": "Python", "torch_cuda": "CUDA of torch", "nccl": "NCCL"}
 _OTHER_CONTENT = (KeyError, TypeError, ValueError, AttributeError)
 
 
@@ -194,7 +195,8 @@ def _environment(run_dir: RunDir, gpus: Mapping[str, int]) -> dict[str, str]:
             values[label] = f"{choice['value']} ({choice['reason']})"
         values["backend"] = str(plan["backend"])
         values["start method"] = str(plan["start_method"]["value"])
-        values |= {name: str(version) for name, version in plan.get("software", {}).items()}
+        versions = plan.get("software", {})  # not in plans of earlier versions
+        values |= {_SOFTWARE.get(name, name): str(version) for name, version in versions.items()}
     except (OSError, *_OTHER_CONTENT):
         return values
     return {name: value for name, value in values.items() if value}

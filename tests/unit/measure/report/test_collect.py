@@ -31,6 +31,8 @@ def test_a_whole_run(tmp_path):
         (1, 0.14, 0.02),
     ]
     assert run.environment["threads of a rank"] == "1 (2 usable CPUs / 2 ranks)"
+    assert run.environment["Python"] == "3.11.7"
+    assert "NCCL" not in run.environment
     assert run.notes == ()
 
 
