@@ -262,7 +262,6 @@ def _top(run: str, once: bool, interval: float, as_json: bool) -> Action:
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option(
     "--output",
-    "-o",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="The page. [report.html in the run folder]",

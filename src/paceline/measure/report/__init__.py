@@ -1,7 +1,7 @@
 """``paceline report``: one page, or a text, that shows what a run did and how fast.
 
 facts                what is known of a run, as plain data
-collect              reads a run folder, with metrics, speed_files and bench_files
+collect              reads a run folder, with metrics, speed_files, bench_files, untrusted
 speed, scaling       decide rates, the split of a step, efficiency
 plots, labels        what a plot is, and the names in it
 training_plots, time_plots, scaling_plots, network_plots

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.measure.report.facts import Bench, Forecast, ForecastPoint, NetworkPoint, World
+from paceline.measure.report.untrusted import OTHER_CONTENT, finite, positive
 from paceline.rundir import files
 
 BENCH, FORECAST = "bench.json", "forecast.json"
 _VERSION = 1
 _MOST_BYTES = 1 << 28  # every step of every rank
-_OTHER_CONTENT = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _Parsed = TypeVar("_Parsed")
 
 
@@ -33,7 +33,7 @@ def _read(path: Path, parse: Callable[[Any], _Parsed], notes: list[str]) -> _Par
         return None
     except OSError as error:
         notes.append(f"{path.name} cannot be read: {error}")
-    except _OTHER_CONTENT as error:
+    except OTHER_CONTENT as error:
         notes.append(f"{path.name} has another form than this version reads: {error!r}")
     return None
 
@@ -42,7 +42,7 @@ def parse_bench(values: Mapping[str, Any]) -> Bench:
     """Return a bench from its JSON. Pure.
 
     Raises:
-        ValueError: The version is unknown.
+        ValueError: The version is unknown, or a time is not a positive number.
         KeyError: A field is missing.
     """
     if values["version"] != _VERSION:
@@ -69,7 +69,7 @@ def _world(ranks: int, values: Mapping[str, Any]) -> World:
     return World(
         ranks=ranks,
         num_nodes=int(values["num_nodes"]),
-        samples_per_step=float(values["samples_per_step"]),
+        samples_per_step=positive(values["samples_per_step"]),
         step_s=[[_step_s(step) for step in steps] for steps in rounds],
         own_s={rank: tuple(times) for rank, times in sorted(own_s.items())},
     )
@@ -81,16 +81,16 @@ def _step_s(step: Mapping[str, Any]) -> float:
     See ``stage_times.account``: the exchange of the other ranks contains their waiting.
     """
     last = max(step.values(), key=lambda durations: sum(durations[:-1]))
-    return float(sum(last)) * 1e-6
+    return positive(sum(last)) * 1e-6
 
 
 def _network_point(values: Mapping[str, Any]) -> NetworkPoint:
     return NetworkPoint(
         size_bytes=int(values["bytes"]),
-        seconds=float(values["seconds"]),
-        low_s=float(values["low"]),
-        high_s=float(values["high"]),
-        bus_bytes_per_s=float(values["bus_bytes_per_s"]),
+        seconds=positive(values["seconds"]),
+        low_s=positive(values["low"]),
+        high_s=positive(values["high"]),
+        bus_bytes_per_s=finite(values["bus_bytes_per_s"]),
     )
 
 
@@ -103,9 +103,9 @@ def parse_forecast(values: Mapping[str, Any]) -> Forecast:
     points = [
         ForecastPoint(
             int(point["world"]),
-            float(point["samples_per_s"]),
-            float(point["low"]),
-            float(point["high"]),
+            positive(point["samples_per_s"]),
+            finite(point["low"]),
+            finite(point["high"]),
         )
         for point in values["points"]
     ]

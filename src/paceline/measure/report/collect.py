@@ -18,13 +18,13 @@ from paceline.measure.report import bench_files, metrics, speed_files
 from paceline.measure.report.facts import Attempt, Run, SpeedPoint, StepSplit
 from paceline.measure.report.scaling import scaling
 from paceline.measure.report.speed import mean_split
+from paceline.measure.report.untrusted import OTHER_CONTENT
 from paceline.rundir import events, files, identity
 from paceline.rundir.events import History
 from paceline.rundir.files import RunDir
 
 _EVENTS = "events.jsonl"
 _SOFTWARE = {"python": "Python", "torch_cuda": "CUDA of torch", "nccl": "NCCL"}
-_OTHER_CONTENT = (KeyError, TypeError, ValueError, AttributeError)
 
 
 def collect(names: Sequence[str]) -> list[Run]:
@@ -197,7 +197,7 @@ def _environment(run_dir: RunDir, gpus: Mapping[str, int]) -> dict[str, str]:
         values["start method"] = str(plan["start_method"]["value"])
         versions = plan.get("software", {})  # not in plans of earlier versions
         values |= {_SOFTWARE.get(name, name): str(version) for name, version in versions.items()}
-    except (OSError, *_OTHER_CONTENT):
+    except (OSError, *OTHER_CONTENT):
         return values
     return {name: value for name, value in values.items() if value}
 

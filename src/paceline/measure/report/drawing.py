@@ -15,6 +15,7 @@ from paceline.measure.report.plots import Axis, Curve, Plot
 NUM_RUN_COLOURS = 8
 _HEIGHT, _TOP, _BOTTOM = 320, 34, 44  # pixels; buttons to zoom are above the plot
 _FEW_DECADES, _MOST_DECADES = 2.0, 7.0  # of a logarithmic axis
+_LARGEST = 1e300  # the difference of larger values may be no float
 _LABEL_GAP = 16  # pixels between the labels of two curves
 _MOST_LABELS = 8  # curves; more have a legend only
 _LABEL_WIDTH, _LABEL_PIXELS = 24, 6.6  # characters of a label, and the width of one
@@ -199,13 +200,14 @@ def log_ticks(low: float, high: float) -> list[float]:
     exponents = range(math.floor(low), math.ceil(high) + 1)
     every = max(1, round((high - low) / _MOST_DECADES))
     factors = (1, 2, 5) if high - low <= _FEW_DECADES else (1,)
-    ticks = [factor * 10.0**exponent for exponent in exponents[::every] for factor in factors]
-    return [tick for tick in ticks if low <= math.log10(tick) <= high]
+    # Written in decimal, a number that a float cannot hold is 0 or infinite.
+    ticks = [float(f"{factor}e{power}") for power in exponents[::every] for factor in factors]
+    return [tick for tick in ticks if tick > 0 and low <= math.log10(tick) <= high]
 
 
 def _y_range(plot: Plot) -> tuple[float, float]:
     """Return the range of the vertical axis, as plotly takes it: exponents if logarithmic."""
-    values = _extent(plot)
+    values = [max(-_LARGEST, min(_LARGEST, value)) for value in _extent(plot)]
     if plot.y.is_log:
         values = [math.log10(value) for value in values if value > 0]
     low, high = min(values, default=0.0), max(values, default=1.0)

@@ -9,12 +9,11 @@ from typing import Any
 
 from paceline.measure import step_parts
 from paceline.measure.report.facts import RankTime, SpeedPoint, StepSplit
+from paceline.measure.report.untrusted import OTHER_CONTENT, finite, positive
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
 
 _MOST_BYTES = 1 << 26
-# What a file by another version, or by somebody else, may raise while it is read.
-_OTHER_CONTENT = (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError)
 
 
 def read_log(run_dir: RunDir, num_ranks: int) -> tuple[list[SpeedPoint], list[str]]:
@@ -42,16 +41,16 @@ def _point(line: bytes, num_ranks: int) -> SpeedPoint | None:
     try:
         values = json.loads(line)
         loss = values.get("loss")
-        samples = float(values["samples_per_batch"]) * float(values["batches_per_step"])
+        samples = finite(values["samples_per_batch"]) * finite(values["batches_per_step"])
         return SpeedPoint(
             attempt=int(values["attempt"]),
-            time_s=float(values["time_s"]),
+            time_s=finite(values["time_s"]),
             steps=int(values["steps"]),
             loss=None if loss is None else float(loss),
             samples_per_step=samples,
             split=split_of(values.get("step"), num_ranks),
         )
-    except (*_OTHER_CONTENT, RecursionError):
+    except OTHER_CONTENT:
         return None
 
 
@@ -63,17 +62,17 @@ def split_of(step: Mapping[str, Any] | None, num_ranks: int) -> StepSplit | None
         num_ranks: Number of ranks.
     """
     try:
-        if not step or not float(step["seconds"]) > 0:
+        if not step:
             return None
         parts = step_parts.parts(step, num_ranks)
         named = step.get("named")
         return StepSplit(
-            seconds=float(step["seconds"]),
-            parts={name: float(seconds) for name, seconds in parts.items()},
+            seconds=positive(step["seconds"]),
+            parts={name: finite(seconds) for name, seconds in parts.items()},
             late_rank=step_parts.late_rank(named) if named else "",
             timed_steps=int(step["timed_steps"]),
         )
-    except _OTHER_CONTENT:
+    except OTHER_CONTENT:
         return None
 
 
@@ -86,7 +85,7 @@ def read_ranks(run_dir: RunDir) -> tuple[list[RankTime], Mapping[str, int]]:
         speed = files.read_json(run_dir.speed, most_bytes=_MOST_BYTES)
         ranks = [_rank(values) for values in speed["ranks"] if values["steps"] > 1]
         gpus = Counter(str(gpu["host"]) for gpu in speed["gpus"])
-    except (OSError, *_OTHER_CONTENT):
+    except (OSError, *OTHER_CONTENT):
         return [], {}
     return ranks, gpus
 
@@ -96,6 +95,6 @@ def _rank(values: Mapping[str, Any]) -> RankTime:
     return RankTime(
         rank=int(values["rank"]),
         host=str(values["host"]),
-        own_s=float(values["own_s"]) / num_intervals,
-        data_s=float(values["data_s"]) / num_intervals,
+        own_s=finite(values["own_s"]) / num_intervals,
+        data_s=finite(values["data_s"]) / num_intervals,
     )

@@ -131,7 +131,9 @@ def _mean(values: Sequence[float]) -> float | None:
     """Return the mean: None without values, NaN if one of them is not finite."""
     if not values:
         return None
-    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.nan
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    return math.fsum(value / len(values) for value in values)  # the sum itself may be no float
 
 
 def _spark(value: float | None, low: float, high: float) -> str:
@@ -139,7 +141,8 @@ def _spark(value: float | None, low: float, high: float) -> str:
         return " "
     if not math.isfinite(value):
         return "!"
-    share = (value - low) / (high - low) if high > low else 0.0
+    size = max(abs(low), abs(high)) or 1.0  # so that the difference is a float
+    share = (value / size - low / size) / (high / size - low / size) if high > low else 0.0
     return _BARS[round(share * (len(_BARS) - 1))]
 
 

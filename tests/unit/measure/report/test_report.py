@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import pytest
@@ -136,6 +137,85 @@ def test_a_page_with_a_loss_that_is_not_a_number_is_json(tmp_path):
     figures = re.search(r'id="figures">(.*?)</script>', html, re.S)[1]
     assert "NaN" not in figures
     assert "Infinity" not in figures
+
+
+def shown(*folders):
+    """Everything that a report can be, of some folders; the page's data are read as a browser does."""
+    runs = run_of(*folders)
+    printed = text.render(runs)
+    assert max(map(len, printed.splitlines())) <= 80
+    json.dumps([command.to_json(run) for run in runs], allow_nan=False)
+    html = page.render(runs, text=printed, now_s=0.0)
+    figures = re.search(r'id="figures">(.*?)</script>', html, re.S)[1]
+    json.loads(figures, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    return runs
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ("1,1",),
+        ("1,nan", "2,nan"),
+        ("1,1e308", "1,1e308", "2,1e308"),
+        ("1,-1e308", "2,1e308"),
+        ("1,0", "2,0"),
+        ("-5,1", "0,2"),
+        ("99999999999999999999,1", "1,2"),
+        ("1,1e-300", "2,1e300"),
+        ("1,5e-324", "2,1"),
+    ],
+)
+def test_odd_numbers_are_shown(tmp_path, rows):
+    table = "\n".join(("step,loss", *rows)) + "\n"
+    shown(report_runs.write_run(tmp_path / "run", metrics=table))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("time_s", math.inf), ("samples_per_batch", math.nan), ("loss", math.nan), ("steps", 7)],
+)
+def test_odd_descriptions_of_the_speed_are_shown(tmp_path, name, value):
+    folder = report_runs.write_run(tmp_path / "run", metrics="")
+    lines = [report_runs.speed_line(number, **{name: value}) for number in range(1, 9)]
+    report_runs.write_lines(folder / "speed.jsonl", lines)
+    (run,) = shown(folder)
+    is_unreadable = name in ("time_s", "samples_per_batch")
+    assert ("speed.jsonl: 8 of 8 lines are not readable" in run.notes) == is_unreadable
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"worlds": {}},
+        {"worlds": {"1": report_runs.world(1)}},
+        {"worlds": {"1": report_runs.world(1, step_us=0)}},
+        {"network": None},
+        {"network": {"points": [report_runs.network_point(1024)]}},
+        {"network": {"points": [report_runs.network_point(0), report_runs.network_point(8)]}},
+    ],
+)
+def test_odd_benches_are_shown(tmp_path, values):
+    shown(report_runs.write_bench(tmp_path / "bench", **values))
+
+
+@pytest.mark.parametrize("high", [math.nan, math.inf])
+def test_a_forecast_without_bounds_is_not_shown(tmp_path, high):
+    folder = report_runs.write_bench(tmp_path / "bench")
+    point = {"world": 2, "samples_per_s": 1.0, "low": 0.5, "high": high}
+    (folder / "forecast.json").write_text(json.dumps({"points": [point]}))
+    (run,) = shown(folder)
+    assert run.forecast is None
+    assert run.notes[0].startswith("forecast.json has another form")
+
+
+def test_a_forecast_alone_and_many_different_runs(tmp_path):
+    forecast = report_runs.write_bench(tmp_path / "forecast")
+    (forecast / "bench.json").unlink()
+    runs = [
+        report_runs.write_run(tmp_path / f"run-{number}", command=("train.py", "--lr", str(number)))
+        for number in range(10)
+    ]
+    assert len(shown(forecast, *runs)) == 11
 
 
 @pytest.mark.parametrize("wanted", [{"as_text": True}, {"as_json": True}])
