@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import Finding, SetupError
+from paceline.launch.monitor.stage_times import MIN_STEPS
 from paceline.machine import processes
 from paceline.measure import run_choice
 from paceline.measure.report import bench_files, metrics, speed_files
@@ -90,8 +91,14 @@ def read(run_dir: RunDir) -> Run:
         raise SetupError(_no_run(f"{run.folder} holds no run"))
     # A bench trains nothing, so nothing of a training is missing from it.
     is_training = bool(records) or run.bench is None
-    training_notes = [*metric_notes, *speed_notes] if is_training else []
+    training_notes = [*metric_notes, *speed_notes, *_split_notes(run)] if is_training else []
     return replace(run, notes=(*training_notes, *bench_notes))
+
+
+def _split_notes(run: Run) -> list[str]:
+    if run.split is not None or not run.steps:
+        return []
+    return [f"no split of a step: fewer than {MIN_STEPS} steps were timed"]
 
 
 def _events(folder: Path) -> list[list[dict[str, Any]]]:
