@@ -31,7 +31,7 @@ def latest(file: str, *, advice: Finding) -> RunDir:
 
     Args:
         file: Name of the file in a run folder.
-        advice: The finding to raise; its ``what`` is the sentence if there is none.
+        advice: The finding to raise; its ``what`` says that no run has the file.
 
     Raises:
         SetupError: No run has such a file.

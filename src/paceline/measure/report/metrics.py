@@ -93,7 +93,7 @@ def _of_tensorboard(folder: Path, notes: list[str]) -> Numbers:
         events.Reload()
         for name in events.Tags()["scalars"]:
             numbers[name] = {event.step: event.value for event in events.Scalars(name)}
-    except Exception as error:  # protobuf raises errors of its own for a damaged file
+    except Exception as error:  # protobuf has other errors for a damaged file
         notes.append(f"tensorboard/ cannot be read: {type(error).__name__}")
     return numbers
 

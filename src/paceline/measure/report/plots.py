@@ -1,4 +1,4 @@
-"""What a plot is, whoever draws it: curves with roles, axes with units, and titles. Pure."""
+"""What a plot is, in a terminal or in a browser: curves, axes with units, titles. Pure."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def scaling(bench: Bench) -> list[Scaling]:
 
 
 def _of_world(world: World, base: World) -> Scaling:
-    # An empty round, of a trial that failed, is no block.
+    # A trial that failed leaves an empty round.
     steps = [block for block in world.step_s if block]
     base_steps = [block for block in base.step_s if block]
     step_s = intervals.median(steps)

@@ -106,9 +106,9 @@ def _unlogged(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
     """Return the loss that the probe saw, of runs that have logged no numbers."""
     curves = []
     for place, run in enumerate(runs):
-        seen = _seen_loss(run)
-        if seen and not run.metrics:
-            x, y = thinned(list(seen), list(seen.values()))
+        losses = _probed_losses(run)
+        if losses and not run.metrics:
+            x, y = thinned(list(losses), list(losses.values()))
             form = "dots" if len(x) == 1 else "line"
             curves.append(Curve(names[place], x, y, f"run-{place}", form))
     if not curves:
@@ -125,7 +125,7 @@ def _unlogged(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
     ]
 
 
-def _seen_loss(run: Run) -> Mapping[float, float]:
+def _probed_losses(run: Run) -> Mapping[float, float]:
     """Return the losses that the probe saw, by seconds of running."""
     times_s = speed.elapsed(run.attempts, run.speed)
     return {
