@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Installs what the tests in network namespaces and on a Slurm cluster need, where that is possible. Without iproute2 and
-# iptables tests are skipped; without Slurm and munge they fail, since what Slurm does is known from nothing else.
+# Installs what the tests in network namespaces, on a Slurm cluster and in a browser need, where that is possible.
+# Without iproute2, iptables and chromium tests are skipped; without Slurm and munge they fail, since what Slurm does is
+# known from nothing else.
 set -eu
 missing=()
 command -v ip >/dev/null && command -v tc >/dev/null || missing+=(iproute2)
 command -v iptables >/dev/null || missing+=(iptables)
+command -v chromium >/dev/null || missing+=(chromium fonts-dejavu-core)  # looks at the pages of paceline report
 PATH=$PATH:/usr/sbin
 command -v slurmctld >/dev/null || missing+=(slurmctld)
 command -v slurmd >/dev/null || missing+=(slurmd)

@@ -61,6 +61,10 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "paceline bench --world 1,2,4 train.py --lr 0.1",
         "paceline bench --scaling strong --batch-option '-b {per_rank}' train.py",
     ),
+    "paceline report": (
+        "paceline report paceline-runs/20261122-digits",
+        "paceline report RUN-A RUN-B --output comparison.html",
+    ),
     "paceline why": ("paceline why", "paceline why node-a node-b"),
     "paceline translate": (
         "paceline translate -- accelerate launch --num_processes 4 train.py",

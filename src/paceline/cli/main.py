@@ -273,6 +273,32 @@ def _top(run: str, once: bool, interval: float, metrics_port: int | None, as_jso
     return action
 
 
+@cli.command("report")
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The page. [report.html in the run folder]",
+)
+@click.option("--text", "as_text", is_flag=True, help="Print the text only, and write no page.")
+@_JSON
+def _report(runs: tuple[str, ...], output: Path | None, as_text: bool, as_json: bool) -> Action:
+    """Show what runs did and how fast: a text here, and an HTML page that needs no network.
+
+    RUN is a run's folder, or its name in paceline-runs/; without it the run there that was started
+    last. Several runs are compared. The page needs the extra paceline[report].
+    """
+
+    def action() -> int:
+        from paceline.measure.report import report
+
+        report(runs, output=output, as_text=as_text, as_json=as_json)
+        return EXIT_OK
+
+    return action
+
+
 @cli.command("why")
 @click.argument("words", nargs=-1, metavar="[PID|JOBID|NODE|FILE]...")
 @click.option(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from paceline.errors import Finding, SetupError
+from paceline.measure import run_choice
 from paceline.rundir import events, files
 from paceline.rundir.files import RunDir
 
@@ -29,19 +29,9 @@ def find(run: str) -> RunDir:
         SetupError: There is no such folder, or no run has written its speed.
     """
     if run:
-        places = [Path(run), *(folder / run for folder in files.run_folders())]
-        folder = next((place for place in places if place.is_dir()), None)
-        if folder is None:
-            raise SetupError(_unreadable(f"there is no run folder {run}"))
-        return RunDir(folder)
-    written = [
-        (file.stat().st_mtime, file.parent)
-        for folder in files.run_folders()
-        for file in folder.glob("*/speed.json")
-    ]
-    if not written:
-        raise SetupError(_unreadable("no run in paceline-runs has written its speed"))
-    return RunDir(max(written)[1])
+        return run_choice.named(run, advice=_unreadable(""))
+    what = "no run in paceline-runs has written its speed"
+    return run_choice.latest("speed.json", advice=_unreadable(what))
 
 
 def read(run_dir: RunDir) -> dict[str, Any]:

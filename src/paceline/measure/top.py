@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.measure import speed
+from paceline.measure import speed, step_parts
 from paceline.rundir.files import RunDir
 from paceline.text.wording import duration
 
@@ -82,28 +82,12 @@ def _joined(parts: Sequence[str]) -> list[str]:
 
 def _step(step: Mapping[str, Any], num_ranks: int) -> list[str]:
     """Return a bar for each part of a step."""
-    parts = {
-        "data": step["stages"]["data"],
-        "forward": step["stages"]["forward"],
-        "backward": step["stages"]["backward"],
-        "optimizer": step["stages"]["optimizer"],
-        "other code": step["stages"]["other"],
-        "communication": step["exchange"],
-        "waiting": step["waiting"],
-    }
-    if num_ranks == 1:
-        parts["backward"] += parts.pop("communication")
-        parts.pop("waiting")
     lines = [f"step {step['seconds'] * 1000:.3g} ms"]
-    for part, seconds in parts.items():
+    for part, seconds in step_parts.parts(step, num_ranks).items():
         share = seconds / step["seconds"]
         lines.append(f"  {part:14}{share:5.0%}  {'█' * round(share * _BAR)}")
-    named = step["named"]
-    if named:
-        lines.append(
-            f"  rank {named['rank']} on {named['host']} takes {named['seconds'] * 1000:.3g} ms"
-            f" longer in {named['stage']} than the others"
-        )
+    if step["named"]:
+        lines.append(f"  {step_parts.late_rank(step['named'])}")
     return lines
 
 
