@@ -15,6 +15,7 @@ CODES = {
     "input-unreadable": "USE006",
     "launcher-config-ignored": "USE007",
     "no-ranks-found": "USE008",
+    "bench-insufficient": "USE020",
     "torch-missing": "ENV001",
     "platform-unsupported": "ENV002",
     "folder-not-writable": "ENV003",

@@ -57,6 +57,15 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     "paceline explain": ("paceline explain slurm-4711.out", "paceline explain NET001"),
     "paceline lint": ("paceline lint job.sh train.py", "paceline lint --json job.sh"),
     "paceline top": ("paceline top", "paceline top paceline-runs/20261122-digits --once"),
+    "paceline bench": ("paceline bench network", "paceline bench network --json"),
+    "paceline bench network": (
+        "paceline bench network --nproc-per-node 4",
+        "srun --nodes 2 --ntasks-per-node 4 paceline bench network --json",
+    ),
+    "paceline forecast": (
+        "paceline forecast paceline-runs/NAME --gpus-per-node 8 --link 100Gbit",
+        "paceline forecast NAME --samples 1281167 --epochs 90 --price 2.50",
+    ),
     "paceline why": ("paceline why", "paceline why node-a node-b"),
     "paceline translate": (
         "paceline translate -- accelerate launch --num_processes 4 train.py",
