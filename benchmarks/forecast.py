@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -28,8 +29,8 @@ from paceline.measure.forecast import prediction
 
 RATES = {"200mbit": 200e6, "80mbit": 80e6}
 BENCH_WORLDS, PREDICTED_WORLDS = (1, 2), (3, 4, 8)
-LAYERS, LAYER_BYTES = 4, 1 << 20
-MEAN_STEP_S = 0.2
+LAYERS, LAYER_BYTES = 4, 1 << 19
+MEAN_STEP_S = 0.12
 SAMPLES_PER_RANK = 64
 WARMUP = 2
 RANK = Path(__file__).with_name("forecast_rank.py")
@@ -72,7 +73,11 @@ def started(places: list[Host], command: list[str], port: int, **per_rank: list[
         }
         words = [sys.executable, *(word.replace("RANK", str(rank)) for word in command)]
         processes.append(subprocess.Popen(host.inside(words), env=environ))
-    statuses = [process.wait() for process in processes]
+    try:
+        statuses = [process.wait() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     if any(statuses):
         sys.exit(f"ranks ended with {statuses}")
 
@@ -97,6 +102,7 @@ def measured_steps(places: list[Host], folder: Path, arguments: argparse.Namespa
         for rate in RATES
         for world in (*BENCH_WORLDS, *PREDICTED_WORLDS)
     ]
+    print("training", flush=True)
     plan = {
         "configs": configs,
         "layers": LAYERS,
@@ -188,6 +194,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", default="", help="write what was measured to this file")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the hosts are removed
     with tempfile.TemporaryDirectory() as name, hosts(max(PREDICTED_WORLDS)) as places:
         folder = Path(name)
         networks = {rate: measured_network(places[:2], rate, folder) for rate in RATES}

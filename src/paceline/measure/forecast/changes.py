@@ -91,10 +91,4 @@ def _on_faster_link(model: Model, world: int) -> float:
 
 def _with_larger_batch(model: Model, world: int) -> float:
     """A larger batch takes at most proportionally longer, and exchanges as much."""
-    larger = replace(
-        model,
-        work=model.work.scaled(_LARGER_BATCH),
-        backward_s=model.backward_s * _LARGER_BATCH,
-        samples_per_rank=model.samples_per_rank * _LARGER_BATCH,
-    )
-    return larger.samples_per_s(world)
+    return replace(model, batch_factor=_LARGER_BATCH).samples_per_s(world)

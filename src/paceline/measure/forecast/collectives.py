@@ -131,11 +131,11 @@ class Exchange:
             return 0.0
         if self.hidden_s is not None:
             return max(0.0, network.all_reduce_s(self.buckets[0], world) - self.hidden_s)
-        total, ready, end_s = sum(self.buckets), 0.0, 0.0
+        times_s = {size: network.all_reduce_s(size, world) for size in set(self.buckets)}
+        s_per_byte, ready, end_s = backward_s / sum(self.buckets), 0.0, 0.0
         for bucket in self.buckets:
             ready += bucket
-            begin_s = max(end_s, backward_s * ready / total)
-            end_s = begin_s + network.all_reduce_s(bucket, world)
+            end_s = max(end_s, s_per_byte * ready) + times_s[bucket]
         return max(0.0, end_s - backward_s)
 
     def scaled(self, factor: float) -> Exchange:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from paceline.measure.forecast import collectives, own_work
 from paceline.measure.forecast.bench_data import Bench, TimedStep
 from paceline.measure.forecast.collectives import Exchange, Link, Network
-from paceline.measure.forecast.own_work import OwnWork
+from paceline.measure.forecast.own_work import Differences, OwnWork
 
 # Seconds of a message without bytes, where nothing determines it: NVLink to TCP between threads.
 LATENCY_RANGE_S = (5e-6, 5e-4)
@@ -28,8 +28,9 @@ PAYLOAD_RANGE = (1448 / 1538, 8948 / 9038)
 # By how much all-reduces deviated from the fitted model over 3 to 8 ranks, as a standard deviation
 # of the logarithm (benchmarks/forecast.py).
 MODEL_ERROR = 0.05
-_BANDWIDTH_RANGE = (1e-3, 1e13)  # of the search, in bytes or exchanges per second
-_LATENCIES_TRIED = 6
+_LEAST_TIME_SHARE = 1e-6  # that the bandwidth takes of an exchange; less makes no difference
+_LEAST_LATENCY_SHARE = 1e-4  # of an exchange; less makes no difference
+_LATENCY_BISECTIONS = 12
 _MOST_DEVIATIONS = 400  # in one draw
 
 
@@ -102,6 +103,8 @@ class Model:
         global_batch: Samples of a step, with strong scaling.
         single_step_s: Measured step of one rank; None if none was measured.
         single_samples: Samples of that step.
+        steady_share: Share of the differences between ranks that another batch does not change.
+        batch_factor: Size of a rank's batch relative to the measured one, with weak scaling.
     """
 
     work: OwnWork
@@ -113,13 +116,16 @@ class Model:
     global_batch: float
     single_step_s: float | None
     single_samples: float
+    steady_share: float
+    batch_factor: float = 1.0
 
     def step_s(self, world: int) -> float:
         """Return the mean time of a step of ``world`` ranks."""
         if world == 1 and self.single_step_s is not None:
-            return self.single_step_s
+            return self.single_step_s * self.batch_factor
         factor = self._work_factor(world)
-        own_s = self.work.longest_s(world) * factor
+        spread_factor = factor + (1 - factor) * self.steady_share
+        own_s = self.work.mean_s * factor + self.work.differences.excess_s(world) * spread_factor
         return own_s + self.exchange.exposed_s(self.network, world, self.backward_s * factor)
 
     def exposed_s(self, world: int) -> float:
@@ -132,8 +138,8 @@ class Model:
         if self.fixed_s is not None:
             return self.global_batch
         if world == 1 and self.single_step_s is not None:
-            return self.single_samples
-        return self.samples_per_rank * world
+            return self.single_samples * self.batch_factor
+        return self.samples_per_rank * self.batch_factor * world
 
     def samples_per_s(self, world: int) -> float:
         """Return the throughput of ``world`` ranks."""
@@ -142,7 +148,7 @@ class Model:
     def _work_factor(self, world: int) -> float:
         """Return a rank's own work relative to that of the largest measured world."""
         if self.fixed_s is None:
-            return 1.0
+            return self.batch_factor
         share = self.fixed_s / self.work.mean_s
         return share + (1 - share) * self.global_batch / world / self.samples_per_rank
 
@@ -157,7 +163,8 @@ class Fitter:
 
     def __init__(self, bench: Bench, what_if: WhatIf) -> None:
         self._bench, self._what_if = bench, what_if
-        self._per_node = what_if.ranks_per_node or measured_per_node(bench)
+        self._measured_per_node = measured_per_node(bench)
+        self._per_node = what_if.ranks_per_node or self._measured_per_node
         self._spread = own_work.spread(
             [[step.own_s for step in steps] for steps in bench.largest.rounds]
         )
@@ -183,6 +190,7 @@ class Fitter:
             global_batch=bench.largest.samples_per_step,
             single_step_s=single.step_s if single else None,
             single_samples=bench.worlds[1].samples_per_step or 1.0 if single else 0.0,
+            steady_share=draw.within(0.0, 1.0),
         )
 
     def _drawn_means(self, ranks: int, draw: Draw) -> WorldMeans:
@@ -200,7 +208,7 @@ class Fitter:
         shared = draw.about(self._spread.shared, self._spread.shared_error)
         deviations_s = draw.deviations(self._spread.deviations_s(shared))
         # Between a tail that ends with the sample and one that is twice as heavy as in it.
-        return own_work.distribution(mean_s, deviations_s, tail_factor=draw.within(0.0, 2.0))
+        return OwnWork(mean_s, Differences(deviations_s, tail_factor=draw.within(0.0, 2.0)))
 
     def _exchange(self, largest: WorldMeans, draw: Draw) -> Exchange:
         bench = self._bench
@@ -221,7 +229,7 @@ class Fitter:
         inside = self._link(with_inside, means, exchange, draw, on_one_node=True)
 
         def with_between(link: Link) -> Network:
-            return Network(inside or link, link, measured_per_node(bench), has_trees)
+            return Network(inside or link, link, self._measured_per_node, has_trees)
 
         between = self._link(with_between, means, exchange, draw, on_one_node=False)
         between = self._replaced(between, inside, draw)
@@ -273,7 +281,7 @@ class Fitter:
             return _calibrated(measured, worlds, exposed_s) if worlds else measured
         if not worlds:
             return None
-        return _fitted(worlds, exposed_s, draw)
+        return _fitted(worlds, exposed_s, draw, sum(exchange.buckets))
 
 
 _Exposed = Callable[[Link, WorldMeans], float]
@@ -292,42 +300,51 @@ def _calibrated(link: Link, worlds: Sequence[WorldMeans], exposed_s: _Exposed) -
     return link.slowed(_root(excess_s, 0.05, 20.0))
 
 
-def _fitted(worlds: Sequence[WorldMeans], exposed_s: _Exposed, draw: Draw) -> Link:
+def _fitted(
+    worlds: Sequence[WorldMeans], exposed_s: _Exposed, draw: Draw, num_bytes: float
+) -> Link:
     """Fit latency and bandwidth to the exchanges alone.
 
-    One exchange does not determine both: the latency is then drawn from its plausible range, as
-    far as the exchange allows it.
+    Latency grows with the number of ranks, and what the bandwidth takes hardly does. So the latency
+    follows from the largest world, once the bandwidth fits all of them together. A single exchange
+    does not determine both: the latency is then drawn from its plausible range.
     """
-    low_s, high_s = LATENCY_RANGE_S
-    high_s = min([high_s, *(world.exchange_s / (4 * (world.ranks - 1)) for world in worlds)])
-    low_s = min(low_s, high_s / 2)
+    most_s = min(world.exchange_s / (2 * (world.ranks - 1)) for world in worlds)
     if len(worlds) == 1:
-        latencies = [draw.within_log(low_s, high_s)]
-    else:
-        ratio = (high_s / low_s) ** (1 / (_LATENCIES_TRIED - 1))
-        latencies = [low_s * ratio**number for number in range(_LATENCIES_TRIED)]
-    links = [_with_latency(latency_s, worlds, exposed_s) for latency_s in latencies]
-    return min(links, key=lambda link: _error(link, worlds, exposed_s))
+        low_s, high_s = LATENCY_RANGE_S
+        latency_s = min(draw.within_log(low_s, high_s), most_s / 2)
+        return _with_latency(latency_s, worlds, exposed_s, num_bytes)
+    largest = worlds[-1]
+
+    def excess_s(latency_s: float) -> float:
+        link = _with_latency(latency_s, worlds, exposed_s, num_bytes)
+        return exposed_s(link, largest) - largest.exchange_s
+
+    latency_s = _root(excess_s, most_s * _LEAST_LATENCY_SHARE, most_s, _LATENCY_BISECTIONS)
+    return _with_latency(latency_s, worlds, exposed_s, num_bytes)
 
 
-def _with_latency(latency_s: float, worlds: Sequence[WorldMeans], exposed_s: _Exposed) -> Link:
+def _with_latency(
+    latency_s: float, worlds: Sequence[WorldMeans], exposed_s: _Exposed, num_bytes: float
+) -> Link:
+    """Return the link of this latency on which the worlds together exchange as long as measured."""
     measured_s = sum(world.exchange_s for world in worlds)
+    # All of an exchange takes at most what is exposed of it, and backward.
+    most_s = max(world.exchange_s + world.backward_s for world in worlds)
 
     def excess_s(s_per_byte: float) -> float:
         link = Link(latency_s, 1 / s_per_byte)
         return sum(exposed_s(link, world) for world in worlds) - measured_s
 
-    low, high = _BANDWIDTH_RANGE
-    return Link(latency_s, 1 / _root(excess_s, 1 / high, 1 / low))
+    highest = 1.01 * most_s / num_bytes
+    return Link(latency_s, 1 / _root(excess_s, highest * _LEAST_TIME_SHARE, highest))
 
 
-def _error(link: Link, worlds: Sequence[WorldMeans], exposed_s: _Exposed) -> float:
-    return sum((exposed_s(link, world) / world.exchange_s - 1) ** 2 for world in worlds)
-
-
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
+def _root(
+    function: Callable[[float], float], low: float, high: float, bisections: int = 18
+) -> float:
     """Return where an increasing function is zero, by bisection of the logarithm."""
-    for _ in range(40):
+    for _ in range(bisections):
         middle = math.sqrt(low * high)
         if function(middle) > 0:
             high = middle

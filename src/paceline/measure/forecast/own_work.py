@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-# Above this share of the values, the distribution is continued exponentially: N draws from a
-# sample would never exceed its maximum, however large N is.
+# N draws from a sample would never exceed its maximum, however large N is. So the distribution is
+# continued exponentially from the largest few values on, with the mean excess of this share.
 _TAIL_SHARE = 0.1
-_LEAST_TAIL = 5
+_CONTINUED = 5
 _NODES = [(number + 0.5) / 64 for number in range(64)]
 
 
@@ -27,71 +27,67 @@ class OwnWork:
 
     Attributes:
         mean_s: Mean over ranks and steps, in seconds.
-        deviations_s: Deviations from the mean of those parts that differ between ranks, sorted.
-        tail_s: Mean excess of the upper tail, in seconds; 0 with too few values.
+        differences: What differs between ranks.
     """
 
     mean_s: float
-    deviations_s: tuple[float, ...]
-    tail_s: float
+    differences: Differences
 
     def longest_s(self, world: int) -> float:
         """Return the mean time of the slowest of ``world`` ranks."""
-        return self.mean_s + self._mean_of_maximum(world) - self._mean_of_maximum(1)
+        return self.mean_s + self.differences.excess_s(world)
 
-    def scaled(self, factor: float) -> OwnWork:
-        """Return the distribution with everything ``factor`` times as long."""
-        return OwnWork(
-            self.mean_s * factor,
-            tuple(deviation * factor for deviation in self.deviations_s),
-            self.tail_s * factor,
-        )
 
-    def with_mean(self, mean_s: float) -> OwnWork:
-        """Return the distribution around another mean."""
-        return replace(self, mean_s=mean_s)
+class Differences:
+    """The distribution of what differs between ranks in a step.
+
+    Args:
+        deviations_s: Deviations from the mean, in seconds, in any order.
+        tail_factor: By how much the upper tail is stretched: 1 as the sample suggests, 0 for a
+            tail that ends with the sample.
+    """
+
+    def __init__(self, deviations_s: Sequence[float], tail_factor: float) -> None:
+        self._ordered = sorted(deviations_s)
+        self._tail_begin_s = self._tail_s = 0.0
+        if len(self._ordered) >= 2 * _CONTINUED:
+            self._tail_begin_s = self._middle(_CONTINUED)
+            self._tail_s = tail_factor * self._mean_excess_s()
+        self._means: dict[int, float] = {}
+
+    def excess_s(self, world: int) -> float:
+        """Return by how much the slowest of ``world`` ranks takes longer than a rank, on average.
+
+        The tail is exponential with the mean excess of the sample's.
+        """
+        return self._mean_of_maximum(world) - self._mean_of_maximum(1)
+
+    def _middle(self, above: int) -> float:
+        """Return the value that ``above`` values exceed."""
+        return (self._ordered[-above - 1] + self._ordered[-above]) / 2
+
+    def _mean_excess_s(self) -> float:
+        above = max(_CONTINUED, int(len(self._ordered) * _TAIL_SHARE))
+        begin_s = self._middle(above)
+        return statistics.fmean(value - begin_s for value in self._ordered[-above:])
 
     def _mean_of_maximum(self, world: int) -> float:
         # The maximum of N draws is the quantile at u^(1/N), with u uniform in (0, 1).
-        return math.fsum(self._quantile(node ** (1 / world)) for node in _NODES) / len(_NODES)
+        if world not in self._means:
+            quantiles = [self._quantile(node ** (1 / world)) for node in _NODES]
+            self._means[world] = math.fsum(quantiles) / len(_NODES)
+        return self._means[world]
 
     def _quantile(self, share: float) -> float:
-        values, count = self.deviations_s, len(self.deviations_s)
-        tail_count = _tail_count(count)
+        count = len(self._ordered)
         over = (1 - share) * count
-        if self.tail_s and over < tail_count:
-            return _tail_begin(values) + self.tail_s * math.log(tail_count / over)
-        place = share * count - 0.5
-        low = min(max(int(place), 0), count - 1)
+        if self._tail_s and over < _CONTINUED:
+            return self._tail_begin_s + self._tail_s * math.log(_CONTINUED / over)
+        place = min(max(share * count - 0.5, 0.0), count - 1.0)
+        low = int(place)
         high = min(low + 1, count - 1)
-        weight = min(max(place - low, 0.0), 1.0)
-        return values[low] * (1 - weight) + values[high] * weight
-
-
-def _tail_count(count: int) -> int:
-    return max(_LEAST_TAIL, int(count * _TAIL_SHARE))
-
-
-def _tail_begin(ordered: Sequence[float]) -> float:
-    place = len(ordered) - _tail_count(len(ordered))
-    return (ordered[place - 1] + ordered[place]) / 2
-
-
-def distribution(mean_s: float, deviations_s: Sequence[float], tail_factor: float) -> OwnWork:
-    """Return the distribution of these deviations.
-
-    Args:
-        mean_s: Its mean.
-        deviations_s: Deviations in any order.
-        tail_factor: By how much the tail is stretched: 1 as the sample suggests, 0 for none.
-    """
-    ordered = sorted(deviations_s)
-    count = _tail_count(len(ordered))
-    if len(ordered) < 2 * count:
-        return OwnWork(mean_s, tuple(ordered), 0.0)
-    begin = _tail_begin(ordered)
-    tail_s = statistics.fmean(value - begin for value in ordered[-count:])
-    return OwnWork(mean_s, tuple(ordered), tail_s * tail_factor)
+        weight = place - low
+        return self._ordered[low] * (1 - weight) + self._ordered[high] * weight
 
 
 @dataclass(frozen=True)

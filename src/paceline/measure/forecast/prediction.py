@@ -75,6 +75,7 @@ class Forecast:
         changes_world: World size of ``changes``.
         changes: What changes of the training are worth there.
         ranks_per_node: Ranks of a node.
+        link_bits_per_s: Rate of the link between nodes, if another one than measured was assumed.
         notes: What the forecast rests on, and what it cannot know.
     """
 
@@ -86,6 +87,7 @@ class Forecast:
     changes_world: int
     changes: tuple[Change, ...]
     ranks_per_node: int
+    link_bits_per_s: float | None
     notes: tuple[str, ...]
 
     @property
@@ -144,6 +146,7 @@ def predict(
         changes_world=changes_world,
         changes=tuple(ensemble.changes(changes_world)),
         ranks_per_node=ensemble.estimate.network.ranks_per_node,
+        link_bits_per_s=link_bits_per_s,
         notes=tuple(_notes(bench, what_if, ensemble, possible)),
     )
 
@@ -306,6 +309,14 @@ def _notes(bench: Bench, what_if: WhatIf, ensemble: _Ensemble, worlds: Sequence[
         notes.append(
             "The bytes of the gradients are unknown, so that it is open how much communication"
             " backward hides: the intervals cover all of it and nothing."
+        )
+    exchanging = [world for world in bench.worlds.values() if world.ranks > 1]
+    if bench.network is None and len(exchanging) == 1:
+        low_s, high_s = LATENCY_RANGE_S
+        notes.append(
+            "One exchange does not show latency and bandwidth apart: the intervals hold for"
+            f" latencies of {low_s * 1e6:g} us to {high_s * 1e3:g} ms. paceline bench network, or"
+            " one more world size, narrows them."
         )
     left_out = sum(world.left_out for world in bench.worlds.values())
     if left_out:

@@ -1,7 +1,9 @@
-"""Find the bench of a run, and read it."""
+"""Find the bench of a run, read it, and write its forecast beside it."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +12,16 @@ from paceline.measure.forecast.bench_data import unreadable
 from paceline.rundir import files
 
 FILE = "bench.json"
+FORECAST = "forecast.json"
 _MOST_BYTES = 1 << 28
 
 
-def read(run: str) -> dict[str, Any]:
-    """Return the content of a bench's ``bench.json``.
-
-    Args:
-        run: A run folder, the name of one below ``paceline-runs``, or the file; empty for the
-            newest bench there.
+def read(file: Path) -> dict[str, Any]:
+    """Return the content of a bench's file.
 
     Raises:
         SetupError: There is no bench, or it is damaged.
     """
-    file = _find(run)
     try:
         values = files.read_json(file, most_bytes=_MOST_BYTES)
     except FileNotFoundError:
@@ -37,7 +35,25 @@ def read(run: str) -> dict[str, Any]:
     return values
 
 
-def _find(run: str) -> Path:
+def write(bench: Path, forecast: dict[str, Any]) -> None:
+    """Write a forecast beside its bench, where ``paceline report`` finds it.
+
+    Someone else's folder may not be writable, and the forecast is printed anyway.
+    """
+    with contextlib.suppress(OSError):
+        files.write_whole(bench.with_name(FORECAST), json.dumps(forecast) + "\n")
+
+
+def find(run: str) -> Path:
+    """Return the file of a bench.
+
+    Args:
+        run: A run folder, the name of one below ``paceline-runs``, or the file; empty for the
+            newest bench there.
+
+    Raises:
+        SetupError: There is no such folder, or no bench.
+    """
     if not run:
         benches = [file for folder in files.run_folders() for file in folder.glob(f"*/{FILE}")]
         if not benches:

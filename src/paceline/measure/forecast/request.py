@@ -43,8 +43,9 @@ def answer(
     """
     if samples is None:
         _require_samples(epochs=epochs, price=price)
+    bench = reading.find(run)
     forecast = prediction.predict(
-        reading.read(run),
+        reading.read(bench),
         worlds=world_sizes(worlds) if worlds else prediction.WORLDS,
         ranks_per_node=gpus_per_node,
         link_bits_per_s=None if link is None else bits_per_s(link),
@@ -52,9 +53,10 @@ def answer(
     if samples is not None and forecast.unit != "samples":
         raise UsageError(_without_samples())
     costs = [] if samples is None else cost.costs(forecast, samples * (epochs or 1.0), price)
+    result = {**forecast.to_json(), "costs": [asdict(row) for row in costs]}
+    reading.write(bench, result)
     if as_json:
-        costs_json = [asdict(row) for row in costs]
-        return json.dumps({**forecast.to_json(), "costs": costs_json}, indent=1)
+        return json.dumps(result, indent=1)
     return text.render(forecast, costs)
 
 
