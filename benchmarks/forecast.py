@@ -25,6 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from faults.hosts import Host, hosts
+from paceline.measure.bench_file import BenchFile
 from paceline.measure.forecast import prediction
 
 RATES = {"200mbit": 200e6, "80mbit": 80e6}
@@ -170,7 +171,7 @@ def compare(rounds: dict, networks: dict[str, dict | None]) -> list[tuple[float,
     for bench_rate, network in networks.items():
         for rate, bits_per_s in RATES.items():
             forecast = prediction.predict(
-                bench(rounds, bench_rate, network),
+                BenchFile.from_json(bench(rounds, bench_rate, network)),
                 worlds=PREDICTED_WORLDS,
                 link_bits_per_s=None if rate == bench_rate else bits_per_s,
             )

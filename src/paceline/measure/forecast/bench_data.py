@@ -1,4 +1,4 @@
-"""What a forecast takes from ``bench.json``: times of steps by world size, and all-reduces. Pure.
+"""What a forecast takes from a bench: times of steps by world size, and all-reduces. Pure.
 
 Steps are reduced to what the model needs: the own work of each rank, and the exchange and backward
 of the rank that came last, whose exchange contains no waiting for others.
@@ -13,9 +13,9 @@ from typing import Any
 
 from paceline.errors import Finding, SetupError
 from paceline.launch.monitor import stage_times
+from paceline.measure.bench_file import BenchFile, WorldBench
 
-_VERSION = 1
-_S = 1e-6  # durations are in microseconds
+_S = 1e-9  # durations are in nanoseconds
 _BACKWARD = stage_times.STAGES.index("backward")
 # A round is divided into blocks until there are so many: neighbouring steps resemble each other, so
 # that the bootstrap must draw blocks, and from few it cannot draw.
@@ -53,6 +53,7 @@ class WorldTimes:
         samples_per_step: Samples of all ranks in a step; 0 if unknown.
         rounds: Steps by round.
         left_out: Number of steps that took far longer than most.
+        is_synchronised: Whether ranks leave the exchange together.
     """
 
     ranks: int
@@ -60,6 +61,7 @@ class WorldTimes:
     samples_per_step: float
     rounds: tuple[tuple[TimedStep, ...], ...]
     left_out: int
+    is_synchronised: bool
 
     @property
     def blocks(self) -> list[tuple[TimedStep, ...]]:
@@ -104,6 +106,7 @@ class Bench:
         gradient_bytes: Bytes of all gradients; None if unknown.
         bucket_bytes: Bytes of each all-reduce; None if unknown.
         network: What ``bench network`` has measured; None without it.
+        is_oversubscribed: Whether ranks shared CPUs or GPUs.
     """
 
     command: tuple[str, ...]
@@ -113,6 +116,12 @@ class Bench:
     gradient_bytes: float | None
     bucket_bytes: tuple[float, ...] | None
     network: NetworkTimes | None
+    is_oversubscribed: bool
+
+    @property
+    def knows_bytes(self) -> bool:
+        """Whether the bytes of the gradients are known."""
+        return bool(self.gradient_bytes or self.bucket_bytes)
 
     @property
     def largest(self) -> WorldTimes:
@@ -120,30 +129,32 @@ class Bench:
         return self.worlds[max(self.worlds)]
 
 
-def parse(values: Mapping[str, Any]) -> Bench:
-    """Return a bench from what ``bench.json`` contains.
+def summarize(file: BenchFile) -> Bench:
+    """Return what a forecast needs of a bench.
 
     Raises:
-        SetupError: The values are not those of a bench, or of a version that is not supported.
+        SetupError: The bench is damaged.
     """
-    if values.get("kind") != "bench" or values.get("version") != _VERSION:
-        kind, version = values.get("kind"), values.get("version")
-        what = f"this is not a bench of version {_VERSION}: kind {kind!r}, version {version!r}"
-        raise SetupError(unreadable(what))
     try:
-        worlds = {int(ranks): _world(int(ranks), world) for ranks, world in _worlds(values)}
-        return Bench(
-            command=tuple(values["command"]),
-            scaling=values["scaling"],
-            backend=values["backend"],
-            worlds=dict(sorted(worlds.items())),
-            gradient_bytes=values.get("gradient_bytes"),
-            bucket_bytes=tuple(values["bucket_bytes"]) if values.get("bucket_bytes") else None,
-            network=_network(values["network"]) if values.get("network") else None,
-        )
+        worlds = {
+            ranks: _world(ranks, world)
+            for ranks, world in sorted(file.worlds.items())
+            if any(world.rounds)
+        }
+        network = _network(file.network) if file.network else None
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         what = f"the bench is damaged: {type(error).__name__}: {error}"
         raise SetupError(unreadable(what)) from None
+    return Bench(
+        command=file.command,
+        scaling=file.scaling,
+        backend=file.backend,
+        worlds=worlds,
+        gradient_bytes=file.gradient_bytes,
+        bucket_bytes=file.bucket_bytes,
+        network=network,
+        is_oversubscribed=file.oversubscribed,
+    )
 
 
 def unreadable(what: str) -> Finding:
@@ -156,36 +167,29 @@ def unreadable(what: str) -> Finding:
     )
 
 
-def _worlds(values: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the worlds in which steps were measured."""
-    return [(ranks, world) for ranks, world in values["worlds"].items() if any(world["rounds"])]
-
-
-def _world(ranks: int, values: Mapping[str, Any]) -> WorldTimes:
-    rounds = [
-        [_by_rank(durations) for _, durations in sorted(steps.items(), key=_number)]
-        for steps in values["rounds"]
-    ]
+def _world(ranks: int, world: WorldBench) -> WorldTimes:
+    rounds = [[step for _, step in sorted(steps.items())] for steps in world.rounds]
     steps = [step for steps_of_round in rounds for step in steps_of_round]
-    if any(len(step) != ranks for step in steps):
-        raise ValueError(f"a step of {ranks} ranks has another number of ranks")
-    usual = {id(step) for step in stage_times.without_outliers(steps)}
+    usual_steps = stage_times.without_outliers(steps)
+    _check(usual_steps, ranks)
+    usual = {id(step) for step in usual_steps}
     counted = [[_summary(step) for step in steps if id(step) in usual] for steps in rounds]
     return WorldTimes(
         ranks=ranks,
-        num_nodes=int(values.get("num_nodes", 1)),
-        samples_per_step=float(values.get("samples_per_step") or 0),
+        num_nodes=world.num_nodes,
+        samples_per_step=world.samples_per_step,
         rounds=tuple(tuple(steps) for steps in counted if len(steps) > 1),
         left_out=len(steps) - len(usual),
+        is_synchronised=stage_times.are_synchronised(usual_steps),
     )
 
 
-def _number(item: tuple[str, Any]) -> int:
-    return int(item[0])
-
-
-def _by_rank(durations: Mapping[str, Sequence[int]]) -> dict[int, Sequence[int]]:
-    return {int(rank): values for rank, values in durations.items()}
+def _check(steps: Sequence[stage_times.Step], ranks: int) -> None:
+    """Raise a ValueError for steps that cannot have been measured."""
+    if any(len(step) != ranks for step in steps):
+        raise ValueError(f"a step of {ranks} ranks has another number of ranks")
+    if not any(sum(durations) for step in steps for durations in step.values()):
+        raise ValueError(f"the steps of {ranks} ranks take no time")
 
 
 def _summary(step: Mapping[int, Sequence[int]]) -> TimedStep:
@@ -209,8 +213,11 @@ def _divided(blocks: Sequence[Sequence[TimedStep]]) -> list[tuple[TimedStep, ...
 
 
 def _network(values: Mapping[str, Any]) -> NetworkTimes:
+    points = [(float(point["bytes"]), float(point["seconds"])) for point in values["points"]]
+    if len(points) < 2 or min(min(point) for point in points) <= 0 or values["world"] < 2:
+        raise ValueError("the network has too few points, or times of 0 s")
     return NetworkTimes(
-        ranks=int(values["world"]),
+        ranks=values["world"],
         num_nodes=int(values.get("num_nodes", 1)),
-        points=tuple((point["bytes"], point["seconds"]) for point in values["points"]),
+        points=tuple(points),
     )

@@ -164,13 +164,19 @@ def fit_link(points: Sequence[tuple[float, float]], world: int) -> tuple[Link, f
         The link, and the root mean square of the relative errors.
     """
     rows = [(2 * (world - 1) / t, 2 * (world - 1) / world * size / t) for size, t in points]
+    latency_s, s_per_byte = _least_squares(rows)
+    if latency_s <= 0 or s_per_byte <= 0:  # noise: bounds from single sizes
+        latency_s, s_per_byte = min(1 / x for x, _ in rows), min(1 / y for _, y in rows)
+    errors = [(x * latency_s + y * s_per_byte - 1) ** 2 for x, y in rows]
+    return Link(latency_s, 1 / s_per_byte), math.sqrt(sum(errors) / len(errors))
+
+
+def _least_squares(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return a and b for which a x + b y is closest to 1; zeros if that is not determined."""
     xx, xy = sum(x * x for x, _ in rows), sum(x * y for x, y in rows)
     yy = sum(y * y for _, y in rows)
     x_sum, y_sum = sum(x for x, _ in rows), sum(y for _, y in rows)
     determinant = xx * yy - xy * xy
-    latency_s = (yy * x_sum - xy * y_sum) / determinant if determinant else 0.0
-    s_per_byte = (xx * y_sum - xy * x_sum) / determinant if determinant else 0.0
-    if latency_s <= 0 or s_per_byte <= 0:  # noise: the largest size alone gives the bandwidth
-        latency_s, s_per_byte = min(1 / x for x, _ in rows), min(1 / y for _, y in rows)
-    errors = [(x * latency_s + y * s_per_byte - 1) ** 2 for x, y in rows]
-    return Link(latency_s, 1 / s_per_byte), math.sqrt(sum(errors) / len(errors))
+    if not determinant:
+        return 0.0, 0.0
+    return (yy * x_sum - xy * y_sum) / determinant, (xx * y_sum - xy * x_sum) / determinant

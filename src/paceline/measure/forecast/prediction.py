@@ -7,26 +7,22 @@ the deviations between ranks, and what the bench does not determine are drawn ag
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from paceline.errors import Finding, SetupError, UsageError
+from paceline.measure.bench_file import BenchFile
 from paceline.measure.forecast import bench_data
 from paceline.measure.forecast import changes as changes_of
+from paceline.measure.forecast import notes as notes_of
 from paceline.measure.forecast.bench_data import Bench
 from paceline.measure.forecast.changes import Change, ends
 from paceline.measure.forecast.collectives import Link
-from paceline.measure.forecast.model import (
-    LATENCY_RANGE_S,
-    PAYLOAD_RANGE,
-    Draw,
-    Fitter,
-    Model,
-    WhatIf,
-    measured_per_node,
-)
+from paceline.measure.forecast.draws import Draw
+from paceline.measure.forecast.fitting import LATENCY_RANGE_S, PAYLOAD_RANGE, Fitter, WhatIf
+from paceline.measure.forecast.model import Model
 
 WORLDS = tuple(2**power for power in range(1, 13))
 DRAWS = 100
@@ -34,7 +30,6 @@ _SEED = 0  # the same bench gives the same forecast
 _LEAST_STEPS = 16
 # Where no second node was measured: the slowest link that clusters have today, for the lower end.
 SLOWEST_LINK_BITS_PER_S = 1e9
-_CONTENTION = 0.05  # longer own work that is worth a note
 
 
 @dataclass(frozen=True)
@@ -106,7 +101,7 @@ class Forecast:
 
 
 def predict(
-    values: Mapping[str, Any],
+    file: BenchFile,
     *,
     worlds: Sequence[int] = WORLDS,
     ranks_per_node: int | None = None,
@@ -115,19 +110,19 @@ def predict(
     """Predict the throughput of other world sizes.
 
     Args:
-        values: What ``bench.json`` contains.
+        file: The bench.
         worlds: World sizes.
         ranks_per_node: Ranks of a node; None as in the bench.
         link_bits_per_s: Rate of the link between nodes; None as measured.
 
     Raises:
-        SetupError: The values are not those of a bench, or not enough for a forecast.
+        SetupError: The bench is damaged, or not enough for a forecast.
         UsageError: ``link_bits_per_s`` is given, and the bench does not know the gradients' bytes.
     """
-    bench = bench_data.parse(values)
+    bench = bench_data.summarize(file)
     check(bench)
     what_if = WhatIf(ranks_per_node, link_bits_per_s)
-    if link_bits_per_s is not None and not _knows_bytes(bench):
+    if link_bits_per_s is not None and not bench.knows_bytes:
         raise UsageError(_unknown_bytes())
     possible = [world for world in sorted(set(worlds)) if _is_possible(bench, world)]
     fitter = Fitter(bench, what_if)
@@ -135,19 +130,27 @@ def predict(
     ensemble = _Ensemble(
         fitter.fit(Draw()), [fitter.fit(Draw(source)) for _ in range(DRAWS)], bench, what_if
     )
+    points = tuple(ensemble.point(world) for world in possible)
     half_worth_at = _half_worth_at(ensemble.estimate, possible)
     changes_world = _reference(possible, half_worth_at)
     return Forecast(
         command=bench.command,
         unit="samples" if bench.largest.samples_per_step else "batches",
         single_per_s=ensemble.estimate.samples_per_s(1),
-        points=tuple(ensemble.point(world) for world in possible),
+        points=points,
         half_worth_at=half_worth_at,
         changes_world=changes_world,
         changes=tuple(ensemble.changes(changes_world)),
         ranks_per_node=ensemble.estimate.network.ranks_per_node,
         link_bits_per_s=link_bits_per_s,
-        notes=tuple(_notes(bench, what_if, ensemble, possible)),
+        notes=tuple(
+            notes_of.describe(
+                bench,
+                what_if,
+                ranks_per_node=ensemble.estimate.network.ranks_per_node,
+                has_bounds=any(point.is_bound for point in points),
+            )
+        ),
     )
 
 
@@ -157,27 +160,40 @@ def check(bench: Bench) -> None:
     Raises:
         SetupError: It is not; says what is missing.
     """
-    sizes = ", ".join(map(str, bench.worlds)) or "none"
-    exchanging = [ranks for ranks in bench.worlds if ranks > 1]
-    if not bench.worlds or min(len(world.steps) for world in bench.worlds.values()) < _LEAST_STEPS:
-        raise SetupError(
-            _insufficient(f"fewer than {_LEAST_STEPS} steps of each world size", sizes)
-        )
+    reason = _missing(bench)
+    if reason:
+        raise SetupError(_insufficient(reason, bench))
+
+
+def _missing(bench: Bench) -> str:
+    """Return what a bench lacks; empty if it is enough."""
+    exchanging = [world for world in bench.worlds.values() if world.ranks > 1]
+    fewest_steps = min((len(world.steps) for world in bench.worlds.values()), default=0)
+    if fewest_steps < _LEAST_STEPS:
+        return f"fewer than {_LEAST_STEPS} steps of a world size"
     if len(bench.worlds) == 1 and bench.network is None:
-        raise SetupError(_insufficient("one world size, and no measurement of the network", sizes))
-    if not exchanging and not _knows_bytes(bench):
-        what = "no exchange was measured, and the bytes of the gradients are unknown"
-        raise SetupError(_insufficient(what, sizes))
-    if bench.scaling == "strong" and len(bench.worlds) == 1:
-        raise SetupError(_insufficient("strong scaling needs two sizes of the batch", sizes))
-    if bench.scaling == "strong" and not bench.largest.samples_per_step:
-        raise SetupError(_insufficient("strong scaling needs the number of samples", sizes))
+        return "one world size, and no measurement of the network"
+    if not exchanging and not bench.knows_bytes:
+        return "no exchange was measured, and the bytes of the gradients are unknown"
+    # Ranks of a script without DistributedDataParallel seem to scale perfectly: nothing is sent.
+    if not bench.knows_bytes and not all(world.is_synchronised for world in exchanging):
+        return "ranks do not wait for each other in backward, where gradients are exchanged"
+    return _missing_of_strong_scaling(bench) if bench.scaling == "strong" else ""
 
 
-def _insufficient(what: str, sizes: str) -> Finding:
+def _missing_of_strong_scaling(bench: Bench) -> str:
+    if len(bench.worlds) == 1:
+        return "strong scaling needs two sizes of the batch"
+    if not all(world.samples_per_step for world in bench.worlds.values()):
+        return "strong scaling needs the number of samples"
+    return ""
+
+
+def _insufficient(reason: str, bench: Bench) -> Finding:
+    sizes = ", ".join(map(str, bench.worlds)) or "none"
     return Finding(
         "bench-insufficient",
-        f"this bench is not enough for a forecast: {what}",
+        f"this bench is not enough for a forecast: {reason}",
         evidence=(f"measured world sizes: {sizes}",),
         why="latency, bandwidth and the spread between ranks would be guesses",
         fix="paceline bench train.py --world 1,2",
@@ -191,10 +207,6 @@ def _unknown_bytes() -> Finding:
         where="--link",
         fix="a bench of a script that uses DistributedDataParallel has them",
     )
-
-
-def _knows_bytes(bench: Bench) -> bool:
-    return bool(bench.gradient_bytes or bench.bucket_bytes)
 
 
 def _is_possible(bench: Bench, world: int) -> bool:
@@ -280,67 +292,3 @@ def _on_slowest_link(model: Model) -> Model:
     slowest = min(network.inside.bytes_per_s, SLOWEST_LINK_BITS_PER_S / 8 * PAYLOAD_RANGE[0])
     latency_s = max(network.inside.latency_s, LATENCY_RANGE_S[1])
     return replace(model, network=replace(network, between=Link(latency_s, slowest)))
-
-
-def _notes(bench: Bench, what_if: WhatIf, ensemble: _Ensemble, worlds: Sequence[int]) -> list[str]:
-    """Return what the forecast rests on, and what it cannot know."""
-    notes = []
-    per_node = ensemble.estimate.network.ranks_per_node
-    if any(ensemble.is_bound(world) for world in worlds):
-        notes.append(
-            f"No second node was measured: beyond {per_node} ranks per node the figures are upper"
-            " bounds, as if the link between nodes were as fast as the one inside. Lower ends are"
-            " those of 1 Gbit/s Ethernet. --link 100Gbit, or paceline bench network on two nodes,"
-            " says more."
-        )
-    if per_node > measured_per_node(bench):
-        notes.append(
-            f"At most {measured_per_node(bench)} ranks were measured on one node: what {per_node}"
-            " ranks take from each other there (memory, CPUs, power) is not included."
-        )
-    if len(bench.worlds) > 1:
-        notes += _contention(bench)
-    if what_if.link_bits_per_s is not None:
-        notes.append(
-            "With --link the all-reduce is assumed to fill the link. One gloo connection rarely"
-            " fills more than 10 Gbit/s."
-        )
-    if not _knows_bytes(bench):
-        notes.append(
-            "The bytes of the gradients are unknown, so that it is open how much communication"
-            " backward hides: the intervals cover all of it and nothing."
-        )
-    exchanging = [world for world in bench.worlds.values() if world.ranks > 1]
-    if bench.network is None and len(exchanging) == 1:
-        low_s, high_s = LATENCY_RANGE_S
-        notes.append(
-            "One exchange does not show latency and bandwidth apart: the intervals hold for"
-            f" latencies of {low_s * 1e6:g} us to {high_s * 1e3:g} ms. paceline bench network, or"
-            " one more world size, narrows them."
-        )
-    left_out = sum(world.left_out for world in bench.worlds.values())
-    if left_out:
-        notes.append(f"{left_out} steps that took far longer than most were left out.")
-    limit = bench.largest.samples_per_step
-    if bench.scaling == "strong":
-        notes.append(f"The global batch of {limit:g} samples stays: no more ranks than samples.")
-    notes.append(
-        "It cannot know: other jobs on the network, storage that more ranks read from, slow ranks"
-        " and nodes that the bench has not met."
-    )
-    return notes
-
-
-def _contention(bench: Bench) -> list[str]:
-    """Return a note if ranks on one node slow each other."""
-    worlds = [world for world in bench.worlds.values() if world.num_nodes == 1]
-    if len(worlds) < 2 or bench.scaling == "strong":
-        return []
-    smallest, largest = worlds[0], worlds[-1]
-    excess = largest.own_mean_s / smallest.own_mean_s - 1
-    if excess < _CONTENTION:
-        return []
-    return [
-        f"A rank's own work takes {excess:.0%} longer with {largest.ranks} ranks on the node than"
-        f" with {smallest.ranks}: they share something. The forecast rests on the longer time."
-    ]

@@ -7,6 +7,7 @@ import re
 from dataclasses import asdict
 
 from paceline.errors import Finding, UsageError
+from paceline.measure import bench_file
 from paceline.measure.forecast import cost, prediction, reading, text
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
@@ -43,9 +44,9 @@ def answer(
     """
     if samples is None:
         _require_samples(epochs=epochs, price=price)
-    bench = reading.find(run)
+    run_dir = reading.find(run)
     forecast = prediction.predict(
-        reading.read(bench),
+        bench_file.read(run_dir),
         worlds=world_sizes(worlds) if worlds else prediction.WORLDS,
         ranks_per_node=gpus_per_node,
         link_bits_per_s=None if link is None else bits_per_s(link),
@@ -54,7 +55,7 @@ def answer(
         raise UsageError(_without_samples())
     costs = [] if samples is None else cost.costs(forecast, samples * (epochs or 1.0), price)
     result = {**forecast.to_json(), "costs": [asdict(row) for row in costs]}
-    reading.write(bench, result)
+    reading.write(run_dir, result)
     if as_json:
         return json.dumps(result, indent=1)
     return text.render(forecast, costs)

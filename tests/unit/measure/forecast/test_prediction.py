@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import SetupError, UsageError
+from paceline.measure.bench_file import BenchFile
 from paceline.measure.forecast import prediction
-from paceline.measure.forecast.prediction import predict
 from unit.measure.forecast.synthetic import Truth, bench, network
 
 TRUTHS = {
@@ -19,6 +19,10 @@ TRUTHS = {
     "skewed work": Truth(spread_s=0.05, skewed=True, bytes_per_s=100e6),
     "steady work": Truth(spread_s=1e-4),
 }
+
+
+def predict(values, **options):
+    return prediction.predict(BenchFile.from_json(values), **options)
 
 
 @pytest.mark.parametrize("truth", TRUTHS.values(), ids=TRUTHS)
@@ -171,6 +175,14 @@ def test_without_samples_batches_are_counted():
     assert forecast.single_per_s == pytest.approx(1 / 0.2, rel=0.02)
 
 
+def apart(values):
+    """The bench with ranks that do not wait: their exchange takes no time."""
+    for steps in values["worlds"]["2"]["rounds"]:
+        for durations in (durations for step in steps.values() for durations in step.values()):
+            durations[-1] = 0
+    return values
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
@@ -183,6 +195,8 @@ def test_without_samples_batches_are_counted():
             "no exchange was measured",
         ),
         (bench(Truth(strong=True), worlds=(2,), network=network()), "two sizes of the batch"),
+        (bench(Truth(strong=True, samples=0)), "the number of samples"),
+        (apart(bench(gradient_bytes=None, bucket_bytes=None)), "do not wait for each other"),
     ],
 )
 def test_a_bench_that_is_not_enough_is_refused(values, reason):
@@ -194,17 +208,17 @@ def test_a_bench_that_is_not_enough_is_refused(values, reason):
 @pytest.mark.parametrize(
     "values",
     [
-        {},
-        bench(version=2),
-        bench(kind="network"),
-        bench(worlds={}) | {"worlds": {"2": {"rounds": [{"1": {"0": [1, 2, 3, 4, 5, 6]}}]}}},
-        bench() | {"worlds": None},
-        bench() | {"worlds": {"two": bench()["worlds"]["2"]}},
-        bench() | {"network": {"points": []}},
+        bench(worlds=()) | {"worlds": {"2": bench()["worlds"]["1"]}},
+        bench(network={"points": []}),
+        bench(network={"world": "two", "points": []}),
+        bench(network={"world": 2, "points": [{}]}),
+        bench(network={"world": 2, "points": []}),
+        bench(network={"world": 2, "points": [{"bytes": 4, "seconds": 0}] * 2}),
+        bench(Truth(own_s=0.0, spread_s=0.0, buckets=(1,), latency_s=0.0)),
     ],
-    ids=["empty", "version", "kind", "ranks", "no-worlds", "size", "network"],
+    ids=["ranks", "without-world", "world", "point", "points", "seconds", "steps"],
 )
-def test_what_is_not_a_bench_is_refused(values):
+def test_a_damaged_bench_is_refused(values):
     with pytest.raises(SetupError, match="input-unreadable"):
         predict(values)
 
@@ -221,7 +235,7 @@ def test_steps_far_beyond_the_others_are_left_out_and_said():
         "1": [0, 0, 0, 0, 0, 9_000_000]
     }
     forecast = predict(values, worlds=[4])
-    assert any("1 steps that took far longer" in note for note in forecast.notes)
+    assert any("far longer than most were left out: 1." in note for note in forecast.notes)
     assert forecast.points[0].samples_per_s == pytest.approx(
         predict(bench(), worlds=[4]).points[0].samples_per_s, rel=0.05
     )
