@@ -283,8 +283,8 @@ def _bench_network(
 ) -> Action:
     """Measure all_reduce between ranks, 1 KiB to 256 MiB: latency and bus bandwidth.
 
-    On this node by itself; under srun, torchrun or paceline run between the ranks that those have
-    started: srun paceline bench network.
+    Starts ranks on this node. Under srun, torchrun or paceline run it measures between the ranks
+    that those have started: srun paceline bench network.
     """
 
     def action() -> int:

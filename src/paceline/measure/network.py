@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline import env
-from paceline.errors import EXIT_OK, UsageError
+from paceline.errors import EXIT_OK, Finding, UsageError
 from paceline.machine import gpus
 from paceline.measure import network_points, network_worker
 from paceline.text import terminal
-from paceline.world import from_environ
+from paceline.world import World, from_environ
 
 _RANKS_WITHOUT_GPUS = 2
 
@@ -37,6 +37,8 @@ def main(*, nproc_per_node: int | None, seconds: float, rounds: int, as_json: bo
     """
     world = from_environ(env.snapshot(), in_terminal=env.in_terminal())
     if world.world_size > 1:
+        if nproc_per_node is not None:
+            raise UsageError(_already_started(world))
         result = network_worker.measure(rounds=rounds, budget_s=seconds)
         if result is not None:
             _print(result, as_json)
@@ -52,6 +54,15 @@ def main(*, nproc_per_node: int | None, seconds: float, rounds: int, as_json: bo
             return ended.returncode
         _print(json.loads((Path(folder) / "network.json").read_text()), as_json)
     return EXIT_OK
+
+
+def _already_started(world: World) -> Finding:
+    return Finding(
+        "option-contradicted",
+        f"--nproc-per-node has no effect: {world.launcher} has started {world.world_size} ranks",
+        where="command line",
+        fix="paceline bench network, without --nproc-per-node",
+    )
 
 
 def _default_ranks() -> int:

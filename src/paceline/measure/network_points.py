@@ -78,7 +78,7 @@ def render(result: Mapping[str, Any]) -> str:
     lines += [
         "",
         f"latency {duration_text(points[0]['seconds'])} ({size_text(points[0]['bytes'])}),"
-        f" at most {rate_text(best['bus_bytes_per_s'])} ({size_text(best['bytes'])})",
+        f" highest bus bandwidth {rate_text(best['bus_bytes_per_s'])} ({size_text(best['bytes'])})",
         "bus bandwidth: bytes / time x 2(N-1)/N, what a link carries in each direction",
     ]
     if points[-1]["bytes"] < 256 << 20:
