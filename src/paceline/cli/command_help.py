@@ -60,7 +60,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     "paceline bench": ("paceline bench network", "paceline bench network --json"),
     "paceline bench network": (
         "paceline bench network --nproc-per-node 4",
-        "srun --nodes 2 --ntasks-per-node 4 paceline bench network --json",
+        "paceline bench network --seconds 120 --json",
     ),
     "paceline forecast": (
         "paceline forecast paceline-runs/NAME --gpus-per-node 8 --link 100Gbit",

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from paceline import __version__, env
-from paceline.cli import command_errors, command_help, start_commands
+from paceline.cli import command_errors, command_help, forecast_commands, start_commands
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError
 from paceline.text import terminal
@@ -39,6 +39,8 @@ def cli() -> None:
 
 cli.add_command(start_commands.RUN)
 cli.add_command(start_commands.SUBMIT)
+cli.add_command(forecast_commands.BENCH)
+cli.add_command(forecast_commands.FORECAST)
 
 
 @cli.group()
@@ -253,75 +255,6 @@ def _top(run: str, once: bool, interval: float, as_json: bool) -> Action:
         from paceline.measure import top
 
         top.show(run, once=once, as_json=as_json, every_s=interval)
-        return EXIT_OK
-
-    return action
-
-
-@cli.group()
-def bench() -> None:
-    """Measure how fast training is on more ranks, and the network between them."""
-
-
-@bench.command("network")
-@click.option(
-    "--nproc-per-node",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Ranks on this node. [one per GPU, 2 without GPUs]",
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(1, 3600),
-    default=20.0,
-    help="Time budget: sizes stop growing when it is spent. [20]",
-)
-@click.option("--rounds", type=click.IntRange(2, 100), default=5, help="Times of each size. [5]")
-@_JSON
-def _bench_network(
-    nproc_per_node: int | None, seconds: float, rounds: int, as_json: bool
-) -> Action:
-    """Measure all_reduce between ranks, 1 KiB to 256 MiB: latency and bus bandwidth.
-
-    Starts ranks on this node. Under srun, torchrun or paceline run it measures between the ranks
-    that those have started: srun paceline bench network.
-    """
-
-    def action() -> int:
-        from paceline.measure import network
-
-        return network.main(
-            nproc_per_node=nproc_per_node, seconds=seconds, rounds=rounds, as_json=as_json
-        )
-
-    return action
-
-
-@cli.command("forecast")
-@click.argument("run", required=False, default="")
-@click.option(
-    "--world", "worlds", metavar="N,N,...", help="World sizes. [2, 4, 8, ... 4096]", default=""
-)
-@click.option(
-    "--gpus-per-node", type=click.IntRange(1), metavar="N", help="Ranks of a node. [as measured]"
-)
-@click.option("--link", metavar="RATE", help="Rate of the link between nodes, such as 100Gbit.")
-@click.option("--samples", type=click.FloatRange(0, min_open=True), help="Samples of an epoch.")
-@click.option("--epochs", type=click.FloatRange(0, min_open=True), help="Number of epochs. [1]")
-@click.option("--price", type=click.FloatRange(0), help="Price of a GPU hour.")
-@_JSON
-def _forecast(run: str, as_json: bool, **options: Any) -> Action:
-    """Forecast a script's speed on more GPUs from a bench on a few: samples/s, efficiency,
-    intervals, and where scaling ends.
-
-    RUN is the run folder of a bench, or its name in paceline-runs/; without it the newest bench
-    there. With --samples: hours and GPU hours, with --price also money.
-    """
-
-    def action() -> int:
-        from paceline.measure import forecast
-
-        print(forecast.answer(run, as_json=as_json, **options))
         return EXIT_OK
 
     return action
