@@ -72,7 +72,7 @@ def train(config: dict, plan: dict, group) -> list[list[int]]:
     model = Model(plan["layers"], plan["layer_bytes"])
     bucket_mb = plan["layer_bytes"] / (1 << 20)
     parallel = DistributedDataParallel(model, process_group=group, bucket_cap_mb=bucket_mb)
-    # Numbers of their own for each rank and round: what is drawn twice would be known in advance.
+    # Each rank and round draws other durations: a forecast must not know them in advance.
     source = random.Random(f"{plan['seed']} {config} {dist.get_rank()}")
     durations = source.choices(plan["durations_s"], k=plan["warmup"] + plan["steps"])
     return [timed_step(parallel, own_s, plan["layers"]) for own_s in durations][plan["warmup"] :]

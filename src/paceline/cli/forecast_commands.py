@@ -68,6 +68,13 @@ def _bench_network(
 @click.option(
     "--gpus-per-node", type=click.IntRange(1), metavar="N", help="Ranks of a node. [as measured]"
 )
+@click.option(
+    "--network",
+    "networks",
+    metavar="FILE",
+    multiple=True,
+    help="What bench network --json has printed; again for another place.",
+)
 @click.option("--link", metavar="RATE", help="Rate of the link between nodes, such as 100Gbit.")
 @click.option("--samples", type=_POSITIVE, metavar="N", help="Samples of an epoch.")
 @click.option("--epochs", type=_POSITIVE, metavar="N", help="Number of epochs. [1]")

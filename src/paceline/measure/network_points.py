@@ -1,8 +1,8 @@
 """Describe measured all-reduces, and print them. Pure.
 
 *Bus bandwidth* is defined as in nccl-tests (doc/PERFORMANCE.md): bytes divided by time, times
-2(N-1)/N for an all-reduce over N ranks. It is what the slowest link carries in each direction,
-whatever N is, and can be compared with the rate of the link.
+2(N-1)/N for an all-reduce over N ranks. It is what the slowest link carries in each direction, for
+any N, and can be compared with the rate of the link.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Bench:
         worlds: What was measured, by number of ranks, the smallest first.
         gradient_bytes: Bytes of all gradients; None if unknown.
         bucket_bytes: Bytes of each all-reduce; None if unknown.
-        network: What ``bench network`` has measured; None without it.
+        networks: What ``bench network`` has measured; empty without it.
         is_oversubscribed: Whether ranks shared CPUs or GPUs.
     """
 
@@ -115,7 +115,7 @@ class Bench:
     worlds: Mapping[int, WorldTimes]
     gradient_bytes: float | None
     bucket_bytes: tuple[float, ...] | None
-    network: NetworkTimes | None
+    networks: tuple[NetworkTimes, ...]
     is_oversubscribed: bool
 
     @property
@@ -129,21 +129,26 @@ class Bench:
         return self.worlds[max(self.worlds)]
 
 
-def summarize(file: BenchFile) -> Bench:
+def summarize(file: BenchFile, networks: Sequence[Mapping[str, Any]] = ()) -> Bench:
     """Return what a forecast needs of a bench.
+
+    Args:
+        file: The bench.
+        networks: What ``bench network --json`` has printed, besides what the bench contains.
 
     Raises:
         SetupError: The bench is damaged.
     """
+    measured_networks = [file.network] if file.network else []
     try:
         worlds = {
             ranks: _world(ranks, world)
             for ranks, world in sorted(file.worlds.items())
             if any(world.rounds)
         }
-        network = _network(file.network) if file.network else None
+        network_times = [_network(values) for values in (*measured_networks, *networks)]
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
-        what = f"the bench is damaged: {type(error).__name__}: {error}"
+        what = f"what was measured is damaged: {type(error).__name__}: {error}"
         raise SetupError(unreadable(what)) from None
     return Bench(
         command=file.command,
@@ -152,7 +157,7 @@ def summarize(file: BenchFile) -> Bench:
         worlds=worlds,
         gradient_bytes=file.gradient_bytes,
         bucket_bytes=file.bucket_bytes,
-        network=network,
+        networks=tuple(network_times),
         is_oversubscribed=file.oversubscribed,
     )
 

@@ -1,4 +1,4 @@
-"""What changes of a training are worth, by the fitted model. Pure.
+"""What changes of a script are worth, by the fitted model. Pure.
 
 Each is compared with the model as it is, draw by draw, so that what is uncertain in both cancels.
 """

@@ -1,4 +1,4 @@
-"""GPU hours and money of a training run at a forecast throughput. Pure."""
+"""GPU hours and money at a forecast throughput. Pure."""
 
 from __future__ import annotations
 

@@ -143,7 +143,8 @@ class Fitter:
         return Network(inside.slowed(error), between.slowed(error), self._per_node, has_trees)
 
     def _largest_node(self) -> int:
-        return max((*self._bench.worlds, self._bench.network.ranks if self._bench.network else 1))
+        networks = self._bench.networks
+        return max((*self._bench.worlds, *(network.ranks for network in networks)))
 
     def _replaced(self, between: Link | None, inside: Link | None, draw: Draw) -> Link | None:
         """Return the link between nodes with the rate of ``--link``, if there is one."""
@@ -175,8 +176,9 @@ class Fitter:
         def exposed_s(link: Link, world: WorldMeans) -> float:
             return exchange.exposed_s(network_with(link), world.ranks, world.backward_s)
 
-        network = bench.network
-        if network and (network.num_nodes == 1) == on_one_node and exchange.hidden_s is None:
+        networks = [n for n in bench.networks if (n.num_nodes == 1) == on_one_node]
+        if networks and exchange.hidden_s is None:
+            network = networks[-1]
             measured, error = collectives.fit_link(network.points, network.ranks)
             measured = measured.slowed(
                 math.exp(draw.about(0.0, error / len(network.points) ** 0.5))
@@ -257,8 +259,10 @@ def _root(
 
 
 def measured_per_node(bench: Bench) -> int:
-    """Return the most ranks that the bench had on one node."""
-    return max(-(-world.ranks // world.num_nodes) for world in bench.worlds.values())
+    """Return the most ranks that were measured on one node."""
+    sizes = [(world.ranks, world.num_nodes) for world in bench.worlds.values()]
+    sizes += [(network.ranks, network.num_nodes) for network in bench.networks]
+    return max(-(-ranks // num_nodes) for ranks, num_nodes in sizes)
 
 
 def _means_of(ranks: int, steps: Sequence[TimedStep]) -> WorldMeans:

@@ -40,7 +40,8 @@ def _of_nodes(bench: Bench, ranks_per_node: int, has_bounds: bool) -> Iterator[s
         yield (
             f"No second node was measured: beyond {ranks_per_node} ranks the figures are upper"
             " bounds, as if the link between nodes were as fast as the one inside. Lower ends are"
-            " those of 1 Gbit/s Ethernet. --link 100Gbit, or a bench on two nodes, says more."
+            " those of 1 Gbit/s Ethernet. --link 100Gbit says more, or --network with what paceline"
+            " bench network measured on two nodes."
         )
     most = measured_per_node(bench)
     if ranks_per_node > most:
@@ -76,12 +77,17 @@ def _of_the_fit(bench: Bench) -> Iterator[str]:
             " backward hides: the intervals cover all of backward and nothing."
         )
     exchanging = [world for world in bench.worlds.values() if world.ranks > 1]
-    if bench.network is None and len(exchanging) == 1:
+    if not bench.networks and len(exchanging) == 1:
         low_s, high_s = LATENCY_RANGE_S
         yield (
             "One exchange does not show latency and bandwidth apart: the intervals hold for"
             f" latencies of {low_s * 1e6:g} us to {high_s * 1e3:g} ms. paceline bench network, or"
             " one more world size, narrows them."
+        )
+    if 1 not in bench.worlds:
+        yield (
+            "One rank alone was not measured: its speed, to which efficiency refers, is that of a"
+            " rank's own work without communication."
         )
     left_out = sum(world.left_out for world in bench.worlds.values())
     if left_out:

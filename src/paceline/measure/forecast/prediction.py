@@ -7,7 +7,7 @@ the deviations between ranks, and what the bench does not determine are drawn ag
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -104,6 +104,7 @@ def predict(
     file: BenchFile,
     *,
     worlds: Sequence[int] = WORLDS,
+    networks: Sequence[Mapping[str, Any]] = (),
     ranks_per_node: int | None = None,
     link_bits_per_s: float | None = None,
 ) -> Forecast:
@@ -112,6 +113,7 @@ def predict(
     Args:
         file: The bench.
         worlds: World sizes.
+        networks: What ``bench network --json`` has printed, on one node or on several.
         ranks_per_node: Ranks of a node; None as in the bench.
         link_bits_per_s: Rate of the link between nodes; None as measured.
 
@@ -119,7 +121,7 @@ def predict(
         SetupError: The bench is damaged, or not enough for a forecast.
         UsageError: ``link_bits_per_s`` is given, and the bench does not know the gradients' bytes.
     """
-    bench = bench_data.summarize(file)
+    bench = bench_data.summarize(file, networks)
     check(bench)
     what_if = WhatIf(ranks_per_node, link_bits_per_s)
     if link_bits_per_s is not None and not bench.knows_bytes:
@@ -171,7 +173,7 @@ def _missing(bench: Bench) -> str:
     fewest_steps = min((len(world.steps) for world in bench.worlds.values()), default=0)
     if fewest_steps < _LEAST_STEPS:
         return f"fewer than {_LEAST_STEPS} steps of a world size"
-    if len(bench.worlds) == 1 and bench.network is None:
+    if len(bench.worlds) == 1 and not bench.networks:
         return "one world size, and no measurement of the network"
     if not exchanging and not bench.knows_bytes:
         return "no exchange was measured, and the bytes of the gradients are unknown"
@@ -257,7 +259,7 @@ class _Ensemble:
     ) -> None:
         self.estimate, self._draws = estimate, draws
         has_between = any(world.num_nodes > 1 for world in bench.worlds.values())
-        has_between |= bench.network is not None and bench.network.num_nodes > 1
+        has_between |= any(network.num_nodes > 1 for network in bench.networks)
         self._knows_between = has_between or what_if.link_bits_per_s is not None
 
     def is_bound(self, world: int) -> bool:

@@ -1,4 +1,4 @@
-"""Find the bench of a run, and write its forecast beside it."""
+"""Find the bench of a run, read measurements of the network, and write the forecast."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import SetupError
+from paceline.errors import Finding, SetupError
+from paceline.measure import network_points
 from paceline.measure.forecast.bench_data import unreadable
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
+from paceline.text import quoting
 
 FORECAST = "forecast.json"
+_MOST_BYTES = 1 << 24
 
 
 def write(run_dir: RunDir, forecast: dict[str, Any]) -> None:
@@ -22,6 +25,29 @@ def write(run_dir: RunDir, forecast: dict[str, Any]) -> None:
     """
     with contextlib.suppress(OSError):
         files.write_whole(run_dir.root / FORECAST, json.dumps(forecast) + "\n")
+
+
+def network(file: str) -> dict[str, Any]:
+    """Return what ``bench network --json`` has written to a file.
+
+    Raises:
+        SetupError: It cannot be read, or is something else.
+    """
+    try:
+        values = files.read_json(Path(file), most_bytes=_MOST_BYTES)
+        if values["kind"] == "network" and values["version"] == network_points.VERSION:
+            return dict(values)
+        reason = f"kind {values['kind']!r}, version {values['version']!r}"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    raise SetupError(
+        Finding(
+            "input-unreadable",
+            f"{file} is not a measurement of the network",
+            evidence=(reason,),
+            fix=f"paceline bench network --json > {quoting.word(file)}",
+        )
+    )
 
 
 def find(run: str) -> RunDir:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from paceline.errors import Finding, UsageError
@@ -20,6 +21,7 @@ def answer(
     *,
     as_json: bool = False,
     worlds: str = "",
+    networks: Sequence[str] = (),
     gpus_per_node: int | None = None,
     link: str | None = None,
     samples: float | None = None,
@@ -32,6 +34,7 @@ def answer(
         run: The run folder of a bench; empty for the newest.
         as_json: Whether to return data for a program.
         worlds: World sizes, ``N,N,...``; empty for powers of two up to 4,096.
+        networks: Files with what ``bench network --json`` has printed.
         gpus_per_node: Ranks of a node; None as measured.
         link: Rate of the link between nodes; None as measured.
         samples: Samples of an epoch; None to leave costs out.
@@ -48,6 +51,7 @@ def answer(
     forecast = prediction.predict(
         bench_file.read(run_dir),
         worlds=world_sizes(worlds) if worlds else prediction.WORLDS,
+        networks=[reading.network(file) for file in networks],
         ranks_per_node=gpus_per_node,
         link_bits_per_s=None if link is None else bits_per_s(link),
     )

@@ -61,8 +61,11 @@ def verdict(forecast: Forecast) -> str:
         up_to = "At most up to" if largest.is_bound else "Up to"
         return f"{up_to} {largest.world:,} ranks, another one brings more than half of itself."
     if forecast.should_scale:
+        beyond = [point for point in forecast.points if point.world > forecast.half_worth_at]
+        is_bound = any(point.is_bound for point in beyond[:1])
+        begin = "At the latest from" if is_bound else "From about"
         return (
-            f"From about {forecast.half_worth_at:,} ranks on, another one brings less than half of"
+            f"{begin} {forecast.half_worth_at:,} ranks on, another one brings less than half of"
             " itself."
         )
     best = max(forecast.points, key=lambda point: point.samples_per_s)

@@ -229,6 +229,24 @@ def test_a_network_alone_is_enough_with_one_rank():
     assert point.samples_per_s == pytest.approx(truth.samples_per_s(8), rel=0.06)
 
 
+def test_one_rank_that_was_not_measured_is_its_own_work():
+    forecast = predict(bench(worlds=(2, 4)), worlds=[8])
+    assert forecast.single_per_s == pytest.approx(64 / 0.2, rel=0.02)
+    assert any("One rank alone was not measured" in note for note in forecast.notes)
+    assert not any("One rank alone" in note for note in predict(bench()).notes)
+
+
+def test_a_network_between_nodes_completes_a_bench_on_one():
+    fast, slow = Truth(bytes_per_s=2e9), Truth(bytes_per_s=12e6)
+    values = bench(fast, worlds=(1, 2), one_node=True, network=network(fast, one_node=True))
+    forecast = predict(values, worlds=[2, 8], networks=[network(slow)], ranks_per_node=2)
+    inside, beyond = forecast.points
+    assert inside.samples_per_s == pytest.approx(fast.samples_per_s(2), rel=0.05)
+    # gloo's ring is as fast as its slowest link.
+    assert beyond.samples_per_s == pytest.approx(slow.samples_per_s(8), rel=0.06)
+    assert not beyond.is_bound
+
+
 def test_steps_far_beyond_the_others_are_left_out_and_said():
     values = bench()
     values["worlds"]["2"]["rounds"][0]["12"] = {"0": [0, 9_000_000, 0, 0, 0, 0]} | {

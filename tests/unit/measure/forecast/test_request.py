@@ -103,6 +103,21 @@ def test_a_damaged_file_is_no_traceback(tmp_path, monkeypatch, content):
         answer("damaged")
 
 
+def test_a_network_is_read_from_files(run, tmp_path):
+    (tmp_path / "slow.json").write_text(json.dumps(network(Truth(bytes_per_s=1e6))))
+    slower = json.loads(answer(run, as_json=True, worlds="8", networks=["slow.json"]))
+    usual = json.loads(answer(run, as_json=True, worlds="8"))
+    assert slower["points"] != usual["points"]
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"kind": "bench", "version": 1}'])
+def test_what_is_not_a_network_is_refused(run, tmp_path, content):
+    if content is not None:
+        (tmp_path / "network.json").write_text(content)
+    with pytest.raises(SetupError, match="is not a measurement of the network"):
+        answer(run, networks=["network.json"])
+
+
 def test_costs_follow_from_throughput(run):
     options = {"samples": 1e6, "epochs": 90.0, "price": 2.5}
     result = json.loads(answer(run, as_json=True, worlds="8", **options))
@@ -152,6 +167,13 @@ def test_the_verdict(tmp_path, monkeypatch, truth, sentence):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "run", bench(truth, network=network(truth)))
     assert sentence in " ".join(answer("run").split())
+
+
+def test_where_scaling_ends_is_a_bound_if_no_second_node_was_measured(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    truth = Truth(bytes_per_s=1e9, latency_s=1e-3, buckets=(16 << 20,) * 4)
+    write(tmp_path / "run", bench(truth, worlds=(1, 2, 4), one_node=True))
+    assert "At the latest from 4 ranks on, another one brings less than half" in answer("run")
 
 
 def test_lines_fit_into_80_columns(tmp_path, monkeypatch):
