@@ -43,6 +43,14 @@ def _of_nodes(bench: Bench, ranks_per_node: int, has_bounds: bool) -> Iterator[s
             " those of 1 Gbit/s Ethernet. --link 100Gbit says more, or --network with what paceline"
             " bench network measured on two nodes."
         )
+    sizes = [(world.num_nodes, world.ranks) for world in bench.worlds.values()]
+    sizes += [(network.num_nodes, network.ranks) for network in bench.networks]
+    has_inside = any(num_nodes == 1 and ranks > 1 for num_nodes, ranks in sizes)
+    if ranks_per_node > 1 and not has_inside:
+        yield (
+            "No two ranks were measured alone on a node: the link inside one is taken to be as slow"
+            " as the one between nodes."
+        )
     most = measured_per_node(bench)
     if ranks_per_node > most:
         yield (

@@ -151,6 +151,15 @@ def test_more_ranks_on_a_node_than_measured_are_pointed_out():
     assert any("take from each other" in note for note in forecast.notes)
 
 
+def test_a_link_inside_a_node_that_was_never_measured_is_pointed_out():
+    def says_so(**options):
+        return any("alone on a node" in note for note in predict(bench(), **options).notes)
+
+    assert says_so(ranks_per_node=4)
+    assert not says_so()
+    assert not says_so(ranks_per_node=4, networks=[network(one_node=True)])
+
+
 def test_unknown_bytes_widen_the_interval():
     known, unknown = bench(), bench(gradient_bytes=None, bucket_bytes=None)
     widths = [
