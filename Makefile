@@ -67,6 +67,7 @@ bench: .make-test
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/roll_call.py
 	$(BIN)/python benchmarks/explain.py
+	$(BIN)/python benchmarks/forecast.py
 
 # A Slurm cluster of two nodes on this machine, to try things by hand: eval "$(make cluster)"
 cluster:

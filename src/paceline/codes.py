@@ -20,6 +20,7 @@ CODES = {
     "trial-too-short": "USE011",
     "trial-too-slow": "USE012",
     "world-larger-than-node": "USE013",
+    "bench-insufficient": "USE014",
     "torch-missing": "ENV001",
     "platform-unsupported": "ENV002",
     "folder-not-writable": "ENV003",

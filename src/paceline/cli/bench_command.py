@@ -107,7 +107,8 @@ def BENCH(**values: Any) -> Action:  # a constant after its decoration
     goes, and what holds scaling back.
 
     Starts the script as it is, in this folder, for a few dozen optimizer steps at a time; the end
-    of the script does not run. Writes bench.json into a run folder.
+    of the script does not run. Writes bench.json into a run folder. paceline bench network measures
+    the network between ranks.
     """
     start_commands.require_script(values["script"])
     timeout_s = seconds_of(values["timeout"])

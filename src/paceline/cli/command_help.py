@@ -65,6 +65,14 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "paceline report paceline-runs/20261122-digits",
         "paceline report RUN-A RUN-B --output comparison.html",
     ),
+    "paceline bench network": (
+        "paceline bench network --nproc-per-node 4",
+        "paceline bench network --seconds 120 --json",
+    ),
+    "paceline forecast": (
+        "paceline forecast paceline-runs/NAME --gpus-per-node 8 --link 100Gbit",
+        "paceline forecast NAME --samples 1281167 --epochs 90 --price 2.50",
+    ),
     "paceline why": ("paceline why", "paceline why node-a node-b"),
     "paceline translate": (
         "paceline translate -- accelerate launch --num_processes 4 train.py",

@@ -17,7 +17,13 @@ from typing import Any, NoReturn
 import click
 
 from paceline import __version__, env
-from paceline.cli import bench_command, command_errors, command_help, start_commands
+from paceline.cli import (
+    bench_command,
+    command_errors,
+    command_help,
+    measure_commands,
+    start_commands,
+)
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError
 from paceline.text import terminal
@@ -40,6 +46,9 @@ def cli() -> None:
 cli.add_command(start_commands.RUN)
 cli.add_command(start_commands.SUBMIT)
 cli.add_command(bench_command.BENCH)
+cli.add_command(measure_commands.FORECAST)
+cli.add_command(measure_commands.REPORT)
+cli.add_command(measure_commands.TOP)
 
 
 @cli.group()
@@ -229,72 +238,6 @@ def _doctor(as_json: bool) -> Action:
         report = doctor.examine()
         _show(report, as_json)
         return report.exit_status
-
-    return action
-
-
-@cli.command("top")
-@click.argument("run", required=False, default="")
-@click.option("--once", is_flag=True, help="Print it once, and end.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.5, 3600),
-    default=2.0,
-    help="Seconds between two updates. [2]",
-)
-@click.option(
-    "--metrics-port",
-    type=click.IntRange(1, 65535),
-    metavar="PORT",
-    help="Serve the figures on this port in the format of Prometheus instead.",
-)
-@_JSON
-def _top(run: str, once: bool, interval: float, metrics_port: int | None, as_json: bool) -> Action:
-    """Show the speed of a running job: where the time of a step goes, and which rank is slow.
-
-    RUN is a run's folder, or its name in paceline-runs/; without it the run there that wrote its
-    speed last. Works on every machine that sees the folder, until the run ends.
-    """
-
-    def action() -> int:
-        try:
-            if metrics_port is not None:
-                from paceline.measure import exporter
-
-                exporter.serve(run, port=metrics_port)
-            else:
-                from paceline.measure import top
-
-                top.show(run, once=once, as_json=as_json, interval_s=interval)
-        except KeyboardInterrupt:  # the usual way to end it
-            print()
-        return EXIT_OK
-
-    return action
-
-
-@cli.command("report")
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="The page. [report.html in the run folder]",
-)
-@click.option("--text", "as_text", is_flag=True, help="Print the text only, and write no page.")
-@_JSON
-def _report(runs: tuple[str, ...], output: Path | None, as_text: bool, as_json: bool) -> Action:
-    """Show what runs did and how fast: a text here, and an HTML page that needs no network.
-
-    RUN is a run's folder, or its name in paceline-runs/; without it the run there that was started
-    last. Several runs are compared. The page needs the extra paceline[report].
-    """
-
-    def action() -> int:
-        from paceline.measure.report import report
-
-        report(runs, output=output, as_text=as_text, as_json=as_json)
-        return EXIT_OK
 
     return action
 
