@@ -7,6 +7,7 @@ user knows the weight.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -70,14 +71,14 @@ class Units:
         self.is_counted = False
 
     def counted(
-        self, collate: Callable[[Any], Any] | None, *, only_labels: Sequence[torch.Tensor] = ()
+        self, collate: Callable[[Any], Any] | None, *, only_labels: Sequence[Any] = ()
     ) -> Any:
         """Return a collate function that returns units too, if they can matter.
 
         Args:
             collate: The user's function; None for torch's.
-            only_labels: Tensors of a dataset whose batches are indexed at once and need no
-                collation.
+            only_labels: Tensors or arrays of a dataset whose batches are indexed at once and need
+                no collation.
         """
         if not self._matter or (only_labels and not any(map(_may_ignore, only_labels))):
             return collate
@@ -112,9 +113,10 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _may_ignore(labels: torch.Tensor) -> bool:
-    """Return whether a tensor holds labels that a loss ignores."""
-    return labels.dtype == torch.int64 and labels.numel() > 0 and int(labels.min()) == IGNORED
+def _may_ignore(labels: Any) -> bool:
+    """Return whether a tensor or a NumPy array holds labels that a loss ignores."""
+    is_of_integers = str(labels.dtype) in ("torch.int64", "int64")
+    return is_of_integers and math.prod(labels.shape) > 0 and int(labels.min()) == IGNORED
 
 
 def unit_of(batch: Any, num_samples: int) -> Unit | None:

@@ -22,6 +22,7 @@ _MT19937_BYTES = 624 * 4 + 4  # words of its state, and the position in them
 _spare: list[Any] = []  # NumPy's generator inside ``kept_state``, at most one
 
 Request = tuple[int, list[int]]  # number of the epoch, indices of samples
+Reader = Callable[[int, list[int]], Any]
 
 
 def in_memory(dataset: Any) -> bool:
@@ -46,13 +47,13 @@ class Samples(Dataset[Any]):
     Args:
         dataset: The user's dataset.
         seed: Seed of the run.
-        stacked: Whether to return the batch of a ``TensorDataset`` at once, as the default collate
-            function makes it.
+        reader: Returns a batch of an epoch at once, as the default collate function makes it, given
+            the epoch's number and indices; None to read sample by sample.
     """
 
-    def __init__(self, dataset: Any, *, seed: int, stacked: bool) -> None:
+    def __init__(self, dataset: Any, *, seed: int, reader: Reader | None = None) -> None:
         self.dataset = dataset
-        self._seed, self._stacked = seed, stacked
+        self._seed, self._reader = seed, reader
         self._in_memory, self._draws = in_memory(dataset), False
         self._at_once = in_memory(dataset) or takes_batches(dataset)
 
@@ -62,9 +63,8 @@ class Samples(Dataset[Any]):
     def __getitems__(self, request: Request) -> Any:
         """Return the samples of a batch."""
         epoch, indices = request
-        if self._stacked:
-            places = torch.tensor(indices)
-            return [tensor[places] for tensor in self.dataset.tensors]
+        if self._reader is not None:
+            return self._reader(epoch, indices)
         if self._in_memory:
             return self._load(indices)
         with kept_state() as before:
@@ -88,6 +88,18 @@ class Samples(Dataset[Any]):
             seed_all(derive("sample", self._seed, epoch, index))
             samples.append(self.dataset[index])
         return samples
+
+
+class TensorReader:
+    """Reads the batches of a ``TensorDataset``, one indexing operation for each tensor."""
+
+    def __init__(self, dataset: TensorDataset) -> None:
+        self._tensors = dataset.tensors
+
+    def __call__(self, epoch: int, indices: list[int]) -> list[torch.Tensor]:
+        """Return some samples, the same in every epoch."""
+        places = torch.tensor(indices)
+        return [tensor[places] for tensor in self._tensors]
 
 
 def takes_batches(dataset: Any) -> bool:

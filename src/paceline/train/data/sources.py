@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,13 +16,14 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from paceline.train.data.adopt import check_library, check_stream, fingerprint
 from paceline.train.data.arguments import Division, contradiction
+from paceline.train.data.array_dataset import ArrayReader, base_of
 from paceline.train.data.changes import state_of
 from paceline.train.data.collated import Units, as_it_is
 from paceline.train.data.context import LoaderContext
 from paceline.train.data.draws import Draws
 from paceline.train.data.likeness import Likeness
 from paceline.train.data.order import Order, StoredOrder, blocks, derive, shuffled
-from paceline.train.data.samples import Request, Samples
+from paceline.train.data.samples import Reader, Request, Samples, TensorReader
 from paceline.train.data.share import EvenBatches, GivenBatches, Rows, Shard
 from paceline.train.data.stream import Piece, Stream, pieces_of_all, whole_rows
 
@@ -94,6 +95,15 @@ class Source:
     def _begin(self, epoch: int, start: int) -> tuple[ShardOf, Iterator[Served]]:
         raise NotImplementedError
 
+    def finished(self, epoch: int, served: Iterator[Served]) -> Iterator[Served]:
+        """Yield batches that are on the device, after what is to be done there.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            served: The batches of ``begin``, moved to the device.
+        """
+        return served
+
     @property
     def num_even_samples(self) -> int | None:
         """Samples in an epoch if all batches except the last have one size; else None."""
@@ -158,16 +168,47 @@ class MapBatches(Source):
         super().__init__(dataset, context, divided, **common)
         self._draws = Draws(divided.sampler, context.seed)
         self._requests = _Requests()
-        is_stacked = type(dataset) is TensorDataset and self._collate is None
-        collate = self._units.counted(
-            self._collate, only_labels=dataset.tensors if is_stacked else ()
-        )
+        self._arrays = self._array_reader()
+        reader, columns = self._whole_batches()
+        is_stacked = reader is not None and self._collate is None
+        collate = self._units.counted(self._collate, only_labels=columns if is_stacked else ())
         self._torch_loader = self._fetch(
-            Samples(dataset, seed=context.seed, stacked=is_stacked),
+            Samples(dataset, seed=context.seed, reader=reader),
             settings,
             batch_sampler=cast(Any, self._requests),
             collate_fn=as_it_is if is_stacked and collate is None else collate,
         )
+
+    def _array_reader(self) -> ArrayReader | None:
+        """Return what reads the dataset if it is one of ``arrays``, or a subset of one."""
+        base = base_of(self._dataset)
+        if base is None:
+            return None
+        arrays, subsets = base
+        arrays.share_memory()
+        return ArrayReader(
+            arrays,
+            subsets,
+            seed=self._context.seed,
+            finishes=self._context.device.type == "cpu",
+            splits=self._collate is not None,
+        )
+
+    def _whole_batches(self) -> tuple[Reader | None, Sequence[Any]]:
+        """Return what reads whole batches, and the columns of the dataset; None without it."""
+        base = base_of(self._dataset)
+        if base is not None:
+            return self._arrays, base[0].stored
+        if type(self._dataset) is TensorDataset and self._collate is None:
+            return TensorReader(self._dataset), self._dataset.tensors
+        return None, ()
+
+    def finished(self, epoch: int, served: Iterator[Served]) -> Iterator[Served]:
+        """Yield batches that are on the device, transformed there if that was not done before."""
+        arrays = self._arrays
+        if arrays is None or self._context.device.type == "cpu":
+            return served
+        return ((rows, arrays.finished(epoch, batch), problem) for rows, batch, problem in served)
 
     def __len__(self) -> int:
         if not self._divided.batch_size:
