@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import default_collate
 
 from paceline.train.data.batch import parts_of_batch
+from paceline.train.data.collation import collate as default
 
 IGNORED = -100  # ignore_index of torch's losses, and of transformers' labels
 MOST_LABELS = 1 << 20  # labels of a batch to count; counting more would take noticeable time
@@ -83,9 +83,7 @@ class Units:
         if not self._matter or (only_labels and not any(map(_may_ignore, only_labels))):
             return collate
         self.is_counted = True
-        return Counted(
-            as_it_is if only_labels else collate or default_collate, of_rows=collate is not None
-        )
+        return Counted(as_it_is if only_labels else collate or default, of_rows=collate is not None)
 
     def see(self, unit: Unit | None, num_rows: int) -> str:
         """Return why weighting by samples is wrong; empty while every sample has equally many.

@@ -19,6 +19,8 @@ from paceline.train.data.arguments import Division, contradiction
 from paceline.train.data.array_dataset import ArrayReader, base_of
 from paceline.train.data.changes import state_of
 from paceline.train.data.collated import Units, as_it_is
+from paceline.train.data.collation import Packing, unpacked
+from paceline.train.data.collation import collate as default
 from paceline.train.data.context import LoaderContext
 from paceline.train.data.draws import Draws
 from paceline.train.data.likeness import Likeness
@@ -138,6 +140,16 @@ class Source:
             self.release()
         self._state_of_dataset = state
 
+    def _packing(self, collate: Collate, settings: dict[str, Any]) -> Collate:
+        """Return a collate function whose batches travel faster from a worker, if that helps."""
+        # torch pins the memory of tensors only, before we could unpack them.
+        self._is_packed = settings["num_workers"] > 0 and not settings["pin_memory"]
+        return Packing(collate) if self._is_packed else collate
+
+    def _received(self) -> Iterator[Any]:
+        """Yield what torch's DataLoader yields, with its tensors unpacked."""
+        return map(unpacked, self._torch_loader) if self._is_packed else iter(self._torch_loader)
+
     def _fetch(self, dataset: Any, settings: dict[str, Any], **options: Any) -> DataLoader[Any]:
         """Return torch's DataLoader of the dataset that reads the user's.
 
@@ -172,11 +184,12 @@ class MapBatches(Source):
         reader, columns = self._whole_batches()
         is_stacked = reader is not None and self._collate is None
         collate = self._units.counted(self._collate, only_labels=columns if is_stacked else ())
+        usual = as_it_is if is_stacked else default
         self._torch_loader = self._fetch(
             Samples(dataset, seed=context.seed, reader=reader),
             settings,
             batch_sampler=cast(Any, self._requests),
-            collate_fn=as_it_is if is_stacked and collate is None else collate,
+            collate_fn=self._packing(collate or usual, settings),
         )
 
     def _array_reader(self) -> ArrayReader | None:
@@ -227,7 +240,7 @@ class MapBatches(Source):
         self._requests.begin(epoch, order, shard)
         # The DataLoader comes first in zip, so that its iterator sees its end and releases its
         # workers.
-        pairs = zip(self._torch_loader, shard.rows(), strict=False)
+        pairs = zip(self._received(), shard.rows(), strict=False)
         if self._units.is_counted:
             see = self._units.see
             return (lambda _: shard), (
@@ -301,7 +314,7 @@ class StreamBatches(Source):
         self.has_position = not sharded
         self._stream = self._stream_of_own() if sharded else self._whole_stream()
         self._torch_loader = self._fetch(
-            self._stream, settings, batch_size=None, collate_fn=as_it_is
+            self._stream, settings, batch_size=None, collate_fn=self._packing(as_it_is, settings)
         )
 
     def __len__(self) -> int:
@@ -332,7 +345,7 @@ class StreamBatches(Source):
         return self._stream_of(batch_size=size, rank=0, world_size=1, share_of_seed=world.rank)
 
     def _stream_of(self, **shares: Any) -> Stream:
-        collate = self._units.counted(self._collate) or default_collate
+        collate = self._units.counted(self._collate) or default
         return Stream(
             self._dataset,
             seed=self._context.seed,
@@ -344,7 +357,7 @@ class StreamBatches(Source):
 
     def _begin(self, epoch: int, start: int) -> tuple[ShardOf, Iterator[Served]]:
         self._stream.at[0], self._stream.at[1] = epoch, start
-        pieces: Iterator[Piece] = iter(self._torch_loader)
+        pieces: Iterator[Piece] = self._received()
         if not self.has_position:
             return None, self._sharded(pieces)
         world, size = self._context.world, self._divided.batch_size
