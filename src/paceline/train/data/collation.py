@@ -1,7 +1,7 @@
 """Make a batch of samples as torch's ``default_collate`` does, and send small ones faster.
 
 ``default_collate`` converts each NumPy array of a batch to a tensor before it stacks them, in some
-2 µs a sample. A worker of torch sends each tensor of a batch in a file of its own in shared memory,
+2 µs a sample. A worker of torch sends each tensor of a batch in a separate file in shared memory,
 in some 100 µs a tensor; a small tensor travels through the pipe in a tenth of that.
 """
 
