@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from paceline import data as data
     from paceline.errors import Finding as Finding
     from paceline.errors import PacelineError as PacelineError
     from paceline.launch.run.inline import launch as launch
@@ -52,12 +53,16 @@ __all__ = [
     "TensorBoardLogger",
     "Trainer",
     "__version__",
+    "data",
     "launch",
 ]
 
 
+_MODULES = ("data",)
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     from importlib import import_module
 
@@ -65,6 +70,8 @@ def __getattr__(name: str) -> Any:
         from paceline.machine import torch_requirements
 
         torch_requirements.require()
+    if name in _MODULES:
+        return import_module(f"paceline.{name}")  # which makes it an attribute of the package
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

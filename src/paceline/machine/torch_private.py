@@ -66,7 +66,8 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "torch.utils": ("_pytree",),
     # DataLoader
     "torch.multiprocessing": ("_set_thread_name",),
-    "torch.utils.data._utils": ("worker",),
+    "torch.utils.data._utils": ("collate", "worker"),
+    "torch.utils.data._utils.collate": ("collate", "default_collate_fn_map"),
     "torch.utils.data._utils.worker": ("_worker_info", "_worker_loop"),
     "torch.utils.data.DataLoader": ("_iterator",),
     "torch.utils.data.dataloader": (

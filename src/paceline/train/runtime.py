@@ -182,6 +182,16 @@ def sum_over_ranks(value: Any) -> Any:
     )
 
 
+def rank() -> int:
+    """Return this process's rank in the default process group; 0 without a group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def num_ranks() -> int:
+    """Return the number of ranks in the default process group; 1 without a group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
 def totals(values: list[int]) -> list[int]:
     """Return the element-wise sums of a few small ints over all ranks, in one collective."""
     return _reduced(values, dist.ReduceOp.SUM) if dist.is_initialized() else values
