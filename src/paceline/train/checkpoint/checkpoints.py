@@ -120,9 +120,9 @@ class Checkpoints:
             write.write, make_draft, self._folder, description, exchange=self._exchange, **options
         )
         if wait:
-            work()
+            self._write(work)
         else:
-            self._background.start(work)
+            self._background.start(partial(self._write, work))
 
     def wait(self) -> None:
         """Wait until the save in flight is committed.
@@ -219,6 +219,12 @@ class Checkpoints:
         if saved.path.resolve().parent == self._folder.resolve():
             self._run = saved.run
         return loaded[0]
+
+    def _write(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            self._staging.settle()
 
     def _prepare(self) -> None:
         self._background.wait()
