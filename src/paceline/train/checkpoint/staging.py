@@ -140,7 +140,7 @@ def _fit(buffers: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor
 
 
 def _mapped_buffers(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return buffers in one memory map of their own.
+    """Return buffers in one new memory map.
 
     The C library keeps freed memory for later allocations, depending on its sizes. A map is
     returned to the system as a whole, when the last of its buffers is freed.
@@ -168,7 +168,7 @@ def _map(size: int) -> mmap.mmap:
 
 
 def _buffer(memory: mmap.mmap, offset: int, like: torch.Tensor) -> torch.Tensor:
-    # With a storage of its own: torch.save would write, or copy, the whole of a shared one.
+    # Each has its own storage: torch.save would write, or copy, the whole of a shared one.
     flat = torch.frombuffer(memory, dtype=torch.uint8, count=like.nbytes, offset=offset)
     return flat.view(like.dtype).view(like.shape)
 

@@ -5,6 +5,7 @@ DDP compares a hook's annotations with the types themselves, so they must not be
 """
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -34,6 +35,30 @@ def narrow_hook(dtype: torch.dtype) -> Hook:
         return result
 
     return hook
+
+
+class Turns:
+    """Process groups that reduce buckets in turn, so that several are under way at a time.
+
+    A ring all-reduce uses the link only while it sends: between its phases ranks add up what came.
+    Another bucket, on other connections, uses the link meanwhile.
+
+    Args:
+        count: Number of groups.
+        timeout: Timeout of their collectives; torch's default if None.
+    """
+
+    def __init__(self, count: int, timeout: timedelta | None) -> None:
+        self.groups = [dist.new_group(timeout=timeout) for _ in range(count)]
+
+
+def parallel_hook(state: Turns, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket of full gradients in the group whose turn it is."""
+    group = state.groups[bucket.index() % len(state.groups)]
+    buffer = bucket.buffer().div_(dist.get_world_size())
+    future = dist.all_reduce(buffer, group=group, async_op=True).get_future()
+    result: torch.futures.Future[torch.Tensor] = future.then(lambda done: done.value()[0])
+    return result
 
 
 class PowerSGD:

@@ -1,6 +1,6 @@
 """Make a model parallel by ddp (replicas with averaged gradients) or fsdp (shards), with options.
 
-torch's own wrappers do the work.
+torch's own wrappers do the work. The third strategy, in ``local_sgd``, has no wrapper.
 """
 
 from __future__ import annotations
@@ -16,10 +16,19 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.errors import Finding, UsageError, closest
+from paceline.train import runtime
 from paceline.train.model.blocks import blocks_of, has_forward
-from paceline.train.model.comm_hooks import PowerSGD, narrow_hook, powersgd_hook
+from paceline.train.model.comm_hooks import (
+    PowerSGD,
+    Turns,
+    narrow_hook,
+    parallel_hook,
+    powersgd_hook,
+)
+from paceline.train.model.local_sgd import LocalSGD, check_options
 
-COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
+COMM_HOOKS = ("none", "parallel", "fp16", "bf16", "powersgd")
+_GROUPS = 4  # of "parallel"
 
 
 @dataclass(frozen=True)
@@ -34,8 +43,9 @@ class DDP:
         gradient_as_bucket_view: Whether gradients are views of the buckets, which saves their
             memory.
         find_unused_parameters: Whether some parameters take no part in some steps.
-        comm_hook: What is sent: ``"none"`` sends full gradients, ``"fp16"`` and ``"bf16"`` half the
-            bytes, ``"powersgd"`` low-rank factors (Vogels et al., 2019), which changes the result
+        comm_hook: What is sent: ``"none"`` sends full gradients, ``"parallel"`` the same over
+            several process groups in turn, ``"fp16"`` and ``"bf16"`` half the bytes,
+            ``"powersgd"`` low-rank factors (Vogels et al., 2019), which changes the result
             slightly.
         powersgd_rank: Rank of these factors.
         powersgd_start: Steps that send full gradients first; at least one.
@@ -68,7 +78,7 @@ class FSDP:
     reshard_after_forward: bool = True
 
 
-Strategy = DDP | FSDP
+Strategy = DDP | FSDP | LocalSGD
 
 
 def choose(strategy: str | Strategy, device: torch.device) -> Strategy:
@@ -79,17 +89,19 @@ def choose(strategy: str | Strategy, device: torch.device) -> Strategy:
     """
     named: dict[str, Strategy] = {"ddp": DDP(), "fsdp": FSDP()}
     options = named.get(strategy) if isinstance(strategy, str) else strategy
-    if not isinstance(options, DDP | FSDP):
+    if not isinstance(options, DDP | FSDP | LocalSGD):
         near = closest(str(strategy), named) or "ddp"
         what = (
-            f"strategy={strategy!r} is neither 'ddp' nor 'fsdp' nor one of paceline.DDP and"
-            " paceline.FSDP"
+            f"strategy={strategy!r} is neither 'ddp' nor 'fsdp' nor one of paceline.DDP,"
+            " paceline.FSDP and paceline.LocalSGD"
         )
         raise UsageError(
             Finding("option-invalid", what, where="Session(strategy=...)", fix=f'strategy="{near}"')
         )
     if isinstance(options, DDP):
         _check(options, device)
+    if isinstance(options, LocalSGD):
+        check_options(options)
     return options
 
 
@@ -112,6 +124,15 @@ def _check(options: DDP, device: torch.device) -> None:
             raise UsageError(
                 Finding("option-invalid", what, where=f"DDP({name}=...)", fix=f"{name}={usual}")
             )
+    if options.comm_hook == "parallel" and device.type == "cuda":
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                "NCCL fills a link with its own channels; several groups in turn are for gloo",
+                where='DDP(comm_hook="parallel")',
+                fix='leave it out, or to send less: comm_hook="bf16"',
+            )
+        )
     if options.sync_batchnorm and device.type != "cuda":
         raise UsageError(
             Finding(
@@ -170,6 +191,8 @@ def replicate(model: nn.Module, options: DDP) -> DistributedDataParallel:
         wrapped.register_comm_hook(
             PowerSGD(options.powersgd_rank, options.powersgd_start), powersgd_hook
         )
+    elif options.comm_hook == "parallel":
+        wrapped.register_comm_hook(Turns(_GROUPS, runtime.group_timeout()), parallel_hook)
     elif options.comm_hook != "none":
         dtype = torch.float16 if options.comm_hook == "fp16" else torch.bfloat16
         wrapped.register_comm_hook(None, narrow_hook(dtype))
