@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
+_LEAST_PIECE = 1 << 14  # elements; less takes as long
+
 Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 
@@ -37,11 +39,12 @@ def narrow_hook(dtype: torch.dtype) -> Hook:
     return hook
 
 
-class Turns:
-    """Process groups that reduce buckets in turn, so that several are under way at a time.
+class ParallelGroups:
+    """Process groups that each reduce a piece of every bucket, all at the same time.
 
-    A ring all-reduce uses the link only while it sends: between its phases ranks add up what came.
-    Another bucket, on other connections, uses the link meanwhile.
+    A ring all-reduce sends, adds up what came, and sends again, so that one of gloo's leaves the
+    link idle in between. On 1 Gbit/s four buckets of 25 MB filled 0.78 of it in one group, and
+    pieces of a few MB in eight groups 1.0, of what a TCP connection did.
 
     Args:
         count: Number of groups.
@@ -52,12 +55,22 @@ class Turns:
         self.groups = [dist.new_group(timeout=timeout) for _ in range(count)]
 
 
-def parallel_hook(state: Turns, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket of full gradients in the group whose turn it is."""
-    group = state.groups[bucket.index() % len(state.groups)]
+def parallel_hook(state: ParallelGroups, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket of full gradients, in pieces."""
     buffer = bucket.buffer().div_(dist.get_world_size())
-    future = dist.all_reduce(buffer, group=group, async_op=True).get_future()
-    result: torch.futures.Future[torch.Tensor] = future.then(lambda done: done.value()[0])
+    length = max(_LEAST_PIECE, -(-buffer.numel() // len(state.groups)))
+    futures = [
+        dist.all_reduce(piece, group=group, async_op=True).get_future()
+        for piece, group in zip(buffer.split(length), state.groups, strict=False)
+    ]
+    done = torch.futures.collect_all(futures)
+
+    def whole(pieces: Any) -> torch.Tensor:
+        for piece in pieces.value():
+            piece.value()  # raises the error of its group
+        return buffer
+
+    result: torch.futures.Future[torch.Tensor] = done.then(whole)
     return result
 
 

@@ -186,8 +186,9 @@ class Session:
             *optimizers: The model's optimizers, made before or after; returned unchanged.
 
         Returns:
-            The model itself in a world of one, with fsdp, or if it has no parameter to train; else
-            a ``DistributedDataParallel`` around it. With optimizers, a tuple of the model and them.
+            The model itself in a world of one, with fsdp or local SGD, or if no parameter is
+            trained; else a ``DistributedDataParallel`` around it. With optimizers, a tuple of the
+            model and them.
 
         Raises:
             UsageError: The model is wrapped already, or an optimizer holds other parameters.
