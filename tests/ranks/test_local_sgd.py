@@ -421,6 +421,71 @@ def test_a_scale_of_the_loss_is_refused(ranks):
     assert ranks.run(scaled, world_size=1) == ["option-contradicted"]
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_optimizer_with_a_closure_is_refused(ranks, world_size):
+    assert ranks.run(with_closure, world_size=world_size) == ["option-contradicted"] * world_size
+
+
+def with_closure():
+    session, model = session_of(LocalSGD(every=3)), net()
+    try:
+        session.setup(model, torch.optim.LBFGS(model.parameters()))
+    except PacelineError as error:
+        return error.finding.name
+    return "none"
+
+
+def freeze():
+    """Freeze a layer after two exchanges, whose momentum would go on moving it."""
+    session = session_of(LocalSGD(every=2))
+    model = net()
+    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    found = []
+    for step in range(10):
+        if step == 5:
+            model[0].requires_grad_(False)
+        x, y = rows(8, seed=10 * step + session.rank)
+        session.backward(nn.functional.mse_loss(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(model[0].weight.flatten().tolist())
+    return found
+
+
+def test_momentum_does_not_move_what_is_frozen(ranks):
+    first, second = ranks.run(freeze, world_size=2)
+    assert first[3] != first[4]
+    assert first[5] == first[9] == second[9]
+
+
+def compiled(how):
+    """Return own and outer parameters of a training that is compiled, or not."""
+    session = session_of(LocalSGD(every=2))
+    model = net()
+    if how == "before":
+        model = torch.compile(model, backend="eager")
+    model, optimizer = session.setup(model, sgd(model))
+    called = torch.compile(model, backend="eager") if how == "after" else model
+    seen = []
+    for step in range(7):
+        x, y = rows(8, seed=10 * step + session.rank)
+        session.backward(nn.functional.mse_loss(called(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            seen.append(called(x).tolist())
+    return values(model).tolist(), outer_values(model).tolist(), seen
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+def test_a_compiled_model_trains_apart_too(ranks, how):
+    expected = ranks.run(compiled, "never", world_size=2)
+    for found, plain in zip(ranks.run(compiled, how, world_size=2), expected, strict=True):
+        for ours, theirs in zip(found, plain, strict=True):
+            difference = torch.tensor(ours).sub(torch.tensor(theirs))
+            assert difference.abs().max() < 1e-10
+
+
 def scaled():
     try:
         Session(precision="16-mixed", strategy=LocalSGD(every=3))

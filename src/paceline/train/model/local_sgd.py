@@ -171,7 +171,11 @@ class OuterModel:
             parts = flat.split([parameter.numel() for parameter in parameters])
             for name, parameter, part in zip(names, parameters, parts, strict=True):
                 outer = self._outer[parameter]
-                outer.sub_(self._update(name, part.view_as(outer)), alpha=self._lr)
+                gradient = part.view_as(outer)
+                if parameter.requires_grad:
+                    outer.sub_(self._update(name, gradient), alpha=self._lr)
+                else:  # frozen since setup: momentum must not move it
+                    outer.sub_(gradient)
                 parameter.copy_(outer)
         self._copy_buffers()
 

@@ -331,6 +331,7 @@ class Gradients:
         self, model: nn.Module, optimizers: tuple[Optimizer, ...], local: LocalSteps
     ) -> None:
         strategies.check_whole(model)
+        _check_steps(optimizers)
         if self._world_size > 1:
             self._say_limits(model)
         self._note_frozen(model)
@@ -446,6 +447,22 @@ def _check_together(precision: precisions.Precision, strategy: strategies.Strate
             f" {precision.name} has changed then",
             where=f'Session(precision="{precision.name}", strategy=DDP(comm_hook="powersgd"))',
             fix='Session(precision="bf16-mixed"), or DDP(comm_hook="fp16")',
+        )
+    )
+
+
+def _check_steps(optimizers: tuple[Optimizer, ...]) -> None:
+    """Refuse an optimizer that makes several backwards a step, each rank as many as it likes."""
+    if not any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
+        return
+    raise UsageError(
+        Finding(
+            "option-contradicted",
+            "LBFGS decides by the loss how many backwards a step has, and ranks that train apart"
+            " have other losses",
+            where="session.setup(model, optimizer)",
+            why="their exchanges would not be at the same step",
+            fix='strategy="ddp", or an optimizer with one backward a step, such as AdamW',
         )
     )
 
