@@ -19,16 +19,16 @@ from paceline.errors import Finding, UsageError, closest
 from paceline.train import runtime
 from paceline.train.model.blocks import blocks_of, has_forward
 from paceline.train.model.comm_hooks import (
-    ParallelGroups,
     PowerSGD,
+    Reducer,
+    full_hook,
     narrow_hook,
-    parallel_hook,
     powersgd_hook,
 )
 from paceline.train.model.local_sgd import LocalSGD, check_options
 
 COMM_HOOKS = ("none", "parallel", "fp16", "bf16", "powersgd")
-_GROUPS = 8  # of "parallel"
+_GROUPS = 8  # process groups at once, with gloo
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class DDP:
             memory.
         find_unused_parameters: Whether some parameters take no part in some steps.
         comm_hook: What is sent: ``"none"`` sends full gradients, ``"parallel"`` the same over
-            eight process groups at once, for gloo, ``"fp16"`` and ``"bf16"`` half the bytes,
-            ``"powersgd"`` low-rank factors (Vogels et al., 2019), which changes the result
-            slightly.
+            eight process groups at once, for gloo, ``"fp16"`` and ``"bf16"`` half the bytes in the
+            same way, ``"powersgd"`` low-rank factors (Vogels et al., 2019), which changes the
+            result slightly.
         powersgd_rank: Rank of these factors.
         powersgd_start: Steps that send full gradients first; at least one.
         sync_batchnorm: Whether batch norm computes its statistics over all ranks; on GPUs only.
@@ -187,16 +187,26 @@ def replicate(model: nn.Module, options: DDP) -> DistributedDataParallel:
     # name also skips the initial copy of rank 0's buffers and is deprecated, and its successor is
     # newer than the oldest supported torch.
     wrapped.broadcast_buffers = False
-    if options.comm_hook == "powersgd":
-        wrapped.register_comm_hook(
-            PowerSGD(options.powersgd_rank, options.powersgd_start), powersgd_hook
-        )
-    elif options.comm_hook == "parallel":
-        wrapped.register_comm_hook(ParallelGroups(_GROUPS, runtime.group_timeout()), parallel_hook)
-    elif options.comm_hook != "none":
-        dtype = torch.float16 if options.comm_hook == "fp16" else torch.bfloat16
-        wrapped.register_comm_hook(None, narrow_hook(dtype))
+    _register_hook(wrapped, options)
     return wrapped
+
+
+def _register_hook(wrapped: DistributedDataParallel, options: DDP) -> None:
+    if options.comm_hook == "none":
+        return
+    if options.comm_hook == "powersgd":
+        low_rank = PowerSGD(options.powersgd_rank, options.powersgd_start)
+        wrapped.register_comm_hook(low_rank, powersgd_hook)
+        return
+    # NCCL fills a link with its own channels.
+    is_on_gpu = any(parameter.is_cuda for parameter in wrapped.parameters())
+    reducer = Reducer(0 if is_on_gpu else _GROUPS, runtime.group_timeout())
+    hooks = {
+        "parallel": full_hook,
+        "fp16": narrow_hook(torch.float16),
+        "bf16": narrow_hook(torch.bfloat16),
+    }
+    wrapped.register_comm_hook(reducer, hooks[options.comm_hook])
 
 
 def shard(
