@@ -1,14 +1,14 @@
 """What the strategies and communication hooks bring on a slow link, and what they cost in loss.
 
-    python benchmarks/network.py                  # goodput and speed over 1 Gbit/s; needs root
-    python benchmarks/network.py --part loss      # loss after equal samples, over the loopback
+    python benchmarks/network.py                             # speed over 1 Gbit/s; needs root
+    python benchmarks/network.py --part loss --steps 80      # loss after equal samples, loopback
 
-Two network namespaces are joined by a link of 1 Gbit/s in each direction (``tc tbf``). Raw TCP
-goodput is measured in both directions at once, as an all-reduce uses the link. Then two ranks train
-a perceptron of 25 million parameters with each setting in turn, in another order in every round;
-medians over the rounds, with the least and the greatest. "link" is the share of the raw goodput
-that the gradients of a step fill while it lasts, computation included: an all-reduce between two
-ranks sends each rank's gradients once.
+Two network namespaces are joined by a link of 1 Gbit/s in each direction (``tc tbf``). In every
+round raw TCP goodput is measured in both directions at once, as an all-reduce uses the link; then
+two ranks train a perceptron of 25 million parameters with each setting in turn, in another order in every round;
+medians over the rounds, with the least and the greatest. "link" is the share of the round's raw
+goodput that the gradients of a step fill while it lasts, computation included: an all-reduce
+between two ranks sends each rank's gradients once.
 
 The loss is that of the whole data after the same samples, from the same start. It does not depend
 on the link, so it is measured without one.
@@ -37,8 +37,9 @@ from paceline import DDP, LocalSGD, Session
 ROOT = Path(__file__).parent.parent
 RATE = "1gbit"
 PORT = 29717
-WIDTH, ROWS, BATCH = 4096, 512, 16  # rows of data; batch of a rank
+WIDTH, ROWS, BATCH = 4096, 512, 8  # rows of data; batch of a rank
 LOCAL_STEPS = 8
+LR = 8.0  # of 1, 2, 4, 8, 12 and 20 the best of plain training
 GOODPUT_BYTES = 100_000_000
 
 # Settings whose arithmetic is that of plain DDP come first.
@@ -46,12 +47,12 @@ EXACT = {
     "ddp": DDP(),
     "ddp, buckets of 100 MiB": DDP(bucket_cap_mb=100),
     "parallel": DDP(comm_hook="parallel"),
-    "parallel, buckets of 5 MiB": DDP(comm_hook="parallel", bucket_cap_mb=5),
+    "parallel, views": DDP(comm_hook="parallel", gradient_as_bucket_view=True),
 }
 OTHER = {
     "fp16": DDP(comm_hook="fp16"),
     "bf16": DDP(comm_hook="bf16"),
-    "powersgd, rank 4": DDP(comm_hook="powersgd", powersgd_rank=4, powersgd_start=2),
+    "powersgd, rank 4": DDP(comm_hook="powersgd", powersgd_rank=4, powersgd_start=1),
     f"local SGD, every {LOCAL_STEPS}": LocalSGD(every=LOCAL_STEPS),
     f"local SGD, every {LOCAL_STEPS}, average": LocalSGD(every=LOCAL_STEPS, outer="average"),
 }
@@ -62,7 +63,7 @@ class Training:
     """Two ranks that train with one setting, from the same start each time."""
 
     def __init__(self, name):
-        self.session = Session(strategy=SETTINGS[name], loggers=())
+        self.session = Session(strategy=SETTINGS[name], loggers=(), run_dir="run")
         torch.manual_seed(0)
         model = nn.Sequential(
             nn.Linear(1024, WIDTH),
@@ -71,7 +72,7 @@ class Training:
             nn.Tanh(),
             nn.Linear(WIDTH, 1024),
         )
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
         self.model, self.optimizer = self.session.setup(model, optimizer)
         self.num_bytes = sum(each.nbytes for each in model.parameters())
         generator = torch.Generator().manual_seed(1)
@@ -106,7 +107,9 @@ class Training:
 def measure_speed(args):
     """As a rank: return the seconds of a step for each setting, a list over the rounds."""
     seconds, order = {name: [] for name in args.settings}, Random(0)
+    goodputs = []
     for _ in range(args.rounds):
+        goodputs.append(measure_goodput()["goodput"])
         for name in order.sample(args.settings, len(args.settings)):
             training = Training(name)
             count = LOCAL_STEPS if "local" in name else args.steps
@@ -114,7 +117,7 @@ def measure_speed(args):
             seconds[name].append(training.steps(count) / count)
             num_bytes = training.num_bytes
             del training
-    return {"seconds": seconds, "bytes": num_bytes}
+    return {"seconds": seconds, "bytes": num_bytes, "goodputs": goodputs}
 
 
 def measure_loss(args):
@@ -129,10 +132,11 @@ def measure_loss(args):
     return {"losses": losses, "samples": args.steps * BATCH * 2}
 
 
-def measure_goodput(rank, address):
+def measure_goodput():
     """As one of two hosts: send and receive at once; return bytes a second that were received."""
-    if rank == 0:
-        with socket.create_server((address, PORT)) as listener:
+    address = os.environ["MASTER_ADDR"], PORT + 1
+    if os.environ["RANK"] == "0":
+        with socket.create_server(address) as listener:
             peer, _ = listener.accept()
     else:
         peer = connected(address)
@@ -152,7 +156,7 @@ def connected(address):
     deadline = perf_counter() + 10
     while True:
         try:
-            return socket.create_connection((address, PORT), timeout=10)
+            return socket.create_connection(address, timeout=10)
         except OSError:
             if perf_counter() > deadline:
                 raise
@@ -161,13 +165,10 @@ def connected(address):
 def as_rank(args):
     """Perform a part as one of two ranks; rank 0 writes the result."""
     rank = int(os.environ["RANK"])
-    if args.part == "goodput":
-        result = measure_goodput(rank, os.environ["MASTER_ADDR"])
-    else:
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo")
-        result = measure_speed(args) if args.part == "speed" else measure_loss(args)
-        dist.destroy_process_group()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    result = measure_speed(args) if args.part == "speed" else measure_loss(args)
+    dist.destroy_process_group()
     if rank == 0:
         args.result.write_text(json.dumps(result))
 
@@ -213,8 +214,9 @@ def slow_hosts():
     return hosts(2)
 
 
-def render_speed(goodputs, speed):
+def render_speed(speed):
     """The table of goodput and speed, as lines."""
+    goodputs = speed["goodputs"]
     goodput = median(goodputs)
     each = ", ".join(f"{value / 1e6:.1f}" for value in goodputs)
     yield f"raw TCP goodput, both directions at once: {goodput / 1e6:.1f} MB/s ({each})"
@@ -224,11 +226,14 @@ def render_speed(goodputs, speed):
     plain = median(speed["seconds"]["ddp"])
     for name, values in speed["seconds"].items():
         step_s = median(values)
-        link = speed["bytes"] / step_s / goodput
+        links = [
+            speed["bytes"] / value / of_round
+            for value, of_round in zip(values, goodputs, strict=True)
+        ]
         yield (
             f"{name:<28}{step_s:>8.3f}{min(values):>7.3f}{max(values):>7.3f}"
             f"{2 * BATCH / step_s:>11.1f}{plain / step_s:>7.2f}"
-            + (f"{link:>7.3f}" if name in EXACT else f"{'':>7}")
+            + (f"{median(links):>7.3f}" if name in EXACT else f"{'':>7}")
         )
 
 
@@ -243,7 +248,7 @@ def render_loss(result):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", choices=["goodput", "speed", "loss"], default="speed")
+    parser.add_argument("--part", choices=["speed", "loss"], default="speed")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--steps", type=int, default=3, help="of a setting in a round; in all for the loss"
@@ -257,19 +262,14 @@ def main():
     args.settings = args.settings or list(SETTINGS)
     if args.as_rank:
         return as_rank(args)
-    is_slow = args.part != "loss"
-    with slow_hosts() if is_slow else nullcontext([]) as hosts:
+    with nullcontext([]) if args.part == "loss" else slow_hosts() as hosts:
         for host in hosts:
             host.slow(RATE)
-        goodputs = [run_part("goodput", args, hosts)["goodput"] for _ in range(3 * is_slow)]
-        result = {} if args.part == "goodput" else run_part(args.part, args, hosts)
-    if args.part == "goodput":
-        print(", ".join(f"{value / 1e6:.1f} MB/s" for value in goodputs))
-    else:
-        lines = render_loss(result) if args.part == "loss" else render_speed(goodputs, result)
-        print("\n".join(lines))
+        result = run_part(args.part, args, hosts)
+    lines = render_loss(result) if args.part == "loss" else render_speed(result)
+    print("\n".join(lines))
     if args.output:
-        args.output.write_text(json.dumps({"goodputs": goodputs, **result}, indent=1) + "\n")
+        args.output.write_text(json.dumps(result, indent=1) + "\n")
     return None
 
 
