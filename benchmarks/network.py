@@ -10,6 +10,9 @@ medians over the rounds, with the least and the greatest. "link" is the share of
 goodput that the gradients of a step fill while it lasts, computation included: an all-reduce
 between two ranks sends each rank's gradients once.
 
+A round of all settings takes about a minute, since each setting begins with a broadcast of the
+parameters; ``--setting NAME``, several times, chooses some.
+
 The loss is that of the whole data after the same samples, from the same start. It does not depend
 on the link, so it is measured without one.
 """
@@ -17,6 +20,7 @@ on the link, so it is measured without one.
 import argparse
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -262,6 +266,7 @@ def main():
     args.settings = args.settings or list(SETTINGS)
     if args.as_rank:
         return as_rank(args)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the namespaces are removed
     with nullcontext([]) if args.part == "loss" else slow_hosts() as hosts:
         for host in hosts:
             host.slow(RATE)
