@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.launch.run.inline import launch as launch
     from paceline.train.logging import CSVLogger as CSVLogger
     from paceline.train.logging import TensorBoardLogger as TensorBoardLogger
+    from paceline.train.model.local_sgd import LocalSGD as LocalSGD
     from paceline.train.model.strategy import DDP as DDP
     from paceline.train.model.strategy import FSDP as FSDP
     from paceline.train.session import Session as Session
@@ -33,6 +34,7 @@ _HOMES = {
     "FSDP": "paceline.train.model.strategy",
     "DataModule": "paceline.trainer",
     "Finding": "paceline.errors",
+    "LocalSGD": "paceline.train.model.local_sgd",
     "Module": "paceline.trainer",
     "PacelineError": "paceline.errors",
     "Session": "paceline.train.session",
@@ -47,6 +49,7 @@ __all__ = [
     "CSVLogger",
     "DataModule",
     "Finding",
+    "LocalSGD",
     "Module",
     "PacelineError",
     "Session",

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -279,7 +279,7 @@ def store() -> Any:
 
 
 @torch.no_grad()
-def copy_from_main(tensors: Sequence[torch.Tensor]) -> None:
+def copy_from_main(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
     """Overwrite ``tensors`` on all ranks by rank 0's, with a broadcast per dtype and device."""
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
@@ -311,6 +311,16 @@ def barrier() -> None:
     """Wait until all ranks have called this function."""
     if dist.is_initialized():
         dist.barrier()
+
+
+def group_timeout() -> timedelta | None:
+    """Return the timeout of the default group, for other groups; None is torch's default."""
+    # torch exposes it in no other way.
+    try:
+        group: Any = dist.group.WORLD
+        return cast(timedelta, group._get_backend(torch.device("cpu")).options._timeout)
+    except (AttributeError, RuntimeError):
+        return None
 
 
 def backends() -> dict[str, str]:
