@@ -101,9 +101,13 @@ def judge(
     if len(figures) == 1 or case.largest.efficiency.high >= IDEAL:
         return _not_held_back(case, is_alone=len(figures) == 1)
     growth = case.growth
+    part = max(growth, key=lambda name: growth[name])
+    data_s = case.largest.parts.get("data", 0.0)
+    waits_for_data = _share(case.largest.parts, "data") >= DATA_SHARE
+    if waits_for_data and part != "data" and data_s > growth[part]:
+        return _not_held_back(case, is_alone=False)  # more than all that scaling costs
     if _is_too_little_work(case):
         return _small_batch(case)
-    part = max(growth, key=lambda name: growth[name])
     if growth[part] <= 0:
         return Brake(UNKNOWN, f"{_efficiency(case)}; no part of the step explains it")
     return _SENTENCES[part](case)

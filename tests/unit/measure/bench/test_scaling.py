@@ -124,5 +124,11 @@ def test_waiting_for_data_is_named_although_it_scales():
     assert judged(content).advice == "paceline tune train.py"
 
 
+def test_data_that_cost_more_than_scaling_are_named_first():
+    content = bench({1: world(1, data=30.0), 2: world(2, data=30.0, exchange_ms=5.0)})
+    assert scaling.figures(content)[1].efficiency.high < brake.IDEAL
+    assert judged(content).name == brake.DATA
+
+
 def test_one_number_of_ranks_says_nothing_about_scaling():
     assert judged(bench({2: world(2)})).name == brake.NONE
