@@ -68,11 +68,12 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "torch.multiprocessing": ("_set_thread_name",),
     "torch.utils.data._utils": ("worker",),
     "torch.utils.data._utils.worker": ("_worker_info", "_worker_loop"),
-    "torch.utils.data.DataLoader": ("_iterator",),
+    "torch.utils.data.DataLoader": ("_index_sampler", "_iterator"),
     "torch.utils.data.dataloader": (
         "_BaseDataLoaderIter",
         "_DatasetKind",
         "_MultiProcessingDataLoaderIter",
+        "_SingleProcessDataLoaderIter",
     ),
     "torch.utils.data.dataloader._BaseDataLoaderIter": (
         "_dataset",

@@ -1,0 +1,1 @@
+"""Find the fastest loader settings of a script or dataset: ``paceline tune``."""

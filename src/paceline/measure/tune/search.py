@@ -1,0 +1,234 @@
+"""Choose which loader settings are tried, in which order, and which one is best. Pure.
+
+Workers matter most, so they come first: none, 1, 2, 4 and so on to the number of CPUs, until more
+of them are no faster or the loop is as fast as on a batch in memory; then the numbers between.
+After that single changes of the best: batches read ahead, pinned memory, threads, the sharing
+strategy. The fastest few are then measured again in turn, and what is clearly slower is dropped.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
+from paceline.measure import intervals
+from paceline.measure.intervals import Blocks, Interval, flat
+
+ROUNDS = 3  # windows of each of the fastest settings
+_MOST_FINALISTS = 3
+_NEAR = 1.5  # a setting that takes this much longer than the fastest is not measured again
+_BEHIND = 1.05  # nor one that is proven to take this much longer, with two windows or more
+_EQUAL = 1.02  # settings that are nearer than this are equally fast: the cheapest of them is best
+_GAIN = 1.03  # more workers are worth it if they are faster by this
+_KEEPS_UP = 1.03  # of the time that a step takes on a batch in memory
+SMALL_SHARE = 0.05  # of a step: waiting for data below this is not worth a change
+_SHM_SHARE = 0.5  # of the free shared memory, which the script and NCCL use too
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a rank's loader may use of this machine.
+
+    Attributes:
+        cpus: CPUs of each rank.
+        shm_bytes: Free bytes of shared memory of each rank; None if it is unknown.
+        sharing: Sharing strategies that torch has here.
+    """
+
+    cpus: int
+    shm_bytes: int | None = None
+    sharing: Sequence[str] = ()
+
+
+@dataclass
+class Measured:
+    """What was measured so far.
+
+    Attributes:
+        memory: Seconds per batch where the loop gets the same batch again and again, by window.
+        settings: Seconds per batch of each setting, by window.
+        failures: Why settings do not work.
+    """
+
+    memory: list[list[float]] = field(default_factory=list)
+    settings: dict[LoaderSetting, list[list[float]]] = field(default_factory=dict)
+    failures: dict[LoaderSetting, str] = field(default_factory=dict)
+
+    def seconds(self, setting: LoaderSetting) -> float:
+        """Return the median of a setting's seconds per batch."""
+        return statistics.median(flat(self.settings[setting]))
+
+    @property
+    def fastest(self) -> LoaderSetting:
+        """The setting with the lowest median."""
+        return min(self.settings, key=self.seconds)
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the fastest setting is as fast as a batch in memory."""
+        if not self.memory:
+            return False
+        least = statistics.median(flat(self.memory))
+        return self.seconds(self.fastest) <= _KEEPS_UP * least
+
+
+def most_workers(facts: LoaderFacts, limits: Limits) -> tuple[int, str]:
+    """Return the largest number of workers of a rank, and what limits it."""
+    cpus = max(1, limits.cpus)
+    if limits.shm_bytes is None or not facts.batch_bytes:
+        return cpus, "CPUs"
+    # Workers read two batches ahead by default, and hold the one that they read.
+    by_memory = int(_SHM_SHARE * limits.shm_bytes / (3 * facts.batch_bytes))
+    return (by_memory, "/dev/shm") if by_memory < cpus else (cpus, "CPUs")
+
+
+def next_setting(facts: LoaderFacts, limits: Limits, measured: Measured) -> LoaderSetting | None:
+    """Return the setting to measure next; None if nothing is left to learn."""
+    known = set(measured.settings) | set(measured.failures)
+    if facts.setting not in known:
+        return facts.setting
+    for setting in _by_workers(facts, limits, measured):
+        if setting not in known:
+            return setting
+    if not measured.keeps_up:
+        for setting in _variants(measured.fastest, facts, limits):
+            if setting not in known:
+                return setting
+    return _finalist(measured)
+
+
+def _by_workers(facts: LoaderFacts, limits: Limits, measured: Measured) -> Iterator[LoaderSetting]:
+    """Yield settings that differ in the number of workers, until more of them are no faster."""
+    most, _ = most_workers(facts, limits)
+    least = 0
+    if facts.is_stream:
+        # Each worker reads a whole stream unless the dataset divides it. If the script has workers,
+        # it does; otherwise nobody knows, and more workers would repeat samples.
+        least, most = (1, most) if facts.setting.num_workers else (0, 0)
+    ladder = [count for count in _ladder(most) if count >= least]
+    for place, count in enumerate(ladder):
+        if _has_peaked([with_workers(facts, lower) for lower in ladder[:place]], measured):
+            break
+        yield with_workers(facts, count)
+    if measured.keeps_up:
+        return
+    fastest = measured.fastest.num_workers
+    beside = [count for count in ladder if count != fastest]
+    lower = max((count for count in beside if count < fastest), default=fastest)
+    upper = min((count for count in beside if count > fastest), default=fastest)
+    for count in {(lower + fastest) // 2, (upper + fastest + 1) // 2} - {lower, upper}:
+        yield with_workers(facts, count)
+
+
+def _ladder(most: int) -> list[int]:
+    """Return the numbers of workers that are tried first."""
+    powers = [1 << power for power in range(most.bit_length()) if 1 << power < most]
+    return sorted({0, most, *powers})
+
+
+def _has_peaked(lower: Sequence[LoaderSetting], measured: Measured) -> bool:
+    """Return whether more workers than these are not worth a try."""
+    if measured.keeps_up:
+        return True
+    seconds = [measured.seconds(setting) for setting in lower if setting in measured.settings]
+    # With one worker instead of none, handing batches over may cost more than it saves.
+    return len(seconds) > 3 and min(seconds[-2:]) > min(seconds[:-2]) / _GAIN
+
+
+def with_workers(facts: LoaderFacts, count: int) -> LoaderSetting:
+    """Return the script's settings with another number of workers."""
+    ahead = (facts.setting.prefetch_factor or 2) if count else 0
+    return replace(facts.setting, num_workers=count, prefetch_factor=ahead)
+
+
+def _variants(
+    setting: LoaderSetting, facts: LoaderFacts, limits: Limits
+) -> Iterator[LoaderSetting]:
+    """Yield single changes of a setting."""
+    workers = setting.num_workers
+    if facts.on_gpu and not setting.pin_memory:
+        yield replace(setting, pin_memory=True)
+    threads = max(1, limits.cpus - workers)
+    if workers and threads < setting.threads:
+        yield replace(setting, threads=threads)
+    ahead = 2 * facts.setting.prefetch_factor or 4
+    if workers and setting.prefetch_factor < ahead and _fits(workers * (ahead + 1), facts, limits):
+        yield replace(setting, prefetch_factor=ahead)
+    other = [name for name in limits.sharing if name != facts.setting.sharing]
+    if workers and other and setting.sharing == facts.setting.sharing:
+        yield replace(setting, sharing=other[0])
+
+
+def _fits(num_batches: int, facts: LoaderFacts, limits: Limits) -> bool:
+    """Return whether shared memory can hold a number of batches."""
+    if limits.shm_bytes is None:
+        return True
+    return num_batches * facts.batch_bytes <= _SHM_SHARE * limits.shm_bytes
+
+
+def _finalist(measured: Measured) -> LoaderSetting | None:
+    """Return which of the fastest settings is measured again; None if all were often enough.
+
+    One window may have had luck, or bad luck with another program on the same CPUs. What is said to
+    be best has been measured several times, in turn with those that come next.
+    """
+    fastest = measured.fastest
+    near = [s for s in measured.settings if not _is_behind(s, fastest, measured)]
+    finalists = sorted(near, key=measured.seconds)[:_MOST_FINALISTS]
+    fewest = min(finalists, key=lambda setting: len(measured.settings[setting]))
+    return fewest if len(measured.settings[fewest]) < ROUNDS else None
+
+
+def _is_behind(setting: LoaderSetting, fastest: LoaderSetting, measured: Measured) -> bool:
+    """Return whether a setting is so much slower than the fastest that it cannot be best."""
+    if measured.seconds(setting) > _NEAR * measured.seconds(fastest):
+        return True
+    blocks, least = measured.settings[setting], measured.settings[fastest]
+    if setting == fastest or min(len(blocks), len(least)) < 2:
+        return False
+    return intervals.ratio(blocks, least).low > _BEHIND
+
+
+def best_of(facts: LoaderFacts, measured: Measured) -> LoaderSetting:
+    """Return the cheapest of the settings that are as fast as the fastest.
+
+    The script's own settings are the cheapest. Fewer workers are cheaper than more: they need less
+    memory, and leave CPUs to others. A setting that was measured once is best only if all were.
+    """
+    confirmed = [s for s, blocks in measured.settings.items() if len(blocks) > 1]
+    candidates = confirmed or list(measured.settings)
+    least = min(measured.seconds(setting) for setting in candidates)
+    equal = [s for s in candidates if measured.seconds(s) <= _EQUAL * least]
+    return min(equal, key=lambda setting: _costs(setting, facts.setting))
+
+
+def _costs(setting: LoaderSetting, written: LoaderSetting) -> tuple[int, ...]:
+    changes = [
+        setting.sharing != written.sharing,
+        setting.threads != written.threads,
+        setting.pin_memory != written.pin_memory,
+    ]
+    return (
+        int(setting != written),
+        setting.num_workers,
+        sum(changes),
+        setting.prefetch_factor,
+    )
+
+
+def waiting_share(memory: Blocks, loading: Blocks) -> Interval:
+    """Return the share of a step in which the loop waits for data.
+
+    Args:
+        memory: Seconds per batch where the loop gets the same batch again and again.
+        loading: Seconds per batch with the loader.
+    """
+    ratio = intervals.ratio(memory, loading)
+    return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
+
+
+def is_worth_tuning(share: Interval) -> bool:
+    """Return whether data can be what holds the loop back."""
+    return share.value >= SMALL_SHARE and share.low > 0
