@@ -118,6 +118,11 @@ class RunDir:
         return self.root / "timed_steps.json"
 
     @property
+    def bench(self) -> Path:
+        """The result of ``paceline bench`` (JSON)."""
+        return self.root / "bench.json"
+
+    @property
     def tensorboard(self) -> Path:
         """Metrics that the script logged (TensorBoard)."""
         return self.root / "tensorboard"
