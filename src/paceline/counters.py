@@ -287,6 +287,16 @@ class SharedCounters:
         return checksums
 
 
+def losses_in(slot: memoryview[int]) -> dict[int, float]:
+    """Return the losses of the last timed steps by step; NaN where it is unknown."""
+    places = range(STAGES, SLOT_LENGTH, STAGES_LENGTH)
+    return {
+        slot[place]: _DOUBLE.unpack(_BITS.pack(slot[place + 7]))[0]
+        for place in places
+        if slot[place]
+    }
+
+
 def write_stages(
     slot: memoryview[int],
     *,

@@ -76,6 +76,12 @@ START_METHOD = _variable(
 ON_HANG = _variable("PACELINE_ON_HANG", "default of --on-hang; off turns hang detection off")
 HANG_TIMEOUT = _variable("PACELINE_HANG_TIMEOUT", "default of --hang-timeout, in seconds")
 
+STOP_AFTER = _variable(
+    "PACELINE_STOP_AFTER",
+    "ranks time all optimizer steps, and end after so many; paceline bench and tune set it for"
+    " their trials",
+)
+
 NO_COLOR = _variable("NO_COLOR", "not empty: no colour on terminals (https://no-color.org)")
 TERM = _variable("TERM", "dumb: no colour on terminals")
 

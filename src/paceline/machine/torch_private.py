@@ -101,7 +101,7 @@ OF_RESULTS: dict[str, tuple[str, ...]] = {
         "_saved_target",
         "_saved_weight",
     ),
-    "torch.nn.parallel.DistributedDataParallel": ("_DDPSinkBackward",),
+    "torch.nn.parallel.DistributedDataParallel": ("_DDPSinkBackward", "_get_ddp_logging_data"),
     "torch.sum": ("_saved_self_sym_sizes",),
 }
 # Not in every build or version; paceline checks whether they exist.

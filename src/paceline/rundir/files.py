@@ -79,6 +79,10 @@ class RunDir:
         """Checksums of a rank's parameters, with ``--check-replicas`` (JSON)."""
         return self.root / "ranks" / f"rank-{rank:03d}{_attempt(attempt)}.parameters.json"
 
+    def trial(self, rank: int) -> Path:
+        """Losses and sizes that a rank of a trial has written at its end (JSON)."""
+        return self.root / "ranks" / f"rank-{rank:03d}.trial.json"
+
     def nccl(self, rank: int, attempt: int = 0) -> Path:
         """NCCL's log, with ``--nccl-debug``."""
         return self.root / "logs" / f"rank-{rank:03d}{_attempt(attempt)}.nccl"
@@ -107,6 +111,16 @@ class RunDir:
     def speed_log(self) -> Path:
         """The speed over time, without ranks (a JSON object a line)."""
         return self.root / "speed.jsonl"
+
+    @property
+    def timed_steps(self) -> Path:
+        """The durations of stages of all steps of a trial (JSON)."""
+        return self.root / "timed_steps.json"
+
+    @property
+    def bench(self) -> Path:
+        """The result of ``paceline bench`` (JSON)."""
+        return self.root / "bench.json"
 
     @property
     def tensorboard(self) -> Path:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.counters import SharedCounters
 
-_EVERY_S = 0.25
+EVERY_S = 0.25
+TRIAL_EVERY_S = 0.02  # all steps of a trial are timed, and the ring holds 64 of them
 MOST = 1024  # steps that a node keeps
 MOST_SENT = 64  # steps that a node sends
 _MOST_VALUES = 200_000  # durations of all ranks that are sent together
@@ -26,10 +27,13 @@ class TimedSteps:
     Args:
         counters: The counters of the node's ranks.
         ranks: Rank by local rank.
+        every_s: Seconds between two looks at the rings.
     """
 
-    def __init__(self, counters: SharedCounters, ranks: Mapping[int, int]) -> None:
-        self._counters, self._ranks = counters, ranks
+    def __init__(
+        self, counters: SharedCounters, ranks: Mapping[int, int], *, every_s: float = EVERY_S
+    ) -> None:
+        self._counters, self._ranks, self._every_s = counters, ranks, every_s
         self._steps: dict[int, dict[int, Durations]] = {}
         self._next_s = 0.0
 
@@ -37,7 +41,7 @@ class TimedSteps:
         """Read if an interval has passed; otherwise almost free."""
         now_s = time.monotonic()
         if now_s >= self._next_s:
-            self._next_s = now_s + _EVERY_S
+            self._next_s = now_s + self._every_s
             self.look()
 
     def look(self) -> None:

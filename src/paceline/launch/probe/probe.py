@@ -18,7 +18,7 @@ from time import monotonic_ns
 from typing import Any
 
 from paceline import counters
-from paceline.launch.probe import last_look
+from paceline.launch.probe import last_look, trial_end
 from paceline.launch.probe.compiled import left_alone, not_traced
 from paceline.launch.probe.loops import Loop, Loops, watch
 from paceline.launch.probe.stage_clock import StageClock
@@ -80,7 +80,9 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
     fetched = felt = trained = Loop()
     compiled = _Compiled()
     sampled_backward = functools.partial(loops.sample, backward)
-    stages, is_timed, due = StageClock(slot), False, 2
+    last_step, rank = trial_end.num_steps(), os.getpid()
+    stages = StageClock(slot, times_all=last_step != trial_end.NO_END)
+    is_timed, due = False, 2
 
     def after_step(optimizer: Any, *_: Any) -> None:
         nonlocal steps, first, data, own, mark, trained, is_timed, due
@@ -105,6 +107,8 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
             loops.train(felt, optimizer)
         if loops.gradients is not None:
             loops.end_step(loops.gradients)
+        if steps == last_step and os.getpid() == rank:
+            trial_end.end_rank(slot, stages)
 
     @functools.wraps(backward)
     def timed_backward(*args: Any, **kwargs: Any) -> None:

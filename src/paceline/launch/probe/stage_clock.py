@@ -34,10 +34,16 @@ class StageClock:
 
     Args:
         slot: The rank's slot.
+        times_all: Whether to time every step, also where that costs much.
+
+    Attributes:
+        fetches: Batches of each timed step, if all are timed: several if it accumulates gradients.
     """
 
-    def __init__(self, slot: memoryview[int]) -> None:
+    def __init__(self, slot: memoryview[int], *, times_all: bool = False) -> None:
         self._slot = slot
+        self._times_all = times_all
+        self.fetches: list[int] = []
         self._marks: list[Any] = []
         self._stages: list[int] = []
         self._step = 0  # number of steps before the one that is being timed; 0: none is
@@ -70,7 +76,9 @@ class StageClock:
             end_of_step = _event()
         if self._step:
             self._finish()
-        self._every = choose_every(step_ns, CUDA_COST_NS if on_gpu else WALL_COST_NS)
+        self._every = 1
+        if not self._times_all:
+            self._every = choose_every(step_ns, CUDA_COST_NS if on_gpu else WALL_COST_NS)
         self._mark = _event if on_gpu else monotonic_ns
         remaining = -steps % self._every
         if remaining == 0 and release is not None:
@@ -82,6 +90,12 @@ class StageClock:
             remaining = remaining or self._every
             return remaining == 1, steps + max(1, remaining - 1)
         return False, steps + remaining
+
+    def close(self) -> None:
+        """Write a step whose CUDA events were not read yet."""
+        if self._unread is not None:
+            self._read(*self._unread)
+            self._unread = None
 
     def fetched(self, start: int, now: int) -> None:
         """Record that a batch was requested at ``start`` and came at ``now``."""
@@ -178,6 +192,8 @@ class StageClock:
     def _write(
         self, step: int, stages: list[int], durations: list[int], loss: float = math.nan
     ) -> None:
+        if self._times_all:
+            self.fetches.append(stages.count(DATA))
         totals = [0] * 6
         for stage, duration in zip(stages, durations, strict=True):
             totals[stage] += duration

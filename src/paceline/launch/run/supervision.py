@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from paceline import deadlines, env
 from paceline.errors import Finding
 from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.in_rank import rank_files
-from paceline.launch.monitor import ras
+from paceline.launch.monitor import ras, timed_steps
 from paceline.launch.monitor.fork_watch import ForkWatch
 from paceline.launch.monitor.observer import Observer
 from paceline.launch.monitor.speed_log import SpeedLog
@@ -18,8 +19,10 @@ from paceline.launch.monitor.timed_steps import Durations, TimedSteps
 from paceline.launch.monitor.watch import Watch
 from paceline.launch.outcome.grace_check import SaveWatch
 from paceline.launch.plan.early_variables import LateVariables
+from paceline.launch.probe import trial_end
 from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.ranks import RankGroup
+from paceline.rundir import files
 from paceline.rundir.files import RunDir
 
 # How long ranks may continue at least after another one has ended to be resumed.
@@ -54,6 +57,7 @@ class Supervision:
         self._is_first = is_first
         self._run_dir = run_dir
         self._saves = saves
+        self._is_trial = trial_end.num_steps() != trial_end.NO_END
         self._watch: Watch | None = None
         self._forks: ForkWatch | None = None
         self._observer: Observer | None = None
@@ -78,7 +82,15 @@ class Supervision:
         self._timed.look()
         if self._speed_log is not None:
             self._speed_log.close()
+        if self._is_trial:
+            self._write_timed_steps(self._timed.latest(timed_steps.MOST))
         return self._timed.to_send(self.ranks.attempt.world_size)
+
+    def _write_timed_steps(self, steps: Mapping[int, Mapping[int, Durations]]) -> None:
+        """Write all timed steps of this node into the run folder."""
+        text = json.dumps(timed_steps.to_json(steps))
+        with contextlib.suppress(OSError):
+            files.write_whole(self._run_dir.timed_steps, text)
 
     def begin(self) -> None:
         """Start the ranks and everything that watches them."""
@@ -100,7 +112,8 @@ class Supervision:
             )
             inform_of_forks = inform if self._is_first else None
             self._forks = ForkWatch(ranks, context.counters, inform=inform_of_forks)
-        self._timed = TimedSteps(context.counters, ranks.attempt.ranks)
+        every_s = timed_steps.TRIAL_EVERY_S if self._is_trial else timed_steps.EVERY_S
+        self._timed = TimedSteps(context.counters, ranks.attempt.ranks, every_s=every_s)
         self._speed_log = SpeedLog(
             ranks,
             context.counters,
