@@ -87,6 +87,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "_in_order",
         "_next_data",
         "_rcvd_idx",
+        "_shutdown_workers",
         "_task_info",
         "_workers",
     ),

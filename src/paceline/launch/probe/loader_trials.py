@@ -38,7 +38,7 @@ from paceline.rundir.files import write_whole
 _MOST_REQUESTS = 4096  # that are kept, for samplers that yield an epoch only once
 _COPIED_BYTES = 1 << 20  # labels and indices, which a script may change in place
 _MOST_DEPTH = 8  # of containers in a batch
-_LIBRARIES = {"transformers": "transformers", "paceline": "paceline"}
+_LIBRARIES = {"transformers.trainer": "transformers", "paceline.train": "paceline"}
 
 
 def install(
@@ -187,7 +187,7 @@ class LoaderTrials:
             return
         self._seen = seen
         self._command = Command.from_json(json.loads(self._files.command.read_text()))
-        self._source = None  # releases its workers
+        self._release()
         if self._command.source == END:
             os._exit(0)
         setting = self._command.setting or self._written_setting
@@ -227,13 +227,22 @@ class LoaderTrials:
 
     def _fail(self, error: Exception) -> None:
         """Report that a setting does not work, and read as the script wrote it."""
-        lines = str(error).strip().splitlines()
-        message = f"{type(error).__name__}: {lines[-1] if lines else ''}"
+        lines = str(error).strip().splitlines() or [""]
+        message = f"{type(error).__name__}: {lines[0]}"
+        if len(lines) > 1:  # torch puts the traceback of a worker into the message
+            message = lines[-1]
         entry = {"number": self._command.number, "message": message}
         with self._files.failures(self._local_rank).open("a") as file:
             file.write(json.dumps(entry) + "\n")
-        self._source = None
+        self._release()
         self._command = Command(self._command.number, WRITTEN)
+
+    def _release(self) -> None:
+        """End the workers of the last command at once."""
+        shut_down = getattr(self._source, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+        self._source = None
 
 
 def open_with(loader: Any, setting: LoaderSetting, requests: Any) -> Iterator[Any]:
@@ -304,7 +313,7 @@ def _maker(frame: Any, is_users: Callable[[str], bool]) -> tuple[str, str]:
     maker = ""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        maker = maker or _LIBRARIES.get(module.partition(".")[0], "")
+        maker = maker or _LIBRARIES.get(".".join(module.split(".")[:2]), "")
         if is_users(frame.f_code.co_filename):
             return maker, f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back

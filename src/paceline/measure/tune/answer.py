@@ -13,6 +13,7 @@ from paceline.measure.tune.search import Limits, Measured
 
 _COLUMN = 44
 _MOST_COLUMNS = 80
+_WIDE = 0.15  # half of an interval as a share of its value
 _NOTABLE_SHARE = 0.1  # of a step that still waits for data with the best setting
 
 
@@ -144,10 +145,15 @@ class Answer:
         for row in self.rows():
             words = describe(row.setting, self.facts.setting)
             if row.setting == self.facts.setting:
-                words += ", as written"
+                words += f", {self._written}"
             mark = "  best" if row.setting == self.best and self.is_worth_tuning else ""
             lines.append(_line(words, row.samples_per_s) + mark)
         return lines
+
+    @property
+    def _written(self) -> str:
+        """What the settings are called from which the search begins."""
+        return "as written" if self.measured.memory else "the defaults of DataLoader"
 
     def _conclusion(self) -> list[str]:
         waiting = self.waiting(self.facts.setting)
@@ -155,13 +161,13 @@ class Answer:
         if waiting is not None:
             lines.append(f"waiting for data, as written: {_percent(waiting)} of a step")
         if not self.is_worth_tuning:
-            return [*lines, "data is not what holds this script back: nothing to tune"]
+            return [*lines, "data is not what holds this script back: there is nothing to tune"]
         if self.best == self.facts.setting:
-            return [*lines, f"best: as written; {self._reason()}"]
+            return [*lines, f"best: {self._written}; {self._reason()}"]
         speed_up = self.speed_up()
         lines.append(
-            f"best: {describe(self.best, self.facts.setting)}, {speed_up.value:.2f} times as fast"
-            f" as written ({speed_up.low:.2f} to {speed_up.high:.2f})"
+            f"best: {describe(self.best, self.facts.setting)}, {speed_up.value:.2f} times"
+            f" ({speed_up.low:.2f} to {speed_up.high:.2f}) as fast as {self._written}"
         )
         place = f"{self.facts.place}: " if self.facts.place else ""
         lines += [f"why: {self._reason()}", "", *_paste_lines(place, self.facts, self.best)]
@@ -169,6 +175,8 @@ class Answer:
 
     def _reason(self) -> str:
         """Return why nothing is faster."""
+        if self.best == self.facts.setting != self.measured.fastest:
+            return "no other setting is proven to be faster"
         if self.measured.keeps_up:
             return "the loop is then as fast as on a batch in memory"
         most, limit = search.most_workers(self.facts, self.limits)
@@ -194,9 +202,15 @@ class Answer:
                 f"with the best setting {_percent(waiting)} of a step still waits for data: read"
                 " cheaper samples, or give each rank more CPUs"
             )
+        if any(self._is_wide(row) for row in self.rows()):
+            notes.append("intervals are wide: other programs may use the same CPUs")
         if not self.is_complete:
             notes.append("the time was up before all settings were measured: --seconds 120")
         return [f"note: {note}" for note in notes]
+
+    def _is_wide(self, row: Row) -> bool:
+        is_shown = row.setting in (self.best, self.facts.setting)
+        return is_shown and row.samples_per_s.half_width > _WIDE
 
 
 def _line(words: str, rate: Interval) -> str:

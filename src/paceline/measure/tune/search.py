@@ -112,14 +112,13 @@ def _by_workers(facts: LoaderFacts, limits: Limits, measured: Measured) -> Itera
         if _has_peaked([with_workers(facts, lower) for lower in ladder[:place]], measured):
             break
         yield with_workers(facts, count)
-    if measured.keeps_up:
-        return
     fastest = measured.fastest.num_workers
-    beside = [count for count in ladder if count != fastest]
-    lower = max((count for count in beside if count < fastest), default=fastest)
-    upper = min((count for count in beside if count > fastest), default=fastest)
-    for count in {(lower + fastest) // 2, (upper + fastest + 1) // 2} - {lower, upper}:
-        yield with_workers(facts, count)
+    lower = max((count for count in ladder if count < fastest), default=fastest)
+    upper = min((count for count in ladder if count > fastest), default=fastest)
+    if fastest - lower > 1:
+        yield with_workers(facts, (lower + fastest) // 2)
+    if upper - fastest > 1 and not measured.keeps_up:
+        yield with_workers(facts, (upper + fastest) // 2)
 
 
 def _ladder(most: int) -> list[int]:
@@ -194,14 +193,18 @@ def _is_behind(setting: LoaderSetting, fastest: LoaderSetting, measured: Measure
 def best_of(facts: LoaderFacts, measured: Measured) -> LoaderSetting:
     """Return the cheapest of the settings that are as fast as the fastest.
 
-    The script's own settings are the cheapest. Fewer workers are cheaper than more: they need less
-    memory, and leave CPUs to others. A setting that was measured once is best only if all were.
+    The script's own settings are the cheapest; they are best unless another is proven to be faster.
+    Fewer workers are cheaper than more: they need less memory, and leave CPUs to others. A setting
+    that was measured once is best only if all were.
     """
     confirmed = [s for s, blocks in measured.settings.items() if len(blocks) > 1]
     candidates = confirmed or list(measured.settings)
     least = min(measured.seconds(setting) for setting in candidates)
     equal = [s for s in candidates if measured.seconds(s) <= _EQUAL * least]
-    return min(equal, key=lambda setting: _costs(setting, facts.setting))
+    best = min(equal, key=lambda setting: _costs(setting, facts.setting))
+    written = measured.settings[facts.setting]
+    is_proven = intervals.ratio(written, measured.settings[best]).low > 1
+    return best if is_proven else facts.setting
 
 
 def _costs(setting: LoaderSetting, written: LoaderSetting) -> tuple[int, ...]:
@@ -230,5 +233,5 @@ def waiting_share(memory: Blocks, loading: Blocks) -> Interval:
 
 
 def is_worth_tuning(share: Interval) -> bool:
-    """Return whether data can be what holds the loop back."""
-    return share.value >= SMALL_SHARE and share.low > 0
+    """Return whether data may be what holds the loop back."""
+    return share.value >= SMALL_SHARE

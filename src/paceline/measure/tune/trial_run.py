@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from paceline import env
+from paceline.errors import Finding
 from paceline.launch.probe.loader_commands import (
     END,
     Command,
@@ -232,11 +233,15 @@ class TrialRun:
             raise MemoryIsShort
         time.sleep(_LOOK_S)
 
-    def outcome(self) -> tuple[str, ...]:
-        """Return why the script failed: its finding, or the end of what it printed."""
+    def finding(self) -> Finding | None:
+        """Return what the launcher found when the script failed; None if it found nothing."""
         outcome = events.read_history(self._run_dir.root).outcome
-        if outcome is not None and outcome.findings:
-            first = outcome.findings[0]
+        return outcome.findings[0] if outcome is not None and outcome.findings else None
+
+    def evidence(self) -> tuple[str, ...]:
+        """Return why the script failed: its finding, or the end of what it printed."""
+        first = self.finding()
+        if first is not None:
             return (f"{first.code} {first.name}: {first.what}", *first.evidence[:4])
         text = (self._folder / "output").read_text(errors="replace")
         return tuple(text.strip().splitlines()[-4:])

@@ -99,7 +99,7 @@ class Tuning:
                     continue
                 except ScriptEnded as ended:
                     if ended.status or self.facts is None:
-                        raise RunError(self._ended(ended.status, run.outcome())) from None
+                        raise RunError(self._ended(ended.status, run)) from None
         return False
 
     def _take_facts(self, run: TrialRun) -> None:
@@ -177,12 +177,15 @@ class Tuning:
         if setting not in self.measured.settings:
             self.measured.failures[setting] = message
 
-    def _ended(self, status: int, evidence: tuple[str, ...]) -> Finding:
+    def _ended(self, status: int, run: TrialRun) -> Finding:
+        own = run.finding()
+        if own is not None and not self.has_steps:
+            return own  # the dataset cannot be imported, or has no samples
         if status:
             return Finding(
                 "trial-failed",
                 f"{self.name} failed while its loader was measured",
-                evidence=(f"paceline run ended with exit status {status}", *evidence),
+                evidence=(f"paceline run ended with exit status {status}", *run.evidence()),
                 fix=shlex.join(["paceline", "run", *self.start.options, *self.start.words]),
             )
         return Finding(
