@@ -145,7 +145,7 @@ class Answer:
         for row in self.rows():
             words = describe(row.setting, self.facts.setting)
             if row.setting == self.facts.setting:
-                words += f", {self._written}"
+                words += ", as written" if self.measured.memory else ", the defaults"
             mark = "  best" if row.setting == self.best and self.is_worth_tuning else ""
             lines.append(_line(words, row.samples_per_s) + mark)
         return lines
@@ -153,7 +153,7 @@ class Answer:
     @property
     def _written(self) -> str:
         """What the settings are called from which the search begins."""
-        return "as written" if self.measured.memory else "the defaults of DataLoader"
+        return "the script's" if self.measured.memory else "the defaults"
 
     def _conclusion(self) -> list[str]:
         waiting = self.waiting(self.facts.setting)
@@ -167,7 +167,7 @@ class Answer:
         speed_up = self.speed_up()
         lines.append(
             f"best: {describe(self.best, self.facts.setting)}, {speed_up.value:.2f} times"
-            f" ({speed_up.low:.2f} to {speed_up.high:.2f}) as fast as {self._written}"
+            f" ({speed_up.low:.2f} to {speed_up.high:.2f}) as fast as with {self._written}"
         )
         place = f"{self.facts.place}: " if self.facts.place else ""
         lines += [f"why: {self._reason()}", "", *_paste_lines(place, self.facts, self.best)]
@@ -238,7 +238,7 @@ def describe(setting: LoaderSetting, written: LoaderSetting) -> str:
     count = setting.num_workers
     words = [f"{count or 'no'} worker{'s' * (count != 1)}"]
     if setting.prefetch_factor not in (0, 2):
-        words.append(f"{setting.prefetch_factor} batches ahead")
+        words.append(f"{setting.prefetch_factor} ahead")
     if setting.pin_memory:
         words.append("pinned memory")
     if setting.threads != written.threads:

@@ -1,9 +1,10 @@
 """Choose which loader settings are tried, in which order, and which one is best. Pure.
 
 Workers matter most, so they come first: none, 1, 2, 4 and so on to the number of CPUs, until more
-of them are no faster or the loop is as fast as on a batch in memory; then the numbers between.
-After that single changes of the best: batches read ahead, pinned memory, threads, the sharing
-strategy. The fastest few are then measured again in turn, and what is clearly slower is dropped.
+of them are no faster or the loop is as fast as on a batch in memory; then the numbers between. All
+of these are measured twice, since one window may have been a bad one. Then come single changes of
+the best: batches read ahead, pinned memory, threads, the sharing strategy. The fastest few are
+measured again in turn, and what is clearly slower is dropped.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from paceline.measure.intervals import Blocks, Interval, flat
 
 ROUNDS = 3  # windows of each of the fastest settings
 _MOST_FINALISTS = 3
+_DOUBTFUL = 3.0  # slower than this no other program makes a setting
 _NEAR = 1.5  # a setting that takes this much longer than the fastest is not measured again
 _BEHIND = 1.05  # nor one that is proven to take this much longer, with two windows or more
 _EQUAL = 1.02  # settings that are nearer than this are equally fast: the cheapest of them is best
@@ -56,13 +58,21 @@ class Measured:
     settings: dict[LoaderSetting, list[list[float]]] = field(default_factory=dict)
     failures: dict[LoaderSetting, str] = field(default_factory=dict)
 
-    def seconds(self, setting: LoaderSetting) -> float:
+    def median(self, setting: LoaderSetting) -> float:
         """Return the median of a setting's seconds per batch."""
         return statistics.median(flat(self.settings[setting]))
 
+    def seconds(self, setting: LoaderSetting) -> float:
+        """Return a setting's seconds per batch in its best window.
+
+        Other programs only ever slow a window down. The search goes by the best one, so that a bad
+        one does not end it; what is reported is the median of all.
+        """
+        return min(statistics.median(window) for window in self.settings[setting])
+
     @property
     def fastest(self) -> LoaderSetting:
-        """The setting with the lowest median."""
+        """The setting with the best window."""
         return min(self.settings, key=self.seconds)
 
     @property
@@ -70,7 +80,7 @@ class Measured:
         """Whether the fastest setting is as fast as a batch in memory."""
         if not self.memory:
             return False
-        least = statistics.median(flat(self.memory))
+        least = min(statistics.median(window) for window in self.memory)
         return self.seconds(self.fastest) <= _KEEPS_UP * least
 
 
@@ -92,11 +102,23 @@ def next_setting(facts: LoaderFacts, limits: Limits, measured: Measured) -> Load
     for setting in _by_workers(facts, limits, measured):
         if setting not in known:
             return setting
+    doubtful = _measured_once(measured)
+    if doubtful is not None:
+        return doubtful
     if not measured.keeps_up:
         for setting in _variants(measured.fastest, facts, limits):
             if setting not in known:
                 return setting
     return _finalist(measured)
+
+
+def _measured_once(measured: Measured) -> LoaderSetting | None:
+    """Return a setting whose only window may have been a bad one."""
+    limit = _DOUBTFUL * measured.seconds(measured.fastest)
+    for setting, blocks in measured.settings.items():
+        if len(blocks) < 2 and measured.seconds(setting) <= limit:
+            return setting
+    return None
 
 
 def _by_workers(facts: LoaderFacts, limits: Limits, measured: Measured) -> Iterator[LoaderSetting]:
@@ -199,12 +221,21 @@ def best_of(facts: LoaderFacts, measured: Measured) -> LoaderSetting:
     """
     confirmed = [s for s, blocks in measured.settings.items() if len(blocks) > 1]
     candidates = confirmed or list(measured.settings)
-    least = min(measured.seconds(setting) for setting in candidates)
-    equal = [s for s in candidates if measured.seconds(s) <= _EQUAL * least]
+    fastest = min(candidates, key=measured.median)
+    equal = [s for s in candidates if _is_equal(s, fastest, measured)]
     best = min(equal, key=lambda setting: _costs(setting, facts.setting))
     written = measured.settings[facts.setting]
     is_proven = intervals.ratio(written, measured.settings[best]).low > 1
     return best if is_proven else facts.setting
+
+
+def _is_equal(setting: LoaderSetting, fastest: LoaderSetting, measured: Measured) -> bool:
+    """Return whether a setting is about as fast as the fastest."""
+    ratio = measured.median(setting) / measured.median(fastest)
+    if ratio > _BEHIND:
+        return False
+    settings = measured.settings
+    return ratio <= _EQUAL or intervals.ratio(settings[setting], settings[fastest]).low <= 1
 
 
 def _costs(setting: LoaderSetting, written: LoaderSetting) -> tuple[int, ...]:

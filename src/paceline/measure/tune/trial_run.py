@@ -146,6 +146,9 @@ class TrialRun:
         """
         while not self._are_ready():
             self._pause()
+            status = self._child.poll()
+            if status is not None and not self._are_ready():
+                raise ScriptEnded(status)
         values = files.read_json(self._files.facts(0), most_bytes=_MOST_FILE_BYTES)
         return LoaderFacts.from_json(values), self._num_ranks()
 
@@ -181,14 +184,19 @@ class TrialRun:
         by_rank: dict[int, list[Delivery]] = {rank: [] for rank in range(self._num_ranks())}
         limit_s = time.monotonic() + most_s
         while True:
-            self._pause()
+            has_ended = self._child.poll() is not None
+            if not has_ended:
+                self._pause()
             self._require_working(number)
             for rank in by_rank:
                 by_rank[rank] += self._new_deliveries(rank, number)
             window = windows.measure(by_rank, number, num_workers=num_workers)
             is_late = time.monotonic() > limit_s
-            if windows.is_enough(window, len(by_rank), is_late=is_late):
+            # A script that has ended gives no longer window, and this one may have enough batches.
+            if windows.is_enough(window, len(by_rank), is_last=is_late or has_ended):
                 return window
+            if has_ended:
+                raise ScriptEnded(self._child.returncode)
             if is_late:
                 raise TooSlow
 
@@ -218,14 +226,10 @@ class TrialRun:
         """Wait a moment.
 
         Raises:
-            ScriptEnded: The script has ended.
             TimeIsUp: The deadline has passed.
             MemoryIsShort: The machine has little memory left.
         """
         self._tick()
-        status = self._child.poll()
-        if status is not None:
-            raise ScriptEnded(status)
         if time.monotonic() > self._deadline_s:
             raise TimeIsUp
         memory = psutil.virtual_memory()

@@ -15,7 +15,7 @@ from paceline.launch.probe.loader_commands import Delivery
 # Rounds that a window is summed up to: more would slow down the bootstrap and not narrow it.
 _MOST_VALUES = 16
 # A window is complete with so many rounds of each rank, if it is as long as this.
-_LEAST_ROUNDS, _LATE_ROUNDS = 5, 2
+_LEAST_ROUNDS, _LAST_ROUNDS = 5, 2
 _LEAST_S = 1.0
 
 
@@ -73,14 +73,14 @@ def rounds(times_ns: Sequence[int], num_workers: int) -> list[float]:
     ]
 
 
-def is_enough(window: Window, num_ranks: int, *, is_late: bool) -> bool:
+def is_enough(window: Window, num_ranks: int, *, is_last: bool) -> bool:
     """Return whether a window is long enough.
 
     Args:
         window: What was measured so far.
         num_ranks: Number of ranks.
-        is_late: Whether the window has taken as long as it may; fewer rounds are enough then.
+        is_last: Whether the window cannot become longer; fewer rounds are enough then.
     """
-    least = _LATE_ROUNDS if is_late else _LEAST_ROUNDS
+    least = _LAST_ROUNDS if is_last else _LEAST_ROUNDS
     has_rounds = len(window.seconds) >= least * num_ranks
-    return has_rounds and (is_late or window.length_s >= _LEAST_S)
+    return has_rounds and (is_last or window.length_s >= _LEAST_S)

@@ -46,7 +46,7 @@ def test_a_window_is_as_long_as_that_of_the_rank_that_has_seen_least():
 
 
 @pytest.mark.parametrize(
-    ("step_s", "batches", "is_late", "enough"),
+    ("step_s", "batches", "is_last", "enough"),
     [
         (0.5, 8, False, True),
         (0.01, 50, False, False),  # too short
@@ -55,7 +55,7 @@ def test_a_window_is_as_long_as_that_of_the_rank_that_has_seen_least():
         (2.0, 3, True, False),
     ],
 )
-def test_when_a_window_is_enough(step_s, batches, is_late, enough):
+def test_when_a_window_is_enough(step_s, batches, is_last, enough):
     times = [number * step_s for number in range(batches)]
     window = windows.measure({0: deliveries(times)}, 1, num_workers=0)
-    assert windows.is_enough(window, 1, is_late=is_late) is enough
+    assert windows.is_enough(window, 1, is_last=is_last) is enough

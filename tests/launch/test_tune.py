@@ -1,0 +1,181 @@
+"""``paceline tune`` on unmodified scripts of every framework, with datasets that wait for something."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from starting import BIN
+
+FAULTS = Path(__file__).parents[1] / "faults" / "scripts"
+PROGRAMS = Path(__file__).parents[1] / "healthy" / "programs"
+SLOW_SAMPLE_S = 0.005  # a sleep: workers wait in parallel on any number of CPUs
+SESSION = """
+import time
+import paceline
+import torch
+from torch import nn
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1600
+
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return torch.full((16,), (index % 7) / 7), index % 4
+
+session = paceline.Session(seed=0)
+model, optimizer = session.setup(net := nn.Linear(16, 4), torch.optim.SGD(net.parameters(), lr=0.1))
+loader = session.loader(Samples(), batch_size=8, num_workers=0)
+for epoch in session.epochs(3):
+    for x, y in loader:
+        if session.backward(nn.functional.cross_entropy(model(x), y)):
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def script_of(framework):
+    """A script of the project with more samples, each of which takes a while."""
+    if framework == "session":
+        return SESSION
+    if framework == "transformers":
+        text = (PROGRAMS / "transformers_trainer.py").read_text()
+        slow = f"class Slow(list):\n    def __getitem__(self, index):\n        import time\n        time.sleep({SLOW_SAMPLE_S})\n        return super().__getitem__(index)\n\n\ntrainer = Trainer("
+        return text.replace("trainer = Trainer(", slow).replace(
+            "samples(64)", "Slow(samples(9000))"
+        )
+    text = (FAULTS / f"{framework}_train.py").read_text()
+    return text.replace(" = 128, 8, 3,", " = 9000, 8, 3,").replace(
+        "# at: sample", f"time.sleep({SLOW_SAMPLE_S})"
+    )
+
+
+def tune(command, *words):
+    return command.run("tune", *words, program=str(BIN / "paceline"), timeout=120)
+
+
+NEEDS = {"fabric": "lightning", "session": "torch", "raw": "torch"}
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    "framework",
+    [
+        "raw",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("fabric", "lightning", "accelerate", "transformers", "session")
+        ),
+    ],
+)
+def test_data_is_found_to_hold_a_script_back(command, framework):
+    if importlib.util.find_spec(NEEDS.get(framework, framework)) is None:
+        pytest.skip(f"{framework} is not installed")
+    script = command.script(script_of(framework))
+    ended = tune(command, "--json", "--nproc-per-node", 1, script)
+    assert ended.status == 0, ended.err
+    answer = json.loads(ended.out)
+    assert answer["data_is_bottleneck"]
+    assert answer["waiting_share"]["value"] > 0.5
+    assert {row["num_workers"] for row in answer["settings"]} >= {0, 1}
+    assert answer["loader"]["batch_samples"] == 8
+    maker = {"session": "paceline", "transformers": "transformers"}.get(framework, "")
+    assert answer["loader"]["maker"] == maker
+
+
+@pytest.mark.timeout(150)
+def test_two_ranks_follow_the_commands_without_waiting_for_each_other(command):
+    ended = tune(command, "--json", "--nproc-per-node", 2, command.script(script_of("raw")))
+    assert ended.status == 0, ended.err
+    answer = json.loads(ended.out)
+    assert answer["ranks"] == 2
+    assert answer["data_is_bottleneck"]
+
+
+@pytest.mark.timeout(150)
+def test_a_script_that_computes_has_nothing_to_tune(command):
+    text = (FAULTS / "raw_train.py").read_text().replace(" = 128, 8, 3,", " = 9000, 8, 3,")
+    script = command.script(text.replace("# at: loss", "time.sleep(0.05)"))
+    ended = tune(command, script)
+    assert ended.status == 0, ended.err
+    assert "there is nothing to tune" in ended.out
+    assert "DataLoader(" not in ended.out
+
+
+DATASET = """
+import time
+
+class Samples:
+    def __len__(self):
+        return 500
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return index
+
+train_set = Samples()
+def make():
+    return Samples()
+empty = []
+"""
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("name", ["train_set", "make"])
+def test_a_dataset_without_a_script(command, name):
+    command.script(DATASET, "samples.py")
+    ended = tune(command, "--batch-size", 16, f"samples:{name}")
+    assert ended.status == 0, ended.err
+    assert "no workers, the defaults" in ended.out
+    assert "batches of 16 samples" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("subject", "reason"),
+    [
+        ("samples:missing", "has no attribute 'missing'"),
+        ("samples:empty", "has no samples"),
+        ("samples:__name__", "input-unreadable"),
+        ("no_such_module:data", "No module named 'no_such_module'"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(command, subject, reason):
+    command.script(DATASET, "samples.py")
+    ended = tune(command, subject)
+    assert ended.status == 1
+    assert "input-unreadable" in ended.err
+    assert reason in ended.err
+
+
+def test_a_script_that_fails_is_reported_with_its_reason(command):
+    ended = tune(command, command.script("raise ValueError('no data')"))
+    assert ended.status == 1
+    assert "trial-failed" in ended.err
+    assert "no data" in ended.err
+
+
+def test_a_script_that_does_not_train_is_reported(command):
+    ended = tune(command, command.script("print('hello')"))
+    assert ended.status == 1
+    assert "trial-without-steps" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["missing.py"], "script-missing"),
+        (["--batch-size", "4", "train.py"], "option-contradicted"),
+        (["module:data", "argument"], "option-contradicted"),
+        (["--seconds", "1", "train.py"], "option-invalid"),
+    ],
+)
+def test_misuse(command, words, name):
+    command.script("")
+    ended = tune(command, *words)
+    assert ended.status == 2
+    assert name in ended.err
+    assert "Traceback" not in ended.err
