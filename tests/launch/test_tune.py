@@ -10,6 +10,7 @@ import pytest
 
 from starting import BIN
 
+pytestmark = pytest.mark.cold
 FAULTS = Path(__file__).parents[1] / "faults" / "scripts"
 PROGRAMS = Path(__file__).parents[1] / "healthy" / "programs"
 SLOW_SAMPLE_S = 0.005  # a sleep: workers wait in parallel on any number of CPUs
@@ -171,6 +172,8 @@ def test_a_script_that_does_not_train_is_reported(command):
         (["--batch-size", "4", "train.py"], "option-contradicted"),
         (["module:data", "argument"], "option-contradicted"),
         (["--seconds", "1", "train.py"], "option-invalid"),
+        (["--batch-option", "--batch-size=8", "train.py"], "option-invalid"),
+        (["--batch-option", "--b={batch}", "module:data"], "option-contradicted"),
     ],
 )
 def test_misuse(command, words, name):
@@ -179,3 +182,43 @@ def test_misuse(command, words, name):
     assert ended.status == 2
     assert name in ended.err
     assert "Traceback" not in ended.err
+
+
+BATCHES = """
+import argparse
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=8)
+parser.add_argument("--seed", type=int, default=8)
+batch_size = parser.parse_args().batch_size
+data = TensorDataset(torch.zeros(40, 64), torch.zeros(40, 1))
+model = torch.nn.Linear(64, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(1000000):
+    for x, y in DataLoader(data, batch_size):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_batch_sizes_grow_until_the_data_has_no_more(command):
+    script = command.script(BATCHES)
+    ended = tune(command, "--json", "--batch-option", "--batch-size={batch}", script)
+    assert ended.status == 0, ended.err
+    batches = json.loads(ended.out)["batches"]
+    assert [size["samples"] for size in batches["sizes"]][:2] == [8, 16]
+    assert max(size["samples"] for size in batches["sizes"]) <= 40
+    assert batches["knee"] in batches["sizes"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_an_option_that_does_not_change_the_batches_is_refused(command):
+    ended = tune(command, "--batch-option", "--seed={batch}", command.script(BATCHES))
+    assert ended.status == 2
+    assert "does not change the batches: 8 samples a rank with 8 and with 16" in ended.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -36,11 +37,18 @@ class _TuneCommand(command_help.Command):
     help="Samples of a batch, for MODULE:DATASET. [32]",
 )
 @click.option(
+    "--batch-option",
+    metavar="TEXT",
+    default="",
+    help="The script's option for its batch size, with {batch} in it: find the largest batch that"
+    " fits and the smallest that is about as fast, within --seconds once more.",
+)
+@click.option(
     "--seconds",
     type=click.FloatRange(10, 3600),
     default=60.0,
     metavar="S",
-    help="Limit of the whole measurement. [60]",
+    help="Limit of the measurement. [60]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print data for a program.")
 @click.argument("subject", metavar="SCRIPT|MODULE:DATASET")
@@ -60,12 +68,22 @@ def TUNE(subject: str, arguments: tuple[str, ...], **options: Any) -> Action:
     of_run += ["--module"] if is_dataset else []
     seconds = options["seconds"]
 
-    def action() -> int:
-        from paceline.measure.tune import Progress, Start, Tuning
+    batch_option = options["batch_option"]
+    if batch_option and is_dataset:
+        raise _contradicted("--batch-option is for a script; a dataset takes --batch-size")
 
+    def action() -> int:
+        from paceline.measure.tune import BatchTuning, Progress, Start, Tuning, require_place
+
+        if batch_option:
+            require_place(batch_option)
+        start = Start(words, of_run)
         with Progress(seconds) as progress:
-            start = Start(words, of_run)
             answer = Tuning(start, subject, seconds, has_steps=not is_dataset).run(progress)
+        if batch_option:
+            with Progress(seconds) as progress:
+                tuning = BatchTuning(start, batch_option, answer, seconds)
+                answer = replace(answer, batches=tuning.run(progress))
         _show(answer, options["as_json"])
         return EXIT_OK
 

@@ -9,6 +9,7 @@ from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
 from paceline.measure import intervals
 from paceline.measure.intervals import Interval
 from paceline.measure.tune import search
+from paceline.measure.tune.batches import BatchAnswer
 from paceline.measure.tune.search import Limits, Measured
 
 _COLUMN = 44
@@ -45,6 +46,7 @@ class Answer:
         measured: What was measured.
         is_complete: Whether the time was enough for all settings.
         worker_start_s: How long workers take to deliver their first batch; None if none started.
+        batches: What was found out about batch sizes; None if they were not measured.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Answer:
     measured: Measured
     is_complete: bool = True
     worker_start_s: float | None = None
+    batches: BatchAnswer | None = None
 
     @property
     def best(self) -> LoaderSetting:
@@ -120,6 +123,7 @@ class Answer:
             "waiting_share_best": waiting_best and asdict(waiting_best),
             "paste": paste(self.facts, self.best),
             "complete": self.is_complete,
+            "batches": self.batches and self.batches.to_json(),
         }
 
     def render(self) -> str:
@@ -127,7 +131,10 @@ class Answer:
         lines = [self._head(), "", *self._table()]
         for setting, message in self.measured.failures.items():
             lines.append(f"  {describe(setting, self.facts.setting)}: {message}")
-        return "\n".join([*lines, "", *self._conclusion(), *self._notes()])
+        lines += ["", *self._conclusion(), *self._notes()]
+        if self.batches is not None:
+            lines += ["", self.batches.render()]
+        return "\n".join(lines)
 
     def _head(self) -> str:
         ranks = f"{self.num_ranks} rank{'s' * (self.num_ranks != 1)}"

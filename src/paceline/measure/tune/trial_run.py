@@ -106,7 +106,7 @@ class TrialRun:
         self._number = 0
         self._offsets: dict[int, int] = {}
         self._child: subprocess.Popen[bytes]
-        self.peak_bytes = 0  # memory of the script's processes, the highest that was seen
+        self.least_free = psutil.virtual_memory().available  # bytes that the machine had left
 
     def __enter__(self) -> TrialRun:
         own = ["--no-slurm", "--run-dir", str(self._run_dir.root)]
@@ -233,6 +233,7 @@ class TrialRun:
         if time.monotonic() > self._deadline_s:
             raise TimeIsUp
         memory = psutil.virtual_memory()
+        self.least_free = min(self.least_free, memory.available)
         if memory.available < LEAST_FREE_SHARE * memory.total:
             raise MemoryIsShort
         time.sleep(_LOOK_S)
