@@ -96,7 +96,7 @@ def _words_of(
     """Return what ``paceline run`` starts.
 
     Raises:
-        UsageError: An option or argument has no effect, or there is no such script.
+        UsageError: An option or argument has no effect, or the script does not exist.
     """
     if is_dataset:
         if arguments:
@@ -108,7 +108,7 @@ def _words_of(
         raise UsageError(
             Finding(
                 "script-missing",
-                f"there is no script {subject}",
+                f"the script {subject} does not exist",
                 where=os.getcwd(),
                 fix="paceline tune train.py, or paceline tune mypackage.data:train_set",
             )

@@ -11,7 +11,7 @@ from paceline.launch.monitor.stage_times import StepTime
 
 # Parts of a step below this share are not printed.
 _LEAST_SHARE = 0.005
-# Shorter waits for a batch cannot be tuned away: to hand one over takes a worker about as long.
+# Shorter waits cannot be tuned away: a worker takes about as long to send a batch to its rank.
 _LEAST_DATA_S = 0.001
 _COMPUTE = ("optimizer", "forward", "backward")
 _STAGE_WORDS = {

@@ -30,8 +30,7 @@ class LoaderSetting:
         prefetch_factor: Batches that each worker reads ahead; 0 without workers.
         pin_memory: Whether batches are copied to pinned memory.
         threads: Threads of the rank's CPU operations.
-        sharing: Strategy by which workers hand over tensors: ``file_descriptor`` or
-            ``file_system``.
+        sharing: How workers share tensors with the rank: ``file_descriptor`` or ``file_system``.
     """
 
     num_workers: int
@@ -105,7 +104,7 @@ class LoaderFacts:
 
 @dataclass(frozen=True)
 class Delivery:
-    """A batch that a training loop got.
+    """A batch that the training loop of a rank got.
 
     Attributes:
         number: Number of the command that was followed.

@@ -102,7 +102,7 @@ class _Loop:
 
 
 class _Requests:
-    """What a sampler requests, again and again; stands in for the sampler in a copied loader."""
+    """What a sampler requests, again and again: the sampler of a copied loader."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -138,11 +138,11 @@ class LoaderTrials:
 
     def __init__(self, slot: memoryview[int], files: CommandFiles, local_rank: int) -> None:
         self._slot, self._files, self._local_rank = slot, files, local_rank
-        self._process = os.getpid()  # a worker may have a DataLoader of its own
-        self._loader: Any = None  # the one that trains
+        self._process = os.getpid()  # a worker may have its own DataLoader
+        self._loader: Any = None  # whose batches an optimizer step follows
         self._last: tuple[Any, Any] | None = None  # the loader read last, and its batch
         self._command = Command(0, WRITTEN)
-        self._seen: tuple[int, int] | None = None  # identity of the command file
+        self._version: tuple[int, int] | None = None  # of the command file
         self._requests: _Requests | None = None
         self._source: Iterator[Any] | None = None
         self._first_batch: Any = None
@@ -170,7 +170,7 @@ class LoaderTrials:
         return batch
 
     def _recognise(self, loader: Any, batch: Any) -> None:
-        """Take a loader as the one that trains, and write what is seen of it."""
+        """Remember the loader that trains, and write what is seen of it."""
         self._loader, self._first_batch, self._last = loader, batch, None
         facts = facts_of(loader, batch)
         self._written_setting = facts.setting
@@ -182,10 +182,10 @@ class LoaderTrials:
             status = os.stat(self._files.command)
         except FileNotFoundError:
             return
-        seen = status.st_ino, status.st_mtime_ns
-        if seen == self._seen:
+        version = status.st_ino, status.st_mtime_ns
+        if version == self._version:
             return
-        self._seen = seen
+        self._version = version
         self._command = Command.from_json(json.loads(self._files.command.read_text()))
         self._release()
         if self._command.source == END:
@@ -251,7 +251,7 @@ def open_with(loader: Any, setting: LoaderSetting, requests: Any) -> Iterator[An
     Args:
         loader: torch's DataLoader, or one of a subclass.
         setting: The settings.
-        requests: Stands in for the loader's sampler; None for a stream, which has none.
+        requests: The sampler of the copy; None for a stream, which has none.
     """
     from torch.utils.data import dataloader
 
@@ -338,9 +338,9 @@ def tensors_of(batch: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def copied(batch: Any, depth: int = 0) -> Any:
-    """Return a batch with containers and small tensors of its own.
+    """Return a batch with its own containers and small tensors.
 
-    A training loop may take entries out of a batch, or change its labels in place. Large tensors
+    A script may take entries out of a batch, or change its labels in place. Large tensors
     are not copied, because that would take time that reading the same batch does not need.
     """
     import torch

@@ -160,7 +160,7 @@ class Answer:
     @property
     def _written(self) -> str:
         """What the settings are called from which the search begins."""
-        return "the script's" if self.measured.memory else "the defaults"
+        return "the script's settings" if self.measured.memory else "the defaults"
 
     def _conclusion(self) -> list[str]:
         waiting = self.waiting(self.facts.setting)
@@ -174,7 +174,7 @@ class Answer:
         speed_up = self.speed_up()
         lines.append(
             f"best: {describe(self.best, self.facts.setting)}, {speed_up.value:.2f} times"
-            f" ({speed_up.low:.2f} to {speed_up.high:.2f}) as fast as with {self._written}"
+            f" ({speed_up.low:.2f} to {speed_up.high:.2f}) as fast as {self._written}"
         )
         place = f"{self.facts.place}: " if self.facts.place else ""
         lines += [f"why: {self._reason()}", "", *_paste_lines(place, self.facts, self.best)]
@@ -231,7 +231,7 @@ def _number(value: float) -> str:
 
 
 def _percent(share: Interval) -> str:
-    low, value, high = (max(0.0, each) for each in (share.low, share.value, share.high))
+    low, value, high = (max(0.0, end) for end in (share.low, share.value, share.high))
     return f"{value:.0%} ({low:.0%} to {high:.0%})"
 
 

@@ -17,7 +17,7 @@ def load(subject: str) -> Any:
     """Return the dataset that ``module:dataset`` names; a function or class is called.
 
     Raises:
-        UsageError: There is no such module or name, or the dataset is empty.
+        UsageError: The module or name does not exist, or the dataset is empty.
     """
     from torch.utils.data import IterableDataset
 
@@ -59,7 +59,7 @@ def main(subject: str, batch_size: int) -> None:
     for _ in itertools.count():
         for _batch in loader:
             if not has_stepped:
-                _step()  # by which the loader is known to be the one that trains
+                _step()  # by which loader_trials recognises the loader
                 has_stepped = True
 
 

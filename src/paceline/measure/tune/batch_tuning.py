@@ -1,4 +1,4 @@
-"""Measure batch sizes, each in a start of its own, with the loader settings that are best."""
+"""Measure batch sizes, each in its own start, with the loader settings that are best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choose which batch sizes are tried, and where larger ones stop to pay. Pure.
+"""Choose which batch sizes are tried, and from which on larger ones gain little. Pure.
 
 Sizes are doubled from the script's own. On a GPU the first one that does not fit ends the search.
 On CPUs the memory is the machine's, which would end other programs: what the next size needs is

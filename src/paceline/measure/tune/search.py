@@ -1,7 +1,7 @@
 """Choose which loader settings are tried, in which order, and which one is best. Pure.
 
 Workers matter most, so they come first: none, 1, 2, 4 and so on to the number of CPUs, until more
-of them are no faster or the loop is as fast as on a batch in memory; then the numbers between. All
+of them are not faster or the loop is as fast as on a batch in memory; then the numbers between. All
 of these are measured twice, since one window may have been a bad one. Then come single changes of
 the best: batches read ahead, pinned memory, threads, the sharing strategy. The fastest few are
 measured again in turn, and what is clearly slower is dropped.
@@ -96,18 +96,18 @@ def most_workers(facts: LoaderFacts, limits: Limits) -> tuple[int, str]:
 
 def next_setting(facts: LoaderFacts, limits: Limits, measured: Measured) -> LoaderSetting | None:
     """Return the setting to measure next; None if nothing is left to learn."""
-    known = set(measured.settings) | set(measured.failures)
-    if facts.setting not in known:
+    measured_or_failed = set(measured.settings) | set(measured.failures)
+    if facts.setting not in measured_or_failed:
         return facts.setting
     for setting in _by_workers(facts, limits, measured):
-        if setting not in known:
+        if setting not in measured_or_failed:
             return setting
     doubtful = _measured_once(measured)
     if doubtful is not None:
         return doubtful
     if not measured.keeps_up:
         for setting in _variants(measured.fastest, facts, limits):
-            if setting not in known:
+            if setting not in measured_or_failed:
                 return setting
     return _finalist(measured)
 

@@ -39,7 +39,8 @@ from paceline.rundir import events, files
 from paceline.rundir.files import RunDir
 
 _LOOK_S = 0.05
-_END_S = 5.0  # for the ranks to end at their next batch; then for the launcher to end them
+_LEAVE_S = 5.0  # for the ranks to end at their next batch
+_END_S = 15.0  # for the launcher to end them
 _MOST_FILE_BYTES = 1 << 20
 # Memory that must be left on the machine: below it, the kernel may end any process.
 LEAST_FREE_SHARE = 0.1
@@ -116,7 +117,7 @@ class TrialRun:
                     *(sys.executable, "-m", "paceline", "run"),
                     *(*own, *self._start.options, *self._start.words),
                 ],
-                env={**env.snapshot(), env.TUNE: str(self._folder)},
+                env={**env.snapshot(), env.NO_PROBE: "0", env.TUNE: str(self._folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -131,11 +132,15 @@ class TrialRun:
         trace: TracebackType | None,
     ) -> None:
         self._order(END, None)
-        for end in (lambda: None, self._child.terminate, self._child.kill):
-            end()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(_END_S)
-                return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(_LEAVE_S)
+            return
+        self._child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(_END_S)
+            return
+        self._child.kill()
+        self._child.wait()
 
     def facts(self) -> tuple[LoaderFacts, int]:
         """Wait until all ranks train; return what rank 0 sees of its loader, and the ranks here.

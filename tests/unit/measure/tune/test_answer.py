@@ -39,7 +39,7 @@ def test_the_whole_answer():
         "2 workers                                          800   792 to 808  best",
         "",
         "waiting for data, as written: 90% (90% to 90%) of a step",
-        "best: 2 workers, 2.50 times (2.48 to 2.53) as fast as with the script's",
+        "best: 2 workers, 2.50 times (2.48 to 2.53) as fast as the script's settings",
         "why: as many workers as CPUs allow (2 a rank)",
         "",
         "train.py:14: DataLoader(..., num_workers=2, persistent_workers=True)",
@@ -58,7 +58,7 @@ def test_a_script_that_does_not_wait_has_nothing_to_tune():
 def test_a_setting_that_is_not_proven_to_be_faster_is_not_named():
     noisy = {WRITTEN: [[0.05, 0.1, 0.2]] * 2, TWO: [[0.04, 0.098, 0.21]] * 3}
     text = answered(noisy).render()
-    assert "best: the script's; no other setting is proven to be faster" in text
+    assert "best: the script's settings; no other setting is proven to be faster" in text
     assert "intervals are wide" in text
     assert "DataLoader(" not in text
 
