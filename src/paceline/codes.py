@@ -19,6 +19,7 @@ CODES = {
     "trial-without-steps": "USE010",
     "trial-too-short": "USE011",
     "trial-too-slow": "USE012",
+    "world-larger-than-node": "USE013",
     "torch-missing": "ENV001",
     "platform-unsupported": "ENV002",
     "folder-not-writable": "ENV003",

@@ -61,6 +61,10 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "paceline tune --nproc-per-node 2 train.py --lr 0.1",
         "paceline tune --batch-size 64 mypackage.data:train_set",
     ),
+    "paceline bench": (
+        "paceline bench --world 1,2,4 train.py --lr 0.1",
+        "paceline bench --scaling strong --batch-option '-b {per_rank}' train.py",
+    ),
     "paceline why": ("paceline why", "paceline why node-a node-b"),
     "paceline translate": (
         "paceline translate -- accelerate launch --num_processes 4 train.py",

@@ -17,7 +17,13 @@ from typing import Any, NoReturn
 import click
 
 from paceline import __version__, env
-from paceline.cli import command_errors, command_help, start_commands, tune_command
+from paceline.cli import (
+    bench_command,
+    command_errors,
+    command_help,
+    start_commands,
+    tune_command,
+)
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError
 from paceline.text import terminal
@@ -40,6 +46,7 @@ def cli() -> None:
 cli.add_command(start_commands.RUN)
 cli.add_command(start_commands.SUBMIT)
 cli.add_command(tune_command.TUNE)
+cli.add_command(bench_command.BENCH)
 
 
 @cli.group()

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from paceline.cli import command_help
+from paceline.cli import start_commands
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, Finding, UsageError
 from paceline.text import terminal
@@ -18,15 +18,7 @@ from paceline.text import terminal
 _DATASET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
-class _TuneCommand(command_help.Command):
-    """The words after the script's name are its arguments, and never parsed."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.allow_interspersed_args = False
-        return super().parse_args(ctx, args)
-
-
-@click.command("tune", cls=_TuneCommand)
+@click.command("tune", cls=start_commands.StartCommand)
 @click.option(
     "--nproc-per-node", metavar="N", default="", help="Ranks, as for paceline run. [one per GPU]"
 )

@@ -128,7 +128,7 @@ class BenchFile:
             },
             gradient_bytes=values["gradient_bytes"],
             bucket_bytes=None if sizes is None else tuple(sizes),
-            settings=values["settings"],
+            settings=tuple(values["settings"]),
             network=values["network"],
             oversubscribed=bool(values.get("oversubscribed", False)),
         )

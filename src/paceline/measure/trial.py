@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from paceline.rundir import files
 from paceline.rundir.files import RunDir
 
 FEWEST_STEPS = 4  # the first two steps of a trial are not timed
+_TICK_S = 0.2
 _END_S = 15.0  # how long a launcher may take to end its ranks
 _MOST_BYTES = 1 << 26
 _TAIL_CHARACTERS = 4000
@@ -92,10 +93,15 @@ class TrialResult:
     bucket_bytes: tuple[int, ...] | None = None
 
 
-def run(trial: Trial) -> TrialResult:
-    """Run a trial to its end."""
+def run(trial: Trial, tick: Callable[[], None] = lambda: None) -> TrialResult:
+    """Run a trial to its end.
+
+    Args:
+        trial: The trial.
+        tick: Called several times a second while it runs, to move a progress bar.
+    """
     start_s = time.monotonic()
-    status, output = _launch(trial)
+    status, output = _launch(trial, tick)
     seconds = time.monotonic() - start_s
     run_dir = RunDir(trial.run_dir)
     speed = _read(run_dir.speed)
@@ -118,7 +124,7 @@ def run(trial: Trial) -> TrialResult:
     )
 
 
-def _launch(trial: Trial) -> tuple[int | None, str]:
+def _launch(trial: Trial, tick: Callable[[], None]) -> tuple[int | None, str]:
     """Run the command; return its exit status, None if it took too long, and its stdout."""
     own = ["--json", "--no-slurm", "--run-dir", str(trial.run_dir)]
     words = [*trial.launch[1:4], *own, *trial.launch[4:]]
@@ -136,7 +142,7 @@ def _launch(trial: Trial) -> tuple[int | None, str]:
             stderr=subprocess.STDOUT,
             preexec_fn=_end_with_parent,  # noqa: PLW1509  # this process has no other threads
         )
-        status = _wait(child, trial.timeout_s)
+        status = _wait(child, trial.timeout_s, tick)
         output.seek(0)
         return status, output.read()
 
@@ -145,11 +151,14 @@ def _end_with_parent() -> None:
     system.die_with_parent(signal.SIGTERM)
 
 
-def _wait(child: subprocess.Popen[Any], timeout_s: float) -> int | None:
+def _wait(child: subprocess.Popen[Any], timeout_s: float, tick: Callable[[], None]) -> int | None:
     """Wait for a launcher; end it if it takes too long, or if this process is interrupted."""
+    deadline_s = time.monotonic() + timeout_s
     try:
-        return child.wait(timeout_s)
-    except subprocess.TimeoutExpired:
+        while time.monotonic() < deadline_s:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.wait(_TICK_S)
+            tick()
         return None
     finally:
         if child.poll() is None:
@@ -184,7 +193,9 @@ def _report(output: str) -> dict[str, Any]:
 
 def _mean_losses(facts: list[dict[str, Any]]) -> dict[int, float]:
     """Return the mean loss over the ranks, of the steps at which all of them have one."""
-    losses = [{int(step): loss for step, loss in each.get("losses", {}).items()} for each in facts]
+    losses = [
+        {int(step): loss for step, loss in of_rank.get("losses", {}).items()} for of_rank in facts
+    ]
     common = set.intersection(*(set(by_step) for by_step in losses))
     return {step: sum(by_step[step] for by_step in losses) / len(losses) for step in sorted(common)}
 
