@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
@@ -68,15 +68,17 @@ class Answer:
 
     @property
     def is_worth_tuning(self) -> bool:
-        """Whether the loop waits for data with the script's settings; true for a bare dataset."""
+        """Whether the loop waits for data with the script's settings, or another number of threads
+        is proven to be faster; true for a bare dataset.
+        """
         share = self.waiting(self.facts.setting)
-        return share is None or search.is_worth_tuning(share)
+        if share is None or search.is_worth_tuning(share):
+            return True
+        return search.best_of(self.facts, self.measured).threads != self.facts.setting.threads
 
     def waiting(self, setting: LoaderSetting) -> Interval | None:
         """Return the share of a step that waits for data; None for a bare dataset."""
-        if not self.measured.memory:
-            return None
-        return search.waiting_share(self.measured.memory, self.measured.settings[setting])
+        return search.waiting(setting, self.measured)
 
     def rate(self, blocks: intervals.Blocks) -> Interval:
         """Return samples per second of all ranks from seconds per batch."""
@@ -107,9 +109,12 @@ class Answer:
             "loader": self.facts.to_json(),
             "cpus_per_rank": self.limits.cpus,
             "unit": "samples/s" if self.facts.batch_samples else "batches/s",
-            "in_memory": asdict(self.rate(self.measured.memory)) if waiting else None,
+            "in_memory": [
+                {"threads": threads, **asdict(self.rate(blocks))}
+                for threads, blocks in self._memory()
+            ],
             "waiting_share": waiting and asdict(waiting),
-            "data_is_bottleneck": self.is_worth_tuning if waiting else None,
+            "data_is_bottleneck": waiting and search.is_worth_tuning(waiting),
             "settings": [
                 {**asdict(row.setting), **asdict(row.samples_per_s), "windows": row.windows}
                 for row in self.rows()
@@ -136,6 +141,10 @@ class Answer:
             lines += ["", self.batches.render()]
         return "\n".join(lines)
 
+    def _memory(self) -> list[tuple[int, list[list[float]]]]:
+        """Return what was measured on one batch in memory, by threads."""
+        return sorted((count, blocks) for count, blocks in self.measured.memory.items() if blocks)
+
     def _head(self) -> str:
         ranks = f"{self.num_ranks} rank{'s' * (self.num_ranks != 1)}"
         batch = f"batches of {self.facts.batch_samples} samples a rank"
@@ -147,12 +156,15 @@ class Answer:
     def _table(self) -> list[str]:
         unit = "samples/s" if self.facts.batch_samples else "batches/s"
         lines = [f"{'':{_COLUMN}}{unit:>10}   95 % interval"]
-        if self.measured.memory:
-            lines.append(_line("one batch in memory, no loading", self.rate(self.measured.memory)))
+        for threads, blocks in self._memory():
+            words = "one batch in memory, no loading"
+            if threads != self.facts.setting.threads:
+                words += f", {threads} thread{'s' * (threads != 1)}"
+            lines.append(_line(words, self.rate(blocks)))
         for row in self.rows():
             words = describe(row.setting, self.facts.setting)
             if row.setting == self.facts.setting:
-                words += ", as written" if self.measured.memory else ", the defaults"
+                words += ", as written" if self._memory() else ", the defaults"
             mark = "  best" if row.setting == self.best and self.is_worth_tuning else ""
             lines.append(_line(words, row.samples_per_s) + mark)
         return lines
@@ -160,7 +172,7 @@ class Answer:
     @property
     def _written(self) -> str:
         """What the settings are called from which the search begins."""
-        return "the script's settings" if self.measured.memory else "the defaults"
+        return "the script's settings" if self._memory() else "the defaults"
 
     def _conclusion(self) -> list[str]:
         waiting = self.waiting(self.facts.setting)
@@ -272,7 +284,9 @@ def paste(facts: LoaderFacts, setting: LoaderSetting) -> list[str]:
         values["prefetch_factor"] = setting.prefetch_factor
     if setting.pin_memory:
         values["pin_memory"] = True
-    lines = [_CALLS[facts.maker].format(_arguments(values, _PREFIXES[facts.maker]))]
+    lines = []
+    if replace(setting, sharing=written.sharing, threads=written.threads) != written:
+        lines.append(_CALLS[facts.maker].format(_arguments(values, _PREFIXES[facts.maker])))
     if setting.sharing != written.sharing:
         lines.append(f'torch.multiprocessing.set_sharing_strategy("{setting.sharing}")')
     if setting.threads != written.threads:
@@ -294,6 +308,8 @@ def _arguments(values: dict[str, Any], prefix: str) -> str:
 
 def _paste_lines(place: str, facts: LoaderFacts, setting: LoaderSetting) -> list[str]:
     call, *further = paste(facts, setting)
+    if call.startswith("torch."):
+        place = ""  # it belongs to the begin of the script
     if len(place) + len(call) > _MOST_COLUMNS:
         return [place.rstrip(), f"  {call}", *(f"  {line}" for line in further)]
     return [f"{place}{call}", *further]

@@ -1,10 +1,12 @@
 """Choose which loader settings are tried, in which order, and which one is best. Pure.
 
-Workers matter most, so they come first: none, 1, 2, 4 and so on to the number of CPUs, until more
-of them are not faster or the loop is as fast as on a batch in memory; then the numbers between. All
-of these are measured twice, since one window may have been a bad one. Then come single changes of
-the best: batches read ahead, pinned memory, threads, the sharing strategy. The fastest few are
-measured again in turn, and what is clearly slower is dropped.
+The script's own settings come first, beside the same with one thread: threads of the rank wait for
+each other in every operation, and that becomes slow when anything else uses their CPUs. Then the
+workers: none, 1, 2, 4 and so on to the number of CPUs, until more of them are not faster or the
+loop is as fast as on a batch in memory, and the numbers between. All of these are measured twice,
+since one window may have been a bad one. Then come single changes of the best: batches read ahead,
+pinned memory, threads, the sharing strategy. The fastest few are measured again in turn, and what
+is clearly slower is dropped.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
 from paceline.measure import intervals
 from paceline.measure.intervals import Blocks, Interval, flat
 
+FIRST_ROUNDS = 2  # windows of the script's settings, before others are tried
 ROUNDS = 3  # windows of each of the fastest settings
 _MOST_FINALISTS = 3
 _DOUBTFUL = 3.0  # slower than this no other program makes a setting
@@ -49,14 +52,19 @@ class Measured:
     """What was measured so far.
 
     Attributes:
-        memory: Seconds per batch where the loop gets the same batch again and again, by window.
+        memory: Seconds per batch where the loop gets the same batch again and again, by window, for
+            each number of threads.
         settings: Seconds per batch of each setting, by window.
         failures: Why settings do not work.
     """
 
-    memory: list[list[float]] = field(default_factory=list)
+    memory: dict[int, list[list[float]]] = field(default_factory=dict)
     settings: dict[LoaderSetting, list[list[float]]] = field(default_factory=dict)
     failures: dict[LoaderSetting, str] = field(default_factory=dict)
+
+    def windows(self, setting: LoaderSetting) -> int:
+        """Return how often a setting was measured."""
+        return len(self.settings.get(setting, ()))
 
     def median(self, setting: LoaderSetting) -> float:
         """Return the median of a setting's seconds per batch."""
@@ -78,9 +86,10 @@ class Measured:
     @property
     def keeps_up(self) -> bool:
         """Whether the fastest setting is as fast as a batch in memory."""
-        if not self.memory:
+        windows = self.memory.get(self.fastest.threads)
+        if not windows:
             return False
-        least = min(statistics.median(window) for window in self.memory)
+        least = min(statistics.median(window) for window in windows)
         return self.seconds(self.fastest) <= _KEEPS_UP * least
 
 
@@ -97,8 +106,9 @@ def most_workers(facts: LoaderFacts, limits: Limits) -> tuple[int, str]:
 def next_setting(facts: LoaderFacts, limits: Limits, measured: Measured) -> LoaderSetting | None:
     """Return the setting to measure next; None if nothing is left to learn."""
     measured_or_failed = set(measured.settings) | set(measured.failures)
-    if facts.setting not in measured_or_failed:
-        return facts.setting
+    for setting in _in_turn(first_settings(facts), measured):
+        if setting not in measured.failures and measured.windows(setting) < FIRST_ROUNDS:
+            return setting
     for setting in _by_workers(facts, limits, measured):
         if setting not in measured_or_failed:
             return setting
@@ -110,6 +120,26 @@ def next_setting(facts: LoaderFacts, limits: Limits, measured: Measured) -> Load
             if setting not in measured_or_failed:
                 return setting
     return _finalist(measured)
+
+
+def first_settings(facts: LoaderFacts) -> list[LoaderSetting]:
+    """Return the script's settings, and the same with one thread."""
+    if facts.setting.threads == 1:
+        return [facts.setting]
+    return [facts.setting, replace(facts.setting, threads=1)]
+
+
+def _in_turn(settings: Sequence[LoaderSetting], measured: Measured) -> list[LoaderSetting]:
+    return sorted(settings, key=measured.windows)
+
+
+def starting_point(facts: LoaderFacts, measured: Measured) -> LoaderSetting:
+    """Return the script's settings, or the same with one thread if that is clearly faster."""
+    written, *others = first_settings(facts)
+    for other in others:
+        if measured.windows(other) and _GAIN * measured.seconds(other) < measured.seconds(written):
+            return other
+    return written
 
 
 def _measured_once(measured: Measured) -> LoaderSetting | None:
@@ -130,17 +160,18 @@ def _by_workers(facts: LoaderFacts, limits: Limits, measured: Measured) -> Itera
         # it does; otherwise nobody knows, and more workers would repeat samples.
         least, most = (1, most) if facts.setting.num_workers else (0, 0)
     ladder = [count for count in _ladder(most) if count >= least]
+    start = starting_point(facts, measured)
     for place, count in enumerate(ladder):
-        if _has_peaked([with_workers(facts, lower) for lower in ladder[:place]], measured):
+        if _has_peaked([with_workers(start, lower) for lower in ladder[:place]], measured):
             break
-        yield with_workers(facts, count)
+        yield with_workers(start, count)
     fastest = measured.fastest.num_workers
     lower = max((count for count in ladder if count < fastest), default=fastest)
     upper = min((count for count in ladder if count > fastest), default=fastest)
     if fastest - lower > 1:
-        yield with_workers(facts, (lower + fastest) // 2)
+        yield with_workers(start, (lower + fastest) // 2)
     if upper - fastest > 1 and not measured.keeps_up:
-        yield with_workers(facts, (upper + fastest) // 2)
+        yield with_workers(start, (upper + fastest) // 2)
 
 
 def _ladder(most: int) -> list[int]:
@@ -158,10 +189,10 @@ def _has_peaked(lower: Sequence[LoaderSetting], measured: Measured) -> bool:
     return len(seconds) > 3 and min(seconds[-2:]) > min(seconds[:-2]) / _GAIN
 
 
-def with_workers(facts: LoaderFacts, count: int) -> LoaderSetting:
-    """Return the script's settings with another number of workers."""
-    ahead = (facts.setting.prefetch_factor or 2) if count else 0
-    return replace(facts.setting, num_workers=count, prefetch_factor=ahead)
+def with_workers(setting: LoaderSetting, count: int) -> LoaderSetting:
+    """Return settings with another number of workers."""
+    ahead = (setting.prefetch_factor or 2) if count else 0
+    return replace(setting, num_workers=count, prefetch_factor=ahead)
 
 
 def _variants(
@@ -172,7 +203,7 @@ def _variants(
     if facts.on_gpu and not setting.pin_memory:
         yield replace(setting, pin_memory=True)
     threads = max(1, limits.cpus - workers)
-    if workers and threads < setting.threads:
+    if workers and threads != setting.threads and threads <= facts.setting.threads:
         yield replace(setting, threads=threads)
     ahead = 2 * facts.setting.prefetch_factor or 4
     if workers and setting.prefetch_factor < ahead and _fits(workers * (ahead + 1), facts, limits):
@@ -261,6 +292,12 @@ def waiting_share(memory: Blocks, loading: Blocks) -> Interval:
     """
     ratio = intervals.ratio(memory, loading)
     return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
+
+
+def waiting(setting: LoaderSetting, measured: Measured) -> Interval | None:
+    """Return the share of a step that waits for data with a setting; None if it is unknown."""
+    memory = measured.memory.get(setting.threads)
+    return waiting_share(memory, measured.settings[setting]) if memory else None
 
 
 def is_worth_tuning(share: Interval) -> bool:

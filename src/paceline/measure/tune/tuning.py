@@ -30,7 +30,6 @@ from paceline.measure.tune.trial_run import (
     shared_memory_bytes,
 )
 
-_BASE_ROUNDS = 2  # windows of the script's settings and of a batch in memory, in turn
 _MOST_WINDOW_S = 8.0
 _SHARING = ("file_descriptor", "file_system")
 _MOST_STARTS = 8  # of scripts that end sooner than the measurement
@@ -115,32 +114,28 @@ class Tuning:
     def _explore(self, run: TrialRun, progress: Progress) -> None:
         assert self.facts is not None, "the loader is known"
         written = self.facts.setting
-        while self.has_steps and len(self.measured.memory) < _BASE_ROUNDS:
-            progress.show("as written")
-            self._try(run, written)
-            self._measure_memory(run, progress)
-        if self.has_steps and not self._is_worth_tuning(written):
-            return
-        while True:
+        while not self._has_nothing_to_tune():
             setting = search.next_setting(self.facts, self.limits, self.measured)
             if setting is None:
                 return
             progress.show(describe(setting, written))
             self._try(run, setting)
-            windows = len(self.measured.settings.get(setting, ()))
-            if self.has_steps and len(self.measured.memory) < windows:
-                self._measure_memory(run, progress)
+            memory = self.measured.memory.setdefault(setting.threads, [])
+            if self.has_steps and len(memory) < self.measured.windows(setting):
+                progress.show("one batch in memory")
+                window = run.measure(CACHED, setting, most_s=_MOST_WINDOW_S)
+                memory.append(list(window.seconds))
 
-    def _measure_memory(self, run: TrialRun, progress: Progress) -> None:
-        """Measure the loop without loading."""
+    def _has_nothing_to_tune(self) -> bool:
+        """Return whether neither data nor threads hold the script back."""
         assert self.facts is not None, "the loader is known"
-        progress.show("one batch in memory")
-        window = run.measure(CACHED, self.facts.setting, most_s=_MOST_WINDOW_S)
-        self.measured.memory.append(list(window.seconds))
-
-    def _is_worth_tuning(self, written: LoaderSetting) -> bool:
-        share = search.waiting_share(self.measured.memory, self.measured.settings[written])
-        return search.is_worth_tuning(share)
+        first = search.first_settings(self.facts)
+        if any(self.measured.windows(setting) < search.FIRST_ROUNDS for setting in first):
+            return False
+        share = search.waiting(self.facts.setting, self.measured)
+        if share is None or search.is_worth_tuning(share):
+            return False
+        return search.starting_point(self.facts, self.measured) == self.facts.setting
 
     def _try(self, run: TrialRun, setting: LoaderSetting) -> None:
         """Measure a setting for a window; keep why, if it does not work."""

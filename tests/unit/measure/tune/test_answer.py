@@ -13,7 +13,7 @@ from paceline.measure.tune.search import Limits, Measured
 
 WRITTEN = LoaderSetting(0, 0, False, 2, "file_descriptor")
 FACTS = LoaderFacts(WRITTEN, False, 32, 1 << 20, is_stream=False, on_gpu=False, place="train.py:14")
-TWO = search.with_workers(FACTS, 2)
+TWO = search.with_workers(WRITTEN, 2)
 
 
 def steady(seconds):
@@ -21,7 +21,7 @@ def steady(seconds):
 
 
 def answered(settings, *, memory=0.01, facts=FACTS, **values):
-    measured = Measured(steady(memory) if memory else [], settings)
+    measured = Measured({2: steady(memory)} if memory else {}, settings)
     return Answer("train.py", facts, 1, Limits(2), "CPU affinity", measured, **values)
 
 
@@ -61,6 +61,15 @@ def test_a_setting_that_is_not_proven_to_be_faster_is_not_named():
     assert "best: the script's settings; no other setting is proven to be faster" in text
     assert "intervals are wide" in text
     assert "DataLoader(" not in text
+
+
+def test_threads_are_named_where_data_is_not_the_brake():
+    one = replace(WRITTEN, threads=1)
+    measured = answered({WRITTEN: steady(0.0101), one: steady(0.005)})
+    assert measured.is_worth_tuning
+    assert measured.to_json()["data_is_bottleneck"] is False
+    assert "best: no workers, 1 thread, 2.02 times" in measured.render()
+    assert "\ntorch.set_num_threads(1)" in measured.render()
 
 
 def test_a_dataset_without_a_script_has_no_steps():
@@ -120,6 +129,7 @@ def test_a_stream_without_workers_says_why_none_were_tried():
             ],
         ),
         ("", {"pin_memory": True}, ["DataLoader(..., num_workers=0, pin_memory=True)"]),
+        ("", {"threads": 1}, ["torch.set_num_threads(1)"]),
         ("", {}, []),
     ],
 )

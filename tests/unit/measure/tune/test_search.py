@@ -32,8 +32,7 @@ def facts(setting=NO_WORKERS, **values):
 
 def search_all(of_rank, limits, seconds, *, memory=0.01, failing=()):
     """Measure what the search asks for, until it asks for nothing."""
-    measured = Measured(memory=[[memory] * 3] * 2)
-    measured.settings[of_rank.setting] = [[seconds(of_rank.setting)] * 3] * 2
+    measured = Measured(memory={threads: [[memory] * 3] * 2 for threads in range(1, 5)})
     for _ in range(100):
         setting = search.next_setting(of_rank, limits, measured)
         if setting is None:
@@ -134,10 +133,22 @@ def test_threads_leave_cpus_to_workers_if_that_is_faster():
     assert best.threads == max(1, 4 - best.num_workers)
 
 
+def test_one_thread_that_is_faster_stays_for_the_workers():
+    """Several threads wait for each other in each operation, where other programs use the CPUs."""
+
+    def seconds(setting):
+        return reading(0.06)(setting) + 0.1 * (setting.threads > 1)
+
+    measured = search_all(facts(), Limits(8), seconds)
+    assert {setting.num_workers for setting in measured.settings if setting.threads > 1} <= {0, 6}
+    best = search.best_of(facts(), measured)
+    assert (best.num_workers, best.threads) == (6, 1)
+
+
 def test_a_setting_that_fails_is_not_asked_for_again():
-    failing = {search.with_workers(facts(), count) for count in (1, 2, 4, 8)}
+    failing = {search.with_workers(NO_WORKERS, count) for count in (1, 2, 4, 8)}
     measured = search_all(facts(), Limits(8), reading(1.0), failing=failing)
-    assert set(measured.settings) == {NO_WORKERS}
+    assert set(measured.settings) == {NO_WORKERS, replace(NO_WORKERS, threads=1)}
     assert search.best_of(facts(), measured) == NO_WORKERS
 
 
@@ -151,17 +162,17 @@ def test_a_lucky_window_is_not_best():
     windows = itertools.chain([0.09], itertools.repeat(0.15))
 
     def seconds(setting):
-        if setting == search.with_workers(facts(), 1):
+        if setting == search.with_workers(NO_WORKERS, 1):
             return next(windows)
         return 0.1 if setting.num_workers == 2 else 0.2
 
     measured = search_all(facts(), Limits(2), seconds)
-    assert len(measured.settings[search.with_workers(facts(), 1)]) > 1
+    assert len(measured.settings[search.with_workers(NO_WORKERS, 1)]) > 1
     assert search.best_of(facts(), measured).num_workers == 2
 
 
 def test_the_script_is_right_unless_another_setting_is_proven_to_be_faster():
-    two = search.with_workers(facts(), 2)
+    two = search.with_workers(NO_WORKERS, 2)
     noise = [[0.05, 0.1, 0.2], [0.1, 0.04, 0.3]]
     measured = Measured(settings={NO_WORKERS: noise, two: [[0.09, 0.2, 0.04], [0.08, 0.1, 0.3]]})
     assert search.best_of(facts(), measured) == NO_WORKERS
