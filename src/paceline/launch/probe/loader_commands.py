@@ -30,14 +30,12 @@ class LoaderSetting:
         prefetch_factor: Batches that each worker reads ahead; 0 without workers.
         pin_memory: Whether batches are copied to pinned memory.
         threads: Threads of the rank's CPU operations.
-        sharing: How workers share tensors with the rank: ``file_descriptor`` or ``file_system``.
     """
 
     num_workers: int
     prefetch_factor: int
     pin_memory: bool
     threads: int
-    sharing: str
 
 
 @dataclass(frozen=True)

@@ -288,7 +288,6 @@ def facts_of(loader: Any, batch: Any) -> LoaderFacts:
             prefetch_factor=(loader.prefetch_factor or 2) if loader.num_workers else 0,
             pin_memory=bool(loader.pin_memory),
             threads=torch.get_num_threads(),
-            sharing=torch.multiprocessing.get_sharing_strategy(),
         ),
         persistent_workers=bool(loader.persistent_workers),
         batch_samples=size_of(batch)[0],
@@ -304,8 +303,6 @@ def _apply(setting: LoaderSetting) -> None:
 
     if torch.get_num_threads() != setting.threads:
         torch.set_num_threads(setting.threads)
-    if torch.multiprocessing.get_sharing_strategy() != setting.sharing:
-        torch.multiprocessing.set_sharing_strategy(setting.sharing)
 
 
 def _maker(frame: Any, is_users: Callable[[str], bool]) -> tuple[str, str]:

@@ -195,7 +195,7 @@ class Answer:
     def _reason(self) -> str:
         """Return why nothing is faster."""
         if self.best == self.facts.setting != self.measured.fastest:
-            return "no other setting is proven to be faster"
+            return "no other setting is proven to be clearly faster"
         if self.measured.keeps_up:
             return "the loop is then as fast as on a batch in memory"
         most, limit = search.most_workers(self.facts, self.limits)
@@ -262,8 +262,6 @@ def describe(setting: LoaderSetting, written: LoaderSetting) -> str:
         words.append("pinned memory")
     if setting.threads != written.threads:
         words.append(f"{setting.threads} thread{'s' * (setting.threads != 1)}")
-    if setting.sharing != written.sharing:
-        words.append(setting.sharing)
     return ", ".join(words)
 
 
@@ -285,10 +283,8 @@ def paste(facts: LoaderFacts, setting: LoaderSetting) -> list[str]:
     if setting.pin_memory:
         values["pin_memory"] = True
     lines = []
-    if replace(setting, sharing=written.sharing, threads=written.threads) != written:
+    if replace(setting, threads=written.threads) != written:
         lines.append(_CALLS[facts.maker].format(_arguments(values, _PREFIXES[facts.maker])))
-    if setting.sharing != written.sharing:
-        lines.append(f'torch.multiprocessing.set_sharing_strategy("{setting.sharing}")')
     if setting.threads != written.threads:
         lines.append(f"torch.set_num_threads({setting.threads})")
     return lines

@@ -5,8 +5,11 @@ each other in every operation, and that becomes slow when anything else uses the
 workers: none, 1, 2, 4 and so on to the number of CPUs, until more of them are not faster or the
 loop is as fast as on a batch in memory, and the numbers between. All of these are measured twice,
 since one window may have been a bad one. Then come single changes of the best: batches read ahead,
-pinned memory, threads, the sharing strategy. The fastest few are measured again in turn, and what
-is clearly slower is dropped.
+pinned memory, threads. The fastest few are measured again in turn, and what is clearly slower is
+dropped.
+
+The sharing strategy stays: with ``file_system`` a rank that is ended in the middle of its training
+leaves torch's ``torch_shm_manager`` processes behind, and it was not faster where it was measured.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ _DOUBTFUL = 3.0  # slower than this no other program makes a setting
 _NEAR = 1.5  # a setting that takes this much longer than the fastest is not measured again
 _BEHIND = 1.05  # nor one that is proven to take this much longer, with two windows or more
 _EQUAL = 1.02  # settings that are nearer than this are equally fast: the cheapest of them is best
-_GAIN = 1.03  # more workers are worth it if they are faster by this
+_GAIN = 1.03  # a change is worth it if it is faster by this
 _KEEPS_UP = 1.03  # of the time that a step takes on a batch in memory
 SMALL_SHARE = 0.05  # of a step: waiting for data below this is not worth a change
 _SHM_SHARE = 0.5  # of the free shared memory, which the script and NCCL use too
@@ -39,12 +42,10 @@ class Limits:
     Attributes:
         cpus: CPUs of each rank.
         shm_bytes: Free bytes of shared memory of each rank; None if it is unknown.
-        sharing: Sharing strategies that torch has here.
     """
 
     cpus: int
     shm_bytes: int | None = None
-    sharing: Sequence[str] = ()
 
 
 @dataclass
@@ -208,9 +209,6 @@ def _variants(
     ahead = 2 * facts.setting.prefetch_factor or 4
     if workers and setting.prefetch_factor < ahead and _fits(workers * (ahead + 1), facts, limits):
         yield replace(setting, prefetch_factor=ahead)
-    other = [name for name in limits.sharing if name != facts.setting.sharing]
-    if workers and other and setting.sharing == facts.setting.sharing:
-        yield replace(setting, sharing=other[0])
 
 
 def _fits(num_batches: int, facts: LoaderFacts, limits: Limits) -> bool:
@@ -256,8 +254,8 @@ def best_of(facts: LoaderFacts, measured: Measured) -> LoaderSetting:
     equal = [s for s in candidates if _is_equal(s, fastest, measured)]
     best = min(equal, key=lambda setting: _costs(setting, facts.setting))
     written = measured.settings[facts.setting]
-    is_proven = intervals.ratio(written, measured.settings[best]).low > 1
-    return best if is_proven else facts.setting
+    speed_up = intervals.ratio(written, measured.settings[best])
+    return best if speed_up.low > 1 and speed_up.value >= _GAIN else facts.setting
 
 
 def _is_equal(setting: LoaderSetting, fastest: LoaderSetting, measured: Measured) -> bool:
@@ -271,7 +269,6 @@ def _is_equal(setting: LoaderSetting, fastest: LoaderSetting, measured: Measured
 
 def _costs(setting: LoaderSetting, written: LoaderSetting) -> tuple[int, ...]:
     changes = [
-        setting.sharing != written.sharing,
         setting.threads != written.threads,
         setting.pin_memory != written.pin_memory,
     ]

@@ -31,7 +31,6 @@ from paceline.measure.tune.trial_run import (
 )
 
 _MOST_WINDOW_S = 8.0
-_SHARING = ("file_descriptor", "file_system")
 _MOST_STARTS = 8  # of scripts that end sooner than the measurement
 
 
@@ -108,7 +107,6 @@ class Tuning:
         self.limits = Limits(
             cpus=max(1, cpus // self.num_ranks),
             shm_bytes=None if shm_bytes is None else shm_bytes // self.num_ranks,
-            sharing=_SHARING,
         )
 
     def _explore(self, run: TrialRun, progress: Progress) -> None:

@@ -38,10 +38,7 @@ class Stream(IterableDataset):
 
 
 def setting_of(**values):
-    usual = LoaderSetting(
-        0, 0, False, torch.get_num_threads(), torch.multiprocessing.get_sharing_strategy()
-    )
-    return replace(usual, **values)
+    return replace(LoaderSetting(0, 0, False, torch.get_num_threads()), **values)
 
 
 class Rank:

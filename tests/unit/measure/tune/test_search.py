@@ -12,8 +12,7 @@ from paceline.measure.intervals import Interval
 from paceline.measure.tune import search
 from paceline.measure.tune.search import Limits, Measured
 
-NO_WORKERS = LoaderSetting(0, 0, False, 4, "file_descriptor")
-BOTH = ("file_descriptor", "file_system")
+NO_WORKERS = LoaderSetting(0, 0, False, 4)
 
 
 def facts(setting=NO_WORKERS, **values):
@@ -60,7 +59,7 @@ def reading(read, *, step=0.01, hand_over=0.0, cpus=8):
     [(0.015, 2), (0.028, 3), (0.04, 4), (0.055, 6), (0.5, 8)],
 )
 def test_as_many_workers_as_the_step_needs(read, expected):
-    measured = search_all(facts(), Limits(8, sharing=BOTH), reading(read))
+    measured = search_all(facts(), Limits(8), reading(read))
     assert search.best_of(facts(), measured).num_workers == expected
 
 
@@ -153,7 +152,7 @@ def test_a_setting_that_fails_is_not_asked_for_again():
 
 
 def test_the_best_was_measured_several_times():
-    measured = search_all(facts(), Limits(8, sharing=BOTH), reading(0.5))
+    measured = search_all(facts(), Limits(8), reading(0.5))
     assert len(measured.settings[search.best_of(facts(), measured)]) == search.ROUNDS
 
 
