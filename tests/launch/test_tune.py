@@ -14,6 +14,8 @@ pytestmark = pytest.mark.cold
 FAULTS = Path(__file__).parents[1] / "faults" / "scripts"
 PROGRAMS = Path(__file__).parents[1] / "healthy" / "programs"
 SLOW_SAMPLE_S = 0.005  # a sleep: workers wait in parallel on any number of CPUs
+# Threads of torch wait for each other, which takes long where tests run side by side.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 SESSION = """
 import time
 import paceline
@@ -77,7 +79,7 @@ def test_data_is_found_to_hold_a_script_back(command, framework):
     if importlib.util.find_spec(NEEDS.get(framework, framework)) is None:
         pytest.skip(f"{framework} is not installed")
     script = command.script(script_of(framework))
-    ended = tune(command, "--json", "--nproc-per-node", 1, script)
+    ended = tune(command, "--json", "--nproc-per-node", 1, script, env=ONE_THREAD)
     assert ended.status == 0, ended.err
     answer = json.loads(ended.out)
     assert answer["data_is_bottleneck"]
@@ -101,7 +103,7 @@ def test_two_ranks_follow_the_commands_without_waiting_for_each_other(command):
 def test_a_script_that_computes_has_nothing_to_tune(command):
     text = (FAULTS / "raw_train.py").read_text().replace(" = 128, 8, 3,", " = 9000, 8, 3,")
     script = command.script(text.replace("# at: loss", "time.sleep(0.05)"))
-    ended = tune(command, script, env={"OMP_NUM_THREADS": "1"})
+    ended = tune(command, script, env=ONE_THREAD)
     assert ended.status == 0, ended.err
     assert "there is nothing to tune" in ended.out
     assert "DataLoader(" not in ended.out

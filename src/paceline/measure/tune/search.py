@@ -6,7 +6,7 @@ workers: none, 1, 2, 4 and so on to the number of CPUs, until more of them are n
 loop is as fast as on a batch in memory, and the numbers between. All of these are measured twice,
 since one window may have been a bad one. Then come single changes of the best: batches read ahead,
 pinned memory, threads. The fastest few are measured again in turn, and what is clearly slower is
-dropped.
+dropped. The best and the script's own are measured until it is decided which one is faster.
 
 The sharing strategy stays: with ``file_system`` a rank that is ended in the middle of its training
 leaves torch's ``torch_shm_manager`` processes behind, and it was not faster where it was measured.
@@ -24,6 +24,7 @@ from paceline.measure.intervals import Blocks, Interval, flat
 
 FIRST_ROUNDS = 2  # windows of the script's settings, before others are tried
 ROUNDS = 3  # windows of each of the fastest settings
+MOST_ROUNDS = 8  # of the best and of the script's, while it is not decided which one is faster
 _MOST_FINALISTS = 3
 _DOUBTFUL = 3.0  # slower than this no other program makes a setting
 _NEAR = 1.5  # a setting that takes this much longer than the fastest is not measured again
@@ -120,7 +121,7 @@ def next_setting(facts: LoaderFacts, limits: Limits, measured: Measured) -> Load
         for setting in _variants(measured.fastest, facts, limits):
             if setting not in measured_or_failed:
                 return setting
-    return _finalist(measured)
+    return _finalist(measured) or _undecided(facts, measured)
 
 
 def first_settings(facts: LoaderFacts) -> list[LoaderSetting]:
@@ -241,6 +242,25 @@ def _is_behind(setting: LoaderSetting, fastest: LoaderSetting, measured: Measure
     return intervals.ratio(blocks, least).low > _BEHIND
 
 
+def _undecided(facts: LoaderFacts, measured: Measured) -> LoaderSetting | None:
+    """Return what to measure again to decide whether the best setting is faster than the script's.
+
+    Returns:
+        The best or the script's, whichever was measured less often; None if it is decided, or if
+        more windows would not decide it.
+    """
+    written, best = facts.setting, _cheapest_of_the_fastest(facts, measured)
+    if best == written:
+        return None
+    fewest = min((best, written), key=measured.windows)
+    if measured.windows(fewest) < ROUNDS:
+        return fewest
+    speed_up = intervals.ratio(measured.settings[written], measured.settings[best])
+    if speed_up.low > 1 or speed_up.high < _GAIN:
+        return None
+    return fewest if measured.windows(fewest) < MOST_ROUNDS else None
+
+
 def best_of(facts: LoaderFacts, measured: Measured) -> LoaderSetting:
     """Return the cheapest of the settings that are as fast as the fastest.
 
@@ -248,14 +268,18 @@ def best_of(facts: LoaderFacts, measured: Measured) -> LoaderSetting:
     Fewer workers are cheaper than more: they need less memory, and leave CPUs to others. A setting
     that was measured once is best only if all were.
     """
+    best = _cheapest_of_the_fastest(facts, measured)
+    written = measured.settings[facts.setting]
+    speed_up = intervals.ratio(written, measured.settings[best])
+    return best if speed_up.low > 1 and speed_up.value >= _GAIN else facts.setting
+
+
+def _cheapest_of_the_fastest(facts: LoaderFacts, measured: Measured) -> LoaderSetting:
     confirmed = [s for s, blocks in measured.settings.items() if len(blocks) > 1]
     candidates = confirmed or list(measured.settings)
     fastest = min(candidates, key=measured.median)
     equal = [s for s in candidates if _is_equal(s, fastest, measured)]
-    best = min(equal, key=lambda setting: _costs(setting, facts.setting))
-    written = measured.settings[facts.setting]
-    speed_up = intervals.ratio(written, measured.settings[best])
-    return best if speed_up.low > 1 and speed_up.value >= _GAIN else facts.setting
+    return min(equal, key=lambda setting: _costs(setting, facts.setting))
 
 
 def _is_equal(setting: LoaderSetting, fastest: LoaderSetting, measured: Measured) -> bool:

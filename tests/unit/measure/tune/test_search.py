@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import replace
 
 import pytest
@@ -168,6 +169,34 @@ def test_a_lucky_window_is_not_best():
     measured = search_all(facts(), Limits(2), seconds)
     assert len(measured.settings[search.with_workers(NO_WORKERS, 1)]) > 1
     assert search.best_of(facts(), measured).num_workers == 2
+
+
+def noisy(of_two):
+    """Windows with noise of a factor of three; 2 workers take ``of_two`` times as long as none."""
+    source = random.Random(1)
+
+    def seconds(setting):
+        return source.uniform(0.05, 0.15) * (of_two if setting.num_workers == 2 else 1.0)
+
+    return seconds
+
+
+def measured_often(of_two):
+    one_thread = facts(replace(NO_WORKERS, threads=1))
+    measured = search_all(one_thread, Limits(2), noisy(of_two), memory=0.001)
+    return search.best_of(one_thread, measured), measured.windows(one_thread.setting)
+
+
+def test_what_is_not_decided_is_measured_more_often():
+    best, windows = measured_often(0.9)
+    assert search.ROUNDS < windows <= search.MOST_ROUNDS
+    assert best.num_workers == 0
+
+
+def test_what_is_decided_is_not():
+    best, windows = measured_often(0.2)
+    assert windows <= search.ROUNDS
+    assert best.num_workers == 2
 
 
 def test_the_script_is_right_unless_another_setting_is_proven_to_be_faster():
