@@ -158,7 +158,7 @@ class LoaderTrials:
         has_trained = self._slot[counters.STEPS] > 0
         if self._loader is None and self._last is not None and has_trained:
             self._recognise(*self._last)
-        if loop.loader is not self._loader:
+        if not self._trains(loop.loader):
             batch = next(loop.written())
             self._last = loop.loader, batch
             return batch
@@ -168,6 +168,13 @@ class LoaderTrials:
         delivery = Delivery(self._command.number, requested_ns, monotonic_ns())
         os.write(self._records, delivery.pack())
         return batch
+
+    def _trains(self, loader: Any) -> bool:
+        """Return whether a loader is the one that trains, or its successor in another epoch."""
+        own = self._loader
+        if own is None or loader is own:
+            return own is not None
+        return loader.dataset is own.dataset and loader.batch_size == own.batch_size
 
     def _recognise(self, loader: Any, batch: Any) -> None:
         """Remember the loader that trains, and write what is seen of it."""

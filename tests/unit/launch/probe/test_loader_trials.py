@@ -150,6 +150,14 @@ def test_the_next_loop_continues_with_the_command(rank):
     assert first_values(islice(rank.loop(), 2)) == [0, 0]
 
 
+def test_a_loader_that_is_constructed_for_each_epoch_stays_the_one_that_trains(rank):
+    trained(rank)
+    again = DataLoader(rank.loader.dataset, batch_size=4)
+    next(rank.loop(again))
+    rank.order(CACHED)
+    assert first_values(islice(rank.loop(again), 2)) == [0, 0]
+
+
 def loaders():
     batches = BatchSampler(SequentialSampler(range(12)), 3, drop_last=False)
     yield "batch sampler", DataLoader(Numbers(), batch_sampler=batches), [0, 3, 6, 9, 0]
