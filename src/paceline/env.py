@@ -65,6 +65,10 @@ DAMAGED = _variable(
     "refuse",
 )
 
+TUNE = _variable(
+    "PACELINE_TUNE",
+    "folder by which paceline tune changes the settings of a rank's training DataLoader; set by it",
+)
 NO_PROBE = _variable("PACELINE_NO_PROBE", "1: default of --no-probe for all runs", "0")
 START_METHOD = _variable(
     "PACELINE_START_METHOD", "default of --start-method: spawn starts every rank afresh", "fork"

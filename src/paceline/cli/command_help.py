@@ -57,6 +57,10 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     "paceline explain": ("paceline explain slurm-4711.out", "paceline explain NET001"),
     "paceline lint": ("paceline lint job.sh train.py", "paceline lint --json job.sh"),
     "paceline top": ("paceline top", "paceline top paceline-runs/20261122-digits --once"),
+    "paceline tune": (
+        "paceline tune --nproc-per-node 2 train.py --lr 0.1",
+        "paceline tune --batch-size 64 mypackage.data:train_set",
+    ),
     "paceline bench": (
         "paceline bench --world 1,2,4 train.py --lr 0.1",
         "paceline bench --scaling strong --batch-option '-b {per_rank}' train.py",

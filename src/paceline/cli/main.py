@@ -23,6 +23,7 @@ from paceline.cli import (
     command_help,
     measure_commands,
     start_commands,
+    tune_command,
 )
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError
@@ -45,6 +46,7 @@ def cli() -> None:
 
 cli.add_command(start_commands.RUN)
 cli.add_command(start_commands.SUBMIT)
+cli.add_command(tune_command.TUNE)
 cli.add_command(bench_command.BENCH)
 cli.add_command(measure_commands.FORECAST)
 cli.add_command(measure_commands.REPORT)

@@ -69,11 +69,12 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "torch.utils.data._utils": ("collate", "worker"),
     "torch.utils.data._utils.collate": ("collate", "default_collate_fn_map"),
     "torch.utils.data._utils.worker": ("_worker_info", "_worker_loop"),
-    "torch.utils.data.DataLoader": ("_iterator",),
+    "torch.utils.data.DataLoader": ("_index_sampler", "_iterator"),
     "torch.utils.data.dataloader": (
         "_BaseDataLoaderIter",
         "_DatasetKind",
         "_MultiProcessingDataLoaderIter",
+        "_SingleProcessDataLoaderIter",
     ),
     "torch.utils.data.dataloader._BaseDataLoaderIter": (
         "_dataset",
@@ -87,6 +88,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "_in_order",
         "_next_data",
         "_rcvd_idx",
+        "_shutdown_workers",
         "_task_info",
         "_workers",
     ),

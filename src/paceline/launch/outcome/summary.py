@@ -11,6 +11,8 @@ from paceline.launch.monitor.stage_times import StepTime
 
 # Parts of a step below this share are not printed.
 _LEAST_SHARE = 0.005
+# Shorter waits cannot be tuned away: a worker takes about as long to send a batch to its rank.
+_LEAST_DATA_S = 0.001
 _COMPUTE = ("optimizer", "forward", "backward")
 _STAGE_WORDS = {
     "optimizer": "from the end of backward to the end of the optimizer step",
@@ -104,7 +106,23 @@ def step_lines(step: Mapping[str, Any], num_ranks: int) -> list[str]:
             f"rank {named['rank']} on {named['host']} takes {_ms(named['seconds'])} longer a step"
             f" than the others: {_STAGE_WORDS[named['stage']]}"
         )
+    elif is_data_bound(step):
+        lines.append(
+            f"waiting for data {shares['data']:.0%} of a step: paceline tune measures faster"
+            " loader settings"
+        )
     return lines
+
+
+def is_data_bound(step: Mapping[str, Any]) -> bool:
+    """Return whether steps wait for data longer than they compute.
+
+    Args:
+        step: What ``stage_times.describe`` returned.
+    """
+    data_s = step["stages"]["data"]
+    compute_s = sum(step["stages"][stage] for stage in _COMPUTE)
+    return bool(data_s >= _LEAST_DATA_S and data_s > compute_s)
 
 
 def _waiting(named: Mapping[str, Any] | None) -> str:

@@ -105,6 +105,40 @@ def test_without_proof_nobody_is_named():
     assert figures["step"]["named"] is None
 
 
+def stages(**values):
+    return {"optimizer": 0.0, "other": 0.0, "forward": 0.01, "backward": 0.02, **values}
+
+
+def test_a_run_that_waits_for_data_is_pointed_to_tune():
+    alone = replace(
+        STEP, stages=stages(data=0.07), seconds=0.1, exchange=0.0, waiting=0.0, suspects=(), ranks=1
+    )
+    figures = summarise([pulse(0)], seconds=12.3, step_time=alone)
+    assert render(figures, run_dir="x")[1:3] == [
+        "step 100 ms: data 70%, compute 30%",
+        "waiting for data 70% of a step: paceline tune measures faster loader settings",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data_s", "scale"),
+    [(0.029, 1.0), (0.0, 1.0), (0.09, 0.01)],  # less than it computes; none; below a millisecond
+)
+def test_a_run_that_does_not_wait_for_data_is_not(data_s, scale):
+    parts = {stage: scale * seconds for stage, seconds in stages(data=data_s).items()}
+    alone = replace(
+        STEP,
+        stages=parts,
+        seconds=sum(parts.values()),
+        exchange=0.0,
+        waiting=0.0,
+        suspects=(),
+        ranks=1,
+    )
+    figures = summarise([pulse(0)], seconds=12.3, step_time=alone)
+    assert "tune" not in " ".join(render(figures, run_dir="x"))
+
+
 def test_a_single_rank_communicates_with_nobody():
     alone = replace(STEP, waiting=0.0, waited_for={}, suspects=(), ranks=1, seconds=0.1605)
     figures = summarise([pulse(0)], seconds=12.3, step_time=alone)
