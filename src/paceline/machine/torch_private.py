@@ -62,6 +62,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "_forward_pre_hooks_with_kwargs",
         "_parameters",
     ),
+    "torch.nn.parallel.DistributedDataParallel": ("_get_ddp_logging_data",),
     "torch.optim.lr_scheduler.LRScheduler": ("_last_lr",),
     "torch.utils": ("_pytree",),
     # DataLoader
@@ -103,7 +104,7 @@ OF_RESULTS: dict[str, tuple[str, ...]] = {
         "_saved_target",
         "_saved_weight",
     ),
-    "torch.nn.parallel.DistributedDataParallel": ("_DDPSinkBackward", "_get_ddp_logging_data"),
+    "torch.nn.parallel.DistributedDataParallel": ("_DDPSinkBackward",),
     "torch.sum": ("_saved_self_sym_sizes",),
 }
 # Not in every build or version; paceline checks whether they exist.
