@@ -113,8 +113,10 @@ class BenchFile:
             ValueError: The data are of another kind or version.
             KeyError: A field is missing.
         """
-        if values["kind"] != KIND or values["version"] != VERSION:
-            raise ValueError(f"not a bench of version {VERSION}")
+        if values["kind"] != KIND:
+            raise ValueError(f"not a bench but {values['kind']!r}")
+        if values["version"] != VERSION:
+            raise ValueError(f"version {values['version']!r}, and not {VERSION}")
         if values["scaling"] not in SCALINGS:
             raise ValueError(f"unknown scaling {values['scaling']!r}")
         sizes = values["bucket_bytes"]

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from paceline.launch.monitor.timed_steps import Durations
+from paceline.measure.bench_file import BenchFile, WorldBench
 from paceline.measure.report.facts import Bench, Forecast, ForecastPoint, NetworkPoint, World
 from paceline.measure.report.untrusted import OTHER_CONTENT, finite, positive
 from paceline.rundir import files
 
 BENCH, FORECAST = "bench.json", "forecast.json"
-_VERSION = 1
 _MOST_BYTES = 1 << 28  # every step of every rank
 _Parsed = TypeVar("_Parsed")
 
@@ -45,43 +46,41 @@ def parse_bench(values: Mapping[str, Any]) -> Bench:
         ValueError: The version is unknown, or a time is not a positive number.
         KeyError: A field is missing.
     """
-    if values["version"] != _VERSION:
-        raise ValueError(f"version {values['version']}")
-    worlds = [_world(int(ranks), world) for ranks, world in values["worlds"].items()]
-    network = values.get("network") or {"points": []}
+    bench = BenchFile.from_json(values)
+    network = bench.network or {"points": []}
     return Bench(
-        command=tuple(str(word) for word in values["command"]),
-        scaling=str(values["scaling"]),
-        backend=str(values["backend"]),
-        warmup_steps=int(values["warmup_steps"]),
-        worlds=tuple(sorted(worlds, key=lambda world: world.ranks)),
+        command=bench.command,
+        scaling=bench.scaling,
+        backend=bench.backend,
+        warmup_steps=bench.warmup_steps,
+        worlds=tuple(_world(ranks, world) for ranks, world in sorted(bench.worlds.items())),
         network=tuple(_network_point(point) for point in network["points"]),
     )
 
 
-def _world(ranks: int, values: Mapping[str, Any]) -> World:
-    rounds = [list(steps.values()) for steps in values["rounds"]]
+def _world(ranks: int, world: WorldBench) -> World:
+    rounds = [list(steps.values()) for steps in world.rounds]
     own_s: dict[int, list[float]] = {}
     for steps in rounds:
         for step in steps:
             for rank, durations in step.items():
-                own_s.setdefault(int(rank), []).append(sum(durations[:-1]) * 1e-6)
+                own_s.setdefault(rank, []).append(sum(durations[:-1]) * 1e-9)
     return World(
         ranks=ranks,
-        num_nodes=int(values["num_nodes"]),
-        samples_per_step=positive(values["samples_per_step"]),
+        num_nodes=world.num_nodes,
+        samples_per_step=positive(world.samples_per_step),
         step_s=[[_step_s(step) for step in steps] for steps in rounds],
         own_s={rank: tuple(times) for rank, times in sorted(own_s.items())},
     )
 
 
-def _step_s(step: Mapping[str, Any]) -> float:
+def _step_s(step: Mapping[int, Durations]) -> float:
     """Return the seconds of a step: until the last rank's gradients, and its exchange.
 
     See ``stage_times.account``: the exchange of the other ranks contains their waiting.
     """
     last = max(step.values(), key=lambda durations: sum(durations[:-1]))
-    return positive(sum(last)) * 1e-6
+    return positive(sum(last)) * 1e-9
 
 
 def _network_point(values: Mapping[str, Any]) -> NetworkPoint:

@@ -93,7 +93,7 @@ def test_intervals_hold_the_estimate():
 def test_the_step_of_a_bench_ends_when_the_last_rank_has_exchanged():
     """The waiting of the first rank is in its exchange, and must not be counted twice."""
     step = {"0": [1000, 0, 0, 0, 0, 9000], "1": [7000, 0, 0, 0, 0, 3000]}
-    world = {"num_nodes": 1, "samples_per_step": 8, "rounds": [{"1": step, "2": step}]}
+    world = {"num_nodes": 1, "samples_per_step": 8, "hosts": {}, "rounds": [{"1": step, "2": step}]}
     bench = bench_files.parse_bench(report_runs.bench(worlds={"2": world}))
     assert bench.worlds[0].step_s == [[pytest.approx(0.01)] * 2]
     assert [time.median_s for time in own_times(bench.worlds[0])] == pytest.approx([0.001, 0.007])
