@@ -3,7 +3,6 @@
 request      what is measured, and whether this node can
 rounds       starts the script again and again, and collects its steps
 warmup       how many steps at the start are left out
-scaling      samples per second, speed-up and efficiency, with intervals
 settings     what can be tried, and what each setting is worth; setting_trials tries them
 brake        what holds scaling back
 table        the result as text

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from paceline.measure.bench.scaling import WorldFigures
+from paceline.measure.scaling import WorldFigures
 
 IDEAL = 0.97  # an efficiency whose interval reaches this is not called held back
 DATA_SHARE = 0.25  # of a step; waiting that long for data is a brake at any number of ranks

@@ -17,12 +17,11 @@ from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, RunError, SetupError,
 from paceline.launch.plan import folder_errors, script
 from paceline.launch.plan.options import Options
 from paceline.machine import cpus, gpus
-from paceline.measure import bench_file
+from paceline.measure import bench_file, scaling
 from paceline.measure.bench import (
     brake,
     request,
     rounds,
-    scaling,
     setting_trials,
     settings,
     table,

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.errors import Finding
-from paceline.measure import trial
+from paceline.measure import scaling, trial
 from paceline.measure.bench import request as requests
-from paceline.measure.bench import scaling, warmup
+from paceline.measure.bench import warmup
 from paceline.measure.bench.request import Request
 from paceline.measure.bench_file import BenchFile, Round, WorldBench
 from paceline.measure.trial import Trial, TrialResult

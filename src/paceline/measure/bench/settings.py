@@ -18,8 +18,7 @@ from paceline import env
 from paceline.errors import Finding, UsageError, closest
 from paceline.launch.monitor.timed_steps import Durations
 from paceline.launch.probe.ddp_settings import AUTOCAST, HOOK
-from paceline.measure import intervals
-from paceline.measure.bench import scaling
+from paceline.measure import intervals, scaling
 from paceline.measure.bench_file import WorldBench
 from paceline.measure.intervals import Interval
 from paceline.measure.trial import TrialResult

@@ -8,10 +8,10 @@ from textwrap import wrap
 
 from paceline.errors import Finding
 from paceline.measure.bench.brake import Brake
-from paceline.measure.bench.scaling import WorldFigures
 from paceline.measure.bench.settings import LOSS_STEPS, Worth
 from paceline.measure.bench_file import BenchFile
 from paceline.measure.intervals import Interval
+from paceline.measure.scaling import WorldFigures
 
 COLUMNS = 80
 _PARTS = ("data", "compute", "other", "communication", "waiting")

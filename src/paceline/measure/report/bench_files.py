@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.launch.monitor.timed_steps import Durations
 from paceline.measure.bench_file import BenchFile, WorldBench
 from paceline.measure.report.facts import Bench, Forecast, ForecastPoint, NetworkPoint, World
+from paceline.measure.report.scaling import scaling
 from paceline.measure.report.untrusted import OTHER_CONTENT, finite, positive
 from paceline.rundir import files
 
@@ -55,32 +55,21 @@ def parse_bench(values: Mapping[str, Any]) -> Bench:
         warmup_steps=bench.warmup_steps,
         worlds=tuple(_world(ranks, world) for ranks, world in sorted(bench.worlds.items())),
         network=tuple(_network_point(point) for point in network["points"]),
+        figures=tuple(scaling(bench)),
     )
 
 
 def _world(ranks: int, world: WorldBench) -> World:
-    rounds = [list(steps.values()) for steps in world.rounds]
     own_s: dict[int, list[float]] = {}
-    for steps in rounds:
-        for step in steps:
+    for steps in world.rounds:
+        for step in steps.values():
             for rank, durations in step.items():
                 own_s.setdefault(rank, []).append(sum(durations[:-1]) * 1e-9)
     return World(
         ranks=ranks,
         num_nodes=world.num_nodes,
-        samples_per_step=positive(world.samples_per_step),
-        step_s=[[_step_s(step) for step in steps] for steps in rounds],
         own_s={rank: tuple(times) for rank, times in sorted(own_s.items())},
     )
-
-
-def _step_s(step: Mapping[int, Durations]) -> float:
-    """Return the seconds of a step: until the last rank's gradients, and its exchange.
-
-    See ``stage_times.account``: the exchange of the other ranks contains their waiting.
-    """
-    last = max(step.values(), key=lambda durations: sum(durations[:-1]))
-    return positive(sum(last)) * 1e-9
 
 
 def _network_point(values: Mapping[str, Any]) -> NetworkPoint:

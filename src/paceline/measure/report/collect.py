@@ -17,7 +17,6 @@ from paceline.machine import processes
 from paceline.measure import run_choice
 from paceline.measure.report import bench_files, metrics, speed_files
 from paceline.measure.report.facts import Attempt, Run, SpeedPoint, StepSplit
-from paceline.measure.report.scaling import scaling
 from paceline.measure.report.speed import mean_split
 from paceline.measure.report.untrusted import OTHER_CONTENT
 from paceline.rundir import events, files, identity
@@ -82,7 +81,7 @@ def read(run_dir: RunDir) -> Run:
         ranks=tuple(ranks),
         findings=history.outcome.findings if history.outcome else (),
         bench=bench,
-        scaling=tuple(scaling(bench)) if bench is not None else (),
+        scaling=bench.figures if bench is not None else (),
         forecast=bench_files.read_forecast(run_dir.root, bench_notes),
         environment=_environment(run_dir, gpus),
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.errors import Finding
-from paceline.measure.intervals import Blocks, Interval
+from paceline.measure.intervals import Interval
 
 
 @dataclass(frozen=True)
@@ -99,15 +99,11 @@ class World:
     Attributes:
         ranks: Number of ranks.
         num_nodes: Number of nodes.
-        samples_per_step: Samples of a step over all ranks.
-        step_s: Seconds of each step, by round.
         own_s: Seconds of each step outside the gradient exchange, by rank.
     """
 
     ranks: int
     num_nodes: int
-    samples_per_step: float
-    step_s: Blocks
     own_s: Mapping[int, tuple[float, ...]]
 
 
@@ -160,6 +156,7 @@ class Bench:
         warmup_steps: Number of steps at the start of each round that were left out.
         worlds: What was measured, by number of ranks in ascending order.
         network: All-reduces by size; empty if they were not measured.
+        figures: Throughput by number of ranks in ascending order; empty if it is unknown.
     """
 
     command: tuple[str, ...]
@@ -168,6 +165,7 @@ class Bench:
     warmup_steps: int
     worlds: tuple[World, ...]
     network: tuple[NetworkPoint, ...] = ()
+    figures: tuple[Scaling, ...] = ()
 
 
 @dataclass(frozen=True)

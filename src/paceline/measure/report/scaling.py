@@ -3,47 +3,42 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from paceline.measure import intervals
-from paceline.measure.intervals import Blocks, Interval
-from paceline.measure.report.facts import Bench, Scaling, World
-
-
-def scaling(bench: Bench) -> list[Scaling]:
-    """Return the scaling of a bench by number of ranks; worlds without steps are left out."""
-    worlds = [world for world in bench.worlds if intervals.flat(world.step_s)]
-    return [_of_world(world, worlds[0]) for world in worlds]
+from paceline.measure.bench_file import BenchFile, WorldBench
+from paceline.measure.report.facts import Scaling, World
+from paceline.measure.scaling import WorldFigures, figures
 
 
-def _of_world(world: World, base: World) -> Scaling:
-    # A trial that failed leaves an empty round.
-    steps = [block for block in world.step_s if block]
-    base_steps = [block for block in base.step_s if block]
-    step_s = intervals.median(steps)
-    samples_per_s = _inverse(step_s, world.samples_per_step)
-    growth = world.ranks / base.ranks
-    ideal = base.samples_per_step / intervals.median(base_steps).value * growth
-    # samples/s of this world over those of the ideal; the numbers of samples are exact.
-    factor = world.samples_per_step / (base.samples_per_step * growth)
+def scaling(bench: BenchFile) -> list[Scaling]:
+    """Return the scaling of a bench by number of ranks.
+
+    The figures are those that ``paceline bench`` has printed. Numbers of ranks without steps are
+    left out; without a number of samples there is nothing to compare.
+    """
+    worlds = {size: _without_failures(world) for size, world in bench.worlds.items()}
+    measured = {size: world for size, world in worlds.items() if world.rounds}
+    if not measured or not all(world.samples_per_step for world in measured.values()):
+        return []
+    rows = figures(replace(bench, worlds=measured))
+    return [row for number in rows if (row := _compared(number, rows[0])) is not None]
+
+
+def _without_failures(world: WorldBench) -> WorldBench:
+    """Leave out the empty rounds of starts that have failed."""
+    return replace(world, rounds=[steps for steps in world.rounds if steps])
+
+
+def _compared(row: WorldFigures, base: WorldFigures) -> Scaling | None:
+    if row.samples_per_s is None or base.samples_per_s is None:
+        return None
     return Scaling(
-        ranks=world.ranks,
-        step_s=step_s,
-        samples_per_s=samples_per_s,
-        ideal_samples_per_s=ideal,
-        efficiency=_efficiency(base_steps, steps, factor, is_base=world is base),
+        ranks=row.num_ranks,
+        step_s=row.step_s,
+        samples_per_s=row.samples_per_s,
+        ideal_samples_per_s=base.samples_per_s.value * row.num_ranks / base.num_ranks,
+        efficiency=row.efficiency,
     )
-
-
-def _efficiency(base: Blocks, steps: Blocks, factor: float, *, is_base: bool) -> Interval:
-    if is_base:  # by definition
-        return Interval(1.0, 1.0, 1.0)
-    ratio = intervals.ratio(base, steps)
-    return Interval(ratio.value * factor, ratio.low * factor, ratio.high * factor)
-
-
-def _inverse(step_s: Interval, samples: float) -> Interval:
-    return Interval(samples / step_s.value, samples / step_s.high, samples / step_s.low)
 
 
 @dataclass(frozen=True)

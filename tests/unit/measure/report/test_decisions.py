@@ -10,7 +10,7 @@ import pytest
 import report_runs
 from paceline.measure.report import bench_files, drawing, labels, overview, palette, plots, speed
 from paceline.measure.report.facts import Attempt, RankTime, Run, Series, SpeedPoint, StepSplit
-from paceline.measure.report.scaling import own_times, scaling
+from paceline.measure.report.scaling import own_times
 from paceline.measure.report.sections import sections
 
 NAN = float("nan")
@@ -70,7 +70,7 @@ def test_scaling_of_a_bench_of_known_truth():
         "1": report_runs.world(1, jitter=0.0),
         "2": report_runs.world(2, jitter=0.0, exchange_us=5_000),
     }
-    one, two = scaling(bench_files.parse_bench(report_runs.bench(worlds=worlds)))
+    one, two = bench_files.parse_bench(report_runs.bench(worlds=worlds)).figures
     assert one.samples_per_s.value == pytest.approx(1600)
     assert two.samples_per_s.value == pytest.approx(2560)
     assert two.ideal_samples_per_s == pytest.approx(3200)
@@ -81,11 +81,11 @@ def test_strong_scaling_compares_the_same_samples():
     halves = {**report_runs.world(2, jitter=0.0, step_us=10_000), "samples_per_step": 32}
     worlds = {"1": report_runs.world(1, jitter=0.0), "2": halves}
     values = report_runs.bench(worlds=worlds, scaling="strong")
-    assert scaling(bench_files.parse_bench(values))[1].efficiency.value == pytest.approx(1.0)
+    assert bench_files.parse_bench(values).figures[1].efficiency.value == pytest.approx(1.0)
 
 
 def test_intervals_hold_the_estimate():
-    for row in scaling(bench_files.parse_bench(report_runs.bench())):
+    for row in bench_files.parse_bench(report_runs.bench()).figures:
         assert row.samples_per_s.low <= row.samples_per_s.value <= row.samples_per_s.high
         assert row.efficiency.low <= row.efficiency.value <= row.efficiency.high
 
@@ -95,14 +95,14 @@ def test_the_step_of_a_bench_ends_when_the_last_rank_has_exchanged():
     step = {"0": [1000, 0, 0, 0, 0, 9000], "1": [7000, 0, 0, 0, 0, 3000]}
     world = {"num_nodes": 1, "samples_per_step": 8, "hosts": {}, "rounds": [{"1": step, "2": step}]}
     bench = bench_files.parse_bench(report_runs.bench(worlds={"2": world}))
-    assert bench.worlds[0].step_s == [[pytest.approx(0.01)] * 2]
+    assert bench.figures[0].step_s.value == pytest.approx(0.01)
     assert [time.median_s for time in own_times(bench.worlds[0])] == pytest.approx([0.001, 0.007])
 
 
 @pytest.mark.parametrize("rounds", [[], [{}], [{}, {}]])
 def test_a_world_without_steps_is_left_out(rounds):
     worlds = {"1": report_runs.world(1), "2": {**report_runs.world(2), "rounds": rounds}}
-    rows = scaling(bench_files.parse_bench(report_runs.bench(worlds=worlds)))
+    rows = bench_files.parse_bench(report_runs.bench(worlds=worlds)).figures
     assert [row.ranks for row in rows] == [1]
 
 

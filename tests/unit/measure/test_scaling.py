@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from paceline.measure.bench import brake, scaling
+from paceline.measure import scaling
+from paceline.measure.bench import brake
 from paceline.measure.bench_file import BenchFile, WorldBench
 
 MS = 1_000_000
