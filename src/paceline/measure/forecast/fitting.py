@@ -1,7 +1,10 @@
 """Fit the model of a step's time to a bench. Pure.
 
-The links are fitted so that the communication of the measured world sizes is reproduced: from what
-``bench network`` has measured where there is that, else from the exchanges alone.
+The links are fitted so that the communication of the measured world sizes is reproduced. Several of
+them determine latency and bandwidth; with one, the latency comes from ``bench network`` if it was
+measured, else from a plausible range. The bandwidth is not taken from ``bench network`` then: on
+busy CPUs an all-reduce alone takes longer than it does in training. A link that no world size used
+is what ``bench network`` says.
 """
 
 from __future__ import annotations
@@ -176,45 +179,38 @@ class Fitter:
         def exposed_s(link: Link, world: WorldMeans) -> float:
             return exchange.exposed_s(network_with(link), world.ranks, world.backward_s)
 
+        measured = None
         networks = [n for n in bench.networks if (n.num_nodes == 1) == on_one_node]
         if networks and exchange.hidden_s is None:
             network = networks[-1]
-            measured, error = collectives.fit_link(network.points, network.ranks)
-            measured = measured.slowed(
-                math.exp(draw.about(0.0, error / len(network.points) ** 0.5))
-            )
-            return _calibrated(measured, worlds, exposed_s) if worlds else measured
+            link, error = collectives.fit_link(network.points, network.ranks)
+            measured = link.slowed(math.exp(draw.about(0.0, error / len(network.points) ** 0.5)))
         if not worlds:
-            return None
-        return _fitted(worlds, exposed_s, draw, sum(exchange.buckets))
+            return measured
+        return _fitted(worlds, exposed_s, draw, sum(exchange.buckets), measured)
 
 
 _Exposed = Callable[[Link, WorldMeans], float]
 
 
-def _calibrated(link: Link, worlds: Sequence[WorldMeans], exposed_s: _Exposed) -> Link:
-    """Return the link, slowed by what a step's exchange takes longer than a bare all-reduce.
-
-    A step also copies gradients into buckets, and computes beside the communication.
-    """
-    measured_s = sum(world.exchange_s for world in worlds)
-
-    def excess_s(factor: float) -> float:
-        return sum(exposed_s(link.slowed(factor), world) for world in worlds) - measured_s
-
-    return link.slowed(_root(excess_s, 0.05, 20.0))
-
-
 def _fitted(
-    worlds: Sequence[WorldMeans], exposed_s: _Exposed, draw: Draw, num_bytes: float
+    worlds: Sequence[WorldMeans],
+    exposed_s: _Exposed,
+    draw: Draw,
+    num_bytes: float,
+    measured: Link | None,
 ) -> Link:
-    """Fit latency and bandwidth to the exchanges alone.
+    """Fit latency and bandwidth to the exchanges.
 
     Latency grows with the number of ranks, and what the bandwidth takes hardly does. So the latency
     follows from the largest world, once the bandwidth fits all of them together. A single exchange
-    does not determine both: the latency is then drawn from its plausible range.
+    does not determine both: the latency is then that of the measured link, or without one drawn
+    from its plausible range.
     """
     most_s = min(world.exchange_s / (2 * (world.ranks - 1)) for world in worlds)
+    if len(worlds) == 1 and measured is not None:
+        latency_s = min(measured.latency_s, most_s * (1 - _LEAST_TIME_SHARE))
+        return _with_latency(latency_s, worlds, exposed_s, num_bytes)
     if len(worlds) == 1:
         low_s, high_s = LATENCY_RANGE_S
         latency_s = min(draw.within_log(low_s, high_s), most_s / 2)

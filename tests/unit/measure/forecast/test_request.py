@@ -104,7 +104,7 @@ def test_a_damaged_file_is_no_traceback(tmp_path, monkeypatch, content):
 
 
 def test_a_network_is_read_from_files(run, tmp_path):
-    (tmp_path / "slow.json").write_text(json.dumps(network(Truth(bytes_per_s=1e6))))
+    (tmp_path / "slow.json").write_text(json.dumps(network(Truth(latency_s=5e-3))))
     slower = json.loads(answer(run, as_json=True, worlds="8", networks=["slow.json"]))
     usual = json.loads(answer(run, as_json=True, worlds="8"))
     assert slower["points"] != usual["points"]
