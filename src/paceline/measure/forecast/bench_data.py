@@ -87,11 +87,13 @@ class NetworkTimes:
         ranks: Number of ranks.
         num_nodes: Number of nodes.
         points: Bytes and seconds of an all-reduce.
+        least: Bytes, and the lower end of the interval of its seconds.
     """
 
     ranks: int
     num_nodes: int
     points: tuple[tuple[float, float], ...]
+    least: tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -218,11 +220,16 @@ def _divided(blocks: Sequence[Sequence[TimedStep]]) -> list[tuple[TimedStep, ...
 
 
 def _network(values: Mapping[str, Any]) -> NetworkTimes:
-    points = [(float(point["bytes"]), float(point["seconds"])) for point in values["points"]]
-    if len(points) < 2 or min(min(point) for point in points) <= 0 or values["world"] < 2:
+    measured = values["points"]
+    points = [(float(point["bytes"]), float(point["seconds"])) for point in measured]
+    lows = [float(point.get("low", point["seconds"])) for point in measured]
+    least = [(size, low) for (size, _), low in zip(points, lows, strict=True)]
+    lowest = min(min(point) for point in (*points, *least)) if points else 0.0
+    if len(points) < 2 or lowest <= 0 or values["world"] < 2:
         raise ValueError("the network has too few points, or times of 0 s")
     return NetworkTimes(
         ranks=values["world"],
         num_nodes=int(values.get("num_nodes", 1)),
         points=tuple(points),
+        least=tuple(least),
     )
