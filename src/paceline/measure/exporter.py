@@ -47,7 +47,7 @@ def serve(run: str, *, port: int) -> None:
         port: TCP port, on all interfaces.
 
     Raises:
-        SetupError: There is no such run, prometheus-client is not installed, or the port is in
+        SetupError: The run does not exist, prometheus-client is not installed, or the port is in
             use.
     """
     run_dir = speed.find(run)

@@ -26,7 +26,7 @@ def find(run: str) -> RunDir:
             whose speed was written last.
 
     Raises:
-        SetupError: There is no such folder, or no run has written its speed.
+        SetupError: The folder does not exist, or no run has written its speed.
     """
     if run:
         return run_choice.named(run, advice=_unreadable(""))

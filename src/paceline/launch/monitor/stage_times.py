@@ -210,9 +210,9 @@ def suspects(steps: Sequence[Step]) -> list[Suspect]:
             for rank in ranks:
                 excess = min(longer[rank], behind[rank])
                 excesses.setdefault((rank, stage), []).append(excess)
-    found = [_suspect(rank, stage, values) for (rank, stage), values in excesses.items()]
+    candidates = [_suspect(rank, stage, values) for (rank, stage), values in excesses.items()]
     return sorted(
-        (suspect for suspect in found if suspect.seconds > 0),
+        (suspect for suspect in candidates if suspect.seconds > 0),
         key=lambda suspect: suspect.seconds,
         reverse=True,
     )

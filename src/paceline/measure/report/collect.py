@@ -88,7 +88,7 @@ def read(run_dir: RunDir) -> Run:
     has_content = any((records, numbers, speed, run.bench, run.forecast, run.environment))
     if not has_content:
         raise SetupError(_no_run(f"{run.folder} holds no run"))
-    # A bench trains nothing, so nothing of a training is missing from it.
+    # A bench trains nothing, so a training run's files are not missing from it.
     is_training = bool(records) or run.bench is None
     training_notes = [*metric_notes, *speed_notes, *_split_notes(run)] if is_training else []
     return replace(run, notes=(*training_notes, *bench_notes))

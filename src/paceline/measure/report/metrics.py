@@ -45,7 +45,7 @@ def parse(lines: Iterable[str]) -> Numbers:
     """Return the numbers of a table by name and step. Pure.
 
     A run that resumes repeats the steps after its checkpoint, and the last row of a step belongs to
-    the weights that were kept. Cells that are no numbers are left out.
+    the weights that were kept. Cells that are not numbers are left out.
 
     Args:
         lines: A header with ``step`` as the first column, and a row for each call of ``log``.
