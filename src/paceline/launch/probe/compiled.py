@@ -20,7 +20,7 @@ def left_alone(function: _Function) -> _Function:
     import torch
 
     frames = getattr(torch._C._dynamo, "eval_frame", None)
-    code = getattr(function, "__code__", None)
+    code = getattr(function, "__code__", None)  # a method has that of its function
     try:
         action = frames._FrameAction  # type: ignore[union-attr]
         strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)  # type: ignore[union-attr]

@@ -20,6 +20,7 @@ from time import monotonic_ns
 from typing import Any
 
 from paceline import counters
+from paceline.launch.probe.compiled import left_alone
 
 OPTIMIZER, OTHER, DATA, FORWARD, BACKWARD, EXCHANGE = range(6)
 SHARE = 0.002  # of the time of a step
@@ -43,6 +44,8 @@ class StageClock:
     """
 
     def __init__(self, slot: memoryview[int], *, times_all: bool = False) -> None:
+        for function in (*vars(StageClock).values(), *_functions()):
+            left_alone(function)  # they may be called while torch.compile traces a script
         self._slot = slot
         self._times_all = times_all
         self.fetches: list[int] = []
@@ -203,6 +206,21 @@ class StageClock:
             self._slot, number=self._num_written, step=step, durations=totals, loss=loss
         )
         self._num_written += 1
+
+
+def _functions() -> list[Callable[..., Any]]:
+    """Return the functions that the methods of ``StageClock`` call."""
+    return [
+        counters.rarity,
+        counters.write_stages,
+        _value,
+        _event,
+        _differences,
+        next_timed,
+        choose_every,
+        _uses_gpu,
+        _is_compiled_autograd,
+    ]
 
 
 def _value(tensor: Any) -> float:
