@@ -14,7 +14,7 @@ DEMO_RANKS = $(shell $(BIN)/python scripts/demo_ranks.py)
 
 # Most tests wait for processes rather than compute, so three at a time suit two cores.
 PARALLEL := -n 3 --dist loadfile
-QUICK := not slow and not namespaces and not slurm and not alone and not healthy
+QUICK := not slow and not namespaces and not slurm and not alone and not healthy and not browser
 # The fault suite asserts what is promised to users, in seconds, of runs that have the machine to themselves; the tests
 # on a Slurm cluster share one, and some take a node away from it.
 ALONE := -n 1
@@ -26,13 +26,14 @@ test: .make-test
 test-ci: test
 	bash scripts/install_system_packages.sh
 	$(BIN)/python -m pytest $(PARALLEL) -m "healthy and not slow"
+	$(BIN)/python -m pytest $(ALONE) -m browser
 	$(BIN)/python -m pytest $(ALONE) -m "alone or (representative and not slurm)"
 	$(BIN)/python -m pytest $(ALONE) -m "representative and slurm"
 
 test-all: test
 	bash scripts/install_system_packages.sh
 	$(BIN)/python -m pytest $(PARALLEL) -m "(slow or namespaces or healthy) and not slurm and not alone" --ignore=tests/faults
-	$(BIN)/python -m pytest $(ALONE) -m alone
+	$(BIN)/python -m pytest $(ALONE) -m "alone or browser"
 	$(BIN)/python -m pytest $(ALONE) tests/faults
 	$(BIN)/python -m pytest $(ALONE) -m slurm
 
@@ -50,7 +51,7 @@ $(COMPAT)/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(COMPAT)
 	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(COMPAT)/constraints.txt
 	$(COMPAT_PIP) torch==$(TORCH)
-	$(COMPAT_PIP) -c $(COMPAT)/constraints.txt -e ".[torch,examples,dev,peers,ecosystem,why]"
+	$(COMPAT_PIP) -c $(COMPAT)/constraints.txt -e ".[torch,examples,dev,peers,ecosystem,why,report]"
 	touch $@
 
 lint: .make-test
@@ -66,6 +67,7 @@ bench: .make-test
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/roll_call.py
 	$(BIN)/python benchmarks/explain.py
+	$(BIN)/python benchmarks/forecast.py
 
 # A Slurm cluster of two nodes on this machine, to try things by hand: eval "$(make cluster)"
 cluster:
@@ -87,5 +89,5 @@ $(BIN)/python:
 	touch $@
 
 .make-test: .make-demo
-	$(PIP) -e ".[torch,examples,dev,peers,ecosystem,why]"
+	$(PIP) -e ".[torch,examples,dev,peers,ecosystem,why,report]"
 	touch $@

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs what the tests in network namespaces and on a Slurm cluster need, where that is possible. Without iproute2 and
-# iptables tests are skipped; without Slurm and munge they fail, since what Slurm does is known from nothing else.
+# Installs what the tests in network namespaces, on a Slurm cluster and in a browser need, where that is possible.
+# Without iproute2, iptables and chromium tests are skipped; without Slurm and munge they fail, since what Slurm does is
+# known from nothing else.
 set -eu
 missing=()
 command -v ip >/dev/null && command -v tc >/dev/null || missing+=(iproute2)
@@ -10,11 +11,17 @@ command -v slurmctld >/dev/null || missing+=(slurmctld)
 command -v slurmd >/dev/null || missing+=(slurmd)
 command -v sbatch >/dev/null || missing+=(slurm-client)
 command -v munged >/dev/null || missing+=(munge)
-if [ ${#missing[@]} = 0 ]; then exit 0; fi
+browser=()
+command -v chromium >/dev/null || browser+=(chromium fonts-dejavu-core)  # looks at the pages of paceline report
+if [ ${#missing[@]} = 0 ] && [ ${#browser[@]} = 0 ]; then exit 0; fi
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-    echo "${missing[*]} cannot be installed here: the tests that need it will be skipped, or fail if they need Slurm"
+    echo "${missing[*]} ${browser[*]} cannot be installed here: the tests that need it will be skipped, or fail if they need Slurm"
     exit 0
 fi
 apt-get update -qq
 # whatever these packages start, the tests start daemons of their own
-DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+install() {
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+if [ ${#missing[@]} != 0 ]; then install "${missing[@]}"; fi
+if [ ${#browser[@]} != 0 ]; then install "${browser[@]}" || echo "no chromium: tests in a browser are skipped"; fi

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from paceline import data as data
     from paceline.errors import Finding as Finding
     from paceline.errors import PacelineError as PacelineError
     from paceline.launch.run.inline import launch as launch
     from paceline.train.logging import CSVLogger as CSVLogger
     from paceline.train.logging import TensorBoardLogger as TensorBoardLogger
+    from paceline.train.model.local_sgd import LocalSGD as LocalSGD
     from paceline.train.model.strategy import DDP as DDP
     from paceline.train.model.strategy import FSDP as FSDP
     from paceline.train.session import Session as Session
@@ -32,6 +34,7 @@ _HOMES = {
     "FSDP": "paceline.train.model.strategy",
     "DataModule": "paceline.trainer",
     "Finding": "paceline.errors",
+    "LocalSGD": "paceline.train.model.local_sgd",
     "Module": "paceline.trainer",
     "PacelineError": "paceline.errors",
     "Session": "paceline.train.session",
@@ -46,18 +49,23 @@ __all__ = [
     "CSVLogger",
     "DataModule",
     "Finding",
+    "LocalSGD",
     "Module",
     "PacelineError",
     "Session",
     "TensorBoardLogger",
     "Trainer",
     "__version__",
+    "data",
     "launch",
 ]
 
 
+_MODULES = ("data",)
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     from importlib import import_module
 
@@ -65,6 +73,8 @@ def __getattr__(name: str) -> Any:
         from paceline.machine import torch_requirements
 
         torch_requirements.require()
+    if name in _MODULES:
+        return import_module(f"paceline.{name}")  # which makes it an attribute of the package
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -7,11 +7,13 @@ machine share. Standard library only.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Positions in a rank's slot, each a signed 64-bit integer. The order from BEAT_NS on is that in
@@ -56,11 +58,23 @@ NAN_NAME_LENGTH = 16
 AWAITED_NS = 70  # start of the rank's wait for a worker's batch; 0: it does not wait
 AWAITED_PID = 71  # the worker's process id; 0: unknown
 FORKED_AGAIN = 72  # DataLoaders that forked their workers a second time
-SLOT_LENGTH = 80  # whole cache lines: ranks do not slow each other down
+# Samples and tokens of the first batch of the last training loop; 0: unknown.
+BATCH_SAMPLES = 73
+BATCH_TOKENS = 74
+# The stages of the last steps that were timed: a ring of entries, each the number of steps before
+# it, six durations in nanoseconds, and the bits of the last loss as a double.
+STAGES = 80
+STAGES_ENTRIES, STAGES_LENGTH = 64, 8
+SLOT_LENGTH = STAGES + STAGES_ENTRIES * STAGES_LENGTH  # whole cache lines: no false sharing
 SLOT_BYTES = SLOT_LENGTH * 8
 
 BATCH = struct.Struct("@2q")  # BEAT_NS and BATCHES
 STEP = struct.Struct("@7q")  # BEAT_NS to OWN_NS
+# Steps that are timed are chosen by the fractional part of their number times the golden ratio, in
+# units of 2^-64: no period of the script, such as an evaluation every 32 steps, coincides with all
+# of them, and they are about as far apart (the three-distance theorem).
+_GOLDEN_RATIO, _UNIT_BITS = 0x9E3779B97F4A7C15, 64
+_BITS, _DOUBLE = struct.Struct("@q"), struct.Struct("@d")
 
 # Phases: the progress of the script.
 STARTING, RUNNING, RETURNED, FINISHED, LEFT = range(5)
@@ -222,6 +236,30 @@ class SharedCounters:
             work_hash=slot[WORK_HASH],
         )
 
+    def read_stages(self, local_rank: int) -> dict[int, tuple[int, ...]]:
+        """Return the durations of stages by step, without one that is being written now."""
+        slot = self.slot(local_rank)
+        stages = {}
+        for entry in range(STAGES_ENTRIES):
+            place = STAGES + entry * STAGES_LENGTH
+            step, durations = slot[place], tuple(slot[place + 1 : place + 7])
+            if step and slot[place] == step:
+                stages[step] = durations
+        return stages
+
+    def read_loss(self, local_rank: int) -> float | None:
+        """Return the loss of the last step that was timed; None if it is unknown."""
+        slot = self.slot(local_rank)
+        places = range(STAGES, SLOT_LENGTH, STAGES_LENGTH)
+        latest = max(places, key=lambda place: slot[place])
+        loss: float = _DOUBLE.unpack(_BITS.pack(slot[latest + 7]))[0]
+        return loss if slot[latest] and math.isfinite(loss) else None
+
+    def read_batch(self, local_rank: int) -> tuple[int, int]:
+        """Return the samples and tokens of a rank's batch; 0 if they are unknown."""
+        slot = self.slot(local_rank)
+        return slot[BATCH_SAMPLES], slot[BATCH_TOKENS]
+
     def read_padded(self, local_rank: int) -> tuple[int, int]:
         """Return the samples of a padded evaluation, without and with repetitions; else zeros."""
         slot = self.slot(local_rank)
@@ -251,6 +289,47 @@ class SharedCounters:
             if step and slot[place] == step:
                 checksums[step] = checksum
         return checksums
+
+
+def rarity(step: int) -> int:
+    """Return k if a step is one of those of which 1 in 2^k is timed, and not 1 in 2^(k+1)."""
+    fraction = step * _GOLDEN_RATIO & ((1 << _UNIT_BITS) - 1)
+    return _UNIT_BITS - fraction.bit_length()
+
+
+def losses_in(slot: memoryview[int]) -> dict[int, float]:
+    """Return the losses of the last timed steps by step; NaN where it is unknown."""
+    places = range(STAGES, SLOT_LENGTH, STAGES_LENGTH)
+    return {
+        slot[place]: _DOUBLE.unpack(_BITS.pack(slot[place + 7]))[0]
+        for place in places
+        if slot[place]
+    }
+
+
+def write_stages(
+    slot: memoryview[int],
+    *,
+    number: int,
+    step: int,
+    durations: Sequence[int],
+    loss: float = math.nan,
+) -> None:
+    """Write how long the stages of a step took.
+
+    Args:
+        slot: The slot of the rank.
+        number: Number of steps that were written before it.
+        step: Number of optimizer steps before it.
+        durations: Six durations in nanoseconds, in the order of ``launch.monitor.stage_times``.
+        loss: The value that the step's last backward began with; NaN if it is unknown.
+    """
+    place = STAGES + number % STAGES_ENTRIES * STAGES_LENGTH
+    slot[place] = 0  # readers ignore the entry until it is complete
+    for offset, duration in enumerate(durations, 1):
+        slot[place + offset] = duration
+    slot[place + 7] = _BITS.unpack(_DOUBLE.pack(loss))[0]
+    slot[place] = step
 
 
 def write_nan(slot: memoryview[int], name: str) -> None:

@@ -65,12 +65,28 @@ DAMAGED = _variable(
     "refuse",
 )
 
+TUNE = _variable(
+    "PACELINE_TUNE",
+    "folder by which paceline tune changes the settings of a rank's training DataLoader; set by it",
+)
 NO_PROBE = _variable("PACELINE_NO_PROBE", "1: default of --no-probe for all runs", "0")
 START_METHOD = _variable(
     "PACELINE_START_METHOD", "default of --start-method: spawn starts every rank afresh", "fork"
 )
 ON_HANG = _variable("PACELINE_ON_HANG", "default of --on-hang; off turns hang detection off")
 HANG_TIMEOUT = _variable("PACELINE_HANG_TIMEOUT", "default of --hang-timeout, in seconds")
+
+STOP_AFTER = _variable(
+    "PACELINE_STOP_AFTER",
+    "ranks time all optimizer steps, and end after so many; paceline bench and tune set it for"
+    " their trials",
+)
+
+TRY_DDP = _variable(
+    "PACELINE_TRY_DDP",
+    "settings that DistributedDataParallel gets in a trial (JSON); set by paceline bench"
+    " --settings",
+)
 
 NO_COLOR = _variable("NO_COLOR", "not empty: no colour on terminals (https://no-color.org)")
 TERM = _variable("TERM", "dumb: no colour on terminals")

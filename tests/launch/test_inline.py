@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import paceline
+
 PYTHON = str(Path(sys.executable))
 
 
@@ -37,6 +39,7 @@ def test_rank_0s_value_comes_back(command):
     plan = json.loads((command.folder / ended.run_dir / "plan.json").read_text())
     assert plan["threads"]["value"] == 1
     assert "OpenMP pool a fork does not inherit" in plan["threads"]["reason"]
+    assert plan["software"]["paceline"] == paceline.__version__
 
 
 def test_a_failure_raises_with_the_finding(command):

@@ -85,14 +85,16 @@ def test_a_notice_stops_the_run_well_and_the_printed_line_goes_on_in_its_folder(
     assert second.status == 0, second.err
     assert second.out == "rank 0 attempt 0 goes on\n"
     assert second.run_dir == first.run_dir
-    events = folder / "events.jsonl"
-    assert {path: path.read_bytes() for path in before if path != events} == {
-        path: content for path, content in before.items() if path != events
+    appended = {folder / "events.jsonl", folder / "speed.jsonl"}
+    changed = {*appended, folder / "speed.json"}  # the last of these is of the running attempt
+    assert {path: path.read_bytes() for path in before if path not in changed} == {
+        path: content for path, content in before.items() if path not in changed
     }
-    assert events.read_bytes().startswith(before[events])
+    for path in appended & set(before):
+        assert path.read_bytes().startswith(before[path])
     assert (folder / "logs" / "rank-001.attempt-1.out").read_text() == "rank 1 attempt 0 goes on\n"
     assert (folder / "plan.attempt-1.json").exists()
-    told = [json.loads(line) for line in events.read_text().splitlines()]
+    told = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     assert [event["attempt"] for event in told if event["kind"] == "start"] == [0, 1]
     assert [event["exit_status"] for event in told if event["kind"] == "outcome"] == [75, 0]
 

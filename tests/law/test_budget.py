@@ -55,6 +55,7 @@ def processor_s(*command):
             __file__,
         ],
         ["submit", "--nodes", "two", __file__],
+        ["forecast", "no-such-run"],
     ],
     ids=lambda words: " ".join(words[:4]),
 )

@@ -23,6 +23,7 @@ PARTS = (
     "machine",
     "launch/plan",
     "why",
+    "measure",
 )
 WITHOUT_TORCH = (
     *("paceline", "paceline.errors", "paceline.env", "paceline.world", "paceline.counters"),
@@ -104,6 +105,7 @@ def test_importing_starts_no_thread_and_leaves_the_environment_alone():
         (["profile", "check", "no-such-profile"], 2),
         (["why", "--help"], 0),
         (["why", "no/such/file.json"], 2),
+        (["report", "no/such/run"], 2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -28,7 +28,14 @@ OTHERS = {
 OTHERS |= {"_popen", "_bootstrap", "_ctxt_switches"}
 # Of our own objects, which another of our modules looks at; ends of the names of hooks.
 OTHERS |= {"_collections_abc"}
-OURS = {"_check", "_activity", "_paceline_loop", "_paceline_has_forked", "_hparams"}
+OURS = {
+    "_check",
+    "_activity",
+    "_paceline_loop",
+    "_paceline_has_forked",
+    "_paceline_maker",
+    "_hparams",
+}
 OURS |= {"_dataloader", "_epoch_start", "_epoch_end"}
 # Reads texts that any version of torch has printed, and scripts that are written for any version of it.
 READERS = ("diagnose/", "signatures/", "machine/torch_private.py")

@@ -144,11 +144,34 @@ def save_wide(folder):
 
 
 def copies_of_ranks(folder):
-    """Bytes that this rank keeps for its copies."""
+    """Bytes that this rank needs for its copies."""
     here = checkpoints(folder)
+    here._staging.settle = lambda: None  # nothing is released
     here.save({f"model/{i}": torch.zeros(1000) for i in range(8)}, step=1, epoch=0)
     here.wait()
     return sum(tensor.nbytes for tensor in here._staging._buffers.values())
+
+
+def resident_after_save(folder):
+    """Bytes of this rank that are resident after a save, beyond those before, as a share of its copies."""
+    here = checkpoints(folder)
+    size = 80_000_000
+    here.save({"model/0": torch.ones(1)}, step=0, epoch=0, wait=True)  # imports
+    large = {f"model/{i}": torch.ones(size // 40) for i in range(20)}  # two ranks' shares
+    before = resident_bytes()
+    here.save(large, step=1, epoch=0)
+    here.wait()
+    return (resident_bytes() - before) / size
+
+
+def resident_bytes():
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_rank_keeps_its_copies(ranks, tmp_path):
+    assert max(ranks.run(resident_after_save, tmp_path, world_size=2)) < 0.3
 
 
 def test_each_rank_copies_its_share_only(ranks, tmp_path):

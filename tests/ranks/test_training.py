@@ -899,6 +899,39 @@ def test_hooks_work_on_gloo_and_keep_ranks_together(ranks):
             assert losses == pytest.approx(plain, abs=tolerance)
 
 
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_groups_at_once_reduce_whole_buckets(ranks, world_size):
+    plain = ranks.run(train_in_small_buckets, "none", world_size=world_size)
+    for hook, tolerance in (("parallel", 1e-12), ("fp16", 1e-3)):
+        for weights, num_groups in ranks.run(train_in_small_buckets, hook, world_size=world_size):
+            assert torch.tensor(weights).sub(torch.tensor(plain[0][0])).abs().max() < tolerance
+            assert num_groups > 1
+
+
+def train_in_small_buckets(hook):
+    """Return the weights, and in how many process groups gradients were reduced."""
+    session = Session(precision="64-true", strategy=DDP(comm_hook=hook, bucket_cap_mb=1))
+    torch.manual_seed(5)
+    model = nn.Sequential(*(nn.Linear(400, 400) for _ in range(4)))  # 1.28 MB each
+    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.02))
+    groups, original = set(), dist.all_reduce
+
+    def recorded(*args, **kwargs):
+        groups.add(kwargs.get("group"))
+        return original(*args, **kwargs)
+
+    dist.all_reduce = recorded
+    try:
+        for step in range(3):
+            torch.manual_seed(step + 10 * session.rank)
+            session.backward(model(torch.randn(8, 400, dtype=torch.float64)).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    finally:
+        dist.all_reduce = original
+    return session.unwrap(model)[0].weight.flatten().tolist()[:500], len(groups)
+
+
 def train_low_rank(precision, start):
     """Return the gradients of each step; one rank's are not finite in the second, which the script leaves out."""
     session = Session(

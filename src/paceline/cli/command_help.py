@@ -56,6 +56,27 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     ),
     "paceline explain": ("paceline explain slurm-4711.out", "paceline explain NET001"),
     "paceline lint": ("paceline lint job.sh train.py", "paceline lint --json job.sh"),
+    "paceline top": ("paceline top", "paceline top paceline-runs/20261122-digits --once"),
+    "paceline tune": (
+        "paceline tune --nproc-per-node 2 train.py --lr 0.1",
+        "paceline tune --batch-size 64 mypackage.data:train_set",
+    ),
+    "paceline bench": (
+        "paceline bench --world 1,2,4 train.py --lr 0.1",
+        "paceline bench --scaling strong --batch-option '-b {per_rank}' train.py",
+    ),
+    "paceline report": (
+        "paceline report paceline-runs/20261122-digits",
+        "paceline report RUN-A RUN-B --output comparison.html",
+    ),
+    "paceline bench network": (
+        "paceline bench network --nproc-per-node 4",
+        "paceline bench network --seconds 120 --json",
+    ),
+    "paceline forecast": (
+        "paceline forecast paceline-runs/NAME --gpus-per-node 8 --link 100Gbit",
+        "paceline forecast NAME --samples 1281167 --epochs 90 --price 2.50",
+    ),
     "paceline why": ("paceline why", "paceline why node-a node-b"),
     "paceline translate": (
         "paceline translate -- accelerate launch --num_processes 4 train.py",

@@ -17,7 +17,14 @@ from typing import Any, NoReturn
 import click
 
 from paceline import __version__, env
-from paceline.cli import command_errors, command_help, start_commands
+from paceline.cli import (
+    bench_command,
+    command_errors,
+    command_help,
+    measure_commands,
+    start_commands,
+    tune_command,
+)
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError
 from paceline.text import terminal
@@ -39,6 +46,11 @@ def cli() -> None:
 
 cli.add_command(start_commands.RUN)
 cli.add_command(start_commands.SUBMIT)
+cli.add_command(tune_command.TUNE)
+cli.add_command(bench_command.BENCH)
+cli.add_command(measure_commands.FORECAST)
+cli.add_command(measure_commands.REPORT)
+cli.add_command(measure_commands.TOP)
 
 
 @cli.group()

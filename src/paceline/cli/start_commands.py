@@ -23,7 +23,7 @@ from paceline.slurm.option_table import FORWARDED, OWN
 Action = Callable[[], int]  # what a command does once its words are parsed; returns its exit status
 
 
-class _StartCommand(command_help.Command):
+class StartCommand(command_help.Command):
     """A command that starts a script: arguments after the script's name are never parsed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -31,7 +31,7 @@ class _StartCommand(command_help.Command):
         return super().parse_args(ctx, args)
 
 
-class _TorchrunCommand(_StartCommand):
+class _TorchrunCommand(StartCommand):
     """A command that takes torchrun's command lines, abbreviated options included."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -46,7 +46,7 @@ def _run(**values: Any) -> Action:
     """
     typed = _typed_options(OPTIONS, values)
     if not values["check_only"]:
-        _require_script(values["script"])
+        require_script(values["script"])
     environ = env.snapshot()
     typed = slurm_step.reachable(environ, typed, address_of=nodeaddr.of_node)
     inherited = slurm_step.reachable(environ, env.torchrun_defaults(), address_of=nodeaddr.of_node)
@@ -82,7 +82,7 @@ def _submit(**values: Any) -> Action:
     Takes the options of paceline run too. Any other option of sbatch is given with --sbatch.
     """
     typed = _typed_options((*OWN, *FORWARDED), values)
-    _require_script(values["script"])
+    require_script(values["script"])
 
     def action() -> int:
         from paceline.slurm import submit
@@ -103,7 +103,7 @@ def _typed_options(options: Sequence[Option], values: Mapping[str, Any]) -> dict
     }
 
 
-def _require_script(script: str) -> None:
+def require_script(script: str) -> None:
     if not script:
         raise click.UsageError("Missing argument 'SCRIPT'.", click.get_current_context())
 
@@ -121,7 +121,7 @@ def _command(
     name: str,
     function: Any,
     options: Sequence[Option],
-    cls: type[_StartCommand] = _StartCommand,
+    cls: type[StartCommand] = StartCommand,
 ) -> click.Command:
     """Return a command that starts a script: options, the script, and its arguments, which are not
     parsed.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 from paceline.machine.nvml import Nvml
 
@@ -36,6 +37,45 @@ def gather() -> Gpus | None:
             return Gpus(models, nvml.text("nvmlSystemGetDriverVersion"))
     except Exception:  # no library, no driver, no device: NVML raises for each
         return None
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a GPU is doing.
+
+    Attributes:
+        index: Its number, as nvidia-smi shows it.
+        utilization: Share of the last second in which a kernel ran, 0 to 1; None if unknown.
+        memory_used: In bytes; None if unknown.
+        memory_total: In bytes; None if unknown.
+    """
+
+    index: int
+    utilization: float | None
+    memory_used: int | None
+    memory_total: int | None
+
+
+def loads() -> list[Load]:
+    """Return what each GPU of this machine is doing; empty if no NVIDIA driver answers."""
+    try:
+        with Nvml() as nvml:
+            handles = [handle for handle, _ in nvml.handles()]
+            return [_load(nvml, place, handle) for place, handle in enumerate(handles) if handle]
+    except Exception:  # no library, no driver, no device: NVML raises for each
+        return []
+
+
+def _load(nvml: Nvml, place: int, handle: Any) -> Load:
+    index = nvml.ask("nvmlDeviceGetIndex", handle)
+    rates = nvml.ask("nvmlDeviceGetUtilizationRates", handle)
+    memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
+    return Load(
+        index=place if index is None else index,
+        utilization=rates.gpu / 100 if rates else None,
+        memory_used=memory.used if memory else None,
+        memory_total=memory.total if memory else None,
+    )
 
 
 def count(visible_devices: str | None) -> tuple[int, str]:

@@ -4,11 +4,31 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _SECRET = re.compile(r"((?:token|secret|passw(?:or)?d|api.?key|access.?key)[\w-]*[=\s]+)\S+", re.I)
 _LONGEST = 80
+
+
+def is_alive(host: str, pid: int, before_s: float) -> bool | None:
+    """Return whether a process is alive; None if its host is another one.
+
+    Args:
+        host: Name of the host.
+        pid: The process.
+        before_s: When it was alive, in seconds since the epoch. A process that was created later
+            has the same id by chance.
+    """
+    import psutil
+
+    if host != socket.gethostname():
+        return None
+    try:
+        return psutil.Process(pid).create_time() <= before_s + 1
+    except (psutil.NoSuchProcess, ValueError, OverflowError):
+        return False
 
 
 def describe(pid: int) -> str:

@@ -19,6 +19,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     # Flight Recorder
     "torch._C._distributed_c10d": ("_dump_fr_trace_json",),
     # frames of a stack that show the position of a rank
+    "torch.autograd.Variable": ("_execution_engine",),
     "torch.autograd.graph": ("_engine_run_backward",),
     "torch.distributed._functional_collectives": (),
     "torch.distributed.distributed_c10d": (
@@ -61,17 +62,20 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "_forward_pre_hooks_with_kwargs",
         "_parameters",
     ),
+    "torch.nn.parallel.DistributedDataParallel": ("_get_ddp_logging_data",),
     "torch.optim.lr_scheduler.LRScheduler": ("_last_lr",),
     "torch.utils": ("_pytree",),
     # DataLoader
     "torch.multiprocessing": ("_set_thread_name",),
-    "torch.utils.data._utils": ("worker",),
+    "torch.utils.data._utils": ("collate", "worker"),
+    "torch.utils.data._utils.collate": ("collate", "default_collate_fn_map"),
     "torch.utils.data._utils.worker": ("_worker_info", "_worker_loop"),
-    "torch.utils.data.DataLoader": ("_iterator",),
+    "torch.utils.data.DataLoader": ("_index_sampler", "_iterator"),
     "torch.utils.data.dataloader": (
         "_BaseDataLoaderIter",
         "_DatasetKind",
         "_MultiProcessingDataLoaderIter",
+        "_SingleProcessDataLoaderIter",
     ),
     "torch.utils.data.dataloader._BaseDataLoaderIter": (
         "_dataset",
@@ -85,6 +89,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "_in_order",
         "_next_data",
         "_rcvd_idx",
+        "_shutdown_workers",
         "_task_info",
         "_workers",
     ),

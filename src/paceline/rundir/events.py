@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -214,6 +214,23 @@ def _last_attempt(events: Sequence[dict[str, Any]], since_ns: int) -> _Attempt:
     number = events[places[-1]].get("attempt", 0) if places else _NO_START
     later = events[places[-1] + 1 :] if places else events
     return _Attempt(number, [event for event in later if event.get("time_ns", 0) >= since_ns])
+
+
+def state_by_processes(history: History, alive: Callable[[str, int, float], bool | None]) -> str:
+    """Return the state of a run that has recorded no outcome, in one word. Pure.
+
+    Nothing but its launchers' processes shows whether such a run lives.
+
+    Args:
+        history: The events of the run.
+        alive: Returns whether a process of a host that started before a time, in seconds since the
+            epoch, is alive; None if that is unknown.
+    """
+    living = [alive(host, pid, history.started_ns / 1e9) for host, pid in history.launchers]
+    if any(living):
+        return "running"
+    # A launcher that ends without being killed writes its outcome to the run folder.
+    return "killed" if living and None not in living else "unknown"
 
 
 def _of_kind(kind: str, events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

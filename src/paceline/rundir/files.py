@@ -20,6 +20,7 @@ from typing import IO, Any
 
 _SECRET_MODE = 0o600
 _SECRET_BYTES = 4096
+SPEED_VERSION = 1  # of speed.json and of the lines of speed.jsonl
 _LEAST_BYTES = 65536  # space for a plan, short logs and the last events
 # Not "runs": scripts use that name, as TensorBoard's writer does by default.
 RUNS = Path("paceline-runs")
@@ -79,6 +80,10 @@ class RunDir:
         """Checksums of a rank's parameters, with ``--check-replicas`` (JSON)."""
         return self.root / "ranks" / f"rank-{rank:03d}{_attempt(attempt)}.parameters.json"
 
+    def trial(self, rank: int) -> Path:
+        """Losses and sizes that a rank of a trial has written at its end (JSON)."""
+        return self.root / "ranks" / f"rank-{rank:03d}.trial.json"
+
     def nccl(self, rank: int, attempt: int = 0) -> Path:
         """NCCL's log, with ``--nccl-debug``."""
         return self.root / "logs" / f"rank-{rank:03d}{_attempt(attempt)}.nccl"
@@ -97,6 +102,26 @@ class RunDir:
     def metrics(self) -> Path:
         """Metrics that the script logged (CSV)."""
         return self.root / "metrics.csv"
+
+    @property
+    def speed(self) -> Path:
+        """The speed of the running attempt, with every rank (JSON); written again and again."""
+        return self.root / "speed.json"
+
+    @property
+    def speed_log(self) -> Path:
+        """The speed over time, without ranks (a JSON object a line)."""
+        return self.root / "speed.jsonl"
+
+    @property
+    def timed_steps(self) -> Path:
+        """The durations of stages of all steps of a trial (JSON)."""
+        return self.root / "timed_steps.json"
+
+    @property
+    def bench(self) -> Path:
+        """The result of ``paceline bench`` (JSON)."""
+        return self.root / "bench.json"
 
     @property
     def tensorboard(self) -> Path:

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from typing import Any
 
 from paceline.errors import EXIT_OK, Finding, UsageError
 from paceline.launch.outcome import evidence
+from paceline.machine import processes
 from paceline.rundir import events
 from paceline.rundir.events import History
 from paceline.rundir.files import RUNS, RunDir, open_file
@@ -147,7 +147,7 @@ def row(run_dir: RunDir, job: JobRecord | None, states: dict[tuple[str, str], Jo
     since_ns = lookup.last_start_ns(job, slurm) if job is not None else 0
     history = events.read_history(run_dir.root, since_ns=since_ns)
     submitted_s = job.submitted_ns / 1e9 if job else None
-    state, since_s = judge(slurm, history, submitted_s=submitted_s, alive=_is_alive)
+    state, since_s = judge(slurm, history, submitted_s=submitted_s, alive=processes.is_alive)
     logged_step, loss = _figures(run_dir)
     last = evidence.last_checkpoint(run_dir.checkpoints)
     # any of these may lag behind: metrics are logged rarely, events cover the last start only
@@ -200,34 +200,8 @@ def judge(
         return outcome.word, outcome.time_ns / 1e9
     if slurm is not None:
         return "succeeded" if slurm.succeeded else slurm.state.lower(), slurm.start_s
-    return _judge_processes(history, submitted_s=submitted_s, alive=alive)
-
-
-def _judge_processes(
-    history: History,
-    *,
-    submitted_s: float | None,
-    alive: Callable[[str, int, float], bool | None],
-) -> tuple[str, float | None]:
-    """Return a run's state from its launchers' processes: nothing else shows whether it lives."""
     started_s = history.started_ns / 1e9 if history.started_ns else submitted_s
-    living = [alive(host, pid, history.started_ns / 1e9) for host, pid in history.launchers]
-    if any(living):
-        return "running", started_s
-    # A launcher that ends without being killed writes its outcome to the run folder.
-    return "killed" if living and None not in living else "unknown", started_s
-
-
-def _is_alive(host: str, pid: int, before_s: float) -> bool | None:
-    import psutil
-
-    if host != socket.gethostname():
-        return None
-    try:
-        # a process that was created later has the same id by chance
-        return psutil.Process(pid).create_time() <= before_s + 1
-    except (psutil.NoSuchProcess, ValueError, OverflowError):
-        return False
+    return events.state_by_processes(history, alive), started_s
 
 
 def _figures(run_dir: RunDir) -> tuple[int | None, float | None]:

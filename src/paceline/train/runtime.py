@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -182,6 +182,16 @@ def sum_over_ranks(value: Any) -> Any:
     )
 
 
+def rank() -> int:
+    """Return this process's rank in the default process group; 0 without a group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def num_ranks() -> int:
+    """Return the number of ranks in the default process group; 1 without a group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
 def totals(values: list[int]) -> list[int]:
     """Return the element-wise sums of a few small ints over all ranks, in one collective."""
     return _reduced(values, dist.ReduceOp.SUM) if dist.is_initialized() else values
@@ -269,7 +279,7 @@ def store() -> Any:
 
 
 @torch.no_grad()
-def copy_from_main(tensors: Sequence[torch.Tensor]) -> None:
+def copy_from_main(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
     """Overwrite ``tensors`` on all ranks by rank 0's, with a broadcast per dtype and device."""
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
@@ -301,6 +311,16 @@ def barrier() -> None:
     """Wait until all ranks have called this function."""
     if dist.is_initialized():
         dist.barrier()
+
+
+def group_timeout() -> timedelta | None:
+    """Return the timeout of the default group, for other groups; None is torch's default."""
+    # torch exposes it in no other way.
+    try:
+        group: Any = dist.group.WORLD
+        return cast(timedelta, group._get_backend(torch.device("cpu")).options._timeout)
+    except (AttributeError, RuntimeError):
+        return None
 
 
 def backends() -> dict[str, str]:

@@ -93,3 +93,23 @@ def test_a_driver_that_cannot_count_has_no_gpus(nvml):
     calls = nvml(fails=RuntimeError("Unknown Error"))
     assert gpus.count(None) == (0, "GPUs of the machine")
     assert calls == ["init", "shutdown"]
+
+
+def test_the_load_of_each_gpu_is_what_the_driver_answers(nvml):
+    nvml("H100", RuntimeError("Insufficient Permissions"), "A100")
+    import pynvml
+
+    def memory(handle):
+        if "A100" in handle:
+            raise RuntimeError("Not Supported")
+        return types.SimpleNamespace(used=10, total=80)
+
+    pynvml.nvmlDeviceGetUtilizationRates = lambda handle: types.SimpleNamespace(gpu=97)
+    pynvml.nvmlDeviceGetMemoryInfo = memory
+    pynvml.nvmlDeviceGetIndex = lambda handle: 2 if "A100" in handle else 0
+    assert gpus.loads() == [gpus.Load(0, 0.97, 10, 80), gpus.Load(2, 0.97, None, None)]
+
+
+def test_without_a_driver_there_is_no_load(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpus.loads() == []

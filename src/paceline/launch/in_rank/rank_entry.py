@@ -36,7 +36,13 @@ from paceline.launch.in_rank.import_hook import when_imported
 from paceline.launch.in_rank.rank_files import VARIABLE
 from paceline.launch.plan.early_variables import Lateness
 from paceline.launch.plan.task import FUNCTION, MODULE, PATH, PROGRAM, RankTask
-from paceline.launch.probe import awaited_worker, probe, stack_responder
+from paceline.launch.probe import (
+    awaited_worker,
+    ddp_settings,
+    loader_trials,
+    probe,
+    stack_responder,
+)
 from paceline.machine import system
 from paceline.rundir.files import write_whole
 
@@ -187,7 +193,11 @@ def _renew() -> None:
 def _reach_into_torch(task: RankTask, slot: memoryview[int]) -> None:
     if task.pulse >= 0:
         probe.install(slot)
+        ddp_settings.install()
         awaited_worker.install(slot)
+        commands = os.environ.get(env.TUNE)
+        if commands:
+            loader_trials.install(slot, Path(commands), task.local_rank, is_users)
     if task.check_finite or task.check_replicas:
         from paceline.launch.probe import checks
 

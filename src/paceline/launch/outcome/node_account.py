@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from paceline.errors import Finding
+from paceline.launch.monitor import timed_steps
+from paceline.launch.monitor.timed_steps import Durations
 from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.outcome.report import Run, Stop
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
@@ -26,6 +28,7 @@ class NodeAccount:
         noticed_hang: The cause that a notice named for a wait that lasted until the end.
         noticed: Warnings of the node.
         saving: The checkpoint that was being written when the run was stopped; empty if none was.
+        timed_steps: Durations of the stages of some steps, by step and rank; see ``timed_steps``.
     """
 
     resume_command: ResumeCommand
@@ -37,6 +40,7 @@ class NodeAccount:
     noticed_hang: Finding | None = None
     noticed: Sequence[Finding] = ()
     saving: str = ""
+    timed_steps: Mapping[int, Mapping[int, Durations]] = field(default_factory=dict)
 
     def shifted(self, offset_ns: int) -> NodeAccount:
         """Return the account with its times on the head's clock, which is ``offset_ns`` behind."""
@@ -55,6 +59,7 @@ class NodeAccount:
             "noticed_hang": self.noticed_hang and self.noticed_hang.to_json(),
             "noticed": [finding.to_json() for finding in self.noticed],
             "saving": self.saving,
+            "timed_steps": timed_steps.to_json(self.timed_steps),
         }
 
     @classmethod
@@ -70,6 +75,7 @@ class NodeAccount:
             noticed_hang=values["noticed_hang"] and Finding.from_json(values["noticed_hang"]),
             noticed=[Finding.from_json(finding) for finding in values["noticed"]],
             saving=values["saving"],
+            timed_steps=timed_steps.from_json(values["timed_steps"]),
         )
 
 
@@ -94,6 +100,7 @@ def join(accounts: Sequence[NodeAccount], run: Run) -> Run:
         noticed_hang=_first(account.noticed_hang for account in accounts),
         noticed=list(dict.fromkeys(warnings)),
         saving=next((account.saving for account in accounts if account.saving), ""),
+        timed_steps=timed_steps.join([account.timed_steps for account in accounts]),
     )
 
 

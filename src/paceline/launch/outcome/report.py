@@ -8,6 +8,8 @@ from typing import Any
 
 from paceline.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFINISHED, Finding, PacelineError
 from paceline.launch.channel.silence import Loss
+from paceline.launch.monitor import stage_times
+from paceline.launch.monitor.stage_times import Step
 from paceline.launch.outcome import block, resume, root_cause, summary, weight
 from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
@@ -93,6 +95,7 @@ class Run:
         saving: The unfinished checkpoint that was being written when the run was stopped; empty if
             none was.
         grace_s: Seconds that ranks had between the signal and SIGKILL.
+        timed_steps: Steps whose stages all ranks have timed: durations by rank.
     """
 
     ends: Sequence[RankExit] = ()
@@ -110,6 +113,7 @@ class Run:
     noticed: Sequence[Finding] = ()
     saving: str = ""
     grace_s: int = 0
+    timed_steps: Sequence[Step] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -250,7 +254,9 @@ def _count(steps: int) -> str:
 
 
 def _succeeded(run: Run) -> Report:
-    figures = summary.summarise(run.counters, seconds=run.seconds)
+    figures = summary.summarise(
+        run.counters, seconds=run.seconds, step_time=stage_times.account(run.timed_steps)
+    )
     lines = summary.render(figures, run_dir=run.folder)
     late = [end.rank for end in run.ends if end.code]
     if late:

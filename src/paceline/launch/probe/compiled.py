@@ -1,8 +1,8 @@
 """Keep our hooks out of torch.compile: none of them is traced, breaks a graph or makes Dynamo warn.
 
 Dynamo reaches a hook in two ways. It inlines the function into the code that it traces: a hook
-therefore calls ``torch.compiler.is_compiling()`` first and returns at once. Or it compiles the
-function as a separate frame, when a graph break calls into it: ``left_alone`` prevents that.
+therefore calls ``torch.compiler.is_dynamo_compiling()`` first and returns at once. Or it compiles
+the function as a separate frame, when a graph break calls into it: ``left_alone`` prevents that.
 ``not_traced`` is for replacements of torch functions that Dynamo never traces, where a graph breaks
 anyway. This module does not import Dynamo, which would add a second to the start of each rank.
 """
@@ -20,7 +20,7 @@ def left_alone(function: _Function) -> _Function:
     import torch
 
     frames = getattr(torch._C._dynamo, "eval_frame", None)
-    code = getattr(function, "__code__", None)
+    code = getattr(function, "__code__", None)  # a method has that of its function
     try:
         action = frames._FrameAction  # type: ignore[union-attr]
         strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)  # type: ignore[union-attr]

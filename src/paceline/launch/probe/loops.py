@@ -26,6 +26,7 @@ from paceline.launch.probe.orders import (
     is_mixed,
     means_to_shuffle,
     same_thing,
+    size_of,
     whole_numbers,
 )
 from paceline.launch.probe.padding import Evaluations, padding_of
@@ -47,6 +48,7 @@ class Loop:
     """One loop over a DataLoader.
 
     Attributes:
+        batch_size: Samples and tokens of its first batch; 0 if unknown.
         begun: Number of batches that the rank had taken from all loaders when the loop began.
         due: Number of batches, of all loaders, at which the loop is examined again.
         length: Length of the loader in batches; 0 if it has none, None before the first batch.
@@ -68,6 +70,7 @@ class Loop:
 
     __slots__ = (
         *(
+            "batch_size",
             "before",
             "begun",
             "content",
@@ -93,6 +96,7 @@ class Loop:
     def __init__(self, sampler: Any = None, dataset: Any = None, *, due: int = _NEVER) -> None:
         self.due, self.yielded, self.content, self.begun = due, 0, 0, 0
         self.length: int | None = None
+        self.batch_size = (0, 0)
         self.trains = self.is_felt = self.is_known = self.has_ended = self.is_published = False
         self.optimizer: Any = None
         self.padding = padding_of(sampler)
@@ -163,6 +167,7 @@ class Loops:
         """
         if loop.length is None:
             loop.length = _length(iterator)
+            loop.batch_size = size_of(batch)
             if self._published == 0:
                 loop.content = fingerprint(batch)
         elif loop.has_ended:
@@ -185,6 +190,7 @@ class Loops:
             loop.optimizer = _weakly(optimizer)
             self._evaluations.exclude(loop.dataset)
             self._slot[counters.LOOP_LENGTH] = loop.length or 0
+            self._slot[counters.BATCH_SAMPLES], self._slot[counters.BATCH_TOKENS] = loop.batch_size
             yielded = loop.yielded
             if yielded:  # it had yielded its last batch before the first step
                 self._take_back(loop)

@@ -81,6 +81,28 @@ def fingerprint(batch: Any) -> int:
         return 0  # a batch may contain any object, and the run must continue
 
 
+def size_of(batch: Any) -> tuple[int, int]:
+    """Return the number of samples and of tokens of a batch; 0 where that is unknown.
+
+    Samples are the length of the first tensor. Tokens are the elements of ``input_ids``, the name
+    that Hugging Face's tokenizers give them.
+    """
+    try:
+        has_tokens = isinstance(batch, Mapping) and "input_ids" in batch
+        return _samples(batch), batch["input_ids"].numel() if has_tokens else 0
+    except Exception:
+        return 0, 0  # a batch may contain any object, and the run must continue
+
+
+def _samples(part: Any, depth: int = 0) -> int:
+    shape: Any = getattr(part, "shape", None)
+    if shape:
+        return int(shape[0])
+    if depth < 4:
+        return next((size for item in _items(part) if (size := _samples(item, depth + 1))), 0)
+    return 0
+
+
 def _sample(part: Any, values: list[Any], depth: int = 0) -> None:
     if hasattr(part, "tolist") and hasattr(part, "reshape"):
         if getattr(getattr(part, "device", None), "type", "cpu") != "cpu":

@@ -18,9 +18,10 @@ from time import monotonic_ns
 from typing import Any
 
 from paceline import counters
-from paceline.launch.probe import last_look
+from paceline.launch.probe import last_look, trial_end
 from paceline.launch.probe.compiled import left_alone, not_traced
 from paceline.launch.probe.loops import Loop, Loops, watch
+from paceline.launch.probe.stage_clock import StageClock
 from paceline.machine import system
 
 _looks: list[last_look.LastLook] = []  # of this rank, once torch has been imported
@@ -65,7 +66,7 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
     slot: memoryview[int], loops: Loops, backward: Callable[..., None], fetch: Callable[[Any], Any]
 ) -> tuple[Callable[..., None], Callable[..., None], Callable[[Any], Any]]:
     """Return the hook after an optimizer step, and replacements of ``backward`` and ``fetch``."""
-    from torch.compiler import is_compiling
+    from torch.compiler import is_dynamo_compiling
 
     clock, write_step, write_batch = monotonic_ns, counters.STEP.pack_into, counters.BATCH.pack_into
     place = counters.BEAT_NS * 8
@@ -79,10 +80,13 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
     fetched = felt = trained = Loop()
     compiled = _Compiled()
     sampled_backward = functools.partial(loops.sample, backward)
+    last_step, rank = trial_end.num_steps(), os.getpid()
+    stages = StageClock(slot, times_all=last_step != trial_end.NO_END)
+    is_timed, due = False, 2
 
     def after_step(optimizer: Any, *_: Any) -> None:
-        nonlocal steps, first, data, own, mark, trained
-        if is_compiling():
+        nonlocal steps, first, data, own, mark, trained, is_timed, due
+        if is_dynamo_compiling():  # False in eager mode, at the cost of an empty function
             compiled.stepped = True  # the compiled code repeats only this assignment
             return
         compiled.stepped = False
@@ -92,6 +96,10 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
         else:  # rates leave out the first step, which compiles, allocates and connects
             first, data, own = now, 0, 0
         steps += 1
+        if steps >= due:
+            is_timed, due = stages.advance(
+                steps, step_ns=(now - first) // (steps - 1), released=mark, now=now
+            )
         mark = now
         write_step(slot, place, now, batches, steps, first, now, data, own)
         if felt is not trained:
@@ -99,6 +107,8 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
             loops.train(felt, optimizer)
         if loops.gradients is not None:
             loops.end_step(loops.gradients)
+        if steps == last_step and os.getpid() == rank:
+            trial_end.end_rank(slot, stages)
 
     @functools.wraps(backward)
     def timed_backward(*args: Any, **kwargs: Any) -> None:
@@ -111,7 +121,10 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
             loops.feel(felt)
         run = backward if loops.gradients is None else sampled_backward
         try:
-            run(*args, **kwargs)
+            if is_timed:
+                stages.run_backward(run, *args, **kwargs)
+            else:
+                run(*args, **kwargs)
         finally:
             mark = clock()
 
@@ -120,6 +133,8 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
         nonlocal batches, data, fetched
         loop = fetched = self._paceline_loop
         start = clock()
+        if is_timed:
+            stages.requested()
         try:
             batch = fetch(self)
         except StopIteration:
@@ -128,6 +143,8 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
             raise
         now = clock()
         data += now - start
+        if is_timed:
+            stages.fetched(start, now)
         batches += 1
         write_batch(slot, place, now, batches)
         if batches >= loop.due:

@@ -299,6 +299,7 @@ class Launcher:
             noticed_hang=supervision.noticed_hang,
             noticed=self._notices.warnings,
             saving=self._half_saved(supervision.ranks.attempt.stopped.values()),
+            timed_steps=supervision.last_timed_steps(),
         )
 
     def _exchange(self, own: dict[str, Any], *, succeeded: bool) -> dict[int, dict[str, Any]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from paceline import env
@@ -16,7 +17,7 @@ from paceline.launch.run import folder as run_folder
 from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.folder import RunFolder
 from paceline.launch.run.link import NodeEnd
-from paceline.machine import interfaces, torch_requirements
+from paceline.machine import interfaces, software, torch_requirements
 from paceline.machine.cpus import usable_cpus
 from paceline.rundir import identity
 from paceline.rundir.files import RunDir, display_path, write_whole
@@ -114,7 +115,8 @@ class Node:
         if self._options.node_rank == 0 or self._plan.rendezvous != "static":
             with contextlib.suppress(OSError):  # the plan is printed as well
                 path = folder.run_dir.plan(folder.first_attempt)
-                write_whole(path, json.dumps(self._plan.to_json(), indent=2) + "\n")
+                values = {**self._plan.to_json(), "software": asdict(software.installed())}
+                write_whole(path, json.dumps(values, indent=2) + "\n")
         if self._options.slurm_defaults.shared_output and not meeting.hosts_store:
             return
         self._context.console.say(

@@ -16,6 +16,7 @@ from paceline.launch.plan import ports, script, slurm_step
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.task import MODULE, PATH, PROGRAM, SCRIPT, RankTask
+from paceline.launch.probe import trial_end
 from paceline.launch.run import fork_server
 from paceline.launch.run.configured import configure
 from paceline.machine import host, torch_requirements
@@ -42,6 +43,7 @@ def run(options: Options) -> int:
     torch_requirements.require_installed()
     if options.numa_binding:
         torch_requirements.require_numa_binding()
+    trial_end.num_steps()  # refused here, where a person sees it
     if options.check_only:
         from paceline.launch.run import checkup
 

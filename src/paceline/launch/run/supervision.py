@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from paceline import deadlines, env
 from paceline.errors import Finding
 from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.in_rank import rank_files
-from paceline.launch.monitor import ras
+from paceline.launch.monitor import ras, timed_steps
 from paceline.launch.monitor.fork_watch import ForkWatch
 from paceline.launch.monitor.observer import Observer
+from paceline.launch.monitor.speed_log import SpeedLog
+from paceline.launch.monitor.timed_steps import Durations, TimedSteps
 from paceline.launch.monitor.watch import Watch
 from paceline.launch.outcome.grace_check import SaveWatch
 from paceline.launch.plan.early_variables import LateVariables
+from paceline.launch.probe import trial_end
 from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.ranks import RankGroup
+from paceline.rundir import files
 from paceline.rundir.files import RunDir
 
 # How long ranks may continue at least after another one has ended to be resumed.
@@ -52,9 +57,12 @@ class Supervision:
         self._is_first = is_first
         self._run_dir = run_dir
         self._saves = saves
+        self._is_trial = trial_end.num_steps() != trial_end.NO_END
         self._watch: Watch | None = None
         self._forks: ForkWatch | None = None
         self._observer: Observer | None = None
+        self._timed: TimedSteps | None = None
+        self._speed_log: SpeedLog | None = None
         self._late_variables: LateVariables | None = None
         self.ranks = ranks
         self.hang: Finding | None = None
@@ -63,6 +71,26 @@ class Supervision:
     def noticed_hang(self) -> Finding | None:
         """The cause that a notice named for a wait that still lasts; None if there is none."""
         return self._watch.cause if self._watch is not None else None
+
+    def last_timed_steps(self) -> dict[int, dict[int, Durations]]:
+        """Read the counters a last time, after the ranks have ended.
+
+        Return the durations of the stages of some steps of this node's ranks, by step and rank.
+        """
+        if self._timed is None:
+            return {}
+        self._timed.look()
+        if self._speed_log is not None:
+            self._speed_log.close()
+        if self._is_trial:
+            self._write_timed_steps(self._timed.latest(timed_steps.MOST))
+        return self._timed.to_send(self.ranks.attempt.world_size)
+
+    def _write_timed_steps(self, steps: Mapping[int, Mapping[int, Durations]]) -> None:
+        """Write all timed steps of this node into the run folder."""
+        text = json.dumps(timed_steps.to_json(steps))
+        with contextlib.suppress(OSError):
+            files.write_whole(self._run_dir.timed_steps, text)
 
     def begin(self) -> None:
         """Start the ranks and everything that watches them."""
@@ -84,6 +112,16 @@ class Supervision:
             )
             inform_of_forks = inform if self._is_first else None
             self._forks = ForkWatch(ranks, context.counters, inform=inform_of_forks)
+        every_s = timed_steps.TRIAL_EVERY_S if self._is_trial else timed_steps.EVERY_S
+        self._timed = TimedSteps(context.counters, ranks.attempt.ranks, every_s=every_s)
+        self._speed_log = SpeedLog(
+            ranks,
+            context.counters,
+            self._timed,
+            context.peers.channel,
+            run_dir=self._run_dir,
+            with_gpus=context.plan.backend == "nccl",
+        )
         self._observer = Observer(
             ranks,
             context.counters,
@@ -104,6 +142,10 @@ class Supervision:
         """Check the ranks, none of which has failed; return True if they had to be stopped."""
         if self._observer is not None:
             self._observer.tick()
+        if self._timed is not None:
+            self._timed.tick()
+        if self._speed_log is not None:
+            self._speed_log.tick()
         if self._saves is not None:
             self._saves.tick()
         self.hang = self._find_hang()

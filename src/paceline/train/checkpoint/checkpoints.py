@@ -120,9 +120,9 @@ class Checkpoints:
             write.write, make_draft, self._folder, description, exchange=self._exchange, **options
         )
         if wait:
-            work()
+            self._write(work)
         else:
-            self._background.start(work)
+            self._background.start(partial(self._write, work))
 
     def wait(self) -> None:
         """Wait until the save in flight is committed.
@@ -179,7 +179,11 @@ class Checkpoints:
         )
 
     def load(
-        self, saved: Saved, into: Mapping[str, torch.Tensor], beside: Collection[str] | None = None
+        self,
+        saved: Saved,
+        into: Mapping[str, torch.Tensor],
+        beside: Collection[str] | None = None,
+        own: int | None = None,
     ) -> dict[str, Any]:
         """Load a checkpoint; a collective.
 
@@ -189,6 +193,7 @@ class Checkpoints:
             saved: A result of ``find``.
             into: Tensors to fill in place: plain or sharded, on any device, of any type.
             beside: Names of the models' other entries; None if unknown.
+            own: The rank whose own entries are loaded; this rank if None.
 
         Returns:
             All other entries by name: new tensors on the CPU, and objects, whose tensors are on
@@ -209,7 +214,8 @@ class Checkpoints:
                 saved, rank=rank, world_size=world_size, where=self._exchange.where
             )
         )
-        others = [name for name in division.names_for(saved, rank) if name not in into]
+        names = division.names_for(saved, rank if own is None else own)
+        others = [name for name in names if name not in into]
         loaded: list[dict[str, Any]] = []
         self._exchange.gather(
             lambda: loaded.append(read.read(saved, into, others, device=self._device))
@@ -219,6 +225,12 @@ class Checkpoints:
         if saved.path.resolve().parent == self._folder.resolve():
             self._run = saved.run
         return loaded[0]
+
+    def _write(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            self._staging.settle()
 
     def _prepare(self) -> None:
         self._background.wait()

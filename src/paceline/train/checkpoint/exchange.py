@@ -6,9 +6,9 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-import torch
 import torch.distributed as dist
 
+from paceline.train import runtime
 from paceline.train.checkpoint import findings
 from paceline.train.checkpoint.findings import Failure
 from paceline.world import World
@@ -44,7 +44,7 @@ class Exchange:
         if self._world.world_size > 1 and self._group is None:
             # Separate, because the background thread communicates during training, in no fixed
             # order to it.
-            self._group = dist.new_group(backend="gloo", timeout=_default_timeout())
+            self._group = dist.new_group(backend="gloo", timeout=runtime.group_timeout())
 
     def close(self) -> None:
         """Destroy the group."""
@@ -110,13 +110,3 @@ class Exchange:
             cause, self._cause = self._cause, None
             raise findings.merge(failures).error() from cause
         return cast("list[T]", list(answers))
-
-
-def _default_timeout() -> Any:
-    # The timeout of the default group, which torch exposes in no other way; None is torch's
-    # default.
-    try:
-        group = cast(dist.ProcessGroup, dist.group.WORLD)
-        return group._get_backend(torch.device("cpu")).options._timeout
-    except (AttributeError, RuntimeError):
-        return None

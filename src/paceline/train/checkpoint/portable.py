@@ -7,6 +7,10 @@ their numbers, so that one file serves ddp, fsdp and any world size.
     optimizer/<n>/<parameter>/<name>    a tensor of a parameter's state
     optimizer/<n>/groups                groups: options, names of parameters, and plain state
     <name>/<path>                       tensors from any other nested state, see ``lift``
+    rank/<r>/<name>                     a tensor that only rank r has
+    rank/<r>/object/<name>              an object that only it has, pickled
+
+After local SGD each rank has its own optimizer state.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.errors import Finding, UsageError
+
+_OBJECT = "object/"
 
 
 class Tensor(NamedTuple):
@@ -108,7 +114,11 @@ class Source(Protocol):
     """An object that loads checkpoints."""
 
     def load(
-        self, saved: Any, into: Mapping[str, torch.Tensor], beside: Collection[str] | None = None
+        self,
+        saved: Any,
+        into: Mapping[str, torch.Tensor],
+        beside: Collection[str] | None = None,
+        own: int | None = None,
     ) -> dict[str, Any]: ...
 
 
@@ -138,26 +148,71 @@ def snapshot(
     return {**state, **tensors, f"rank/{rank}/random": as_tensor(random)}
 
 
+def of_rank(own: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """Return the entries of tensors and objects that only one rank has."""
+    entries = {}
+    for name, value in own.items():
+        if isinstance(value, torch.Tensor):
+            entries[f"rank/{rank}/{name}"] = value
+        else:
+            entries[f"rank/{rank}/{_OBJECT}{name}"] = as_tensor(value)
+    return entries
+
+
+def _own_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors and objects that only one rank has, by name."""
+    own = {}
+    for entry, value in state.items():
+        if not entry.startswith("rank/"):
+            continue
+        name = entry.split("/", 2)[2]
+        if name.startswith(_OBJECT):
+            own[name.removeprefix(_OBJECT)] = from_tensor(value)
+        else:
+            own[name] = value
+    return own
+
+
 def load(
-    source: Source, saved: Saved, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    source: Source,
+    saved: Saved,
+    models: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+    own: int | None = None,
 ) -> dict[str, Any]:
-    """Load a snapshot; return its ``session``, ``random`` (or None) and ``world_size``."""
+    """Load a snapshot.
+
+    Args:
+        source: Loads checkpoints.
+        saved: The checkpoint.
+        models: The user's modules, to fill.
+        optimizers: Their optimizers, to fill.
+        own: The rank whose own entries are loaded; this rank if None.
+
+    Returns:
+        Its ``session``, ``random`` (or None) and ``world_size``; ``own``, the rank's own entries;
+        and ``all``, all entries.
+    """
     names = parameter_names(models)
     present = of_models(models)
-    own, copies = targets_of_models(models, present)
+    held, copies = targets_of_models(models, present)
     momenta: dict[str, torch.Tensor] = {}
     for number in range(len(optimizers)):
         momenta |= targets_of_optimizer(saved.tensors, number, names)
-    beside = present.keys() - own.keys() - copies.keys()
-    state = source.load(saved, {**own, **copies, **momenta}, beside) | momenta
+    beside = present.keys() - held.keys() - copies.keys()
+    state = source.load(saved, {**held, **copies, **momenta}, beside, own) | momenta
+    of_one_rank = _own_of(state)
+    state |= {name: value for name, value in of_one_rank.items() if name.startswith("optimizer/")}
     load_models(models, copies | state)
     for number, optimizer in enumerate(optimizers):
         load_optimizer(optimizer, number, names, state)
-    random = [value for name, value in state.items() if name.startswith("rank/")]
+    random = of_one_rank.get("random")
     return {
         "session": lower(state["session"], state),
-        "random": from_tensor(random[0]) if random else None,
+        "random": None if random is None else from_tensor(random),
         "world_size": saved.world_size,
+        "own": of_one_rank,
+        "all": state,
     }
 
 

@@ -1,22 +1,33 @@
 """The loader, and what it builds on: an epoch's order, each rank's share, and batches' weights."""
 
 from paceline.train.data.arguments import adopted
+from paceline.train.data.array_batches import ArrayBatches
+from paceline.train.data.array_dataset import ArrayDataset, arrays
 from paceline.train.data.batch import parts_of_batch, rebuilt
 from paceline.train.data.batch_tracker import BatchTracker, not_of_samples
 from paceline.train.data.context import LoaderContext
+from paceline.train.data.counter_random import SampleRandom
+from paceline.train.data.generators import random_state, seed_all, set_random_state
 from paceline.train.data.iteration import Iteration
 from paceline.train.data.loader import Loader
 from paceline.train.data.order import derive
-from paceline.train.data.samples import random_state, seed_all, set_random_state
 from paceline.train.data.share import Rows, in_order
+from paceline.train.data.transforms import Normalize, RandomCrop, RandomFlip
 
 __all__ = [
+    "ArrayBatches",
+    "ArrayDataset",
     "BatchTracker",
     "Iteration",
     "Loader",
     "LoaderContext",
+    "Normalize",
+    "RandomCrop",
+    "RandomFlip",
     "Rows",
+    "SampleRandom",
     "adopted",
+    "arrays",
     "derive",
     "in_order",
     "not_of_samples",

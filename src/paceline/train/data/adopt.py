@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 
 from paceline.errors import Finding, UsageError
+from paceline.train.data.array_dataset import ArrayDataset
 from paceline.train.data.likeness import MOST_SAMPLES, mark_of, shared_twice
 
 # Words in the source of a stream that divides itself among ranks; its workers see only one worker.
@@ -232,6 +233,8 @@ def fingerprint(dataset: Any) -> tuple[Any, ...]:
     if type(dataset) is TensorDataset and len(dataset):
         edges = [str(tensor[place].tolist()) for tensor in dataset.tensors for place in (0, -1)]
         return (len(dataset), hashlib.blake2b("".join(edges).encode(), digest_size=8).hexdigest())
+    if isinstance(dataset, ArrayDataset):
+        return dataset.fingerprint()
     if isinstance(dataset, ConcatDataset):
         return tuple(fingerprint(part) for part in dataset.datasets)
     length = len(dataset) if hasattr(dataset, "__len__") else -1

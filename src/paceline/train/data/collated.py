@@ -7,14 +7,15 @@ user knows the weight.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import default_collate
 
 from paceline.train.data.batch import parts_of_batch
+from paceline.train.data.collation import collate as default
 
 IGNORED = -100  # ignore_index of torch's losses, and of transformers' labels
 MOST_LABELS = 1 << 20  # labels of a batch to count; counting more would take noticeable time
@@ -70,21 +71,19 @@ class Units:
         self.is_counted = False
 
     def counted(
-        self, collate: Callable[[Any], Any] | None, *, only_labels: Sequence[torch.Tensor] = ()
+        self, collate: Callable[[Any], Any] | None, *, only_labels: Sequence[Any] = ()
     ) -> Any:
         """Return a collate function that returns units too, if they can matter.
 
         Args:
             collate: The user's function; None for torch's.
-            only_labels: Tensors of a dataset whose batches are indexed at once and need no
-                collation.
+            only_labels: Tensors or arrays of a dataset whose batches are indexed at once and need
+                no collation.
         """
         if not self._matter or (only_labels and not any(map(_may_ignore, only_labels))):
             return collate
         self.is_counted = True
-        return Counted(
-            as_it_is if only_labels else collate or default_collate, of_rows=collate is not None
-        )
+        return Counted(as_it_is if only_labels else collate or default, of_rows=collate is not None)
 
     def see(self, unit: Unit | None, num_rows: int) -> str:
         """Return why weighting by samples is wrong; empty while every sample has equally many.
@@ -112,9 +111,10 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _may_ignore(labels: torch.Tensor) -> bool:
-    """Return whether a tensor holds labels that a loss ignores."""
-    return labels.dtype == torch.int64 and labels.numel() > 0 and int(labels.min()) == IGNORED
+def _may_ignore(labels: Any) -> bool:
+    """Return whether a tensor or a NumPy array holds labels that a loss ignores."""
+    is_of_integers = str(labels.dtype) in ("torch.int64", "int64")
+    return is_of_integers and math.prod(labels.shape) > 0 and int(labels.min()) == IGNORED
 
 
 def unit_of(batch: Any, num_samples: int) -> Unit | None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from paceline.train.data.generators import seeded
 from paceline.train.data.order import derive
-from paceline.train.data.samples import seeded
 
 
 class Draws:

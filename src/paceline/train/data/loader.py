@@ -17,10 +17,10 @@ from paceline.train.data.context import LoaderContext
 from paceline.train.data.iteration import Iteration, LoopState, Position
 from paceline.train.data.leaving import release_at_exit
 from paceline.train.data.likeness import Likeness
-from paceline.train.data.samples import WorkerStart, in_memory, takes_batches
+from paceline.train.data.samples import WorkerStart, takes_batches
 from paceline.train.data.share import Rows
 from paceline.train.data.sources import MapBatches, Source, StreamBatches
-from paceline.train.data.tune import settings
+from paceline.train.data.tune import is_lookup, settings
 
 
 class Loader:
@@ -161,7 +161,8 @@ class Loader:
             end=start,
         )
         self._tracker.open(self.iteration)
-        return self.iteration, moved(batches, self._context.device)
+        on_device = moved(batches, self._context.device)
+        return self.iteration, self._source.finished(epoch, on_device)
 
     def _before_batch(self, iteration: Iteration, *, with_grad: bool) -> None:
         """Record that a loop fetches its next batch, and act if all ranks are at a boundary."""
@@ -294,7 +295,7 @@ class Loader:
                 f"{rest} in the last, where other ranks' loader.rows is 0: see docs/guides/data.md"
             )
         notes = list(filter(None, (", ".join(parts), self.reason)))
-        if not in_memory(self.dataset) and takes_batches(self.dataset):
+        if not is_lookup(self.dataset) and takes_batches(self.dataset):
             name = type(self.dataset).__name__
             notes.append(f"what {name}.__getitems__ draws at random depends on the number of ranks")
         return "; ".join(notes)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import copy
-import ctypes
-import random
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
 
-from paceline.train.data.order import derive
+from paceline.train.data.generators import changed_since, kept_state, seed_some, seeders_of
+from paceline.train.data.order import Seeds, derive
 
 WORKER_GRACE_S = 20.0  # how long a worker continues after SIGTERM
 
-_MT19937_BYTES = 624 * 4 + 4  # words of its state, and the position in them
-_spare: list[Any] = []  # NumPy's generator inside ``kept_state``, at most one
-
 Request = tuple[int, list[int]]  # number of the epoch, indices of samples
+Reader = Callable[[int, list[int]], Any]
 
 
 def in_memory(dataset: Any) -> bool:
@@ -39,21 +35,22 @@ class Samples(Dataset[Any]):
     It takes a whole batch's request at a time (``__getitems__``). Only requests reach a worker that
     outlives an epoch, so they also carry the epoch's number.
 
-    Most datasets draw no random numbers, and seeding takes some 20 µs a sample. So samples are
-    loaded without seeding at first, and loaded again if that has changed a global generator. From
-    then on each sample is seeded.
+    Seeding all generators takes some 6 µs a sample, which many datasets read in less. So only the
+    generators that the dataset draws from are seeded: at first none. If loading a batch has changed
+    another one, the batch is loaded again with that seeded too, as all later ones are.
 
     Args:
         dataset: The user's dataset.
         seed: Seed of the run.
-        stacked: Whether to return the batch of a ``TensorDataset`` at once, as the default collate
-            function makes it.
+        reader: Returns a batch of an epoch at once, as the default collate function makes it, given
+            the epoch's number and indices; None to read sample by sample.
     """
 
-    def __init__(self, dataset: Any, *, seed: int, stacked: bool) -> None:
+    def __init__(self, dataset: Any, *, seed: int, reader: Reader | None = None) -> None:
         self.dataset = dataset
-        self._seed, self._stacked = seed, stacked
-        self._in_memory, self._draws = in_memory(dataset), False
+        self._seed, self._reader = seed, reader
+        self._in_memory = in_memory(dataset)
+        self._drawn: tuple[str, ...] = ()  # names of the generators to seed
         self._at_once = in_memory(dataset) or takes_batches(dataset)
 
     def __getitem__(self, index: int) -> Any:
@@ -62,32 +59,49 @@ class Samples(Dataset[Any]):
     def __getitems__(self, request: Request) -> Any:
         """Return the samples of a batch."""
         epoch, indices = request
-        if self._stacked:
-            places = torch.tensor(indices)
-            return [tensor[places] for tensor in self.dataset.tensors]
+        if self._reader is not None:
+            return self._reader(epoch, indices)
         if self._in_memory:
             return self._load(indices)
         with kept_state() as before:
-            if not self._draws:
-                samples = self._load(indices)
-                self._draws = has_drawn(before)
-                if not self._draws:
+            while True:
+                samples = self._load_seeded(epoch, indices)
+                others = changed_since(before, except_for=self._drawn)
+                if not others:
                     return samples
-            return self._load_seeded(epoch, indices)
+                self._drawn += others
 
     def _load(self, indices: list[int]) -> Any:
         several = getattr(self.dataset, "__getitems__", None) if self._at_once else None
         return several(indices) if several else [self.dataset[index] for index in indices]
 
     def _load_seeded(self, epoch: int, indices: list[int]) -> Any:
-        if self._at_once:
-            seed_all(derive("samples", self._seed, epoch, indices[0]))
+        if not self._drawn:
             return self._load(indices)
+        if self._at_once:
+            seed_some(self._drawn, derive("samples", self._seed, epoch, indices[0]))
+            return self._load(indices)
+        dataset, seeders = self.dataset, seeders_of(self._drawn)
+        seed_of = Seeds("sample", self._seed, epoch)
         samples = []
         for index in indices:
-            seed_all(derive("sample", self._seed, epoch, index))
-            samples.append(self.dataset[index])
+            seed = seed_of(index)
+            for seeder in seeders:
+                seeder(seed)
+            samples.append(dataset[index])
         return samples
+
+
+class TensorReader:
+    """Reads the batches of a ``TensorDataset``, one indexing operation for each tensor."""
+
+    def __init__(self, dataset: TensorDataset) -> None:
+        self._tensors = dataset.tensors
+
+    def __call__(self, epoch: int, indices: list[int]) -> list[torch.Tensor]:
+        """Return some samples, the same in every epoch."""
+        places = torch.tensor(indices)
+        return [tensor[places] for tensor in self._tensors]
 
 
 def takes_batches(dataset: Any) -> bool:
@@ -105,94 +119,6 @@ def takes_batches(dataset: Any) -> bool:
         )
         return own_items if own_item != own_items else takes_batches(dataset.dataset)
     return callable(getattr(dataset, "__getitems__", None))
-
-
-def seed_all(seed: int) -> None:
-    """Seed the global generators of Python, NumPy (if imported) and torch (the CPU's)."""
-    random.seed(seed)
-    torch.default_generator.manual_seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed & 0xFFFFFFFF)
-
-
-def random_state() -> dict[str, Any]:
-    """Return the state of the global generators that ``seed_all`` seeds."""
-    numpy: Any = sys.modules.get("numpy.random")
-    state = {"python": random.getstate(), "torch": torch.default_generator.get_state()}
-    return {**state, "numpy": numpy.get_state()} if numpy else state
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Set the global generators to a state that ``random_state`` returned."""
-    random.setstate(state["python"])
-    torch.default_generator.set_state(state["torch"])
-    numpy: Any = sys.modules.get("numpy.random")
-    if numpy and "numpy" in state:
-        numpy.set_state(state["numpy"])
-
-
-class Fingerprint(NamedTuple):
-    """States of the global generators, to detect draws."""
-
-    python: Any
-    torch: bytes
-    numpy: bytes
-
-
-@contextmanager
-def kept_state() -> Iterator[Fingerprint]:
-    """Restore the global random states at the end, as if nothing had been drawn.
-
-    NumPy gets another generator meanwhile, because reading its state takes 40 to 80 µs. The only
-    loss is the second of a pair of Gaussian numbers, which NumPy stores for the next call and then
-    draws again.
-    """
-    numpy: Any = sys.modules.get("numpy.random")
-    users = numpy.get_bit_generator() if numpy else None
-    if numpy:
-        if not _spare:
-            _spare.append(numpy.MT19937(0))
-        numpy.set_bit_generator(_spare[0])
-    torch_state = torch.default_generator.get_state()
-    before = Fingerprint(random.getstate(), _torch_memory(torch_state), _numpy_memory())
-    try:
-        yield before
-    finally:
-        random.setstate(before.python)
-        torch.default_generator.set_state(torch_state)
-        if numpy:
-            numpy.set_bit_generator(users)
-
-
-def has_drawn(before: Fingerprint) -> bool:
-    """Return whether random numbers were drawn since ``kept_state`` was entered."""
-    if _numpy_memory() != before.numpy or random.getstate() != before.python:
-        return True
-    return _torch_memory(torch.default_generator.get_state()) != before.torch
-
-
-def _torch_memory(state: torch.Tensor) -> bytes:
-    """Return the state of a torch generator as bytes, without NumPy."""
-    return ctypes.string_at(state.data_ptr(), state.nbytes)
-
-
-def _numpy_memory() -> bytes:
-    """Return the state of NumPy's generator as bytes; empty if NumPy is not imported."""
-    numpy: Any = sys.modules.get("numpy.random")
-    return (
-        ctypes.string_at(numpy.get_bit_generator().ctypes.state_address, _MT19937_BYTES)
-        if numpy
-        else b""
-    )
-
-
-@contextmanager
-def seeded(*parts: object) -> Iterator[None]:
-    """Seed the global generators inside the context; afterwards they are as before."""
-    with kept_state():
-        seed_all(derive(*parts))
-        yield
 
 
 def _outlive_signals() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,13 +16,16 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from paceline.train.data.adopt import check_library, check_stream, fingerprint
 from paceline.train.data.arguments import Division, contradiction
+from paceline.train.data.array_dataset import ArrayReader, base_of
 from paceline.train.data.changes import state_of
 from paceline.train.data.collated import Units, as_it_is
+from paceline.train.data.collation import Packing, unpacked
+from paceline.train.data.collation import collate as default
 from paceline.train.data.context import LoaderContext
 from paceline.train.data.draws import Draws
 from paceline.train.data.likeness import Likeness
 from paceline.train.data.order import Order, StoredOrder, blocks, derive, shuffled
-from paceline.train.data.samples import Request, Samples
+from paceline.train.data.samples import Reader, Request, Samples, TensorReader
 from paceline.train.data.share import EvenBatches, GivenBatches, Rows, Shard
 from paceline.train.data.stream import Piece, Stream, pieces_of_all, whole_rows
 
@@ -94,6 +97,15 @@ class Source:
     def _begin(self, epoch: int, start: int) -> tuple[ShardOf, Iterator[Served]]:
         raise NotImplementedError
 
+    def finished(self, epoch: int, served: Iterator[Served]) -> Iterator[Served]:
+        """Yield batches that are on the device, after what is to be done there.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            served: The batches of ``begin``, moved to the device.
+        """
+        return served
+
     @property
     def num_even_samples(self) -> int | None:
         """Samples in an epoch if all batches except the last have one size; else None."""
@@ -128,6 +140,16 @@ class Source:
             self.release()
         self._state_of_dataset = state
 
+    def _packing(self, collate: Collate, settings: dict[str, Any]) -> Collate:
+        """Return a collate function whose batches travel faster from a worker, if that helps."""
+        # torch pins the memory of tensors only, before we could unpack them.
+        self._is_packed = settings["num_workers"] > 0 and not settings["pin_memory"]
+        return Packing(collate) if self._is_packed else collate
+
+    def _received(self) -> Iterator[Any]:
+        """Yield what torch's DataLoader yields, with its tensors unpacked."""
+        return map(unpacked, self._torch_loader) if self._is_packed else iter(self._torch_loader)
+
     def _fetch(self, dataset: Any, settings: dict[str, Any], **options: Any) -> DataLoader[Any]:
         """Return torch's DataLoader of the dataset that reads the user's.
 
@@ -158,16 +180,48 @@ class MapBatches(Source):
         super().__init__(dataset, context, divided, **common)
         self._draws = Draws(divided.sampler, context.seed)
         self._requests = _Requests()
-        is_stacked = type(dataset) is TensorDataset and self._collate is None
-        collate = self._units.counted(
-            self._collate, only_labels=dataset.tensors if is_stacked else ()
-        )
+        self._arrays = self._array_reader()
+        reader, columns = self._whole_batches()
+        is_stacked = reader is not None and self._collate is None
+        collate = self._units.counted(self._collate, only_labels=columns if is_stacked else ())
+        usual = as_it_is if is_stacked else default
         self._torch_loader = self._fetch(
-            Samples(dataset, seed=context.seed, stacked=is_stacked),
+            Samples(dataset, seed=context.seed, reader=reader),
             settings,
             batch_sampler=cast(Any, self._requests),
-            collate_fn=as_it_is if is_stacked and collate is None else collate,
+            collate_fn=self._packing(collate or usual, settings),
         )
+
+    def _array_reader(self) -> ArrayReader | None:
+        """Return what reads the dataset if it is one of ``arrays``, or a subset of one."""
+        base = base_of(self._dataset)
+        if base is None:
+            return None
+        arrays, subsets = base
+        arrays.share_memory()
+        return ArrayReader(
+            arrays,
+            subsets,
+            seed=self._context.seed,
+            finishes=self._context.device.type == "cpu",
+            splits=self._collate is not None,
+        )
+
+    def _whole_batches(self) -> tuple[Reader | None, Sequence[Any]]:
+        """Return what reads whole batches, and the columns of the dataset; None without it."""
+        base = base_of(self._dataset)
+        if base is not None:
+            return self._arrays, base[0].stored
+        if type(self._dataset) is TensorDataset and self._collate is None:
+            return TensorReader(self._dataset), self._dataset.tensors
+        return None, ()
+
+    def finished(self, epoch: int, served: Iterator[Served]) -> Iterator[Served]:
+        """Yield batches that are on the device, transformed there if that was not done before."""
+        arrays = self._arrays
+        if arrays is None or self._context.device.type == "cpu":
+            return served
+        return ((rows, arrays.finished(epoch, batch), problem) for rows, batch, problem in served)
 
     def __len__(self) -> int:
         if not self._divided.batch_size:
@@ -186,7 +240,7 @@ class MapBatches(Source):
         self._requests.begin(epoch, order, shard)
         # The DataLoader comes first in zip, so that its iterator sees its end and releases its
         # workers.
-        pairs = zip(self._torch_loader, shard.rows(), strict=False)
+        pairs = zip(self._received(), shard.rows(), strict=False)
         if self._units.is_counted:
             see = self._units.see
             return (lambda _: shard), (
@@ -260,7 +314,7 @@ class StreamBatches(Source):
         self.has_position = not sharded
         self._stream = self._stream_of_own() if sharded else self._whole_stream()
         self._torch_loader = self._fetch(
-            self._stream, settings, batch_size=None, collate_fn=as_it_is
+            self._stream, settings, batch_size=None, collate_fn=self._packing(as_it_is, settings)
         )
 
     def __len__(self) -> int:
@@ -291,7 +345,7 @@ class StreamBatches(Source):
         return self._stream_of(batch_size=size, rank=0, world_size=1, share_of_seed=world.rank)
 
     def _stream_of(self, **shares: Any) -> Stream:
-        collate = self._units.counted(self._collate) or default_collate
+        collate = self._units.counted(self._collate) or default
         return Stream(
             self._dataset,
             seed=self._context.seed,
@@ -303,7 +357,7 @@ class StreamBatches(Source):
 
     def _begin(self, epoch: int, start: int) -> tuple[ShardOf, Iterator[Served]]:
         self._stream.at[0], self._stream.at[1] = epoch, start
-        pieces: Iterator[Piece] = iter(self._torch_loader)
+        pieces: Iterator[Piece] = self._received()
         if not self.has_position:
             return None, self._sharded(pieces)
         world, size = self._context.world, self._divided.batch_size

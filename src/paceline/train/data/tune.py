@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset
 
 from paceline.errors import Finding, UsageError, closest
 from paceline.train.data.arguments import contradiction
+from paceline.train.data.array_dataset import base_of
 from paceline.train.data.context import LoaderContext
 from paceline.train.data.samples import in_memory
 
@@ -66,6 +67,11 @@ def choose(
     return Loading(number, on_gpu, f"{_workers(number)} a rank ({share}){pinned}")
 
 
+def is_lookup(dataset: Any) -> bool:
+    """Return whether a batch is read without waiting and with little Python: no workers help."""
+    return in_memory(dataset) or base_of(dataset) is not None
+
+
 def _workers(number: int) -> str:
     return f"{number or 'no'} worker{'s' * (number != 1)}"
 
@@ -90,7 +96,7 @@ def settings(
     loading = choose(
         cpus=context.cpus,
         ranks=context.world.local_world_size,
-        in_memory=in_memory(dataset),
+        in_memory=is_lookup(dataset),
         stream=isinstance(dataset, IterableDataset),
         on_gpu=context.device.type == "cuda",
         can_fork=sys.platform == "linux",

@@ -5,35 +5,80 @@ DDP compares a hook's annotations with the types themselves, so they must not be
 """
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
+_LEAST_PIECE = 1 << 14  # elements; less takes as long
 
 
-def narrow_hook(dtype: torch.dtype) -> Hook:
-    """Return a communication hook that sends gradients as ``dtype``.
+class Reducer:
+    """Adds up a bucket over all ranks: in one piece, or in several process groups at once.
+
+    A ring all-reduce sends, adds up what came, and sends again, so that one of gloo's leaves the
+    link idle in between. On 1 Gbit/s four buckets of 25 MB filled 0.78 of it in one group, and
+    pieces of a few MB in eight groups 1.0, of what a TCP connection did.
+
+    Args:
+        num_groups: Number of new groups, which reduce a piece each; 0 means the default group.
+        timeout: Timeout of their collectives; torch's default if None.
+    """
+
+    def __init__(self, num_groups: int, timeout: timedelta | None) -> None:
+        self._groups = [dist.new_group(timeout=timeout) for _ in range(num_groups)] or [None]
+
+    def add_up(self, buffer: torch.Tensor) -> torch.futures.Future[Any]:
+        """Replace a flat buffer by its sum over all ranks, when the future is done."""
+        length = max(_LEAST_PIECE, -(-buffer.numel() // len(self._groups)))
+        futures = [
+            dist.all_reduce(piece, group=group, async_op=True).get_future()
+            for piece, group in zip(buffer.split(length), self._groups, strict=False)
+        ]
+        return futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)
+
+
+def full_hook(state: Reducer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket of full gradients."""
+    buffer = bucket.buffer().div_(dist.get_world_size())
+
+    def whole(done: Any) -> torch.Tensor:
+        _raise_errors(done)
+        return buffer
+
+    result: torch.futures.Future[torch.Tensor] = state.add_up(buffer).then(whole)
+    return result
+
+
+def narrow_hook(dtype: torch.dtype) -> Callable[..., torch.futures.Future[torch.Tensor]]:
+    """Return a communication hook that sends gradients as ``dtype``; its state is a ``Reducer``.
 
     It works like torch's ``fp16_compress_hook``. Torch's bf16 hook requires NCCL by name, although
     gloo reduces bfloat16 too.
     """
 
-    def hook(_state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(state: Reducer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         sent = buffer.to(dtype).div_(dist.get_world_size())
-        future = dist.all_reduce(sent, async_op=True).get_future()
 
         def widen(done: Any) -> torch.Tensor:
-            buffer.copy_(done.value()[0])
+            _raise_errors(done)
+            buffer.copy_(sent)
             return buffer
 
-        result: torch.futures.Future[torch.Tensor] = future.then(widen)
+        result: torch.futures.Future[torch.Tensor] = state.add_up(sent).then(widen)
         return result
 
     return hook
+
+
+def _raise_errors(done: Any) -> None:
+    """Raise the error of a reduction, or of one of its pieces."""
+    for piece in done.value():
+        if isinstance(piece, torch.futures.Future):
+            piece.value()
 
 
 class PowerSGD:

@@ -1,6 +1,6 @@
 """Make a model parallel by ddp (replicas with averaged gradients) or fsdp (shards), with options.
 
-torch's own wrappers do the work.
+torch's own wrappers do the work. The third strategy, in ``local_sgd``, has no wrapper.
 """
 
 from __future__ import annotations
@@ -16,10 +16,19 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.errors import Finding, UsageError, closest
+from paceline.train import runtime
 from paceline.train.model.blocks import blocks_of, has_forward
-from paceline.train.model.comm_hooks import PowerSGD, narrow_hook, powersgd_hook
+from paceline.train.model.comm_hooks import (
+    PowerSGD,
+    Reducer,
+    full_hook,
+    narrow_hook,
+    powersgd_hook,
+)
+from paceline.train.model.local_sgd import LocalSGD, check_options
 
-COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
+COMM_HOOKS = ("none", "parallel", "fp16", "bf16", "powersgd")
+_GROUPS = 8  # process groups at once, with gloo
 
 
 @dataclass(frozen=True)
@@ -34,9 +43,10 @@ class DDP:
         gradient_as_bucket_view: Whether gradients are views of the buckets, which saves their
             memory.
         find_unused_parameters: Whether some parameters take no part in some steps.
-        comm_hook: What is sent: ``"none"`` sends full gradients, ``"fp16"`` and ``"bf16"`` half the
-            bytes, ``"powersgd"`` low-rank factors (Vogels et al., 2019), which changes the result
-            slightly.
+        comm_hook: What is sent: ``"none"`` sends full gradients, ``"parallel"`` the same over
+            eight process groups at once, for gloo, ``"fp16"`` and ``"bf16"`` half the bytes in the
+            same way, ``"powersgd"`` low-rank factors (Vogels et al., 2019), which changes the
+            result slightly.
         powersgd_rank: Rank of these factors.
         powersgd_start: Steps that send full gradients first; at least one.
         sync_batchnorm: Whether batch norm computes its statistics over all ranks; on GPUs only.
@@ -68,7 +78,7 @@ class FSDP:
     reshard_after_forward: bool = True
 
 
-Strategy = DDP | FSDP
+Strategy = DDP | FSDP | LocalSGD
 
 
 def choose(strategy: str | Strategy, device: torch.device) -> Strategy:
@@ -79,17 +89,19 @@ def choose(strategy: str | Strategy, device: torch.device) -> Strategy:
     """
     named: dict[str, Strategy] = {"ddp": DDP(), "fsdp": FSDP()}
     options = named.get(strategy) if isinstance(strategy, str) else strategy
-    if not isinstance(options, DDP | FSDP):
+    if not isinstance(options, DDP | FSDP | LocalSGD):
         near = closest(str(strategy), named) or "ddp"
         what = (
-            f"strategy={strategy!r} is neither 'ddp' nor 'fsdp' nor one of paceline.DDP and"
-            " paceline.FSDP"
+            f"strategy={strategy!r} is neither 'ddp' nor 'fsdp' nor one of paceline.DDP,"
+            " paceline.FSDP and paceline.LocalSGD"
         )
         raise UsageError(
             Finding("option-invalid", what, where="Session(strategy=...)", fix=f'strategy="{near}"')
         )
     if isinstance(options, DDP):
         _check(options, device)
+    if isinstance(options, LocalSGD):
+        check_options(options)
     return options
 
 
@@ -112,6 +124,15 @@ def _check(options: DDP, device: torch.device) -> None:
             raise UsageError(
                 Finding("option-invalid", what, where=f"DDP({name}=...)", fix=f"{name}={usual}")
             )
+    if options.comm_hook == "parallel" and device.type == "cuda":
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                "NCCL fills a link with its own channels; several groups at once are for gloo",
+                where='DDP(comm_hook="parallel")',
+                fix='leave it out, or to send less: comm_hook="bf16"',
+            )
+        )
     if options.sync_batchnorm and device.type != "cuda":
         raise UsageError(
             Finding(
@@ -166,14 +187,26 @@ def replicate(model: nn.Module, options: DDP) -> DistributedDataParallel:
     # name also skips the initial copy of rank 0's buffers and is deprecated, and its successor is
     # newer than the oldest supported torch.
     wrapped.broadcast_buffers = False
-    if options.comm_hook == "powersgd":
-        wrapped.register_comm_hook(
-            PowerSGD(options.powersgd_rank, options.powersgd_start), powersgd_hook
-        )
-    elif options.comm_hook != "none":
-        dtype = torch.float16 if options.comm_hook == "fp16" else torch.bfloat16
-        wrapped.register_comm_hook(None, narrow_hook(dtype))
+    _register_hook(wrapped, options)
     return wrapped
+
+
+def _register_hook(wrapped: DistributedDataParallel, options: DDP) -> None:
+    if options.comm_hook == "none":
+        return
+    if options.comm_hook == "powersgd":
+        low_rank = PowerSGD(options.powersgd_rank, options.powersgd_start)
+        wrapped.register_comm_hook(low_rank, powersgd_hook)
+        return
+    # NCCL fills a link with its own channels.
+    is_on_gpu = any(parameter.is_cuda for parameter in wrapped.parameters())
+    reducer = Reducer(0 if is_on_gpu else _GROUPS, runtime.group_timeout())
+    hooks = {
+        "parallel": full_hook,
+        "fp16": narrow_hook(torch.float16),
+        "bf16": narrow_hook(torch.bfloat16),
+    }
+    wrapped.register_comm_hook(reducer, hooks[options.comm_hook])
 
 
 def shard(

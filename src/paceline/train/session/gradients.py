@@ -14,11 +14,13 @@ from torch.optim import Optimizer
 from paceline.errors import Finding, UsageError
 from paceline.train import runtime
 from paceline.train.data import BatchTracker, Rows, not_of_samples
+from paceline.train.model import local_sgd
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
 from paceline.train.session.accumulation import Group, Part
 from paceline.train.session.few_rows import BATCH_NORMS, FewRows
 from paceline.train.session.forwards import ForwardTracker, not_averaged
+from paceline.train.session.local_steps import LocalSteps
 from paceline.train.session.losses import function_that_sums, loss_is_a_sum, other_than_rows
 from paceline.train.session.outside import OutsideBackward
 from paceline.world import World
@@ -53,6 +55,7 @@ class Gradients:
         steps: Number of completed steps.
         tracker: Knows which batch a loss belongs to.
         few_rows: Watches the models while a rank has few rows.
+        local: The steps of ranks apart from each other; None unless the strategy is local SGD.
     """
 
     def __init__(
@@ -78,6 +81,9 @@ class Gradients:
         self._group = Group(
             world.world_size, accumulate, lambda weight: float(runtime.sum_over_ranks(weight))
         )
+        self.local = None
+        if isinstance(strategy, local_sgd.LocalSGD):
+            self.local = LocalSteps(strategy, world)
         self._parameters: dict[nn.Parameter, None] = {}  # of all models, in order
         self._buffered: list[nn.Module] = []  # modules with buffers, which are kept equal
         self._frozen: dict[nn.Parameter, str] = {}  # names of parameters frozen at setup
@@ -100,12 +106,17 @@ class Gradients:
                 )
             )
         model.to(self.device)
+        local_sgd.release(model)
         precisions.attach(model, self._precision, self.device)
         self._parameters.update(dict.fromkeys(model.parameters()))
         for optimizer in optimizers:
             strategies.replace_parameters(optimizer, self._shards)  # of models sharded earlier
             self._check_parameters(optimizer)
-        ready = model if self._world_size == 1 else self._make_parallel(model, optimizers)
+        ready = model
+        if self.local is not None:
+            self._train_apart(model, optimizers, self.local)
+        elif self._world_size > 1:
+            ready = self._make_parallel(model, optimizers)
         self._outside.watch(model)
         self.models.append(model)
         self.optimizers.extend(optimizers)
@@ -244,8 +255,20 @@ class Gradients:
                 )
             )
 
+    def exchange_if_due(self) -> None:
+        """Average the ranks' parameters if local SGD has yet to do it; a collective then."""
+        if self.local is not None:
+            self.local.exchange_if_due()
+
+    def begin_collective(self) -> None:
+        """Prepare for a collective of the script, for which all ranks must be at the same place."""
+        self.exchange_if_due()
+        self.tracker.note_collective()
+
     def _complete(self) -> None:
         self.steps += 1
+        if self.local is not None:
+            self.local.note_step()
         if self._buffered:
             # Looked up at every step, because a script may replace a buffer.
             runtime.copy_from_main(
@@ -291,6 +314,7 @@ class Gradients:
         elif isinstance(self._strategy, strategies.FSDP):
             ready = self._shard(model, self._strategy, optimizers)
         else:
+            assert isinstance(self._strategy, strategies.DDP)
             ready = replica = strategies.replicate(model, self._strategy)
             self._forwards.watch(replica)
             if self._accumulate > 1:
@@ -302,6 +326,16 @@ class Gradients:
             module for module in model.modules() if any(True for _ in module.buffers(recurse=False))
         ]
         return ready
+
+    def _train_apart(
+        self, model: nn.Module, optimizers: tuple[Optimizer, ...], local: LocalSteps
+    ) -> None:
+        strategies.check_whole(model)
+        _check_steps(optimizers)
+        if self._world_size > 1:
+            self._say_limits(model)
+        self._note_frozen(model)
+        local.watch(model, optimizers)
 
     def _note_frozen(self, model: nn.Module) -> None:
         self._frozen |= {
@@ -348,6 +382,8 @@ class Gradients:
             limits.append("batch norm's statistics are those of a rank's own rows")
         if any(isinstance(module, DROPOUTS) and module.p > 0 for module in modules):
             limits.append("dropout masks are drawn on each rank")
+        if isinstance(self._strategy, local_sgd.LocalSGD):
+            limits.append(f"ranks train apart for {self._strategy.every} steps at a time")
         if limits:
             self._say(f"results depend on the number of ranks here: {'; '.join(limits)}")
 
@@ -391,6 +427,16 @@ def _check_kinds(model: Any, optimizers: tuple[Any, ...]) -> None:
 
 
 def _check_together(precision: precisions.Precision, strategy: strategies.Strategy) -> None:
+    if isinstance(strategy, local_sgd.LocalSGD) and precision.scaled:
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                f"{precision.name} skips a step on all ranks where a gradient overflows on one,"
+                " and the ranks of local SGD step apart",
+                where=f'Session(precision="{precision.name}", strategy=LocalSGD(...))',
+                fix='Session(precision="bf16-mixed")',
+            )
+        )
     is_powersgd = isinstance(strategy, strategies.DDP) and strategy.comm_hook == "powersgd"
     if not (is_powersgd and precision.scaled):
         return
@@ -401,6 +447,22 @@ def _check_together(precision: precisions.Precision, strategy: strategies.Strate
             f" {precision.name} has changed then",
             where=f'Session(precision="{precision.name}", strategy=DDP(comm_hook="powersgd"))',
             fix='Session(precision="bf16-mixed"), or DDP(comm_hook="fp16")',
+        )
+    )
+
+
+def _check_steps(optimizers: tuple[Optimizer, ...]) -> None:
+    """Refuse an optimizer that makes several backwards a step, each rank as many as it likes."""
+    if not any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
+        return
+    raise UsageError(
+        Finding(
+            "option-contradicted",
+            "LBFGS decides by the loss how many backwards a step has, and ranks that train apart"
+            " have other losses",
+            where="session.setup(model, optimizer)",
+            why="their exchanges would not be at the same step",
+            fix='strategy="ddp", or an optimizer with one backward a step, such as AdamW',
         )
     )
 

@@ -64,7 +64,7 @@ class Session:
         precision: ``"32-true"``, ``"64-true"``, ``"16-mixed"`` (float16 with a loss scale),
             ``"bf16-mixed"`` or ``"bf16-true"``.
         accumulate: Batches in a step. ``backward`` returns True at the last batch of a step.
-        strategy: ``"ddp"``, ``"fsdp"``, or ``paceline.DDP(...)`` or ``paceline.FSDP(...)``.
+        strategy: ``"ddp"``, ``"fsdp"``, or a ``paceline.DDP``, ``FSDP`` or ``LocalSGD``.
         seed: Seed of the order of samples and of their random numbers (0 if None). If given, it
             also seeds the global generators of Python, NumPy and torch: equally on all ranks up to
             the first batch, differently afterwards.
@@ -186,8 +186,9 @@ class Session:
             *optimizers: The model's optimizers, made before or after; returned unchanged.
 
         Returns:
-            The model itself in a world of one, with fsdp, or if it has no parameter to train; else
-            a ``DistributedDataParallel`` around it. With optimizers, a tuple of the model and them.
+            The model itself in a world of one, with fsdp or local SGD, or if no parameter is
+            trained; else a ``DistributedDataParallel`` around it. With optimizers, a tuple of the
+            model and them.
 
         Raises:
             UsageError: The model is wrapped already, or an optimizer holds other parameters.
@@ -370,7 +371,7 @@ class Session:
         Raises:
             UsageError: ``value`` is, or holds, another type.
         """
-        self._tracker.note_collective()
+        self._gradients.begin_collective()
         if self._tracker.is_uneven:
             value = together.as_the_others(value)
         return cast(T, runtime.sum_over_ranks(value))
@@ -388,7 +389,7 @@ class Session:
         Raises:
             UsageError: ``value`` holds another type.
         """
-        self._tracker.note_collective()
+        self._gradients.begin_collective()
         iteration = self._tracker.last if loader is None else loader.iteration
         return cast(T, together.gather(value, iteration))
 
@@ -405,7 +406,7 @@ class Session:
             RunError: ``fn`` failed on another rank (which raises the original), or that rank ended.
             UsageError: The scope is unknown.
         """
-        self._tracker.note_collective()
+        self._gradients.begin_collective()
         return cast(T, together.do_once(fn, scope, world=self._world))
 
     def register(self, **objects: Any) -> None:
@@ -490,7 +491,7 @@ class Session:
 
     def barrier(self) -> None:
         """Wait until all ranks have called this method."""
-        self._tracker.note_collective()
+        self._gradients.begin_collective()
         runtime.barrier()
 
     def unwrap(self, model: nn.Module) -> nn.Module:

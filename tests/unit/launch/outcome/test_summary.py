@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from paceline.launch.monitor.stage_times import StepTime, Suspect
 from paceline.launch.outcome.summary import render, summarise
 
 
@@ -28,6 +31,7 @@ def test_figures_of_equal_ranks():
         "slowest_rank": 0,
         "slowest_host": "node-a",
         "slowest_ratio": 1.0,
+        "step": None,
     }
 
 
@@ -69,6 +73,76 @@ def test_ranks_that_do_not_train_are_left_out_of_the_rates():
 
 def test_ranks_without_time_of_their_own_are_equally_slow():
     assert summarise([pulse(0, own_s=0.0), pulse(1, own_s=0.0)], seconds=11)["slowest_ratio"] == 1.0
+
+
+STEP = StepTime(
+    seconds=0.2,
+    stages={"optimizer": 0.01, "other": 0.0005, "data": 0.04, "forward": 0.03, "backward": 0.06},
+    exchange=0.02,
+    waiting=0.0395,
+    waited_for={1: 0.9, 0: 0.1},
+    suspects=[Suspect(rank=1, stage="data", seconds=0.039, errors=50.0)],
+    steps=64,
+    ranks=2,
+)
+
+
+def test_a_step_is_divided_and_the_late_rank_is_named():
+    figures = summarise([pulse(0), pulse(1, host="node-b")], seconds=12.3, step_time=STEP)
+    assert render(figures, run_dir="runs/x")[1:3] == [
+        "step 200 ms: data 20%, compute 50%, exposed communication 10%, waiting for rank 1 (node-b) 20%",
+        "rank 1 on node-b takes 39 ms longer a step than the others: waiting for its DataLoader",
+    ]
+    assert figures["step"]["named"]["rank"] == 1
+
+
+def test_without_proof_nobody_is_named():
+    weak = replace(STEP, suspects=[replace(STEP.suspects[0], errors=2.0)])
+    figures = summarise([pulse(0), pulse(1)], seconds=12.3, step_time=weak)
+    lines = render(figures, run_dir="runs/x")
+    assert lines[1].endswith("waiting for the last rank 20%")
+    assert len(lines) == 3
+    assert figures["step"]["named"] is None
+
+
+def stages(**values):
+    return {"optimizer": 0.0, "other": 0.0, "forward": 0.01, "backward": 0.02, **values}
+
+
+def test_a_run_that_waits_for_data_is_pointed_to_tune():
+    alone = replace(
+        STEP, stages=stages(data=0.07), seconds=0.1, exchange=0.0, waiting=0.0, suspects=(), ranks=1
+    )
+    figures = summarise([pulse(0)], seconds=12.3, step_time=alone)
+    assert render(figures, run_dir="x")[1:3] == [
+        "step 100 ms: data 70%, compute 30%",
+        "waiting for data 70% of a step: paceline tune measures faster loader settings",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data_s", "scale"),
+    [(0.029, 1.0), (0.0, 1.0), (0.09, 0.01)],  # less than it computes; none; below a millisecond
+)
+def test_a_run_that_does_not_wait_for_data_is_not(data_s, scale):
+    parts = {stage: scale * seconds for stage, seconds in stages(data=data_s).items()}
+    alone = replace(
+        STEP,
+        stages=parts,
+        seconds=sum(parts.values()),
+        exchange=0.0,
+        waiting=0.0,
+        suspects=(),
+        ranks=1,
+    )
+    figures = summarise([pulse(0)], seconds=12.3, step_time=alone)
+    assert "tune" not in " ".join(render(figures, run_dir="x"))
+
+
+def test_a_single_rank_communicates_with_nobody():
+    alone = replace(STEP, waiting=0.0, waited_for={}, suspects=(), ranks=1, seconds=0.1605)
+    figures = summarise([pulse(0)], seconds=12.3, step_time=alone)
+    assert render(figures, run_dir="x")[1] == "step 160 ms: data 25%, compute 75%"
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,27 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 import threading
 import time
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
 
 from paceline.errors import PacelineError, RunError, SetupError, UsageError
-from paceline.train.checkpoint import Checkpoints, files, folder, manifest, read, resolve, write
+from paceline.train.checkpoint import (
+    Checkpoints,
+    files,
+    folder,
+    manifest,
+    read,
+    resolve,
+    staging,
+    write,
+)
 from paceline.train.checkpoint.checkpoints import Checkpoints as Same
 from paceline.train.checkpoint.manifest import TensorInfo
 from paceline.world import World
@@ -186,7 +197,8 @@ def test_a_save_holds_what_was_when_it_was_called(here):
     assert load(here) == 1
 
 
-def test_buffers_are_used_again(here):
+def test_buffers_are_used_again_while_saves_are_near(here, monkeypatch):
+    monkeypatch.setattr(staging, "choose_hold_s", lambda **_: 60.0)
     here.save(state(1), step=1, epoch=0)
     here.wait()
     before = {name: tensor.data_ptr() for name, tensor in here._staging._buffers.items()}
@@ -200,6 +212,66 @@ def test_buffers_are_used_again(here):
     }
     here.close()
     assert here._staging._buffers == {}
+
+
+def test_buffers_are_released_when_the_next_save_is_overdue(here, monkeypatch):
+    monkeypatch.setattr(staging, "_available_bytes", lambda: 10**9)
+    for step in (1, 2):
+        here.save(state(step), step=step, epoch=0)
+        here.wait()
+    deadline = time.monotonic() + 10
+    while here._staging._buffers and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert here._staging._buffers == {}
+    here.save(state(3), step=3, epoch=0)
+    assert load(here) == 3
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "interval_s", "available_bytes", "hold_s"),
+    [
+        (100, None, 10_000, 0),
+        (100, 0.5, 10_000, 1),
+        (100, 60, 10_000, 120),
+        (100, 61, 10_000, 0),
+        (100, 10, 400, 20),
+        (100, 10, 399, 0),
+    ],
+)
+def test_how_long_buffers_stay(num_bytes, interval_s, available_bytes, hold_s):
+    choice = staging.choose_hold_s(
+        num_bytes=num_bytes, interval_s=interval_s, available_bytes=available_bytes
+    )
+    assert choice == hold_s
+
+
+def resident_bytes():
+    """Memory of this process that is its own and resident."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_copy_is_not_resident_after_its_commit(here, monkeypatch):
+    size = 160_000_000
+    large = {f"model/{number}": torch.ones(size // 80) for number in range(20)}
+    here.save({"model/0": torch.ones(1)}, step=0, epoch=0, wait=True)  # imports
+    gate, write_one = threading.Event(), write.write
+
+    def write_later(*args, **options):
+        gate.wait(20)
+        write_one(*args, **options)
+
+    monkeypatch.setattr(write, "write", write_later)
+    before = resident_bytes()
+    here.save(large, step=1, epoch=0)
+    assert resident_bytes() - before > 0.8 * size
+    gate.set()
+    here.wait()
+    assert resident_bytes() - before < 0.3 * size
+    into = {name: torch.zeros_like(tensor) for name, tensor in large.items()}
+    here.load(here.find("latest"), into)
+    assert torch.equal(into["model/7"], large["model/7"])
 
 
 def test_one_save_is_in_flight_at_most(here, place, monkeypatch):

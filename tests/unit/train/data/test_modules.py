@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import time
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,8 +24,10 @@ from torch.utils.data import (
 )
 
 from paceline.errors import UsageError
-from paceline.train.data import BatchTracker, Loader, LoaderContext, adopted
-from paceline.train.data.samples import in_memory, kept_state, takes_batches
+from paceline.train.data import BatchTracker, Loader, LoaderContext, adopted, generators
+from paceline.train.data.generators import kept_state, seed_all
+from paceline.train.data.order import Seeds, derive
+from paceline.train.data.samples import in_memory, takes_batches
 from paceline.train.data.tune import choose
 from paceline.world import World
 
@@ -165,6 +168,62 @@ def test_drawing_is_noticed_when_it_happens(draw):
     )
 
 
+def test_what_a_sample_draws_is_what_it_drew_in_earlier_versions():
+    """A resumed run continues the augmentation of the version that made the checkpoint."""
+    expected = []
+    for epoch in range(2):
+        expected.append({})
+        for index in range(10):
+            with kept_state():
+                seed_all(derive("sample", 3, epoch, index))
+                _, *values = Random()[index]
+            expected[epoch][index] = values
+    assert drawn(make(Random(), batch_size=3, seed=3)) == expected
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (random.random, "python"),
+        (lambda: random.gauss(0, 1), "python"),
+        (lambda: float(np.random.randn()), "numpy"),
+        (lambda: torch.rand(()).item(), "torch"),
+    ],
+)
+def test_only_what_a_dataset_draws_from_is_seeded(monkeypatch, draw, name):
+    seeds = {"python": [], "numpy": []}
+    seed_python, seed_numpy = random.seed, np.random.seed
+    monkeypatch.setattr(random, "seed", lambda seed: (seeds["python"].append(1), seed_python(seed)))
+    monkeypatch.setattr(
+        np.random, "seed", lambda seed: (seeds["numpy"].append(1), seed_numpy(seed))
+    )
+    first, _ = drawn(make(Sometimes(draw), batch_size=3))
+    assert first[7] != [0.0]
+    expected = {key: 14 if key == name else 0 for key in seeds}  # samples 6 to 9, and an epoch
+    assert {key: len(values) for key, values in seeds.items()} == expected
+
+
+def test_seeds_are_those_of_derive():
+    seed_of = Seeds("sample", 3, 1)
+    assert [seed_of(index) for index in (0, 7, 10**12)] == [
+        derive("sample", 3, 1, index) for index in (0, 7, 10**12)
+    ]
+
+
+def test_the_memory_of_python_s_generator_shows_every_draw(monkeypatch):
+    assert generators._is_readable()
+    for is_readable in (True, False):
+        monkeypatch.setattr(generators, "_is_readable", lambda value=is_readable: value)
+        before = random.getstate()
+        for draw in (random.random, random.getrandbits, random.gauss, random.shuffle):
+            with kept_state() as states:
+                assert generators.changed_since(states) == ()
+                draw(*{"getrandbits": [8], "shuffle": [[1, 2, 3]]}.get(draw.__name__, []))
+                assert generators.changed_since(states) == ("python",)
+                assert generators.changed_since(states, except_for=("python",)) == ()
+            assert random.getstate()[1] == before[1]
+
+
 class AtOnce(Random):
     def __getitems__(self, indices):
         return [(index, random.random(), 0.0, 0.0) for index in indices]
@@ -196,6 +255,11 @@ def test_a_worker_sees_the_users_own_dataset():
 # The batch of tensors in one piece
 
 
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
 def test_tensors_are_stacked_as_by_default():
     data = TensorDataset(torch.arange(5), torch.arange(10).view(5, 2))
     ours = list(make(data, batch_size=2))
@@ -203,6 +267,45 @@ def test_tensors_are_stacked_as_by_default():
     assert [type(batch) for batch in ours] == [type(batch) for batch in theirs]
     for mine, other in zip(ours, theirs, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    "sample",
+    [
+        (np.ones(3, np.float32), 1),
+        [np.float64(2.0), np.array(3), "name"],
+        {"x": np.ones((2, 2), np.uint8), "y": {"z": 1.5}},
+        (torch.ones(3), Point(torch.zeros(2), np.arange(2))),
+        np.zeros((0, 2)),
+        torch.ones(100_000),  # too large for the pipe
+        torch.ones(3, dtype=torch.bfloat16),
+        np.ones(3)[::2],
+    ],
+    ids=lambda sample: type(sample).__name__,
+)
+def test_samples_are_collated_as_by_default(sample, num_workers):
+    data = [sample] * 5
+    ours = list(make(data, batch_size=2, num_workers=num_workers))
+    theirs = list(DataLoader(data, batch_size=2))
+    assert [described(batch) for batch in ours] == [described(batch) for batch in theirs]
+
+
+def described(part):
+    """A batch as plain data that can be compared, with all types."""
+    if isinstance(part, torch.Tensor):
+        return str(part.dtype), list(part.shape), part.tolist()
+    if isinstance(part, dict):
+        return "dict", {key: described(value) for key, value in part.items()}
+    if isinstance(part, list | tuple):
+        return type(part).__name__, [described(value) for value in part]
+    return part
+
+
+def test_arrays_that_differ_are_refused_as_by_default():
+    data = [np.ones(2), np.ones(3)]
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        list(make(data, batch_size=2))
 
 
 # Adopted loaders

@@ -1,0 +1,138 @@
+"""The command ``paceline bench``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from paceline.cli import command_help, start_commands
+from paceline.cli.start_commands import Action
+from paceline.errors import Finding, UsageError
+from paceline.launch.plan.option_values import seconds_of
+
+
+class BenchCommand(start_commands.StartCommand):
+    """A command that starts a script, unless its first word is the name of another command.
+
+    Attributes:
+        commands: Those commands, by name.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.commands: dict[str, click.Command] = {}
+
+    def command(self, name: str) -> Callable[[Any], click.Command]:
+        """Return a decorator that adds a command, as that of a click group."""
+
+        def add(function: Any) -> click.Command:
+            self.commands[name] = click.command(name, cls=command_help.Command)(function)
+            return self.commands[name]
+
+        return add
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Parse the words of this command, or those of the command that the first names."""
+        other = self.commands.get(args[0]) if args else None
+        if other is None:
+            return super().make_context(info_name, args, parent, **extra)
+        return other.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+
+
+@click.command("bench", cls=BenchCommand)
+@click.option(
+    "--world",
+    default="",
+    metavar="N,...",
+    help="Numbers of ranks. [1, 2, 4 ... and all GPUs or CPUs of this node]",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    default=40,
+    help="Optimizer steps of a start, with the warm-up. [40]",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    default=3,
+    help="How often the script is started on each number of ranks. [3]",
+)
+@click.option(
+    "--scaling",
+    type=click.Choice(["weak", "strong"]),
+    default="weak",
+    help="weak: the batch of a rank stays; strong: that of all ranks together. [weak]",
+)
+@click.option(
+    "--batch-option",
+    default="",
+    metavar="TEXT",
+    help="For strong: the script's argument for the batch of a rank, '--batch-size={per_rank}'.",
+)
+@click.option(
+    "--global-batch",
+    type=click.IntRange(1),
+    metavar="N",
+    help="For strong: samples of a step over all ranks. [those on the fewest ranks]",
+)
+@click.option(
+    "--settings",
+    default="",
+    metavar="all|NAME,...",
+    help="Also try settings of DistributedDataParallel and variables: what is each worth?",
+)
+@click.option("--timeout", default="10m", metavar="TIME", help="Limit of one start. [10m]")
+@click.option("--oversubscribe", is_flag=True, help="Allow more ranks than GPUs or CPUs.")
+@click.option("-m", "--module", is_flag=True, help="Run a module, as python -m does.")
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    help="Folder of the result. [paceline-runs/TIME-bench-SCRIPT]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print data for a program.")
+@click.argument("script", required=False, default="")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def BENCH(**values: Any) -> Action:  # a constant after its decoration
+    """Measure a script on several numbers of ranks: samples/s, speed-up, efficiency, where the time
+    goes, and what holds scaling back.
+
+    Starts the script as it is, in this folder, for a few dozen optimizer steps at a time; the end
+    of the script does not run. Writes bench.json into a run folder. paceline bench network measures
+    the network between ranks.
+    """
+    start_commands.require_script(values["script"])
+    timeout_s = seconds_of(values["timeout"])
+    if timeout_s <= 0:
+        what = f"--timeout is a time such as 90s, 10m or 1h, and not {values['timeout']!r}"
+        raise UsageError(Finding("option-invalid", what, where="--timeout", fix="--timeout 10m"))
+
+    def action() -> int:
+        from paceline.measure.bench import Request, bench, parse_worlds
+
+        requested = Request(
+            command=(values["script"], *values["arguments"]),
+            worlds=parse_worlds(values["world"]) if values["world"] else (),
+            steps=values["steps"],
+            rounds=values["rounds"],
+            scaling=values["scaling"],
+            batch_option=values["batch_option"],
+            global_batch=values["global_batch"],
+            settings=values["settings"],
+            timeout_s=timeout_s,
+            oversubscribe=values["oversubscribe"],
+            is_module=values["module"],
+            run_dir=values["run_dir"],
+        )
+        return bench(requested, as_json=values["as_json"])
+
+    return action

@@ -1,0 +1,160 @@
+"""The commands that measure: ``bench network``, ``forecast``, ``top`` and ``report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from paceline.cli import command_help
+from paceline.cli.bench_command import BENCH
+from paceline.cli.start_commands import Action
+from paceline.errors import EXIT_OK
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print data for a program.")
+_POSITIVE = click.FloatRange(0, min_open=True)
+
+
+@BENCH.command("network")
+@click.option(
+    "--nproc-per-node",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Ranks on this node. [one per GPU, 2 without GPUs]",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1, 3600),
+    metavar="S",
+    default=20.0,
+    help="Time budget: sizes stop growing when it is spent. [20]",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(2, 100),
+    metavar="N",
+    default=5,
+    help="How often each size is measured. [5]",
+)
+@_JSON
+def _bench_network(
+    nproc_per_node: int | None, seconds: float, rounds: int, as_json: bool
+) -> Action:
+    """Measure all_reduce between ranks, 1 KiB to 256 MiB: latency and bus bandwidth.
+
+    Starts ranks on this node. Under srun, torchrun or paceline run it measures between the ranks
+    that those have started: srun paceline bench network.
+    """
+
+    def action() -> int:
+        from paceline.measure import network
+
+        return network.main(
+            nproc_per_node=nproc_per_node, seconds=seconds, rounds=rounds, as_json=as_json
+        )
+
+    return action
+
+
+@click.command("forecast", cls=command_help.Command)
+@click.argument("run", required=False, default="")
+@click.option(
+    "--world", "worlds", metavar="N,N,...", help="World sizes. [2, 4, 8, ... 4096]", default=""
+)
+@click.option(
+    "--gpus-per-node", type=click.IntRange(1), metavar="N", help="Ranks of a node. [as measured]"
+)
+@click.option(
+    "--network",
+    "networks",
+    metavar="FILE",
+    multiple=True,
+    help="What bench network --json has printed; again for another place.",
+)
+@click.option("--link", metavar="RATE", help="Rate of the link between nodes, such as 100Gbit.")
+@click.option("--samples", type=_POSITIVE, metavar="N", help="Samples of an epoch.")
+@click.option("--epochs", type=_POSITIVE, metavar="N", help="Number of epochs. [1]")
+@click.option("--price", type=click.FloatRange(0), metavar="MONEY", help="Price of a GPU hour.")
+@_JSON
+def FORECAST(run: str, as_json: bool, **options: Any) -> Action:  # a constant too
+    """Forecast a script's speed on more GPUs from a bench on a few: samples/s, efficiency,
+    intervals, and where scaling ends.
+
+    RUN is the run folder of a bench, or its name in paceline-runs/; without it the newest bench
+    there. With --samples: hours and GPU hours, with --price also money.
+    """
+
+    def action() -> int:
+        from paceline.measure import forecast
+
+        print(forecast.answer(run, as_json=as_json, **options))
+        return EXIT_OK
+
+    return action
+
+
+@click.command("top", cls=command_help.Command)
+@click.argument("run", required=False, default="")
+@click.option("--once", is_flag=True, help="Print it once, and end.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.5, 3600),
+    default=2.0,
+    help="Seconds between two updates. [2]",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Serve the figures on this port in the format of Prometheus instead.",
+)
+@_JSON
+def TOP(run: str, once: bool, interval: float, metrics_port: int | None, as_json: bool) -> Action:
+    """Show the speed of a running job: where the time of a step goes, and which rank is slow.
+
+    RUN is a run's folder, or its name in paceline-runs/; without it the run there that wrote its
+    speed last. Works on every machine that sees the folder, until the run ends.
+    """
+
+    def action() -> int:
+        try:
+            if metrics_port is not None:
+                from paceline.measure import exporter
+
+                exporter.serve(run, port=metrics_port)
+            else:
+                from paceline.measure import top
+
+                top.show(run, once=once, as_json=as_json, interval_s=interval)
+        except KeyboardInterrupt:  # the usual way to end it
+            print()
+        return EXIT_OK
+
+    return action
+
+
+@click.command("report", cls=command_help.Command)
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The page. [report.html in the run folder]",
+)
+@click.option("--text", "as_text", is_flag=True, help="Print the text only, and write no page.")
+@_JSON
+def REPORT(runs: tuple[str, ...], output: Path | None, as_text: bool, as_json: bool) -> Action:
+    """Show what runs did and how fast: a text here, and an HTML page that needs no network.
+
+    RUN is a run's folder, or its name in paceline-runs/; without it the run there that was started
+    last. Several runs are compared. The page needs the extra paceline[report].
+    """
+
+    def action() -> int:
+        from paceline.measure.report import report
+
+        report(runs, output=output, as_text=as_text, as_json=as_json)
+        return EXIT_OK
+
+    return action

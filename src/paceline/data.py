@@ -1,0 +1,21 @@
+"""Data in memory, loaded in whole batches: the public names of ``paceline.train.data``."""
+
+from paceline.train.data import (
+    ArrayBatches,
+    ArrayDataset,
+    Normalize,
+    RandomCrop,
+    RandomFlip,
+    SampleRandom,
+    arrays,
+)
+
+__all__ = [
+    "ArrayBatches",
+    "ArrayDataset",
+    "Normalize",
+    "RandomCrop",
+    "RandomFlip",
+    "SampleRandom",
+    "arrays",
+]

@@ -1,0 +1,190 @@
+"""Keep the speed of a running attempt in the run folder: what ``paceline top`` and ``report`` show.
+
+Every few seconds a node describes its ranks. Node 0 puts the descriptions of all nodes together and
+writes them: ``speed.json`` has the latest, with every rank, and ``speed.jsonl`` has a line for
+each, without ranks. Files are written, and GPUs are asked, by a thread: a file system or a driver
+may not answer, and the launcher must.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from paceline.counters import SharedCounters
+from paceline.launch.channel.control_channel import ControlChannel
+from paceline.launch.monitor import stage_times, timed_steps
+from paceline.launch.monitor.attempt import WatchedRanks
+from paceline.launch.monitor.timed_steps import TimedSteps
+from paceline.machine import gpus
+from paceline.rundir import files
+from paceline.rundir.files import RunDir
+
+_EVERY_S = 5.0
+# A run of hours needs no line every five seconds: after so many lines the interval doubles.
+_LINES = 360
+_CLOSING_S = 0.5
+_LEAST_RATE_S = 2.0  # the last description may come soon after the one before
+_LATEST_STEPS = 64  # timed steps that are described; of several nodes those that all have sent
+
+
+class SpeedLog:
+    """Describes the ranks of one attempt of this node, and at node 0 those of all nodes.
+
+    Args:
+        group: The ranks of this node.
+        counters: Their counters.
+        timed: Their timed steps.
+        channel: Channel to the other nodes, None if there are none.
+        run_dir: The run folder.
+        with_gpus: Whether the ranks use GPUs.
+    """
+
+    def __init__(
+        self,
+        group: WatchedRanks,
+        counters: SharedCounters,
+        timed: TimedSteps,
+        channel: ControlChannel | None,
+        *,
+        run_dir: RunDir,
+        with_gpus: bool,
+    ) -> None:
+        self._group, self._counters, self._timed = group, counters, timed
+        self._channel, self._run_dir = channel, run_dir
+        self._every_s = _EVERY_S if channel is None else max(_EVERY_S, channel.num_nodes / 40)
+        self._next_s = time.monotonic() + self._every_s
+        self._lines = 0
+        self._before = (0.0, 0)  # time and steps of the last description
+        self._steps_per_s = 0.0
+        self._is_closing = False
+        self._with_gpus = with_gpus
+        self._gpus: list[dict[str, Any]] = []
+        # To write; an empty one only asks the GPUs, and None ends the thread.
+        self._work: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def tick(self, *, at_once: bool = False) -> None:
+        """Describe the ranks if that is due or ``at_once`` is True; otherwise almost free."""
+        now_s = time.monotonic()
+        if now_s < self._next_s and not at_once:
+            return
+        self._next_s = now_s + self._every_s
+        own = self._describe()
+        nodes = {0: own}
+        if self._channel is not None:
+            self._channel.tell("speed", own)
+            nodes = {} if self._channel.node else self._channel.hear("speed")
+        if nodes:
+            self._put(self._join(list(nodes.values())))
+        elif self._with_gpus:
+            self._put({})
+
+    def close(self) -> None:
+        """Write the last description, and wait for that a moment."""
+        self._is_closing = True
+        self.tick(at_once=True)
+        self._work.put(None)
+        if self._thread is not None:
+            self._thread.join(_CLOSING_S)
+
+    def _describe(self) -> dict[str, Any]:
+        """Return what this node knows of its ranks, as plain data."""
+        host = socket.gethostname()
+        ranks = []
+        for local, rank in self._group.attempt.ranks.items():
+            count = self._counters.read(local)
+            samples, tokens = self._counters.read_batch(local)
+            ranks.append(
+                {
+                    "rank": rank,
+                    "host": host,
+                    "steps": count.steps,
+                    "batches": count.batches,
+                    "seconds": count.seconds,
+                    "data_s": count.data_s,
+                    "own_s": count.own_s,
+                    "loops": count.loops,
+                    "open_batches": count.open_batches,
+                    "loop_length": count.loop_length,
+                    "loss": self._counters.read_loss(local),
+                    "samples": samples,
+                    "tokens": tokens,
+                }
+            )
+        latest = self._timed.latest(_LATEST_STEPS)
+        return {"ranks": ranks, "gpus": self._gpus, "timed": timed_steps.to_json(latest)}
+
+    def _join(self, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the description of all nodes together."""
+        ranks = sorted((rank for node in nodes for rank in node["ranks"]), key=lambda r: r["rank"])
+        steps = timed_steps.join([timed_steps.from_json(node["timed"]) for node in nodes])
+        step_time = stage_times.account(steps)
+        hosts = {rank["rank"]: rank["host"] for rank in ranks}
+        first = ranks[0]
+        return {
+            "version": files.SPEED_VERSION,
+            "time_s": round(time.time(), 2),
+            "attempt": self._group.attempt.number,
+            "steps": first["steps"],
+            "steps_per_s": self._rate(first["steps"], first["seconds"]),
+            "loss": first["loss"],
+            "samples_per_batch": sum(rank["samples"] for rank in ranks),
+            "tokens_per_batch": sum(rank["tokens"] for rank in ranks),
+            "batches_per_step": first["batches"] / first["steps"] if first["steps"] else 0.0,
+            "step": step_time and stage_times.describe(step_time, hosts),
+            "ranks": ranks,
+            "gpus": [gpu for node in nodes for gpu in node["gpus"]],
+        }
+
+    def _rate(self, steps: int, seconds: float) -> float:
+        """Return the steps per second since the last description.
+
+        Args:
+            steps: Optimizer steps of the first rank.
+            seconds: Time of all but the first of them.
+        """
+        now_s = time.monotonic()
+        before_s, steps_before = self._before
+        is_comparable = now_s - before_s >= _LEAST_RATE_S and steps >= steps_before > 0
+        if is_comparable and not self._is_closing:  # ranks end some time before this is closed
+            self._steps_per_s = (steps - steps_before) / (now_s - before_s)
+        elif not self._steps_per_s and seconds > 0:
+            self._steps_per_s = (steps - 1) / seconds
+        self._before = now_s, steps
+        return self._steps_per_s
+
+    def _put(self, speed: dict[str, Any]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._write_all, name="paceline-speed-log", daemon=True
+            )
+            self._thread.start()
+        if self._work.empty():  # else the file system does not answer: the next one replaces it
+            self._work.put(speed)
+
+    def _write_all(self) -> None:
+        """Write descriptions until there are no more; runs in a thread."""
+        while (speed := self._work.get()) is not None:
+            if speed:
+                self._write(speed)
+            if self._with_gpus:
+                host = socket.gethostname()
+                self._gpus = [{"host": host, **asdict(load)} for load in gpus.loads()]
+
+    def _write(self, speed: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            files.write_whole(self._run_dir.speed, json.dumps(speed) + "\n")
+        self._lines += 1
+        if self._lines % (1 << (self._lines // _LINES).bit_length()):
+            return
+        line = {key: value for key, value in speed.items() if key not in ("ranks", "gpus")}
+        with contextlib.suppress(OSError), self._run_dir.speed_log.open("a") as file:
+            file.write(json.dumps(line) + "\n")

@@ -1,0 +1,1 @@
+"""Measure a training run, explain where its time goes, and forecast it on more ranks."""

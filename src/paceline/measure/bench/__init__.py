@@ -1,0 +1,15 @@
+"""``paceline bench``: the speed of a script on several numbers of ranks, and what holds it back.
+
+request      what is measured, and whether this node can
+rounds       starts the script again and again, and collects its steps
+warmup       how many steps at the start are left out
+settings     what can be tried, and what each setting is worth; setting_trials tries them
+brake        what holds scaling back
+table        the result as text
+command      all of it, from the command line to the run folder
+"""
+
+from paceline.measure.bench.command import bench
+from paceline.measure.bench.request import Request, parse_worlds
+
+__all__ = ["Request", "bench", "parse_worlds"]

@@ -1,0 +1,246 @@
+"""Decide what holds the largest number of ranks back, in one sentence. Pure.
+
+The parts of its step are compared with those of the smallest number of ranks: the part that has
+grown most over what ideal scaling allows is the brake. It is named only if the interval of the
+efficiency is below ``IDEAL``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from paceline.measure.scaling import WorldFigures
+
+IDEAL = 0.97  # an efficiency whose interval reaches this is not called held back
+DATA_SHARE = 0.25  # of a step; waiting that long for data is a brake at any number of ranks
+SMALL_BYTES = 4 << 20  # gradients of this size take a time that hardly depends on their size
+NONE, DATA, COMPUTE, BATCH, COMMUNICATION, SLOW_RANK, UNEVEN, OTHER, UNKNOWN = (
+    "none",
+    "data",
+    "compute",
+    "small-batch",
+    "communication",
+    "slow-rank",
+    "uneven-ranks",
+    "other-code",
+    "unknown",
+)
+_STAGE_WORDS = {
+    "optimizer": "its optimizer step",
+    "other": "code between an optimizer step and the next batch",
+    "data": "waiting for its DataLoader",
+    "forward": "its forward",
+    "backward": "its backward",
+}
+
+
+@dataclass(frozen=True)
+class Brake:
+    """What holds scaling back.
+
+    Attributes:
+        name: One of the names above.
+        sentence: The finding, with its figures.
+        advice: What to do about it; empty if there is nothing to do.
+    """
+
+    name: str
+    sentence: str
+    advice: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """Return the brake as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the brake is decided from.
+
+    Attributes:
+        base: The smallest number of ranks.
+        largest: The largest.
+        is_weak: Whether the batch of a rank is the same on both.
+        script: The script, for the advice.
+        gradient_bytes: Bytes that are reduced in a step; None if unknown.
+    """
+
+    base: WorldFigures
+    largest: WorldFigures
+    is_weak: bool
+    script: str
+    gradient_bytes: int | None = None
+
+    @property
+    def ideal(self) -> dict[str, float]:
+        """The parts of a step of the largest number of ranks if scaling were ideal, in seconds."""
+        factor = 1.0 if self.is_weak else self.base.num_ranks / self.largest.num_ranks
+        return {part: seconds * factor for part, seconds in self.base.parts.items()}
+
+    @property
+    def growth(self) -> dict[str, float]:
+        """By how many seconds each part is longer than in ideal scaling."""
+        ideal = self.ideal
+        parts = self.largest.parts
+        return {part: seconds - ideal.get(part, 0.0) for part, seconds in parts.items()}
+
+
+def judge(
+    figures: Sequence[WorldFigures], *, is_weak: bool, script: str, gradient_bytes: int | None
+) -> Brake:
+    """Return what holds the largest number of ranks back.
+
+    Args:
+        figures: The figures of each number of ranks, the smallest first.
+        is_weak: Whether the batch of a rank is the same on all of them.
+        script: The script, for the advice.
+        gradient_bytes: Bytes that are reduced in a step; None if unknown.
+    """
+    case = Case(figures[0], figures[-1], is_weak, script, gradient_bytes)
+    if len(figures) == 1 or case.largest.efficiency.high >= IDEAL:
+        return _not_held_back(case, is_alone=len(figures) == 1)
+    growth = case.growth
+    part = max(growth, key=lambda name: growth[name])
+    data_s = case.largest.parts.get("data", 0.0)
+    waits_for_data = _share(case.largest.parts, "data") >= DATA_SHARE
+    if waits_for_data and part != "data" and data_s > growth[part]:
+        return _not_held_back(case, is_alone=False)  # more than all that scaling costs
+    if _is_too_little_work(case):
+        return _small_batch(case)
+    if growth[part] <= 0:
+        return Brake(UNKNOWN, f"{_efficiency(case)}; no part of the step explains it")
+    return _SENTENCES[part](case)
+
+
+def _not_held_back(case: Case, *, is_alone: bool) -> Brake:
+    share = _share(case.largest.parts, "data")
+    if share >= DATA_SHARE:
+        sentence = f"{_ranks(case.largest)} wait for data {share:.0%} of the time"
+        if case.largest.num_ranks == 1:
+            sentence = f"waiting for data takes {share:.0%} of the time"
+        return Brake(DATA, sentence, f"paceline tune {case.script}")
+    if is_alone:
+        return Brake(NONE, "one number of ranks was measured, so nothing is known about scaling")
+    return Brake(NONE, f"nothing beyond the noise of these steps: {_efficiency(case)}")
+
+
+def _is_too_little_work(case: Case) -> bool:
+    """Return whether ranks spend longer on each other than on computing, for few bytes."""
+    parts, growth = case.largest.parts, case.growth
+    together_s = growth.get("communication", 0.0)
+    if case.largest.slow_rank is None:
+        together_s += growth.get("waiting", 0.0)
+    is_largest = together_s > max(growth["compute"], growth.get("data", 0.0), 0.0)
+    has_few_bytes = case.gradient_bytes is not None and case.gradient_bytes < SMALL_BYTES
+    return is_largest and has_few_bytes and together_s > parts["compute"]
+
+
+def _small_batch(case: Case) -> Brake:
+    parts = case.largest.parts
+    together_s = parts.get("communication", 0.0) + parts.get("waiting", 0.0)
+    return Brake(
+        BATCH,
+        f"too little work in a step: a rank computes for {_ms(parts['compute'])}, and"
+        f" exchanging gradients takes {_ms(together_s)}",
+        "a larger batch for each rank, or gradient accumulation",
+    )
+
+
+def _data(case: Case) -> Brake:
+    return Brake(
+        DATA,
+        f"waiting for data, {_grown(case, 'data')}: ranks share CPUs and disks",
+        f"paceline tune {case.script}",
+    )
+
+
+def _compute(case: Case) -> Brake:
+    if case.is_weak:
+        return Brake(
+            COMPUTE,
+            f"computing, {_grown(case, 'compute')} for the same batch: ranks share CPUs, memory"
+            " bandwidth or power",
+            "fewer ranks on a node, or more CPUs for each",
+        )
+    ideal_s = case.ideal["compute"]
+    return Brake(
+        BATCH,
+        f"too small a batch: computing takes {_ms(case.largest.parts['compute'])} on"
+        f" {_ranks(case.largest)}, where a share of {_ranks(case.base)} would be {_ms(ideal_s)}",
+        "a larger global batch, or fewer ranks",
+    )
+
+
+def _communication(case: Case) -> Brake:
+    size = ""
+    if case.gradient_bytes is not None:
+        size = f" of {case.gradient_bytes / 1e6:.3g} MB"
+    return Brake(
+        COMMUNICATION,
+        f"exchanging gradients{size}: {_grown(case, 'communication')} that no computing hides",
+        f"paceline bench --settings all {case.script}",
+    )
+
+
+def _waiting(case: Case) -> Brake:
+    slow = case.largest.slow_rank
+    if slow is None:
+        return Brake(
+            UNEVEN,
+            f"uneven ranks: the last one is {_ms(case.largest.parts['waiting'])} later than the"
+            " typical one, and not always the same",
+            "batches of similar length, and no other work on the CPUs of the ranks",
+        )
+    return Brake(
+        SLOW_RANK,
+        f"waiting for rank {slow['rank']} ({slow['host']}), which takes {_ms(slow['seconds'])}"
+        f" longer a step in {_STAGE_WORDS[slow['stage']]}",
+        f"paceline doctor, on {slow['host']}",
+    )
+
+
+def _other(case: Case) -> Brake:
+    return Brake(
+        OTHER,
+        f"the script's own code between steps, {_grown(case, 'other')}",
+        "log, evaluate and save less often, or on one rank",
+    )
+
+
+_SENTENCES = {
+    "data": _data,
+    "compute": _compute,
+    "communication": _communication,
+    "waiting": _waiting,
+    "other": _other,
+}
+
+
+def _grown(case: Case, part: str) -> str:
+    seconds, before_s = case.largest.parts[part], case.base.parts.get(part, 0.0)
+    return (
+        f"{_ms(seconds)} a step on {_ranks(case.largest)} and {_ms(before_s)} on"
+        f" {_ranks(case.base)}"
+    )
+
+
+def _efficiency(case: Case) -> str:
+    efficiency = case.largest.efficiency
+    return (
+        f"the efficiency of {_ranks(case.largest)} is {efficiency.value:.0%}"
+        f" ({efficiency.low:.0%} to {efficiency.high:.0%})"
+    )
+
+
+def _share(parts: Mapping[str, float], part: str) -> float:
+    total = sum(parts.values())
+    return parts.get(part, 0.0) / total if total else 0.0
+
+
+def _ranks(figures: WorldFigures) -> str:
+    return "1 rank" if figures.num_ranks == 1 else f"{figures.num_ranks} ranks"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms"

@@ -1,0 +1,218 @@
+"""Run ``paceline bench``: check, measure, write the run folder, print the result."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline import env
+from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, RunError, SetupError, UsageError
+from paceline.launch.plan import folder_errors, script
+from paceline.launch.plan.options import Options
+from paceline.machine import cpus, gpus
+from paceline.measure import bench_file, scaling
+from paceline.measure.bench import (
+    brake,
+    request,
+    rounds,
+    setting_trials,
+    settings,
+    table,
+)
+from paceline.measure.bench.request import Devices, Request
+from paceline.measure.bench.rounds import Measured, Say
+from paceline.measure.bench.settings import Worth
+from paceline.measure.bench.table import Result
+from paceline.rundir import files
+from paceline.rundir.files import RUNS, RunDir
+from paceline.text import terminal
+
+
+def devices() -> Devices:
+    """Return what this node has for ranks: its visible GPUs, or else its usable CPUs."""
+    num_gpus, _ = gpus.count(env.read(env.CUDA_DEVICES))
+    if num_gpus:
+        return Devices(num_gpus, are_gpus=True)
+    return Devices(cpus.usable_cpus()[0], are_gpus=False)
+
+
+def bench(requested: Request, *, as_json: bool) -> int:
+    """Measure, write ``bench.json``, print the result, and return the exit status.
+
+    Args:
+        requested: What to measure.
+        as_json: Whether to print data for a program.
+
+    Raises:
+        UsageError: The request cannot be measured here, or its script does not exist.
+        SetupError: The run folder cannot be written.
+        RunError: No trial went well, or the script has a syntax error.
+    """
+    _require_one_task()
+    node = devices()
+    requested = _complete(requested, node)
+    root = _create_folder(requested)
+    result = _measure(requested, node, root)
+    if as_json:
+        print(json.dumps(to_json(result), indent=1))
+    else:
+        terminal.show(table.render(result))
+    return EXIT_FAILED if result.findings else EXIT_OK
+
+
+def _complete(requested: Request, node: Devices) -> Request:
+    """Return the request with its numbers of ranks, after all checks that need no measurement."""
+    script.read(Options(script=requested.command[0], module=requested.is_module))
+    if not requested.worlds:
+        requested = replace(requested, worlds=request.default_worlds(node))
+    request.check(requested, node)
+    if requested.settings:
+        settings.choose(requested.settings, settings.offered(backend="nccl", cpus=1, ranks=1))
+    return requested
+
+
+def _measure(requested: Request, node: Devices, root: Path) -> Result:
+    """Run all trials, write ``bench.json``, and return the result."""
+    threads = _threads(requested, node)
+    variables = {} if threads is None else {env.OMP_THREADS: str(threads)}
+    with _progress(len(requested.worlds) * requested.rounds) as say:
+        measured = rounds.measure(requested, root / "trials", variables=variables, say=say)
+    findings = [measured.findings[size] for size in sorted(measured.findings)]
+    if not measured.results:
+        raise RunError(findings[0])
+    content = rounds.to_bench(requested, measured, oversubscribed=requested.worlds[-1] > node.count)
+    bench_file.write(content, RunDir(root))  # kept also if what follows is interrupted
+    worths: list[Worth] = []
+    if requested.settings:
+        worths = _try_settings(requested, measured, root, variables=variables)
+        calculated = settings.accumulation(content.worlds[max(content.worlds)])
+        worths += [calculated] if calculated is not None else []
+        content = replace(content, settings=tuple(worth.to_json() for worth in worths))
+        bench_file.write(content, RunDir(root))
+    figures = scaling.figures(content)
+    return Result(
+        bench=content,
+        figures=figures,
+        brake=brake.judge(
+            figures,
+            is_weak=content.scaling == "weak",
+            script=content.command[0],
+            gradient_bytes=content.gradient_bytes,
+        ),
+        findings=findings,
+        steps=requested.steps,
+        threads=threads,
+        has_settled=rounds.has_settled(measured),
+        worths=worths,
+        folder=files.display_path(root),
+    )
+
+
+def _try_settings(
+    requested: Request,
+    measured: Measured,
+    root: Path,
+    *,
+    variables: Mapping[str, str],
+) -> list[Worth]:
+    """Measure the settings that are requested; return what each is worth."""
+    offers = settings.offered(
+        backend=measured.backend, cpus=cpus.usable_cpus()[0], ranks=max(measured.results)
+    )
+    candidates = settings.choose(requested.settings, offers)
+    with _progress((len(candidates) + 1) * requested.rounds) as say:
+        return setting_trials.measure(
+            requested, measured, root / "trials", offers=candidates, variables=variables, say=say
+        )
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    """Return what ``--json`` prints; the steps themselves are in ``bench.json``. Pure."""
+    values = result.bench.to_json()
+    del values["worlds"]
+    return {
+        **values,
+        "run_dir": result.folder,
+        "steps": result.steps,
+        "has_settled": result.has_settled,
+        "threads": result.threads,
+        "figures": [figures.to_json() for figures in result.figures],
+        "brake": result.brake.to_json(),
+        "findings": [finding.to_json() for finding in result.findings],
+    }
+
+
+def _require_one_task() -> None:
+    """Refuse to run in every task of a Slurm step: the tasks would measure each other."""
+    num_tasks = env.read(env.STEP_NUM_TASKS)
+    if num_tasks is None or num_tasks == "1" or env.in_terminal():
+        return
+    what = f"bench starts its own ranks on one node, and this is one of {num_tasks} Slurm tasks"
+    fix = "srun --ntasks 1 paceline bench ..."
+    raise UsageError(Finding("option-invalid", what, where="SLURM_STEP_NUM_TASKS", fix=fix))
+
+
+def _threads(requested: Request, node: Devices) -> int | None:
+    """Return the threads of a rank at every size; None if the user or the GPUs decide.
+
+    The launcher gives a single rank all CPUs. On CPUs that would compare one rank on all of them
+    with several on parts.
+    """
+    if node.are_gpus or env.read(env.OMP_THREADS):
+        return None
+    return max(1, node.count // requested.worlds[-1])
+
+
+def _create_folder(requested: Request) -> Path:
+    name = f"bench-{files.script_stem(requested.command[0])}"
+    new_id = files.new_run_id(name, now_s=time.time(), salt=secrets.token_hex(2))
+    root = requested.run_dir or RUNS / new_id
+    try:
+        (root / "trials").mkdir(parents=True)
+        files.require_space(root)
+    except FileExistsError:
+        what = f"{root} has the trials of another bench"
+        finding = Finding("option-invalid", what, where="--run-dir", fix="--run-dir NEW-FOLDER")
+        raise UsageError(finding) from None
+    except OSError as error:
+        raise SetupError(folder_errors.unusable(root, error, option="--run-dir")) from None
+    return root.absolute()
+
+
+@contextmanager
+def _progress(num_trials: int) -> Iterator[Say]:
+    """Show a progress bar on stderr, if a person looks at it.
+
+    It has no thread, because trials are started by a fork.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        auto_refresh=False,
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    task = bar.add_task("", total=num_trials)
+    num_begun = 0
+
+    def say(words: str) -> Any:
+        nonlocal num_begun
+        bar.update(task, description=words, completed=num_begun, refresh=True)
+        num_begun += 1
+        return bar.refresh
+
+    with bar:
+        yield say

@@ -1,0 +1,186 @@
+"""Start a script on each number of ranks, round after round, and collect its steps.
+
+The sizes take turns, in the opposite order in every other round: what changes on the machine
+meanwhile (temperature, other users) then meets all of them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from paceline.errors import Finding
+from paceline.measure import scaling, trial
+from paceline.measure.bench import request as requests
+from paceline.measure.bench import warmup
+from paceline.measure.bench.request import Request
+from paceline.measure.bench_file import BenchFile, Round, WorldBench
+from paceline.measure.trial import Trial, TrialResult
+from paceline.rundir import files
+from paceline.rundir.files import RunDir
+
+UNTIMED = 2  # steps at the start of a trial
+
+Say = Callable[[str], Callable[[], None]]
+
+
+@dataclass
+class Measured:
+    """The trials of a bench.
+
+    Attributes:
+        results: Those that went well, by number of ranks.
+        findings: Why a number of ranks could not be measured.
+        global_batch: Samples of a step over all ranks, for strong scaling; None if unknown yet.
+        backend: The backend that ranks use; empty before the first trial.
+    """
+
+    results: dict[int, list[TrialResult]] = field(default_factory=dict)
+    findings: dict[int, Finding] = field(default_factory=dict)
+    global_batch: int | None = None
+    backend: str = ""
+
+
+def measure(request: Request, folder: Path, *, variables: Mapping[str, str], say: Say) -> Measured:
+    """Run all trials of a bench.
+
+    Args:
+        request: The bench.
+        folder: Where the run folders of the trials are created.
+        variables: Environment variables of every trial.
+        say: Takes what is measured now; returns what moves the progress bar.
+
+    Raises:
+        UsageError: The script does not follow ``--batch-option``.
+    """
+    measured = Measured(global_batch=request.global_batch)
+    for number, size in _turns(request):
+        if size in measured.findings:
+            continue
+        ranks = "1 rank" if size == 1 else f"{size} ranks"
+        one = make(request, measured, size, folder / f"{ranks.replace(' ', '-')}-round-{number}")
+        tick = say(f"{ranks}, round {number} of {request.rounds}")
+        result = run(replace(one, variables=variables), tick)
+        _add(measured, request, one, result)
+    return measured
+
+
+def make(request: Request, measured: Measured, size: int, run_dir: Path) -> Trial:
+    """Return the trial of a number of ranks."""
+    return Trial(
+        command=request.command_for(size, measured.global_batch),
+        world_size=size,
+        steps=request.steps,
+        run_dir=run_dir,
+        options=request.options,
+        timeout_s=request.timeout_s,
+    )
+
+
+def run(one: Trial, tick: Callable[[], None]) -> TrialResult:
+    """Run a trial, and delete what a script that uses paceline's Session has saved in it."""
+    result = trial.run(one, tick)
+    shutil.rmtree(RunDir(one.run_dir).checkpoints, ignore_errors=True)
+    return result
+
+
+def _turns(request: Request) -> Iterator[tuple[int, int]]:
+    """Yield the number of the round, from 1, and the number of ranks of each trial."""
+    for number in range(1, request.rounds + 1):
+        sizes = request.worlds if number % 2 else tuple(reversed(request.worlds))
+        yield from ((number, size) for size in sizes)
+
+
+def _add(measured: Measured, request: Request, one: Trial, result: TrialResult) -> None:
+    size = one.world_size
+    if result.finding is not None:
+        measured.findings[size] = result.finding
+        measured.results.pop(size, None)
+        return
+    if request.scaling == "strong":
+        _check_batch(measured, request, one, result)
+    if not measured.backend:
+        measured.backend = str(files.read_json(RunDir(one.run_dir).plan())["backend"])
+    measured.results.setdefault(size, []).append(result)
+
+
+def _check_batch(measured: Measured, request: Request, one: Trial, result: TrialResult) -> None:
+    """Take the global batch from the first trial, and compare that of the others with it."""
+    samples, expected = result.samples_per_step, measured.global_batch
+    if expected is None:
+        if not samples:
+            raise requests.batch_unknown()
+        requests.check_division(request, samples)
+        measured.global_batch = samples
+    elif samples and samples != expected:
+        raise requests.no_effect(request, one.world_size, measured=samples, expected=expected)
+
+
+def to_bench(request: Request, measured: Measured, *, oversubscribed: bool) -> BenchFile:
+    """Return what was measured, without the steps of the warm-up. Pure.
+
+    Args:
+        request: The bench.
+        measured: Its trials, at least one of which went well.
+        oversubscribed: Whether ranks share devices.
+    """
+    slow = slow_steps(measured)
+    first = UNTIMED + slow
+    largest = measured.results[max(measured.results)][0]
+    return BenchFile(
+        command=request.command,
+        scaling=observed_scaling(request.scaling, measured),
+        backend=measured.backend,
+        warmup_steps=first,
+        worlds={size: _world(results, first) for size, results in sorted(measured.results.items())},
+        gradient_bytes=largest.gradient_bytes,
+        bucket_bytes=largest.bucket_bytes,
+        oversubscribed=oversubscribed,
+    )
+
+
+def slow_steps(measured: Measured) -> int:
+    """Return how many timed steps belong to the warm-up: the most that a number of ranks needs.
+
+    Of the rounds of one number of ranks the median counts: a single one may have been disturbed.
+    """
+    return max(
+        round(statistics.median(warmup.slow_steps(_times(result)) for result in results))
+        for results in measured.results.values()
+    )
+
+
+def has_settled(measured: Measured) -> bool:
+    """Return whether the times of steps had settled before half of them were over."""
+    shortest = min(len(result.steps) for results in measured.results.values() for result in results)
+    return slow_steps(measured) < shortest // 2
+
+
+def _times(result: TrialResult) -> list[float]:
+    return [scaling.step_seconds(result.steps[step]) for step in sorted(result.steps)]
+
+
+def _world(results: list[TrialResult], first: int) -> WorldBench:
+    return WorldBench(
+        num_nodes=1,
+        samples_per_step=results[0].samples_per_step,
+        hosts=results[0].hosts,
+        rounds=[_after(result, first) for result in results],
+    )
+
+
+def _after(result: TrialResult, first: int) -> Round:
+    return {step: ranks for step, ranks in result.steps.items() if step >= first}
+
+
+def observed_scaling(requested: str, measured: Measured) -> str:
+    """Return ``"strong"`` if the script itself divides a global batch among its ranks.
+
+    Scripts of ``paceline.Session`` do, and those that compute the batch from the world size.
+    """
+    batches = {results[0].samples_per_step for results in measured.results.values()}
+    is_same = len(measured.results) > 1 and len(batches) == 1 and 0 not in batches
+    return "strong" if is_same else requested

@@ -1,0 +1,254 @@
+"""Decide which settings are tried, and what each is worth. Pure.
+
+Settings of DistributedDataParallel are applied from outside (``launch.probe.ddp_settings``), others
+are environment variables. A setting is compared with trials without it that took turns with its
+own. Beside one that changes arithmetic stands the loss after the same number of samples.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from paceline import env
+from paceline.errors import Finding, UsageError, closest
+from paceline.launch.monitor.timed_steps import Durations
+from paceline.launch.probe.ddp_settings import AUTOCAST, HOOK
+from paceline.measure import intervals, scaling
+from paceline.measure.bench_file import WorldBench
+from paceline.measure.intervals import Interval
+from paceline.measure.trial import TrialResult
+
+ALL = "all"
+ACCUMULATED = 4  # batches of a step
+LOSS_STEPS = 10  # the last steps of a trial, over which the loss is averaged
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=\S*")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Something to try.
+
+    Attributes:
+        name: Its name in ``--settings`` and in the table.
+        line: How a user sets it.
+        ddp: Settings of DistributedDataParallel.
+        variables: Environment variables.
+        changes_arithmetic: Whether results differ by more than the order of sums.
+    """
+
+    name: str
+    line: str
+    ddp: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    changes_arithmetic: bool = False
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment variables of its trials."""
+        ddp = {env.TRY_DDP: json.dumps(dict(self.ddp))} if self.ddp else {}
+        return {**self.variables, **ddp}
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What a setting is worth.
+
+    Attributes:
+        name: Name of the setting.
+        line: How a user sets it.
+        ranks: Number of ranks.
+        gain: Samples per second as a multiple of those without it; None if it was not judged.
+        reason: Why it was not judged; empty if it was.
+        changes_arithmetic: Whether results differ by more than the order of sums.
+        loss: Mean loss of the last steps over all rounds; None if unknown.
+        loss_without: The same without the setting.
+        is_calculated: Whether the gain was calculated from other steps, and not measured.
+    """
+
+    name: str
+    line: str
+    ranks: int
+    gain: Interval | None = None
+    reason: str = ""
+    changes_arithmetic: bool = False
+    loss: float | None = None
+    loss_without: float | None = None
+    is_calculated: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self)
+
+
+def offered(*, backend: str, cpus: int, ranks: int) -> list[Setting]:
+    """Return the settings that ``--settings all`` tries.
+
+    Args:
+        backend: Backend of the process group.
+        cpus: Usable CPUs of this node.
+        ranks: Number of ranks.
+    """
+    return [*_of_ddp(), *_of_backend(backend), *_of_threads(cpus, ranks)]
+
+
+def _of_ddp() -> Iterator[Setting]:
+    for megabytes in (5, 100):
+        yield Setting(
+            f"bucket-{megabytes}mb",
+            f"DistributedDataParallel(bucket_cap_mb={megabytes})",
+            {"bucket_cap_mb": megabytes},
+        )
+    for name in ("static_graph", "gradient_as_bucket_view"):
+        line = f"DistributedDataParallel({name}=True)"
+        yield Setting(name.replace("_", "-"), line, {name: True})
+    for short, dtype in (("fp16", "float16"), ("bf16", "bfloat16")):
+        line = f"model.register_comm_hook(None, default_hooks.{short}_compress_hook)"
+        yield Setting(f"{short}-hook", line, {HOOK: dtype}, changes_arithmetic=True)
+    line = "with torch.autocast(device, torch.bfloat16): around the forward"
+    yield Setting("bf16-autocast", line, {AUTOCAST: "bfloat16"}, changes_arithmetic=True)
+
+
+def _of_backend(backend: str) -> Iterator[Setting]:
+    if backend == "nccl":
+        for value in ("Ring", "Tree"):
+            yield variable(f"NCCL_ALGO={value}")
+
+
+def _of_threads(cpus: int, ranks: int) -> Iterator[Setting]:
+    for threads in sorted({1, max(1, cpus // ranks), cpus}):
+        yield variable(f"{env.OMP_THREADS}={threads}")
+
+
+def variable(text: str) -> Setting:
+    """Return the setting of an environment variable, ``NAME=VALUE``."""
+    name, _, value = text.partition("=")
+    return Setting(text, f"export {text}", variables={name: value})
+
+
+def choose(text: str, offers: Sequence[Setting]) -> list[Setting]:
+    """Return the settings that ``--settings`` names.
+
+    Args:
+        text: ``all``, or names and ``VARIABLE=VALUE`` separated by commas.
+        offers: What ``offered`` returned.
+
+    Raises:
+        UsageError: A name is unknown.
+    """
+    if text == ALL:
+        return list(offers)
+    by_name = {setting.name: setting for setting in offers}
+    return [_named(word.strip(), by_name) for word in text.split(",")]
+
+
+def _named(word: str, by_name: Mapping[str, Setting]) -> Setting:
+    if word in by_name:
+        return by_name[word]
+    if _VARIABLE.fullmatch(word):
+        return variable(word)
+    near = closest(word, by_name) or ALL
+    finding = Finding(
+        "option-invalid",
+        f"--settings has no setting {word!r}",
+        where="--settings",
+        evidence=(f"there are: {', '.join(by_name)}", "or VARIABLE=VALUE"),
+        fix=f"--settings {near}",
+    )
+    raise UsageError(finding)
+
+
+def judge(
+    setting: Setting,
+    results: Sequence[TrialResult],
+    without: Sequence[TrialResult],
+    *,
+    first: int,
+) -> Worth:
+    """Return what a setting is worth.
+
+    Args:
+        setting: The setting.
+        results: Its trials.
+        without: The trials without it, all of which went well.
+        first: The first step that counts, after the warm-up.
+    """
+    worth = Worth(
+        setting.name,
+        setting.line,
+        len(without[0].hosts),
+        changes_arithmetic=setting.changes_arithmetic,
+    )
+    reason = _why_not(setting, results)
+    if reason:
+        return _replaced(worth, reason=reason)
+    times = scaling.window_times([_after(result, first) for result in results])
+    times_without = scaling.window_times([_after(result, first) for result in without])
+    return _replaced(
+        worth,
+        gain=intervals.ratio(times_without, times),
+        loss=_loss(results),
+        loss_without=_loss(without),
+    )
+
+
+def _replaced(worth: Worth, **values: Any) -> Worth:
+    return Worth(**{**worth.__dict__, **values})
+
+
+def _why_not(setting: Setting, results: Sequence[TrialResult]) -> str:
+    """Return why a setting cannot be judged; empty if it can."""
+    for result in results:
+        if result.finding is not None:
+            lines = (*result.finding.evidence, result.finding.what)
+            return f"the script fails with it: {lines[0]}"
+        if set(setting.ddp) - set(result.applied):
+            return "the script's framework does not construct DistributedDataParallel"
+    return ""
+
+
+def _after(result: TrialResult, first: int) -> Mapping[int, Any]:
+    return {step: ranks for step, ranks in result.steps.items() if step >= first}
+
+
+def _loss(results: Sequence[TrialResult]) -> float | None:
+    """Return the mean loss of the last steps of all rounds; None if it is unknown."""
+    losses = [loss for result in results for _, loss in sorted(result.losses.items())[-LOSS_STEPS:]]
+    return statistics.fmean(losses) if losses else None
+
+
+def accumulation(world: WorldBench) -> Worth | None:
+    """Return what accumulating gradients over ``ACCUMULATED`` batches would be worth.
+
+    It cannot be tried in a script that makes a step with each batch. Exchanging once instead of
+    ``ACCUMULATED`` times saves the other exchanges, as far as no computing hides them.
+
+    Args:
+        world: The measured steps of several ranks.
+
+    Returns:
+        None for a single rank, which exchanges nothing.
+    """
+    size = len(world.hosts)
+    if size < 2:
+        return None
+    gains = [[_accumulated(steps[step]) for step in sorted(steps)] for steps in world.rounds]
+    return Worth(
+        f"accumulate-{ACCUMULATED}",
+        f"with model.no_sync(): around the backward of all but each {ACCUMULATED}th batch",
+        size,
+        gain=intervals.median(gains),
+        changes_arithmetic=True,
+        is_calculated=True,
+    )
+
+
+def _accumulated(step: Mapping[int, Durations]) -> float:
+    """Return the gain of one step, from the exchange of the rank that came last to it."""
+    last = max(step, key=lambda rank: sum(step[rank][:-1]))
+    total, exchange = sum(step[last]), step[last][-1]
+    return total / (total - exchange * (1 - 1 / ACCUMULATED))

@@ -1,0 +1,184 @@
+"""Format the result of a bench as text of at most 80 columns. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+
+from paceline.errors import Finding
+from paceline.measure.bench.brake import Brake
+from paceline.measure.bench.settings import LOSS_STEPS, Worth
+from paceline.measure.bench_file import BenchFile
+from paceline.measure.intervals import Interval
+from paceline.measure.scaling import WorldFigures
+
+COLUMNS = 80
+_PARTS = ("data", "compute", "other", "communication", "waiting")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A bench that is to be shown.
+
+    Attributes:
+        bench: What was measured.
+        figures: The figures of each number of ranks.
+        brake: What holds scaling back.
+        findings: Why some numbers of ranks could not be measured.
+        steps: Optimizer steps of a trial, with those of the warm-up.
+        threads: Threads of a rank, if they were set to be the same at every size; else None.
+        has_settled: Whether the times of steps had settled after the warm-up.
+        folder: The run folder, for people.
+        worths: What each setting is worth.
+    """
+
+    bench: BenchFile
+    figures: Sequence[WorldFigures]
+    brake: Brake
+    findings: Sequence[Finding]
+    steps: int
+    threads: int | None
+    has_settled: bool
+    folder: str
+    worths: Sequence[Worth] = ()
+
+
+def render(result: Result) -> str:
+    """Return the result as text."""
+    lines = [
+        *_head(result),
+        "",
+        *_speeds(result.figures),
+        "",
+        *_splits(result.figures),
+        "",
+        *_wrapped(f"what holds it back: {result.brake.sentence}"),
+    ]
+    if result.brake.advice:
+        lines += _wrapped(f"try: {result.brake.advice}")
+    if result.worths:
+        lines += ["", *_settings(result.worths)]
+    lines += [line for finding in result.findings for line in ("", finding.render())]
+    return "\n".join([*lines, f"run folder {result.folder}"])
+
+
+def _head(result: Result) -> Iterator[str]:
+    bench = result.bench
+    rounds = max(len(world.rounds) for world in bench.worlds.values())
+    times = "1 round" if rounds == 1 else f"{rounds} interleaved rounds"
+    yield from _wrapped(
+        f"{bench.command[0]}: {bench.scaling} scaling ({_batch(bench)}), {bench.backend}, {times}"
+        f" of {result.steps} steps"
+    )
+    yield from _wrapped(_warmup(result))
+    if result.threads is not None:
+        yield from _wrapped(
+            f"threads: OMP_NUM_THREADS={result.threads} at every size, so that ranks are alike"
+        )
+    if bench.oversubscribed:
+        yield from _wrapped(
+            "oversubscribed: ranks take turns on the devices of this node; ranks that have their"
+            " own are faster"
+        )
+
+
+def _warmup(result: Result) -> str:
+    warmup = result.bench.warmup_steps
+    text = f"warm-up: the first {warmup} steps of each round are left out"
+    if result.has_settled:
+        return f"{text}; after them, times of steps have settled"
+    more = 2 * result.steps
+    return f"{text}, and times of steps have not settled by then; try --steps {more}"
+
+
+def _batch(bench: BenchFile) -> str:
+    """Return the batch that stays the same."""
+    size, world = min(bench.worlds.items())
+    if not world.samples_per_step:
+        return "batch unknown"
+    if bench.scaling == "strong":
+        return f"{world.samples_per_step} samples a step"
+    return f"{world.samples_per_step / size:g} samples a rank"
+
+
+def _speeds(figures: Sequence[WorldFigures]) -> Iterator[str]:
+    """Return the table of speeds; intervals of 95 % are in parentheses."""
+    yield f"{'ranks':>5}  {'samples/s (95 %)':>24}  {'step ms':>8}  {'speed-up':>8}  efficiency"
+    for row in figures:
+        rate = "unknown" if row.samples_per_s is None else _with_interval(row.samples_per_s, ",.4g")
+        efficiency = _percent(row.efficiency) if row is not figures[0] else "-"
+        step = f"{row.step_s.value * 1000:.3g}"
+        yield (
+            f"{row.num_ranks:>5}  {rate:>24}  {step:>8}  {row.speedup.value:>7.2f}x  {efficiency}"
+        )
+
+
+def _with_interval(interval: Interval, form: str) -> str:
+    return f"{interval.value:{form}} ({interval.low:{form}}-{interval.high:{form}})"
+
+
+def _percent(interval: Interval) -> str:
+    return f"{interval.value:.0%} ({interval.low:.0%}-{interval.high:.0%})"
+
+
+def _splits(figures: Sequence[WorldFigures]) -> Iterator[str]:
+    """Return the table of the parts of a step, as shares."""
+    yield f"{'ranks':>5}  " + "".join(f"{part:>14}" for part in _PARTS)
+    for row in figures:
+        yield f"{row.num_ranks:>5}  " + "".join(f"{_share(row.parts, p):>14}" for p in _PARTS)
+
+
+def _settings(worths: Sequence[Worth]) -> Iterator[str]:
+    """Return the table of settings, the fastest first, and those that were not judged."""
+    yield f"settings on {worths[0].ranks} ranks, loss over the last {LOSS_STEPS} steps"
+    yield f"{'':2}{'setting':26}{'samples/s (95 %)':>24}{'loss':>12}{'without':>12}"
+    judged = [worth for worth in worths if worth.gain is not None]
+    for worth in sorted(judged, key=_gain, reverse=True):
+        yield _setting_row(worth)
+    yield from _wrapped(_fastest([worth for worth in judged if not worth.is_calculated]))
+    for worth in worths:
+        if worth.is_calculated:
+            yield from _wrapped(f"calculated, not measured: {worth.name}, {worth.line}")
+        if worth.gain is None:
+            yield from _wrapped(f"not judged: {worth.name}, {worth.reason}")
+
+
+def _fastest(measured: Sequence[Worth]) -> str:
+    """Return how the fastest setting is set, if it is faster for certain.
+
+    Of many settings that do nothing, one may look faster.
+    """
+    best = max(measured, key=_gain, default=None)
+    if best is None or best.gain is None or best.gain.low <= 1:
+        return "no setting is faster beyond the noise of these steps"
+    again = f"; measure it alone before you keep it: --settings {best.name}"
+    return f"the fastest: {best.line}{again if len(measured) > 1 else ''}"
+
+
+def _gain(worth: Worth) -> float:
+    return worth.gain.value if worth.gain is not None else 0.0
+
+
+def _setting_row(worth: Worth) -> str:
+    gain = worth.gain
+    assert gain is not None, "only settings that were judged have a row"
+    change = f"{gain.value - 1:+.0%} ({gain.low - 1:+.0%} to {gain.high - 1:+.0%})"
+    losses = f"{'-':>12}{'-':>12}"
+    if worth.changes_arithmetic:
+        losses = f"{_loss(worth.loss):>12}{_loss(worth.loss_without):>12}"
+    return f"{'':2}{worth.name:26}{change:>24}{losses}".rstrip()
+
+
+def _loss(loss: float | None) -> str:
+    return "unknown" if loss is None else f"{loss:.4g}"
+
+
+def _share(parts: Mapping[str, float], part: str) -> str:
+    if part not in parts:
+        return "-"
+    return f"{parts[part] / sum(parts.values()):.0%}"
+
+
+def _wrapped(text: str) -> list[str]:
+    return wrap(text, COLUMNS, subsequent_indent="  ", break_on_hyphens=False)

@@ -1,0 +1,235 @@
+"""What a forecast takes from a bench: times of steps by world size, and all-reduces. Pure.
+
+Steps are reduced to what the model needs: the own work of each rank, and the exchange and backward
+of the rank that came last, whose exchange contains no waiting for others.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import Finding, SetupError
+from paceline.launch.monitor import stage_times
+from paceline.measure.bench_file import BenchFile, WorldBench
+
+_S = 1e-9  # durations are in nanoseconds
+_BACKWARD = stage_times.STAGES.index("backward")
+# A round is divided into blocks until there are so many: neighbouring steps resemble each other, so
+# that the bootstrap must draw blocks, and from few it cannot draw.
+_LEAST_BLOCKS = 8
+_LEAST_BLOCK_STEPS = 5
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """One step of all ranks.
+
+    Attributes:
+        own_s: Seconds of each rank until its own gradients are computed.
+        exchange_s: Seconds of the exchange, as of the rank that came last.
+        backward_s: Seconds of that rank's own backward.
+    """
+
+    own_s: tuple[float, ...]
+    exchange_s: float
+    backward_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Time of the step."""
+        return max(self.own_s) + self.exchange_s
+
+
+@dataclass(frozen=True)
+class WorldTimes:
+    """What a bench has measured at one world size.
+
+    Attributes:
+        ranks: Number of ranks.
+        num_nodes: Number of nodes.
+        samples_per_step: Samples of all ranks in a step; 0 if unknown.
+        rounds: Steps by round.
+        left_out: Number of steps that took far longer than most.
+        is_synchronised: Whether ranks leave the exchange together.
+    """
+
+    ranks: int
+    num_nodes: int
+    samples_per_step: float
+    rounds: tuple[tuple[TimedStep, ...], ...]
+    left_out: int
+    is_synchronised: bool
+
+    @property
+    def blocks(self) -> list[tuple[TimedStep, ...]]:
+        """Rounds, or parts of them where there are few."""
+        return _divided(self.rounds)
+
+    @property
+    def steps(self) -> list[TimedStep]:
+        """The steps of all rounds."""
+        return [step for steps in self.rounds for step in steps]
+
+    @property
+    def own_mean_s(self) -> float:
+        """Mean own work of a rank in a step."""
+        return statistics.fmean(own_s for step in self.steps for own_s in step.own_s)
+
+
+@dataclass(frozen=True)
+class NetworkTimes:
+    """What ``bench network`` has measured.
+
+    Attributes:
+        ranks: Number of ranks.
+        num_nodes: Number of nodes.
+        points: Bytes and seconds of an all-reduce.
+        least: Bytes, and the lower end of the interval of its seconds.
+    """
+
+    ranks: int
+    num_nodes: int
+    points: tuple[tuple[float, float], ...]
+    least: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A bench, as far as a forecast needs it.
+
+    Attributes:
+        command: Words of the script.
+        scaling: ``"weak"``, the batch per rank stays, or ``"strong"``, the global batch stays.
+        backend: ``"nccl"`` or ``"gloo"``.
+        worlds: What was measured, by number of ranks, the smallest first.
+        gradient_bytes: Bytes of all gradients; None if unknown.
+        bucket_bytes: Bytes of each all-reduce; None if unknown.
+        networks: What ``bench network`` has measured; empty without it.
+        is_oversubscribed: Whether ranks shared CPUs or GPUs.
+    """
+
+    command: tuple[str, ...]
+    scaling: str
+    backend: str
+    worlds: Mapping[int, WorldTimes]
+    gradient_bytes: float | None
+    bucket_bytes: tuple[float, ...] | None
+    networks: tuple[NetworkTimes, ...]
+    is_oversubscribed: bool
+
+    @property
+    def knows_bytes(self) -> bool:
+        """Whether the bytes of the gradients are known."""
+        return bool(self.gradient_bytes or self.bucket_bytes)
+
+    @property
+    def largest(self) -> WorldTimes:
+        """The world with most ranks."""
+        return self.worlds[max(self.worlds)]
+
+
+def summarize(file: BenchFile, networks: Sequence[Mapping[str, Any]] = ()) -> Bench:
+    """Return what a forecast needs of a bench.
+
+    Args:
+        file: The bench.
+        networks: What ``bench network --json`` has printed, besides what the bench contains.
+
+    Raises:
+        SetupError: The bench is damaged.
+    """
+    measured_networks = [file.network] if file.network else []
+    try:
+        worlds = {
+            ranks: _world(ranks, world)
+            for ranks, world in sorted(file.worlds.items())
+            if any(world.rounds)
+        }
+        network_times = [_network(values) for values in (*measured_networks, *networks)]
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+        what = f"what was measured is damaged: {type(error).__name__}: {error}"
+        raise SetupError(unreadable(what)) from None
+    return Bench(
+        command=file.command,
+        scaling=file.scaling,
+        backend=file.backend,
+        worlds=worlds,
+        gradient_bytes=file.gradient_bytes,
+        bucket_bytes=file.bucket_bytes,
+        networks=tuple(network_times),
+        is_oversubscribed=file.oversubscribed,
+    )
+
+
+def unreadable(what: str) -> Finding:
+    """Return the finding for a bench that cannot be read."""
+    return Finding(
+        "input-unreadable",
+        what,
+        evidence=("paceline bench writes bench.json into its run folder",),
+        fix="paceline bench train.py --world 1,2",
+    )
+
+
+def _world(ranks: int, world: WorldBench) -> WorldTimes:
+    rounds = [[step for _, step in sorted(steps.items())] for steps in world.rounds]
+    steps = [step for steps_of_round in rounds for step in steps_of_round]
+    usual_steps = stage_times.without_outliers(steps)
+    _check(usual_steps, ranks)
+    usual = {id(step) for step in usual_steps}
+    counted = [[_summary(step) for step in steps if id(step) in usual] for steps in rounds]
+    return WorldTimes(
+        ranks=ranks,
+        num_nodes=world.num_nodes,
+        samples_per_step=world.samples_per_step,
+        rounds=tuple(tuple(steps) for steps in counted if len(steps) > 1),
+        left_out=len(steps) - len(usual),
+        is_synchronised=stage_times.are_synchronised(usual_steps),
+    )
+
+
+def _check(steps: Sequence[stage_times.Step], ranks: int) -> None:
+    """Raise a ValueError for steps that cannot have been measured."""
+    if any(len(step) != ranks for step in steps):
+        raise ValueError(f"a step of {ranks} ranks has another number of ranks")
+    if not any(sum(durations) for step in steps for durations in step.values()):
+        raise ValueError(f"the steps of {ranks} ranks take no time")
+
+
+def _summary(step: Mapping[int, Sequence[int]]) -> TimedStep:
+    own = {rank: sum(durations[:-1]) for rank, durations in sorted(step.items())}
+    last = max(own, key=lambda rank: own[rank])
+    return TimedStep(
+        own_s=tuple(duration * _S for duration in own.values()),
+        exchange_s=step[last][-1] * _S,
+        backward_s=step[last][_BACKWARD] * _S,
+    )
+
+
+def _divided(blocks: Sequence[Sequence[TimedStep]]) -> list[tuple[TimedStep, ...]]:
+    """Divide blocks of consecutive steps until there are enough to draw from."""
+    parts_per_block = -(-_LEAST_BLOCKS // max(1, len(blocks)))
+    divided = []
+    for block in blocks:
+        size = max(_LEAST_BLOCK_STEPS, -(-len(block) // parts_per_block))
+        divided += [tuple(block[begin : begin + size]) for begin in range(0, len(block), size)]
+    return divided
+
+
+def _network(values: Mapping[str, Any]) -> NetworkTimes:
+    measured = values["points"]
+    points = [(float(point["bytes"]), float(point["seconds"])) for point in measured]
+    lows = [float(point.get("low", point["seconds"])) for point in measured]
+    least = [(size, low) for (size, _), low in zip(points, lows, strict=True)]
+    lowest = min(min(point) for point in (*points, *least)) if points else 0.0
+    if len(points) < 2 or lowest <= 0 or values["world"] < 2:
+        raise ValueError("the network has too few points, or times of 0 s")
+    return NetworkTimes(
+        ranks=values["world"],
+        num_nodes=int(values.get("num_nodes", 1)),
+        points=tuple(points),
+        least=tuple(least),
+    )

@@ -1,0 +1,61 @@
+"""GPU hours and money at a forecast throughput. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.measure.forecast.prediction import Forecast, Point
+
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a number of samples costs on one world size.
+
+    Attributes:
+        world: Number of ranks.
+        hours: Hours from begin to end.
+        low_hours: Lower end of their interval.
+        high_hours: Upper end.
+        gpu_hours: ``hours`` times ranks.
+        money: GPU hours times the price of one; None without a price.
+        low_money: Lower end of its interval.
+        high_money: Upper end.
+    """
+
+    world: int
+    hours: float
+    low_hours: float
+    high_hours: float
+    gpu_hours: float
+    money: float | None
+    low_money: float | None
+    high_money: float | None
+
+
+def costs(forecast: Forecast, samples: float, price: float | None) -> list[Cost]:
+    """Return what training on so many samples costs at each point of a forecast.
+
+    Args:
+        forecast: The forecast.
+        samples: Samples of the whole training run, all epochs together.
+        price: Price of a GPU hour, in any currency; None to leave money out.
+    """
+    return [_cost(point, samples, price) for point in forecast.points]
+
+
+def _cost(point: Point, samples: float, price: float | None) -> Cost:
+    hours = samples / point.samples_per_s / _HOUR_S
+    low, high = samples / point.high / _HOUR_S, samples / point.low / _HOUR_S
+    rate = None if price is None else price * point.world
+    return Cost(
+        world=point.world,
+        hours=hours,
+        low_hours=low,
+        high_hours=high,
+        gpu_hours=hours * point.world,
+        money=None if rate is None else hours * rate,
+        low_money=None if rate is None else low * rate,
+        high_money=None if rate is None else high * rate,
+    )

@@ -1,0 +1,288 @@
+"""Fit the model of a step's time to a bench. Pure.
+
+The links are fitted so that the communication of the measured world sizes is reproduced. Several of
+them determine latency and bandwidth; with one, the latency comes from ``bench network`` if it was
+measured, else from a plausible range. The bandwidth is not taken from ``bench network`` then: on
+busy CPUs an all-reduce alone takes longer than it does in training. A link that no world size used
+is what ``bench network`` says.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.measure.forecast import collectives, own_work
+from paceline.measure.forecast.bench_data import Bench, TimedStep
+from paceline.measure.forecast.collectives import Exchange, Link, Network
+from paceline.measure.forecast.draws import Draw
+from paceline.measure.forecast.model import Model
+from paceline.measure.forecast.own_work import Differences, OwnWork
+
+# Seconds of a message without bytes, where nothing determines it: NVLink to TCP between threads.
+LATENCY_RANGE_S = (5e-6, 5e-4)
+# Of an Ethernet link's rate, what its headers leave to data: 1448 of 1538 bytes with frames of 1500
+# bytes, 8948 of 9038 with jumbo frames.
+PAYLOAD_RANGE = (1448 / 1538, 8948 / 9038)
+# What the formulas leave out, as a standard deviation of the logarithm of all communication:
+# forecasts for 3 to 8 ranks differed by up to 5 % from what was measured (benchmarks/forecast.py).
+MODEL_ERROR = 0.05
+_LEAST_TIME_SHARE = 1e-6  # that the bandwidth takes of an exchange; less makes no difference
+_LEAST_LATENCY_SHARE = 1e-4  # of an exchange; less makes no difference
+_LATENCY_BISECTIONS = 12
+_LEAST_EXCHANGE_S = 1e-7  # the search works on logarithms
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What is different from the bench.
+
+    Attributes:
+        ranks_per_node: Ranks of a node; None as in the bench.
+        link_bits_per_s: Rate of the link between nodes; None as measured.
+    """
+
+    ranks_per_node: int | None = None
+    link_bits_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class WorldMeans:
+    """Mean times of a world's steps, in seconds."""
+
+    ranks: int
+    step_s: float
+    own_s: float
+    exchange_s: float
+    backward_s: float
+
+
+class Fitter:
+    """Fits models to a bench: one estimate, and one for each draw of the bootstrap.
+
+    Args:
+        bench: The bench.
+        what_if: What is different from it.
+    """
+
+    def __init__(self, bench: Bench, what_if: WhatIf) -> None:
+        self._bench, self._what_if = bench, what_if
+        self._measured_per_node = measured_per_node(bench)
+        self._per_node = what_if.ranks_per_node or self._measured_per_node
+        self._spread = own_work.spread(
+            [[step.own_s for step in steps] for steps in bench.largest.rounds]
+        )
+        self._block_means = {
+            ranks: [_means_of(world.ranks, block) for block in world.blocks]
+            for ranks, world in bench.worlds.items()
+        }
+
+    def fit(self, draw: Draw) -> Model:
+        """Return the model of one draw."""
+        bench = self._bench
+        means = {ranks: self._drawn_means(ranks, draw) for ranks in bench.worlds}
+        largest = means[bench.largest.ranks]
+        exchange = self._exchange(largest, draw)
+        single = means.get(1)
+        return Model(
+            work=self._work(largest.own_s, draw),
+            backward_s=largest.backward_s,
+            exchange=exchange,
+            network=self._network(means, exchange, draw),
+            samples_per_rank=(bench.largest.samples_per_step or largest.ranks) / largest.ranks,
+            fixed_s=_fixed_s(bench, means) if bench.scaling == "strong" else None,
+            global_batch=bench.largest.samples_per_step,
+            single_step_s=single.step_s if single else None,
+            single_samples=bench.worlds[1].samples_per_step or 1.0 if single else 0.0,
+            steady_share=draw.within(0.0, 1.0),
+        )
+
+    def _drawn_means(self, ranks: int, draw: Draw) -> WorldMeans:
+        blocks = self._block_means[ranks]
+        drawn = [blocks[number] for number in draw.blocks(len(blocks))]
+        return WorldMeans(
+            ranks,
+            step_s=statistics.fmean(block.step_s for block in drawn),
+            own_s=statistics.fmean(block.own_s for block in drawn),
+            exchange_s=statistics.fmean(block.exchange_s for block in drawn),
+            backward_s=statistics.fmean(block.backward_s for block in drawn),
+        )
+
+    def _work(self, mean_s: float, draw: Draw) -> OwnWork:
+        shared = draw.about(self._spread.shared, self._spread.shared_error)
+        deviations_s = draw.deviations(self._spread.deviations_s(shared))
+        # Between a tail that ends with the sample and one that is twice as heavy as in it.
+        return OwnWork(mean_s, Differences(deviations_s, tail_factor=draw.within(0.0, 2.0)))
+
+    def _exchange(self, largest: WorldMeans, draw: Draw) -> Exchange:
+        bench = self._bench
+        if bench.bucket_bytes:
+            return Exchange(bench.bucket_bytes)
+        if bench.gradient_bytes:
+            return Exchange(collectives.default_buckets(bench.gradient_bytes))
+        return Exchange((1.0,), hidden_s=draw.within(0.0, largest.backward_s))
+
+    def _network(self, means: dict[int, WorldMeans], exchange: Exchange, draw: Draw) -> Network:
+        """Fit the links to the worlds on one node, and to those on several."""
+        bench = self._bench
+        has_trees = bench.backend == "nccl"
+
+        def with_inside(link: Link) -> Network:
+            return Network(link, link, self._largest_node(), has_trees)
+
+        inside = self._link(with_inside, means, exchange, draw, on_one_node=True)
+
+        def with_between(link: Link) -> Network:
+            return Network(inside or link, link, self._measured_per_node, has_trees)
+
+        between = self._link(with_between, means, exchange, draw, on_one_node=False)
+        between = self._replaced(between, inside, draw)
+        inside = inside or between
+        between = between or inside
+        assert inside is not None and between is not None  # checked before a fit
+        error = math.exp(draw.about(0.0, MODEL_ERROR))
+        return Network(inside.slowed(error), between.slowed(error), self._per_node, has_trees)
+
+    def _largest_node(self) -> int:
+        networks = self._bench.networks
+        return max((*self._bench.worlds, *(network.ranks for network in networks)))
+
+    def _replaced(self, between: Link | None, inside: Link | None, draw: Draw) -> Link | None:
+        """Return the link between nodes with the rate of ``--link``, if there is one."""
+        rate = self._what_if.link_bits_per_s
+        if rate is None:
+            return between
+        latency_s = between.latency_s if between else draw.within_log(*LATENCY_RANGE_S)
+        if inside:
+            latency_s = max(latency_s, inside.latency_s)
+        return Link(latency_s, rate / 8 * draw.within(*PAYLOAD_RANGE))
+
+    def _link(
+        self,
+        network_with: Callable[[Link], Network],
+        means: dict[int, WorldMeans],
+        exchange: Exchange,
+        draw: Draw,
+        *,
+        on_one_node: bool,
+    ) -> Link | None:
+        """Fit a link to what was measured on one node, or on several; None if nothing was."""
+        bench = self._bench
+        worlds = [
+            means[ranks]
+            for ranks, world in bench.worlds.items()
+            if ranks > 1 and (world.num_nodes == 1) == on_one_node
+        ]
+
+        def exposed_s(link: Link, world: WorldMeans) -> float:
+            return exchange.exposed_s(network_with(link), world.ranks, world.backward_s)
+
+        measured = None
+        networks = [n for n in bench.networks if (n.num_nodes == 1) == on_one_node]
+        if networks and exchange.hidden_s is None:
+            network = networks[-1]
+            link, error = collectives.fit_link(network.points, network.ranks)
+            # A small message waits for a busy CPU much longer than for the network, and noise only
+            # adds to a time. In training the CPU is awake when gradients come.
+            least, _ = collectives.fit_link(network.least, network.ranks)
+            measured = Link(min(least.latency_s, link.latency_s), link.bytes_per_s)
+            measured = measured.slowed(
+                math.exp(draw.about(0.0, error / len(network.points) ** 0.5))
+            )
+        if not worlds:
+            return measured
+        return _fitted(worlds, exposed_s, draw, sum(exchange.buckets), measured)
+
+
+_Exposed = Callable[[Link, WorldMeans], float]
+
+
+def _fitted(
+    worlds: Sequence[WorldMeans],
+    exposed_s: _Exposed,
+    draw: Draw,
+    num_bytes: float,
+    measured: Link | None,
+) -> Link:
+    """Fit latency and bandwidth to the exchanges.
+
+    Latency grows with the number of ranks, and what the bandwidth takes hardly does. So the latency
+    follows from the largest world, once the bandwidth fits all of them together. A single exchange
+    does not determine both: the latency is then that of the measured link, or without one drawn
+    from its plausible range.
+    """
+    most_s = min(world.exchange_s / (2 * (world.ranks - 1)) for world in worlds)
+    if len(worlds) == 1 and measured is not None:
+        latency_s = min(measured.latency_s, most_s * (1 - _LEAST_TIME_SHARE))
+        return _with_latency(latency_s, worlds, exposed_s, num_bytes)
+    if len(worlds) == 1:
+        low_s, high_s = LATENCY_RANGE_S
+        latency_s = min(draw.within_log(low_s, high_s), most_s / 2)
+        return _with_latency(latency_s, worlds, exposed_s, num_bytes)
+    largest = worlds[-1]
+
+    def excess_s(latency_s: float) -> float:
+        link = _with_latency(latency_s, worlds, exposed_s, num_bytes)
+        return exposed_s(link, largest) - largest.exchange_s
+
+    latency_s = _root(excess_s, most_s * _LEAST_LATENCY_SHARE, most_s, _LATENCY_BISECTIONS)
+    return _with_latency(latency_s, worlds, exposed_s, num_bytes)
+
+
+def _with_latency(
+    latency_s: float, worlds: Sequence[WorldMeans], exposed_s: _Exposed, num_bytes: float
+) -> Link:
+    """Return the link of this latency on which the worlds together exchange as long as measured."""
+    measured_s = sum(world.exchange_s for world in worlds)
+    # All of an exchange takes at most what is exposed of it, and backward.
+    most_s = max(world.exchange_s + world.backward_s for world in worlds)
+
+    def excess_s(s_per_byte: float) -> float:
+        link = Link(latency_s, 1 / s_per_byte)
+        return sum(exposed_s(link, world) for world in worlds) - measured_s
+
+    highest = 1.01 * most_s / num_bytes
+    return Link(latency_s, 1 / _root(excess_s, highest * _LEAST_TIME_SHARE, highest))
+
+
+def _root(
+    function: Callable[[float], float], low: float, high: float, bisections: int = 18
+) -> float:
+    """Return where an increasing function is zero, by bisection of the logarithm."""
+    for _ in range(bisections):
+        middle = math.sqrt(low * high)
+        if function(middle) > 0:
+            high = middle
+        else:
+            low = middle
+    return math.sqrt(low * high)
+
+
+def measured_per_node(bench: Bench) -> int:
+    """Return the most ranks that were measured on one node."""
+    sizes = [(world.ranks, world.num_nodes) for world in bench.worlds.values()]
+    sizes += [(network.ranks, network.num_nodes) for network in bench.networks]
+    return max(-(-ranks // num_nodes) for ranks, num_nodes in sizes)
+
+
+def _means_of(ranks: int, steps: Sequence[TimedStep]) -> WorldMeans:
+    return WorldMeans(
+        ranks,
+        step_s=statistics.fmean(step.seconds for step in steps),
+        own_s=statistics.fmean(own_s for step in steps for own_s in step.own_s),
+        exchange_s=max(_LEAST_EXCHANGE_S, statistics.fmean(step.exchange_s for step in steps)),
+        backward_s=statistics.fmean(step.backward_s for step in steps),
+    )
+
+
+def _fixed_s(bench: Bench, means: dict[int, WorldMeans]) -> float:
+    """Return the own work of an empty batch: a straight line through own work by rows per rank.
+
+    Negative values of a noisy fit are taken as 0.
+    """
+    rows = [bench.worlds[ranks].samples_per_step / ranks for ranks in means]
+    own_s = [world.own_s for world in means.values()]
+    line = statistics.linear_regression(rows, own_s)
+    return min(max(line.intercept, 0.0), *own_s)

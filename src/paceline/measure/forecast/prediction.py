@@ -1,0 +1,296 @@
+"""Predict the throughput of more ranks from a bench. Pure.
+
+The estimate is the fitted model's. The interval comes from a bootstrap in which blocks of steps,
+the deviations between ranks, and what the bench does not determine are drawn again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from paceline.errors import Finding, SetupError, UsageError
+from paceline.measure.bench_file import BenchFile
+from paceline.measure.forecast import bench_data
+from paceline.measure.forecast import changes as changes_of
+from paceline.measure.forecast import notes as notes_of
+from paceline.measure.forecast.bench_data import Bench
+from paceline.measure.forecast.changes import Change, ends
+from paceline.measure.forecast.collectives import Link
+from paceline.measure.forecast.draws import Draw
+from paceline.measure.forecast.fitting import LATENCY_RANGE_S, PAYLOAD_RANGE, Fitter, WhatIf
+from paceline.measure.forecast.model import Model
+
+WORLDS = tuple(2**power for power in range(1, 13))
+DRAWS = 100
+_SEED = 0  # the same bench gives the same forecast
+_LEAST_STEPS = 16
+# Where no second node was measured: the slowest link that clusters have today, for the lower end.
+SLOWEST_LINK_BITS_PER_S = 1e9
+
+
+@dataclass(frozen=True)
+class Point:
+    """The forecast for one world size.
+
+    Attributes:
+        world: Number of ranks.
+        num_nodes: Number of nodes.
+        samples_per_s: Throughput.
+        low: Lower end of its interval.
+        high: Upper end.
+        efficiency: Throughput relative to ``world`` times that of one rank.
+        is_bound: Whether ``samples_per_s`` is what it can be at most, because no link between
+            nodes was measured.
+    """
+
+    world: int
+    num_nodes: int
+    samples_per_s: float
+    low: float
+    high: float
+    efficiency: float
+    is_bound: bool = False
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is forecast from a bench.
+
+    Attributes:
+        command: Words of the script.
+        unit: ``"samples"``, or ``"batches"`` if the bench could not count samples.
+        single_per_s: Throughput of one rank.
+        points: By world size, the smallest first.
+        half_worth_at: Number of ranks from which another rank brings less than half of what one
+            rank does alone; None if that is beyond the largest point.
+        changes_world: World size of ``changes``.
+        changes: What changes of the training are worth there.
+        ranks_per_node: Ranks of a node.
+        link_bits_per_s: Rate of the link between nodes, if another one than measured was assumed.
+        notes: What the forecast rests on, and what it cannot know.
+    """
+
+    command: tuple[str, ...]
+    unit: str
+    single_per_s: float
+    points: tuple[Point, ...]
+    half_worth_at: int | None
+    changes_world: int
+    changes: tuple[Change, ...]
+    ranks_per_node: int
+    link_bits_per_s: float | None
+    notes: tuple[str, ...]
+
+    @property
+    def should_scale(self) -> bool:
+        """Whether a second rank is worth at least half of itself."""
+        return self.half_worth_at != 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the forecast as the dictionary that ``--json`` prints."""
+        return {
+            "version": 1,
+            "kind": "forecast",
+            **asdict(self),
+            "should_scale": self.should_scale,
+        }
+
+
+def predict(
+    file: BenchFile,
+    *,
+    worlds: Sequence[int] = WORLDS,
+    networks: Sequence[Mapping[str, Any]] = (),
+    ranks_per_node: int | None = None,
+    link_bits_per_s: float | None = None,
+) -> Forecast:
+    """Predict the throughput of other world sizes.
+
+    Args:
+        file: The bench.
+        worlds: World sizes.
+        networks: What ``bench network --json`` has printed, on one node or on several.
+        ranks_per_node: Ranks of a node; None as in the bench.
+        link_bits_per_s: Rate of the link between nodes; None as measured.
+
+    Raises:
+        SetupError: The bench is damaged, or not enough for a forecast.
+        UsageError: ``link_bits_per_s`` is given, and the bench does not know the gradients' bytes.
+    """
+    bench = bench_data.summarize(file, networks)
+    check(bench)
+    what_if = WhatIf(ranks_per_node, link_bits_per_s)
+    if link_bits_per_s is not None and not bench.knows_bytes:
+        raise UsageError(_unknown_bytes())
+    possible = [world for world in sorted(set(worlds)) if _is_possible(bench, world)]
+    fitter = Fitter(bench, what_if)
+    source = random.Random(_SEED)
+    ensemble = _Ensemble(
+        fitter.fit(Draw()), [fitter.fit(Draw(source)) for _ in range(DRAWS)], bench, what_if
+    )
+    points = tuple(ensemble.point(world) for world in possible)
+    half_worth_at = _half_worth_at(ensemble.estimate, possible)
+    changes_world = _reference(possible, half_worth_at)
+    return Forecast(
+        command=bench.command,
+        unit="samples" if bench.largest.samples_per_step else "batches",
+        single_per_s=ensemble.estimate.samples_per_s(1),
+        points=points,
+        half_worth_at=half_worth_at,
+        changes_world=changes_world,
+        changes=tuple(ensemble.changes(changes_world)),
+        ranks_per_node=ensemble.estimate.network.ranks_per_node,
+        link_bits_per_s=link_bits_per_s,
+        notes=tuple(
+            notes_of.describe(
+                bench,
+                what_if,
+                ranks_per_node=ensemble.estimate.network.ranks_per_node,
+                has_bounds=any(point.is_bound for point in points),
+            )
+        ),
+    )
+
+
+def check(bench: Bench) -> None:
+    """Check that a bench is enough for a forecast.
+
+    Raises:
+        SetupError: It is not; says what is missing.
+    """
+    reason = _missing(bench)
+    if reason:
+        raise SetupError(_insufficient(reason, bench))
+
+
+def _missing(bench: Bench) -> str:
+    """Return what a bench lacks; empty if it is enough."""
+    exchanging = [world for world in bench.worlds.values() if world.ranks > 1]
+    fewest_steps = min((len(world.steps) for world in bench.worlds.values()), default=0)
+    if fewest_steps < _LEAST_STEPS:
+        return f"fewer than {_LEAST_STEPS} steps of a world size"
+    if len(bench.worlds) == 1 and not bench.networks:
+        return "one world size, and no measurement of the network"
+    if not exchanging and not bench.knows_bytes:
+        return "no exchange was measured, and the bytes of the gradients are unknown"
+    # Ranks of a script without DistributedDataParallel seem to scale perfectly: nothing is sent.
+    if not bench.knows_bytes and not all(world.is_synchronised for world in exchanging):
+        return "ranks do not wait for each other in backward, where gradients are exchanged"
+    return _missing_of_strong_scaling(bench) if bench.scaling == "strong" else ""
+
+
+def _missing_of_strong_scaling(bench: Bench) -> str:
+    if len(bench.worlds) == 1:
+        return "strong scaling needs two sizes of the batch"
+    if not all(world.samples_per_step for world in bench.worlds.values()):
+        return "strong scaling needs the number of samples"
+    return ""
+
+
+def _insufficient(reason: str, bench: Bench) -> Finding:
+    sizes = ", ".join(map(str, bench.worlds)) or "none"
+    return Finding(
+        "bench-insufficient",
+        f"this bench is not enough for a forecast: {reason}",
+        evidence=(f"measured world sizes: {sizes}",),
+        why="latency, bandwidth and the spread between ranks would be guesses",
+        fix="paceline bench train.py --world 1,2",
+    )
+
+
+def _unknown_bytes() -> Finding:
+    return Finding(
+        "option-contradicted",
+        "--link has no effect here: the bench does not know the bytes of the gradients",
+        where="--link",
+        fix="a bench of a script that uses DistributedDataParallel has them",
+    )
+
+
+def _is_possible(bench: Bench, world: int) -> bool:
+    """Return whether each rank has a sample."""
+    return bench.scaling == "weak" or world <= bench.largest.samples_per_step
+
+
+def _half_worth_at(model: Model, worlds: Sequence[int]) -> int | None:
+    """Return the number of ranks from which another one brings less than half of one alone.
+
+    Ranks are added node by node once a node is full. A node boundary may cost once and no further,
+    so the number is the one after which no addition brings half.
+    """
+    half = model.samples_per_s(1) / 2
+    sizes = _sizes(model.network.ranks_per_node, max(worlds, default=1))
+    worth = None
+    for world, larger in pairwise(sizes):
+        gain = (model.samples_per_s(larger) - model.samples_per_s(world)) / (larger - world)
+        if gain >= half:
+            worth = None
+        elif worth is None:
+            worth = world
+    return worth
+
+
+def _sizes(per_node: int, largest: int) -> list[int]:
+    """Return world sizes that grow by about 10 %, of whole nodes from one node on."""
+    sizes = list(range(1, min(per_node, largest) + 1))
+    nodes = 2
+    while nodes * per_node <= largest:
+        sizes.append(nodes * per_node)
+        nodes = max(nodes + 1, nodes * 11 // 10)
+    return sizes
+
+
+def _reference(worlds: Sequence[int], half_worth_at: int | None) -> int:
+    """Return the world size for which changes are compared: where scaling begins to fail."""
+    if half_worth_at is None:
+        return worlds[-1]
+    return next((world for world in worlds if world >= half_worth_at), worlds[-1])
+
+
+class _Ensemble:
+    """The estimate, and the models of the bootstrap's draws."""
+
+    def __init__(
+        self, estimate: Model, draws: Sequence[Model], bench: Bench, what_if: WhatIf
+    ) -> None:
+        self.estimate, self._draws = estimate, draws
+        has_between = any(world.num_nodes > 1 for world in bench.worlds.values())
+        has_between |= any(network.num_nodes > 1 for network in bench.networks)
+        self._knows_between = has_between or what_if.link_bits_per_s is not None
+
+    def is_bound(self, world: int) -> bool:
+        """Return whether ``world`` ranks need a link that was never measured."""
+        return not self._knows_between and self.estimate.network.num_nodes(world) > 1
+
+    def point(self, world: int) -> Point:
+        """Return the forecast for ``world`` ranks."""
+        value = self.estimate.samples_per_s(world)
+        low, high = ends([model.samples_per_s(world) for model in self._draws])
+        if self.is_bound(world):
+            slowed = [_on_slowest_link(model).samples_per_s(world) for model in self._draws]
+            low = ends(slowed)[0]
+        return Point(
+            world=world,
+            num_nodes=self.estimate.network.num_nodes(world),
+            samples_per_s=value,
+            low=min(low, value),
+            high=max(high, value),
+            efficiency=value / world / self.estimate.samples_per_s(1),
+            is_bound=self.is_bound(world),
+        )
+
+    def changes(self, world: int) -> list[Change]:
+        """Return what changes are worth for ``world`` ranks."""
+        return changes_of.compare(self.estimate, self._draws, world)
+
+
+def _on_slowest_link(model: Model) -> Model:
+    """Return the model with the slowest link between nodes that clusters have."""
+    network = model.network
+    slowest = min(network.inside.bytes_per_s, SLOWEST_LINK_BITS_PER_S / 8 * PAYLOAD_RANGE[0])
+    latency_s = max(network.inside.latency_s, LATENCY_RANGE_S[1])
+    return replace(model, network=replace(network, between=Link(latency_s, slowest)))

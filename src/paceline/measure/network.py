@@ -1,0 +1,90 @@
+"""``paceline bench network``: latency and bandwidth of all_reduce between the ranks of a run.
+
+On one node it starts ranks of ``paceline.measure.network_worker`` with ``paceline run``. Under a
+launcher it is a rank: ``srun paceline bench network`` measures between the nodes of a job.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from paceline import env
+from paceline.errors import EXIT_OK, Finding, UsageError
+from paceline.machine import gpus
+from paceline.measure import network_points, network_worker
+from paceline.text import terminal
+from paceline.world import World, from_environ
+
+_RANKS_WITHOUT_GPUS = 2
+
+
+def main(*, nproc_per_node: int | None, seconds: float, rounds: int, as_json: bool) -> int:
+    """Measure, print the table, and return the exit status.
+
+    Args:
+        nproc_per_node: Ranks on this node; None for one per GPU, two without GPUs.
+        seconds: Time budget of the measurement.
+        rounds: How often each size is measured.
+        as_json: Whether to print data for a program.
+
+    Raises:
+        UsageError: There is one rank only, or the launcher has chosen the ranks.
+    """
+    world = from_environ(env.snapshot(), in_terminal=env.in_terminal())
+    if world.world_size > 1:
+        if nproc_per_node is not None:
+            raise UsageError(_already_started(world))
+        result = network_worker.measure(rounds=rounds, budget_s=seconds)
+        if result is not None:
+            _print(result, as_json)
+        return EXIT_OK
+    ranks = nproc_per_node or _default_ranks()
+    if ranks < 2:
+        raise UsageError(network_worker.too_few_ranks())
+    with tempfile.TemporaryDirectory(prefix="paceline-network-") as folder:
+        terminal.say(f"measuring all_reduce over {ranks} ranks, about {seconds:.0f} s")
+        ended = _run(ranks, Path(folder), seconds=seconds, rounds=rounds)
+        if ended.returncode:
+            print(ended.stdout, end="", file=sys.stderr)
+            return ended.returncode
+        _print(json.loads((Path(folder) / "network.json").read_text()), as_json)
+    return EXIT_OK
+
+
+def _already_started(world: World) -> Finding:
+    return Finding(
+        "option-contradicted",
+        f"--nproc-per-node has no effect: {world.launcher} has started {world.world_size} ranks",
+        where="command line",
+        fix="paceline bench network, without --nproc-per-node",
+    )
+
+
+def _default_ranks() -> int:
+    num_gpus, _ = gpus.count(env.read(env.CUDA_DEVICES))
+    return num_gpus or _RANKS_WITHOUT_GPUS
+
+
+def _run(
+    ranks: int, folder: Path, *, seconds: float, rounds: int
+) -> subprocess.CompletedProcess[str]:
+    """Start the ranks, and return how their run ended and what it printed."""
+    command = [sys.executable, "-m", "paceline", "run", "--nproc-per-node", str(ranks)]
+    command += ["--run-dir", str(folder / "run"), "--no-slurm", "--no-probe"]
+    command += ["-m", network_worker.__name__, "--out", str(folder / "network.json")]
+    command += ["--rounds", str(rounds), "--seconds", str(seconds)]
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+
+
+def _print(result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result, indent=1))
+    else:
+        terminal.show(network_points.render(result))

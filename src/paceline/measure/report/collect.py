@@ -1,0 +1,214 @@
+"""Collect what a report shows of a run from its folder, whatever state that is in.
+
+A run may have crashed, may still run, may be older than a file that is read here. What is not there
+is left out, and a sentence says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import Finding, SetupError
+from paceline.launch.monitor.stage_times import MIN_STEPS
+from paceline.machine import processes
+from paceline.measure import run_choice
+from paceline.measure.report import bench_files, metrics, speed_files
+from paceline.measure.report.facts import Attempt, Run, SpeedPoint, StepSplit
+from paceline.measure.report.speed import mean_split
+from paceline.measure.report.untrusted import OTHER_CONTENT
+from paceline.rundir import events, files, identity
+from paceline.rundir.events import History
+from paceline.rundir.files import RunDir
+
+_EVENTS = "events.jsonl"
+_SOFTWARE = {"python": "Python", "torch_cuda": "CUDA of torch", "nccl": "NCCL"}
+
+
+def collect(names: Sequence[str]) -> list[Run]:
+    """Return the runs that a user names; without names the latest one.
+
+    Args:
+        names: Run folders, or names of such in ``paceline-runs``.
+
+    Raises:
+        SetupError: A folder does not exist, or there is nothing of a run in it.
+    """
+    if not names:
+        what = "no run in paceline-runs has been started"
+        return [read(run_choice.latest(_EVENTS, advice=_no_run(what)))]
+    return [read(run_choice.named(name, advice=_no_run(""))) for name in dict.fromkeys(names)]
+
+
+def _no_run(what: str) -> Finding:
+    return Finding(
+        "input-unreadable",
+        what,
+        evidence=("a run folder has events.jsonl, metrics.csv or bench.json",),
+        fix="paceline report RUN, with the run folder that the launcher printed",
+    )
+
+
+def read(run_dir: RunDir) -> Run:
+    """Return what the folder of a run says.
+
+    Raises:
+        SetupError: There is nothing of a run in it.
+    """
+    records = _events(run_dir.root)
+    history = events.history_of(records)
+    starts = _last_starts(records)
+    world_size = max((int(start["world_size"]) for start in starts), default=0)
+    numbers, metric_notes = metrics.read(run_dir)
+    speed, speed_notes = speed_files.read_log(run_dir, world_size)
+    ranks, gpus = speed_files.read_ranks(run_dir)
+    bench_notes: list[str] = []
+    bench = bench_files.read_bench(run_dir.root, bench_notes)
+    run = Run(
+        name=run_dir.root.absolute().name,
+        folder=files.display_path(run_dir.root),
+        command=_command(run_dir) or (bench.command if bench else ()),
+        state=_state(history),
+        world_size=world_size,
+        hosts=tuple(sorted({str(start["host"]) for start in starts})),
+        attempts=tuple(_attempts(records, speed)),
+        steps=_steps(history, speed),
+        metrics=numbers,
+        speed=tuple(speed),
+        split=_split(records, speed, world_size),
+        ranks=tuple(ranks),
+        findings=history.outcome.findings if history.outcome else (),
+        bench=bench,
+        scaling=bench.figures if bench is not None else (),
+        forecast=bench_files.read_forecast(run_dir.root, bench_notes),
+        environment=_environment(run_dir, gpus),
+    )
+    has_content = any((records, numbers, speed, run.bench, run.forecast, run.environment))
+    if not has_content:
+        raise SetupError(_no_run(f"{run.folder} holds no run"))
+    # A bench trains nothing, so a training run's files are not missing from it.
+    is_training = bool(records) or run.bench is None
+    training_notes = [*metric_notes, *speed_notes, *_split_notes(run)] if is_training else []
+    return replace(run, notes=(*training_notes, *bench_notes))
+
+
+def _split_notes(run: Run) -> list[str]:
+    if run.split is not None or not run.steps:
+        return []
+    return [f"no split of a step: fewer than {MIN_STEPS} steps were timed"]
+
+
+def _events(folder: Path) -> list[list[dict[str, Any]]]:
+    """Return the events of all nodes, that of node 0 first; a file that is unreadable is empty."""
+    records = []
+    try:
+        paths = events.paths(folder)
+    except OSError:
+        return []
+    for path in paths:
+        try:
+            records.append(events.read(path))
+        except OSError:
+            records.append([])
+    return [record for record in records if record]
+
+
+def _starts(records: Sequence[Sequence[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
+    """Return the start events that have the fields which are read here."""
+    fields = {"attempt", "time_ns", "world_size", "host"}
+    return [
+        event
+        for record in records
+        for event in record
+        if event.get("kind") == "start"
+        and fields <= set(event)
+        and isinstance(event["world_size"], int)
+    ]
+
+
+def _last_starts(records: Sequence[Sequence[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
+    """Return the events with which the nodes recorded the last start."""
+    starts = _starts(records)
+    last = max((start["attempt"] for start in starts), default=0)
+    return [start for start in starts if start["attempt"] == last]
+
+
+def _state(history: History) -> str:
+    if history.outcome is not None:
+        return history.outcome.word
+    return events.state_by_processes(history, processes.is_alive)
+
+
+def _command(run_dir: RunDir) -> tuple[str, ...]:
+    training = identity.read(run_dir)
+    return (training.script, *training.arguments) if training is not None else ()
+
+
+def _attempts(
+    records: Sequence[Sequence[Mapping[str, Any]]], speed: Sequence[SpeedPoint]
+) -> list[Attempt]:
+    """Return the starts of a run, from its events and the times at which its speed was written."""
+    times: dict[int, list[float]] = {}
+    for point in speed:
+        times.setdefault(point.attempt, []).append(point.time_s)
+    for record in records:
+        for event in record:
+            if event.get("kind") in ("start", "end") and "time_ns" in event:
+                times.setdefault(event.get("attempt", 0), []).append(event["time_ns"] / 1e9)
+    return [Attempt(number, min(values), max(values)) for number, values in sorted(times.items())]
+
+
+def _steps(history: History, speed: Sequence[SpeedPoint]) -> int | None:
+    """Return the steps of the last start: recorded at its end, or last counted."""
+    if history.steps is not None:
+        return history.steps
+    return speed[-1].steps if speed else None
+
+
+def _split(
+    records: Sequence[Sequence[Mapping[str, Any]]], speed: Sequence[SpeedPoint], num_ranks: int
+) -> StepSplit | None:
+    """Return where the time of a step went in the last attempt.
+
+    The log of the speed is preferred to the summary of the run, whose steps are multiples of powers
+    of two: in epochs of 32 steps most of them contain the evaluation.
+    """
+    logged = mean_split(speed)
+    if logged is not None:
+        return logged
+    outcomes = [event for record in records for event in record if event.get("kind") == "outcome"]
+    last_start_ns = max((start["time_ns"] for start in _starts(records)), default=0)
+    for outcome in outcomes:
+        summary = outcome.get("summary")
+        if isinstance(summary, dict) and outcome.get("time_ns", 0) >= last_start_ns:
+            split = speed_files.split_of(summary.get("step"), num_ranks)
+            if split is not None:
+                return split
+    return None
+
+
+def _environment(run_dir: RunDir, gpus: Mapping[str, int]) -> dict[str, str]:
+    """Return what the latest plan says of the environment, with the reason of each choice."""
+    values: dict[str, str] = {}
+    if gpus:
+        values["GPUs"] = ", ".join(f"{number} on {host}" for host, number in gpus.items())
+    try:
+        plan = files.read_json(_latest_plan(run_dir))
+        for name, label in (("nproc", "ranks on node 0"), ("threads", "threads of a rank")):
+            choice = plan[name]
+            values[label] = f"{choice['value']} ({choice['reason']})"
+        values["backend"] = str(plan["backend"])
+        values["start method"] = str(plan["start_method"]["value"])
+        versions = plan.get("software", {})  # not in plans of earlier versions
+        values |= {_SOFTWARE.get(name, name): str(version) for name, version in versions.items()}
+    except (OSError, *OTHER_CONTENT):
+        return values
+    return {name: value for name, value in values.items() if value}
+
+
+def _latest_plan(run_dir: RunDir) -> Path:
+    """Return the plan that was written last; a path that does not exist if there is none."""
+    plans = [path for path in run_dir.root.glob("plan*.json") if path.is_file()]
+    return max(plans, key=lambda path: path.stat().st_mtime, default=run_dir.plan())

@@ -1,0 +1,117 @@
+"""What a plot is, in a terminal or in a browser: curves, axes with units, titles. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_MOST_POINTS = 1200  # of a curve, more than a screen has columns
+_LOG_RANGE = 100.0  # values that span more than this factor are shown on a logarithmic axis
+
+Value = float | None  # None is a gap
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The values of one name.
+
+    Attributes:
+        name: Its name, for the label at its end and the legend.
+        x: Positions.
+        y: A value for each.
+        colour: Its role in the palette: ``run-0`` and so on, ``data`` and the other parts of a
+            step, ``ideal``, ``forecast``, ``marked``.
+        form: ``"line"``, ``"dashed"``, ``"dotted"``, ``"dots"``, ``"area"`` (stacked) or ``"bar"``.
+        low: Lower ends of the values' intervals, empty without intervals.
+        high: Upper ends.
+        label: Text at its end; None for the name, empty for none.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[Value]
+    colour: str
+    form: str = "line"
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis.
+
+    Attributes:
+        title: What it shows, with the unit.
+        is_log: Whether it is logarithmic.
+        format: Format of its values in d3's notation, empty for the usual one.
+        ticks: The only values to mark, empty for the usual choice.
+        labels: Texts of the ticks.
+        from_zero: Whether it begins at 0.
+    """
+
+    title: str
+    is_log: bool = False
+    format: str = ""
+    ticks: Sequence[float] = ()
+    labels: Sequence[str] = ()
+    from_zero: bool = False
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot.
+
+    Attributes:
+        title: What it shows.
+        subtitle: How to read it, with units; empty if the axes say it.
+        x: Horizontal axis.
+        y: Vertical axis.
+        curves: What is drawn.
+    """
+
+    title: str
+    subtitle: str
+    x: Axis
+    y: Axis
+    curves: tuple[Curve, ...]
+
+
+def key(text: str) -> str:
+    """Return an identifier for a page: letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "plot"
+
+
+def spans_decades(values: Sequence[Value]) -> bool:
+    """Return whether values are positive and span more than two decades."""
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    return bool(numbers) and min(numbers) > 0 and max(numbers) > _LOG_RANGE * min(numbers)
+
+
+def thinned(
+    x: Sequence[float], y: Sequence[float], most: int = _MOST_POINTS
+) -> tuple[list[float], list[Value]]:
+    """Return at most about ``most`` points that look like all of them, and gaps where y is not
+    finite.
+
+    Of each of ``most`` / 2 groups of neighbours the smallest and the largest value are kept, so no
+    peak is lost.
+    """
+    points = list(zip(x, (value if math.isfinite(value) else None for value in y), strict=True))
+    if len(points) > most:
+        size = math.ceil(len(points) / (most // 2))
+        groups = [points[place : place + size] for place in range(0, len(points), size)]
+        points = [point for group in groups for point in _extremes(group)]
+    return [point[0] for point in points], [point[1] for point in points]
+
+
+def _extremes(group: Sequence[tuple[float, Value]]) -> list[tuple[float, Value]]:
+    """Return the smallest and the largest value of some points and a gap, in their order."""
+    values = [(value, place) for place, (_, value) in enumerate(group) if value is not None]
+    gaps = [place for place, (_, value) in enumerate(group) if value is None]
+    places = {*gaps[:1]}
+    if values:
+        places |= {min(values)[1], max(values)[1]}
+    return [group[place] for place in sorted(places)]

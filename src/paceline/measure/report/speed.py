@@ -1,0 +1,108 @@
+"""Decide how fast a run was over time, and where the time of its steps went. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from paceline.measure.report.facts import Attempt, SpeedPoint, StepSplit
+
+# The last interval of an attempt is cut short by its end, and contains the end.
+_SHORTEST = 0.5
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A rate over an interval of the run.
+
+    Attributes:
+        attempt: Number of the attempt.
+        elapsed_s: Seconds in which the run had run at the interval's end.
+        steps_per_s: Optimizer steps per second.
+        samples_per_s: Samples per second over all ranks; 0 if unknown.
+    """
+
+    attempt: int
+    elapsed_s: float
+    steps_per_s: float
+    samples_per_s: float
+
+
+def elapsed(attempts: Sequence[Attempt], points: Sequence[SpeedPoint]) -> list[float]:
+    """Return for each point the seconds in which the run had run, without pauses between attempts.
+
+    Args:
+        attempts: The starts of the run, in order.
+        points: Points of these starts.
+    """
+    before_s: dict[int, float] = {}
+    total_s = 0.0
+    starts_s = {attempt.number: attempt.start_s for attempt in attempts}
+    for attempt in attempts:
+        before_s[attempt.number] = total_s
+        total_s += attempt.end_s - attempt.start_s
+    return [before_s[point.attempt] + point.time_s - starts_s[point.attempt] for point in points]
+
+
+def rates(attempts: Sequence[Attempt], points: Sequence[SpeedPoint]) -> list[Rate]:
+    """Return the rates between consecutive points of the same attempt.
+
+    Intervals of less than half the usual length are left out.
+    """
+    times_s = elapsed(attempts, points)
+    intervals = [
+        (earlier, later, time_s)
+        for (earlier, later), time_s in zip(pairwise(points), times_s[1:], strict=True)
+        if earlier.attempt == later.attempt and later.time_s > earlier.time_s
+    ]
+    if not intervals:
+        return []
+    usual_s = statistics.median(later.time_s - earlier.time_s for earlier, later, _ in intervals)
+    return [
+        _rate(earlier, later, time_s)
+        for earlier, later, time_s in intervals
+        if later.time_s - earlier.time_s >= _SHORTEST * usual_s and later.steps >= earlier.steps
+    ]
+
+
+def _rate(earlier: SpeedPoint, later: SpeedPoint, elapsed_s: float) -> Rate:
+    steps_per_s = (later.steps - earlier.steps) / (later.time_s - earlier.time_s)
+    samples_per_s = steps_per_s * later.samples_per_step
+    return Rate(later.attempt, elapsed_s, steps_per_s, samples_per_s)
+
+
+def mean_split(points: Sequence[SpeedPoint]) -> StepSplit | None:
+    """Return where the time of a step went over the last attempt; None if it was not timed.
+
+    Each point describes the latest steps at its time, and counts for the steps since the one
+    before.
+    """
+    last = max((point.attempt for point in points), default=0)
+    timed: list[tuple[StepSplit, int]] = []
+    previous_steps = 0
+    for point in points:
+        if point.attempt == last and point.split is not None and point.steps > previous_steps:
+            timed.append((point.split, point.steps - previous_steps))
+            previous_steps = point.steps
+    if not timed:
+        return None
+    num_steps = sum(weight for _, weight in timed)
+    names = list(timed[-1][0].parts)
+    parts = {
+        name: sum(split.parts.get(name, 0.0) * weight for split, weight in timed) / num_steps
+        for name in names
+    }
+    return StepSplit(
+        seconds=sum(parts.values()),
+        parts=parts,
+        late_rank=_late_rank([split for split, _ in timed]),
+        timed_steps=sum(split.timed_steps for split, _ in timed),
+    )
+
+
+def _late_rank(splits: Sequence[StepSplit]) -> str:
+    """Return the latest sentence about a late rank, if most splits have one."""
+    sentences = [split.late_rank for split in splits if split.late_rank]
+    return sentences[-1] if 2 * len(sentences) > len(splits) else ""

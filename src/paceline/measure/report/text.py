@@ -1,0 +1,220 @@
+"""Render a report as text for a terminal of 80 columns. Pure."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+
+from paceline.measure.intervals import Interval
+from paceline.measure.report import labels, overview
+from paceline.measure.report.facts import Run, Series
+from paceline.measure.report.network_plots import size_text
+from paceline.text.quoting import printable
+from paceline.text.wording import shorten
+
+_COLUMNS = 80
+_BAR = 30  # columns of a whole step
+_BARS = "▁▂▃▄▅▆▇█"
+_SPARKS = 24  # columns of a curve
+_MOST_METRICS, _MOST_RANKS = 12, 8
+
+
+def render(runs: Sequence[Run]) -> str:
+    """Return the report of each run, one below the other."""
+    blocks = ["\n".join(_run(run)) for run in runs]
+    if len(runs) > 1:
+        blocks.insert(0, "\n".join(_comparison(runs)))
+    rule = "\n\n" + "─" * _COLUMNS + "\n\n"
+    return rule.join(blocks)
+
+
+def _comparison(runs: Sequence[Run]) -> list[str]:
+    """Return a table with a line for each run."""
+    lines = [f"{'run':29}{'state':11}{'steps':>9}{'step':>10}{'samples/s':>12}{'loss':>9}"]
+    for run, name in zip(runs, labels.of_runs(runs), strict=True):
+        values = overview.figures(run)
+        throughput = values.get("throughput", "-").removesuffix(" samples/s")
+        lines.append(
+            f"{name:29}{values.get('state', '-'):11}{values.get('steps', '-'):>9}"
+            f"{values.get('step', '-'):>10}{throughput:>12}{values.get('loss', '-'):>9}"
+        )
+    return lines
+
+
+def _run(run: Run) -> list[str]:
+    lines = [printable(" ".join(run.command)) or printable(run.name)]
+    lines += _wrapped(_summary(run))
+    parts = (
+        _findings(run),
+        _metrics(run),
+        _step(run),
+        _ranks(run),
+        _scaling(run),
+        _forecast(run),
+        _network(run),
+        _environment(run),
+        [f"note: {note}" for note in run.notes],
+    )
+    for part in parts:
+        if part:
+            lines += ["", *(line for long in part for line in _wrapped(long))]
+    return lines
+
+
+def _wrapped(line: str) -> list[str]:
+    """Break a line; words such as paths stay whole for copying."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.wrap(
+        line,
+        _COLUMNS,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    ) or [""]
+
+
+def _summary(run: Run) -> str:
+    forms = {
+        "ranks": "{} ranks",
+        "steps": "{} steps",
+        "step": "{} a step",
+        "loss": "loss {}",
+        "measured with": "measured with {}",
+        "efficiency": "efficiency {}",
+    }
+    values = overview.figures(run)
+    parts = [forms.get(name, "{}").format(value) for name, value in values.items()]
+    return " · ".join([printable(run.name), *parts])
+
+
+def _findings(run: Run) -> list[str]:
+    return [line for finding in run.findings for line in finding.render().splitlines()]
+
+
+def _metrics(run: Run) -> list[str]:
+    """Return a line for each metric: first and last value, its curve, and its range."""
+    if not run.metrics:
+        return []
+    lines = [f"{'metric':22}{'first':>10}{'last':>10}  {'curve':{_SPARKS}}{'lowest':>11}"]
+    for name, series in list(run.metrics.items())[:_MOST_METRICS]:
+        finite = [value for value in series.values if math.isfinite(value)]
+        lowest = f"{min(finite):.4g}" if finite else "-"
+        lines.append(
+            f"{shorten(printable(name), 21):22}{series.values[0]:>10.4g}{series.values[-1]:>10.4g}"
+            f"  {sparkline(series):{_SPARKS}}{lowest:>11}"
+        )
+    if len(run.metrics) > _MOST_METRICS:
+        lines.append(f"and {len(run.metrics) - _MOST_METRICS} more metrics")
+    return lines
+
+
+def sparkline(series: Series, columns: int = _SPARKS) -> str:
+    """Return the curve of a metric in one line: the mean of each of ``columns`` ranges of steps.
+
+    A range without a value is blank, and one with a value that is not finite has a ``!``.
+    """
+    first, last = series.steps[0], series.steps[-1]
+    width = max(1, last - first + 1) / columns
+    ranges: list[list[float]] = [[] for _ in range(columns)]
+    for step, value in zip(series.steps, series.values, strict=True):
+        ranges[min(columns - 1, int((step - first) / width))].append(value)
+    means = [_mean(values) for values in ranges]
+    finite = [mean for mean in means if mean is not None and math.isfinite(mean)]
+    if not finite:
+        return ""
+    return "".join(_spark(mean, min(finite), max(finite)) for mean in means).rstrip()
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """Return the mean: None without values, NaN if one of them is not finite."""
+    if not values:
+        return None
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    return math.fsum(value / len(values) for value in values)  # the sum itself may be no float
+
+
+def _spark(value: float | None, low: float, high: float) -> str:
+    if value is None:
+        return " "
+    if not math.isfinite(value):
+        return "!"
+    size = max(abs(low), abs(high)) or 1.0  # so that the difference is a float
+    share = (value / size - low / size) / (high / size - low / size) if high > low else 0.0
+    return _BARS[round(share * (len(_BARS) - 1))]
+
+
+def _step(run: Run) -> list[str]:
+    if run.split is None:
+        return []
+    lines = [f"step {overview.milliseconds(run.split.seconds)}"]
+    for part, seconds in run.split.parts.items():
+        share = seconds / run.split.seconds
+        lines.append(
+            f"  {part:14}{overview.milliseconds(seconds):>10}{share:>6.0%}"
+            f"  {'█' * round(share * _BAR)}".rstrip()
+        )
+    return [*lines, *([f"  {run.split.late_rank}"] if run.split.late_rank else [])]
+
+
+def _ranks(run: Run) -> list[str]:
+    if len(run.ranks) < 2:
+        return []
+    rows = sorted(run.ranks, key=lambda rank: rank.own_s, reverse=True)
+    lines = [f"{'rank':>6}  {'host':24}{'own work a step':>18}{'of it data':>14}"]
+    for row in rows[:_MOST_RANKS]:
+        lines.append(
+            f"{row.rank:>6}  {shorten(printable(row.host), 23):24}"
+            f"{overview.milliseconds(row.own_s):>18}{overview.milliseconds(row.data_s):>14}"
+        )
+    if len(rows) > _MOST_RANKS:
+        lines.append(f"{'':8}and {len(rows) - _MOST_RANKS} more, which need less")
+    return lines
+
+
+def _scaling(run: Run) -> list[str]:
+    rows = run.scaling
+    if not rows:
+        return []
+    lines = [f"{'ranks':>6}{'step':>12}{'samples/s':>14}{'95 % interval':>24}{'efficiency':>12}"]
+    for row in rows:
+        lines.append(
+            f"{row.ranks:>6}{overview.milliseconds(row.step_s.value):>12}"
+            f"{overview.significant(row.samples_per_s.value):>14}"
+            f"{_interval(row.samples_per_s):>24}{row.efficiency.value:>12.0%}"
+        )
+    return [*lines, *overview.scaling_sentences(run)]
+
+
+def _interval(interval: Interval) -> str:
+    return f"{overview.significant(interval.low)} to {overview.significant(interval.high)}"
+
+
+def _forecast(run: Run) -> list[str]:
+    if run.forecast is None:
+        return []
+    lines = [f"{'ranks':>6}{'forecast samples/s':>26}{'95 % interval':>24}"]
+    for point in run.forecast.points:
+        interval = _interval(Interval(point.samples_per_s, point.low, point.high))
+        lines.append(
+            f"{point.ranks:>6,}{overview.significant(point.samples_per_s):>26}{interval:>24}"
+        )
+    return lines if run.bench else [*lines, *overview.scaling_sentences(run)]
+
+
+def _network(run: Run) -> list[str]:
+    points = run.bench.network if run.bench is not None else ()
+    if not points:
+        return []
+    lines = [f"{'size':>10}{'all-reduce':>14}{'bus bandwidth':>18}"]
+    for point in points:
+        rate = f"{overview.significant(point.bus_bytes_per_s / 1e9)} GB/s"
+        time = overview.milliseconds(point.seconds)
+        lines.append(f"{size_text(point.size_bytes):>10}{time:>14}{rate:>18}")
+    return lines
+
+
+def _environment(run: Run) -> list[str]:
+    return [f"{name}: {printable(value)}" for name, value in run.environment.items()]

@@ -1,0 +1,102 @@
+"""The speed of a running job, as its launcher describes it in the run folder.
+
+The launcher of node 0 writes the description every few seconds (``launch.monitor.speed_log``), so
+it can be read on every machine that sees the folder, and for scripts of every framework.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import Finding, SetupError
+from paceline.measure import run_choice
+from paceline.rundir import events, files
+from paceline.rundir.files import RunDir
+
+_MOST_BYTES = 1 << 24
+
+
+def find(run: str) -> RunDir:
+    """Return the folder of a run.
+
+    Args:
+        run: A run folder, or the name of one below ``paceline-runs``; empty for the run there
+            whose speed was written last.
+
+    Raises:
+        SetupError: The folder does not exist, or no run has written its speed.
+    """
+    if run:
+        return run_choice.named(run, advice=_unreadable(""))
+    what = "no run in paceline-runs has written its speed"
+    return run_choice.latest("speed.json", advice=_unreadable(what))
+
+
+def read(run_dir: RunDir) -> dict[str, Any]:
+    """Return the last description of a run's speed, and the figures that follow from it.
+
+    ``age_s`` is the age of the description in seconds, ``samples_per_s`` and ``tokens_per_s`` are
+    rates of all ranks together, ``loop_left_s`` is the time to the end of the current training
+    loop (None if it is unknown), and ``outcome`` is how the run ended: "" while it runs, else
+    "succeeded", "failed", "unfinished" or "stopped".
+
+    Raises:
+        SetupError: The run has written none, or the file is damaged.
+    """
+    try:
+        description = files.read_json(run_dir.speed, most_bytes=_MOST_BYTES)
+    except FileNotFoundError:
+        what = f"{files.display_path(run_dir.root)} holds no speed.json"
+        raise SetupError(_unreadable(what)) from None
+    except (OSError, ValueError) as error:
+        raise _damaged(run_dir, str(error)) from None
+    if not isinstance(description, dict) or description.get("version") != files.SPEED_VERSION:
+        raise _damaged(run_dir, f"it is not a description of version {files.SPEED_VERSION}")
+    try:
+        speed = with_rates(description, now_s=time.time())
+    except (KeyError, TypeError, IndexError, ZeroDivisionError) as error:
+        raise _damaged(run_dir, f"{type(error).__name__}: {error}") from None
+    outcome = events.read_history(run_dir.root).outcome
+    # A run that resumes in this folder leaves the end of the run before in the events.
+    is_over = outcome is not None and outcome.time_ns * 1e-9 >= speed["time_s"] - 1
+    return {**speed, "outcome": outcome.word if outcome is not None and is_over else ""}
+
+
+def with_rates(description: Mapping[str, Any], *, now_s: float) -> dict[str, Any]:
+    """Return a description and what follows from it. Pure.
+
+    Args:
+        description: What the launcher wrote.
+        now_s: The time, in seconds since the epoch.
+    """
+    batches_per_s = description["steps_per_s"] * description["batches_per_step"]
+    return {
+        **description,
+        "age_s": max(0.0, now_s - description["time_s"]),
+        "samples_per_s": description["samples_per_batch"] * batches_per_s,
+        "tokens_per_s": description["tokens_per_batch"] * batches_per_s,
+        "loop_left_s": _loop_left_s(description["ranks"][0], batches_per_s),
+    }
+
+
+def _loop_left_s(first: Mapping[str, Any], batches_per_s: float) -> float | None:
+    """Return the seconds to the end of the current training loop; None if they are unknown."""
+    left = first["loop_length"] - first["open_batches"]
+    is_known = first["open_batches"] > 0 and left >= 0 and batches_per_s > 0
+    return left / batches_per_s if is_known else None
+
+
+def _damaged(run_dir: RunDir, error: str) -> SetupError:
+    return SetupError(_unreadable(f"{files.display_path(run_dir.speed)} cannot be read", error))
+
+
+def _unreadable(what: str, *evidence: str) -> Finding:
+    written = "a launcher writes it 5 s after its ranks have started, unless --no-probe"
+    return Finding(
+        "input-unreadable",
+        what,
+        evidence=(*evidence, written),
+        fix="paceline top RUN, with the run folder that the launcher printed",
+    )

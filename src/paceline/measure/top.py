@@ -1,0 +1,174 @@
+"""``paceline top``: show the speed of a running job in the terminal, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.measure import speed, step_parts
+from paceline.rundir.files import RunDir
+from paceline.text.wording import duration
+
+# The description is written every 5 s, with hundreds of nodes less often.
+STALE_S = 60.0
+_MOST_RANKS, _MOST_GPUS = 10, 16
+_BAR = 20  # columns of a whole step
+_COLUMNS = 80
+
+
+def render(shown: Mapping[str, Any], *, name: str) -> list[str]:
+    """Return the lines of ``paceline top``. Pure.
+
+    Args:
+        shown: What ``speed.read`` returned.
+        name: Name of the run.
+    """
+    lines = [*_joined([name, *_state(shown)]), *_progress(shown)]
+    if shown["step"]:
+        lines += ["", *_step(shown["step"], len(shown["ranks"]))]
+    lines += ["", *_ranks(shown)]
+    if shown["gpus"]:
+        lines += ["", *_gpus(shown["gpus"])]
+    return lines
+
+
+def _state(shown: Mapping[str, Any]) -> list[str]:
+    """Return which attempt runs, and whether the description is still true."""
+    parts = [f"attempt {shown['attempt']}"] if shown["attempt"] else []
+    age = _rounded(shown["age_s"])
+    if shown["outcome"]:
+        parts.append(f"{shown['outcome']} {age} ago")
+    elif shown["age_s"] > STALE_S:
+        parts.append(f"written {age} ago: the launcher does not write any more")
+    return parts
+
+
+def _rounded(seconds: float) -> str:
+    return duration(round(seconds / 60) * 60 if seconds >= 120 else round(seconds))
+
+
+def _progress(shown: Mapping[str, Any]) -> list[str]:
+    """Return rates and loss, and how far the training loop is."""
+    first = shown["ranks"][0]
+    parts = [f"{shown['steps']:,} steps", f"{shown['steps_per_s']:.3g} steps/s"]
+    if shown["samples_per_s"]:
+        parts.append(f"{shown['samples_per_s']:,.0f} samples/s")
+    if shown["tokens_per_s"]:
+        parts.append(f"{shown['tokens_per_s']:,.0f} tokens/s")
+    if shown["loss"] is not None:
+        parts.append(f"loss {shown['loss']:.4g}")
+    lines = _joined(parts)
+    if shown["loop_left_s"] is not None:
+        lines.append(
+            f"epoch: {first['open_batches']:,} of {first['loop_length']:,}"
+            f" batches, {_rounded(shown['loop_left_s'])} left"
+        )
+    return lines
+
+
+def _joined(parts: Sequence[str]) -> list[str]:
+    """Return parts on as few lines as fit, none of them divided."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(part) + 3 <= _COLUMNS:
+            lines[-1] += f" · {part}"
+        else:
+            lines.append(part)
+    return lines
+
+
+def _step(step: Mapping[str, Any], num_ranks: int) -> list[str]:
+    """Return a bar for each part of a step."""
+    lines = [f"step {step['seconds'] * 1000:.3g} ms"]
+    for part, seconds in step_parts.parts(step, num_ranks).items():
+        share = seconds / step["seconds"]
+        lines.append(f"  {part:14}{share:5.0%}  {'█' * round(share * _BAR)}")
+    if step["named"]:
+        lines.append(f"  {step_parts.late_rank(step['named'])}")
+    return lines
+
+
+def _ranks(shown: Mapping[str, Any]) -> list[str]:
+    """Return a table of the ranks that work longest without waiting for others."""
+    rows = sorted(shown["ranks"], key=_own_s_per_step, reverse=True)
+    lines = [f"{'rank':>6}  {'host':24}{'steps':>10}{'data':>7}{'own work':>11}"]
+    for row in rows[:_MOST_RANKS]:
+        data_share = row["data_s"] / row["seconds"] if row["seconds"] else 0.0
+        own_ms = _own_s_per_step(row) * 1000
+        lines.append(
+            f"{row['rank']:>6}  {row['host'][:23]:24}{row['steps']:>10,}{data_share:>7.0%}"
+            f"{own_ms:>8.3g} ms"
+        )
+    if len(rows) > _MOST_RANKS:
+        lines.append(f"{'':8}and {len(rows) - _MOST_RANKS} more, which need less")
+    return lines
+
+
+def _own_s_per_step(row: Mapping[str, Any]) -> float:
+    """Return the seconds of a step outside backward, in which ranks wait for each other."""
+    return float(row["own_s"]) / (row["steps"] - 1) if row["steps"] > 1 else 0.0
+
+
+def _gpus(loads: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [f"{'GPU':>6}  {'host':24}{'busy':>6}{'memory':>24}"]
+    for load in loads[:_MOST_GPUS]:
+        busy = "-" if load["utilization"] is None else f"{load['utilization']:.0%}"
+        memory = "-"
+        if load["memory_used"] is not None and load["memory_total"]:
+            used_gb, total_gb = load["memory_used"] / 1e9, load["memory_total"] / 1e9
+            memory = f"{used_gb:.1f} of {total_gb:.1f} GB"
+        lines.append(f"{load['index']:>6}  {load['host'][:23]:24}{busy:>6}{memory:>24}")
+    if len(loads) > _MOST_GPUS:
+        lines.append(f"{'':8}and {len(loads) - _MOST_GPUS} more")
+    return lines
+
+
+def show(run: str, *, once: bool, as_json: bool, interval_s: float) -> None:
+    """Show a run's speed once, or again and again until Ctrl-C.
+
+    Args:
+        run: As in ``speed.find``.
+        once: Whether to show it once; text for anything but a terminal is shown once too.
+        as_json: Whether to print JSON, an object a line.
+        interval_s: Seconds between two times.
+
+    Raises:
+        SetupError: There is nothing to show.
+    """
+    run_dir = speed.find(run)
+    if as_json:
+        _print_json(run_dir, once=once, interval_s=interval_s)
+    elif once or not sys.stdout.isatty():
+        print("\n".join(_lines(run_dir)))
+    else:
+        _show_live(run_dir, interval_s)
+
+
+def _lines(run_dir: RunDir) -> list[str]:
+    return render(speed.read(run_dir), name=run_dir.root.name)
+
+
+def _print_json(run_dir: RunDir, *, once: bool, interval_s: float) -> None:
+    while True:
+        print(json.dumps(speed.read(run_dir)), flush=True)
+        if once:
+            return
+        time.sleep(interval_s)
+
+
+def _show_live(run_dir: RunDir, interval_s: float) -> None:
+    """Show it in place until the run has ended."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(highlight=False), auto_refresh=False) as live:
+        while True:
+            shown = speed.read(run_dir)
+            live.update(Text("\n".join(render(shown, name=run_dir.root.name))), refresh=True)
+            if shown["outcome"]:
+                return
+            time.sleep(interval_s)

@@ -1,0 +1,309 @@
+"""Try a user's script for some optimizer steps, and return how long their stages took.
+
+A trial is ``paceline run`` in a child process, with its own run folder and ``PACELINE_STOP_AFTER``:
+each rank times all steps, and leaves after the last of them without the script's own end
+(``launch.probe.trial_end``). The working directory, the arguments and the environment are the
+user's, so that paths to data hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline import env
+from paceline.errors import EXIT_FAILED, Finding
+from paceline.launch.monitor import timed_steps
+from paceline.launch.monitor.timed_steps import Durations
+from paceline.machine import system
+from paceline.rundir import events, files
+from paceline.rundir.files import RunDir
+
+FEWEST_STEPS = 4  # the first two steps of a trial are not timed
+_TICK_S = 0.2
+_END_S = 15.0  # how long a launcher may take to end its ranks
+_MOST_BYTES = 1 << 26
+_TAIL_CHARACTERS = 4000
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A script to try.
+
+    Attributes:
+        command: The script and its arguments.
+        world_size: Number of ranks, all on this node.
+        steps: Number of optimizer steps, at least ``FEWEST_STEPS``.
+        run_dir: The trial's own run folder, which must not exist.
+        options: Further options of ``paceline run``.
+        variables: Further environment variables.
+        timeout_s: Seconds that the trial may take, with the start of the script.
+    """
+
+    command: tuple[str, ...]
+    world_size: int
+    steps: int
+    run_dir: Path
+    options: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 600.0
+
+    @property
+    def launch(self) -> list[str]:
+        """The words of ``paceline run`` that a user would type to start the same."""
+        ranks = ["--nproc-per-node", str(self.world_size)]
+        return ["paceline", "run", *ranks, *self.options, *self.command]
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What a trial has shown.
+
+    Attributes:
+        steps: Durations of the stages in nanoseconds, by step and rank, in the order of
+            ``launch.monitor.stage_times.STAGES``. Step n is the one after n optimizer steps.
+        finding: Why the trial is of no use; None if it went well.
+        exit_status: Exit status of ``paceline run``.
+        seconds: Duration of the trial, with the start of the script.
+        samples_per_step: Samples of an optimizer step over all ranks; 0 if unknown.
+        hosts: Host by rank.
+        losses: Loss of the last timed steps by step, the mean over the ranks.
+        gradient_bytes: Bytes of gradients that DistributedDataParallel reduces; None if unknown.
+        bucket_bytes: Sizes of its buckets; None if unknown.
+        applied: Names of the settings of ``PACELINE_TRY_DDP`` that took effect.
+    """
+
+    steps: Mapping[int, Mapping[int, Durations]] = field(default_factory=dict)
+    finding: Finding | None = None
+    exit_status: int = 0
+    seconds: float = 0.0
+    samples_per_step: int = 0
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    losses: Mapping[int, float] = field(default_factory=dict)
+    gradient_bytes: int | None = None
+    bucket_bytes: tuple[int, ...] | None = None
+    applied: tuple[str, ...] = ()
+
+
+def run(trial: Trial, tick: Callable[[], None] = lambda: None) -> TrialResult:
+    """Run a trial to its end.
+
+    Args:
+        trial: The trial.
+        tick: Called several times a second while it runs, to move a progress bar.
+    """
+    start_s = time.monotonic()
+    status, output = _launch(trial, tick)
+    seconds = time.monotonic() - start_s
+    run_dir = RunDir(trial.run_dir)
+    ends = _ends(run_dir)
+    steps = timed_steps.from_json(_read(run_dir.timed_steps))
+    facts = [_read(run_dir.trial(rank)) for rank in range(trial.world_size)]
+    first = facts[0]
+    samples = sum(of_rank.get("samples_per_batch", 0) for of_rank in facts)
+    sizes = first.get("bucket_bytes")
+    return TrialResult(
+        steps=steps,
+        finding=judge(
+            trial,
+            exit_status=status,
+            report=_report(output),
+            counts=[end["steps"] for end in ends],
+            steps=steps,
+        ),
+        exit_status=EXIT_FAILED if status is None else status,
+        seconds=seconds,
+        samples_per_step=round(samples * first.get("batches_per_step", 0)),
+        hosts={end["rank"]: end["host"] for end in ends},
+        losses=_mean_losses(facts),
+        gradient_bytes=first.get("gradient_bytes"),
+        bucket_bytes=None if sizes is None else tuple(sizes),
+        applied=tuple(first.get("applied", ())),
+    )
+
+
+def _ends(run_dir: RunDir) -> list[dict[str, Any]]:
+    """Return how the ranks have ended; empty if that was not recorded."""
+    try:
+        recorded = events.read(run_dir.events(0))
+    except OSError:
+        return []
+    ends = [event["ends"] for event in recorded if event["kind"] == "end"]
+    return list(ends[-1]) if ends else []
+
+
+def _launch(trial: Trial, tick: Callable[[], None]) -> tuple[int | None, str]:
+    """Run the command; return its exit status, None if it took too long, and its stdout."""
+    own = ["--json", "--no-slurm", "--run-dir", str(trial.run_dir)]
+    words = [*trial.launch[1:4], *own, *trial.launch[4:]]
+    environ = {
+        **env.snapshot(),
+        **trial.variables,
+        env.STOP_AFTER: str(trial.steps),
+    }
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "paceline", *words],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509  # this process has no other threads
+        )
+        status = _wait(child, trial.timeout_s, tick)
+        output.seek(0)
+        return status, output.read()
+
+
+def _end_with_parent() -> None:
+    system.die_with_parent(signal.SIGTERM)
+
+
+def _wait(child: subprocess.Popen[Any], timeout_s: float, tick: Callable[[], None]) -> int | None:
+    """Wait for a launcher; end it if it takes too long, or if this process is interrupted."""
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        while time.monotonic() < deadline_s:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.wait(_TICK_S)
+            tick()
+        return None
+    finally:
+        if child.poll() is None:
+            _end(child)
+
+
+def _end(child: subprocess.Popen[Any]) -> None:
+    child.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_END_S)
+        return
+    child.kill()
+    child.wait()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the content of a file of the run folder; empty if it was not written."""
+    try:
+        return dict(files.read_json(path, most_bytes=_MOST_BYTES))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _report(output: str) -> dict[str, Any]:
+    """Return the report that ``paceline run --json`` printed last; empty without one."""
+    for line in reversed(output.splitlines()):
+        if line.startswith("{"):
+            with contextlib.suppress(ValueError):
+                return dict(json.loads(line))
+    return {"output": output[-_TAIL_CHARACTERS:]}
+
+
+def _mean_losses(facts: list[dict[str, Any]]) -> dict[int, float]:
+    """Return the mean loss over the ranks, of the steps at which all of them have one."""
+    losses = [
+        {int(step): loss for step, loss in of_rank.get("losses", {}).items()} for of_rank in facts
+    ]
+    common = set.intersection(*(set(by_step) for by_step in losses))
+    return {step: sum(by_step[step] for by_step in losses) / len(losses) for step in sorted(common)}
+
+
+def judge(
+    trial: Trial,
+    *,
+    exit_status: int | None,
+    report: Mapping[str, Any],
+    counts: Sequence[int],
+    steps: Mapping[int, object],
+) -> Finding | None:
+    """Decide why a trial is of no use; return None if it went well. Pure.
+
+    Args:
+        trial: The trial.
+        exit_status: Exit status of the launcher; None if the trial took too long.
+        report: The report of the launcher.
+        counts: Optimizer steps of each rank.
+        steps: The steps that were timed.
+    """
+    reached = min(counts, default=0)
+    if exit_status is None:
+        return _too_slow(trial, reached)
+    if exit_status:
+        return _failed(trial, exit_status, report)
+    if not max(counts, default=0):
+        return _without_steps(trial)
+    if reached < trial.steps:
+        return _too_short(trial, reached)
+    return _not_timed(trial) if not steps else None
+
+
+def _words(trial: Trial) -> str:
+    ranks = "1 rank" if trial.world_size == 1 else f"{trial.world_size} ranks"
+    return f"{trial.command[0]} on {ranks}"
+
+
+def _too_slow(trial: Trial, reached: int) -> Finding:
+    return Finding(
+        "trial-too-slow",
+        f"{_words(trial)} made {reached} of {trial.steps} optimizer steps in"
+        f" {trial.timeout_s:.0f} s",
+        evidence=(_folder(trial),),
+        fix="try fewer steps (--steps), or a script that starts faster",
+    )
+
+
+def _failed(trial: Trial, exit_status: int, report: Mapping[str, Any]) -> Finding:
+    findings = report.get("findings") or ()
+    evidence: tuple[str, ...] = (f"paceline run ended with exit status {exit_status}",)
+    if findings:
+        first = Finding.from_json(findings[0])
+        evidence = (f"{first.code} {first.name}: {first.what}", *first.evidence[:4])
+    elif report.get("output"):
+        evidence += tuple(report["output"].strip().splitlines()[-4:])
+    return Finding(
+        "trial-failed",
+        f"{_words(trial)} failed in a trial of {trial.steps} optimizer steps",
+        evidence=(*evidence, _folder(trial)),
+        fix=shlex.join(trial.launch),
+    )
+
+
+def _without_steps(trial: Trial) -> Finding:
+    return Finding(
+        "trial-without-steps",
+        f"{_words(trial)} ended without an optimizer step",
+        evidence=("counted: step() of optimizers of torch.optim, in the processes of the ranks",),
+        fix="name the script that trains, with the arguments that make it train",
+    )
+
+
+def _too_short(trial: Trial, reached: int) -> Finding:
+    return Finding(
+        "trial-too-short",
+        f"{_words(trial)} ended after {reached} of {trial.steps} optimizer steps",
+        why="speed is measured while a script trains, without its start",
+        fix=f"let the script train longer, or try fewer steps: --steps {max(4, reached)}",
+    )
+
+
+def _not_timed(trial: Trial) -> Finding:
+    return Finding(
+        "trial-without-steps",
+        f"{_words(trial)} made optimizer steps, and none of them could be timed",
+        evidence=("timed: steps after torch.autograd.backward of at most 500 backward passes",),
+        fix="train with loss.backward() and an optimizer of torch.optim",
+    )
+
+
+def _folder(trial: Trial) -> str:
+    return f"its run folder: {files.display_path(trial.run_dir)}"

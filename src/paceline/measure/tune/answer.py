@@ -1,0 +1,311 @@
+"""Put what ``paceline tune`` has measured into words, a line to paste, and data. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
+from paceline.measure import intervals
+from paceline.measure.intervals import Interval
+from paceline.measure.tune import search
+from paceline.measure.tune.batches import BatchAnswer
+from paceline.measure.tune.search import Limits, Measured
+
+_COLUMN = 44
+_MOST_COLUMNS = 80
+_WIDE = 0.15  # half of an interval as a share of its value
+_NOTABLE_SHARE = 0.1  # of a step that still waits for data with the best setting
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting that was measured.
+
+    Attributes:
+        setting: The setting.
+        samples_per_s: Samples per second of all ranks; batches if samples cannot be counted.
+        windows: How often it was measured.
+    """
+
+    setting: LoaderSetting
+    samples_per_s: Interval
+    windows: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What ``paceline tune`` has found out about a script or a dataset.
+
+    Attributes:
+        name: The script or dataset.
+        facts: Its loader.
+        num_ranks: Ranks on this node.
+        limits: What a rank's loader may use.
+        cpus_reason: Why there are so many CPUs.
+        measured: What was measured.
+        is_complete: Whether the time was enough for all settings.
+        worker_start_s: How long workers take to deliver their first batch; None if none started.
+        batches: What was found out about batch sizes; None if they were not measured.
+    """
+
+    name: str
+    facts: LoaderFacts
+    num_ranks: int
+    limits: Limits
+    cpus_reason: str
+    measured: Measured
+    is_complete: bool = True
+    worker_start_s: float | None = None
+    batches: BatchAnswer | None = None
+
+    @property
+    def best(self) -> LoaderSetting:
+        """The setting to use."""
+        if not self.is_worth_tuning:
+            return self.facts.setting
+        return search.best_of(self.facts, self.measured)
+
+    @property
+    def is_worth_tuning(self) -> bool:
+        """Whether the loop waits for data with the script's settings, or another number of threads
+        is proven to be faster; true for a bare dataset.
+        """
+        share = self.waiting(self.facts.setting)
+        if share is None or search.is_worth_tuning(share):
+            return True
+        return search.best_of(self.facts, self.measured).threads != self.facts.setting.threads
+
+    def waiting(self, setting: LoaderSetting) -> Interval | None:
+        """Return the share of a step that waits for data; None for a bare dataset."""
+        return search.waiting(setting, self.measured)
+
+    def rate(self, blocks: intervals.Blocks) -> Interval:
+        """Return samples per second of all ranks from seconds per batch."""
+        seconds = intervals.median(blocks)
+        samples = (self.facts.batch_samples or 1) * self.num_ranks
+        return Interval(samples / seconds.value, samples / seconds.high, samples / seconds.low)
+
+    def speed_up(self) -> Interval:
+        """Return how many times as fast the best setting is as the script's."""
+        settings = self.measured.settings
+        return intervals.ratio(settings[self.facts.setting], settings[self.best])
+
+    def rows(self) -> list[Row]:
+        """Return all settings that were measured, in the order of their numbers of workers."""
+        rows = [
+            Row(setting, self.rate(blocks), len(blocks))
+            for setting, blocks in self.measured.settings.items()
+        ]
+        return sorted(rows, key=lambda row: (row.setting.num_workers, row.setting.prefetch_factor))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as plain data."""
+        waiting = self.waiting(self.facts.setting)
+        waiting_best = self.waiting(self.best)
+        return {
+            "name": self.name,
+            "ranks": self.num_ranks,
+            "loader": self.facts.to_json(),
+            "cpus_per_rank": self.limits.cpus,
+            "unit": "samples/s" if self.facts.batch_samples else "batches/s",
+            "in_memory": [
+                {"threads": threads, **asdict(self.rate(blocks))}
+                for threads, blocks in self._memory()
+            ],
+            "waiting_share": waiting and asdict(waiting),
+            "data_is_bottleneck": waiting and search.is_worth_tuning(waiting),
+            "settings": [
+                {**asdict(row.setting), **asdict(row.samples_per_s), "windows": row.windows}
+                for row in self.rows()
+            ],
+            "failures": [
+                {**asdict(setting), "message": message}
+                for setting, message in self.measured.failures.items()
+            ],
+            "best": asdict(self.best),
+            "speed_up": asdict(self.speed_up()),
+            "waiting_share_best": waiting_best and asdict(waiting_best),
+            "paste": paste(self.facts, self.best),
+            "complete": self.is_complete,
+            "batches": self.batches and self.batches.to_json(),
+        }
+
+    def render(self) -> str:
+        """Return the answer as text."""
+        lines = [self._head(), "", *self._table()]
+        for setting, message in self.measured.failures.items():
+            lines.append(f"  {describe(setting, self.facts.setting)}: {message}")
+        lines += ["", *self._conclusion(), *self._notes()]
+        if self.batches is not None:
+            lines += ["", self.batches.render()]
+        return "\n".join(lines)
+
+    def _memory(self) -> list[tuple[int, list[list[float]]]]:
+        """Return what was measured on one batch in memory, by threads."""
+        return sorted((count, blocks) for count, blocks in self.measured.memory.items() if blocks)
+
+    def _head(self) -> str:
+        ranks = f"{self.num_ranks} rank{'s' * (self.num_ranks != 1)}"
+        batch = f"batches of {self.facts.batch_samples} samples a rank"
+        if not self.facts.batch_samples:
+            batch = "batches of an unknown number of samples"
+        cpus = f"{self.limits.cpus} CPU{'s' * (self.limits.cpus != 1)} a rank"
+        return f"{self.name} on {ranks}: {batch}, {cpus} ({self.cpus_reason})"
+
+    def _table(self) -> list[str]:
+        unit = "samples/s" if self.facts.batch_samples else "batches/s"
+        lines = [f"{'':{_COLUMN}}{unit:>10}   95 % interval"]
+        for threads, blocks in self._memory():
+            words = "one batch in memory, no loading"
+            if threads != self.facts.setting.threads:
+                words += f", {threads} thread{'s' * (threads != 1)}"
+            lines.append(_line(words, self.rate(blocks)))
+        for row in self.rows():
+            words = describe(row.setting, self.facts.setting)
+            if row.setting == self.facts.setting:
+                words += ", as written" if self._memory() else ", the defaults"
+            mark = "  best" if row.setting == self.best and self.is_worth_tuning else ""
+            lines.append(_line(words, row.samples_per_s) + mark)
+        return lines
+
+    @property
+    def _written(self) -> str:
+        """What the settings are called from which the search begins."""
+        return "the script's settings" if self._memory() else "the defaults"
+
+    def _conclusion(self) -> list[str]:
+        waiting = self.waiting(self.facts.setting)
+        lines = []
+        if waiting is not None:
+            lines.append(f"waiting for data, as written: {_percent(waiting)} of a step")
+        if not self.is_worth_tuning:
+            return [*lines, "data is not what holds this script back: there is nothing to tune"]
+        if self.best == self.facts.setting:
+            return [*lines, f"best: {self._written}; {self._reason()}"]
+        speed_up = self.speed_up()
+        lines.append(
+            f"best: {describe(self.best, self.facts.setting)}, {speed_up.value:.2f} times"
+            f" ({speed_up.low:.2f} to {speed_up.high:.2f}) as fast as {self._written}"
+        )
+        place = f"{self.facts.place}: " if self.facts.place else ""
+        lines += [f"why: {self._reason()}", "", *_paste_lines(place, self.facts, self.best)]
+        return lines
+
+    def _reason(self) -> str:
+        """Return why nothing is faster."""
+        if self.best == self.facts.setting != self.measured.fastest:
+            return "no other setting is proven to be clearly faster"
+        if self.measured.keeps_up:
+            return "the loop is then as fast as on a batch in memory"
+        most, limit = search.most_workers(self.facts, self.limits)
+        if self.facts.is_stream and not self.facts.setting.num_workers:
+            return (
+                "the dataset is a stream: workers would each read all of it unless it divides"
+                " itself (get_worker_info), so none were tried"
+            )
+        if self.best.num_workers >= most:
+            return f"as many workers as {limit} allow{'s' * (limit != 'CPUs')} ({most} a rank)"
+        return "more workers are not faster"
+
+    def _notes(self) -> list[str]:
+        notes: list[str] = []
+        if self.worker_start_s is not None and self.best.num_workers and self.is_worth_tuning:
+            notes.append(
+                f"persistent_workers=True saves {self.worker_start_s:.1f} s for each epoch, until"
+                " new workers have read a batch"
+            )
+        waiting = self.waiting(self.best)
+        if waiting is not None and self.is_worth_tuning and waiting.low > _NOTABLE_SHARE:
+            notes.append(
+                f"with the best setting {_percent(waiting)} of a step still waits for data: read"
+                " cheaper samples, or give each rank more CPUs"
+            )
+        if any(self._is_wide(row) for row in self.rows()):
+            notes.append("intervals are wide: other programs may use the same CPUs")
+        if not self.is_complete:
+            notes.append("the time was up before all settings were measured: --seconds 120")
+        return [f"note: {note}" for note in notes]
+
+    def _is_wide(self, row: Row) -> bool:
+        is_shown = row.setting in (self.best, self.facts.setting)
+        return is_shown and row.samples_per_s.half_width > _WIDE
+
+
+def _line(words: str, rate: Interval) -> str:
+    return (
+        f"{words:{_COLUMN}}{_number(rate.value):>10}   {_number(rate.low)} to {_number(rate.high)}"
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _percent(share: Interval) -> str:
+    low, value, high = (max(0.0, end) for end in (share.low, share.value, share.high))
+    return f"{value:.0%} ({low:.0%} to {high:.0%})"
+
+
+def describe(setting: LoaderSetting, written: LoaderSetting) -> str:
+    """Return a setting in words: what differs from the usual one and from the script's.
+
+    Args:
+        setting: The setting.
+        written: The script's.
+    """
+    count = setting.num_workers
+    words = [f"{count or 'no'} worker{'s' * (count != 1)}"]
+    if setting.prefetch_factor not in (0, 2):
+        words.append(f"{setting.prefetch_factor} ahead")
+    if setting.pin_memory:
+        words.append("pinned memory")
+    if setting.threads != written.threads:
+        words.append(f"{setting.threads} thread{'s' * (setting.threads != 1)}")
+    return ", ".join(words)
+
+
+def paste(facts: LoaderFacts, setting: LoaderSetting) -> list[str]:
+    """Return the lines by which a script uses a setting; empty if they are its own.
+
+    Args:
+        facts: The script's loader.
+        setting: The setting.
+    """
+    written = facts.setting
+    if setting == written:
+        return []
+    values: dict[str, Any] = {"num_workers": setting.num_workers}
+    if setting.num_workers:
+        values["persistent_workers"] = True
+    if setting.prefetch_factor not in (0, 2):
+        values["prefetch_factor"] = setting.prefetch_factor
+    if setting.pin_memory:
+        values["pin_memory"] = True
+    lines = []
+    if replace(setting, threads=written.threads) != written:
+        lines.append(_CALLS[facts.maker].format(_arguments(values, _PREFIXES[facts.maker])))
+    if setting.threads != written.threads:
+        lines.append(f"torch.set_num_threads({setting.threads})")
+    return lines
+
+
+_CALLS = {
+    "": "DataLoader(..., {})",
+    "paceline": "session.loader(..., {})",
+    "transformers": "TrainingArguments(..., {})",
+}
+_PREFIXES = {"": "", "paceline": "", "transformers": "dataloader_"}
+
+
+def _arguments(values: dict[str, Any], prefix: str) -> str:
+    return ", ".join(f"{prefix}{name}={value}" for name, value in values.items())
+
+
+def _paste_lines(place: str, facts: LoaderFacts, setting: LoaderSetting) -> list[str]:
+    call, *further = paste(facts, setting)
+    if call.startswith("torch."):
+        place = ""  # it belongs to the begin of the script
+    if len(place) + len(call) > _MOST_COLUMNS:
+        return [place.rstrip(), f"  {call}", *(f"  {line}" for line in further)]
+    return [f"{place}{call}", *further]

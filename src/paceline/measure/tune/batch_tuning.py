@@ -1,0 +1,153 @@
+"""Measure batch sizes, each in its own start, with the loader settings that are best."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from paceline.errors import Finding, RunError, UsageError
+from paceline.launch.probe.loader_commands import CHANGED
+from paceline.measure import intervals
+from paceline.measure.intervals import Interval
+from paceline.measure.tune import batches
+from paceline.measure.tune.answer import Answer
+from paceline.measure.tune.batches import BatchAnswer, BatchSize
+from paceline.measure.tune.progress import Progress
+from paceline.measure.tune.trial_run import (
+    MemoryIsShort,
+    ScriptEnded,
+    SettingFailed,
+    Start,
+    TimeIsUp,
+    TooSlow,
+    TrialRun,
+)
+
+PLACE = "{batch}"
+_MOST_WINDOW_S = 8.0
+
+
+def require_place(option: str) -> None:
+    """Check an option that is to hold the batch size.
+
+    Raises:
+        UsageError: It has no place for it.
+    """
+    if PLACE not in option:
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                f"--batch-option {option!r} has no {PLACE}, where the batch size goes",
+                where="command line",
+                fix=f"--batch-option '--batch-size={PLACE}'",
+            )
+        )
+
+
+@dataclass(frozen=True)
+class BatchTuning:
+    """The measurement of batch sizes of one script.
+
+    Attributes:
+        start: What is started.
+        option: The script's option, with ``{batch}`` for the number.
+        answer: What was found out about its loader.
+        seconds: Limit of the whole measurement.
+    """
+
+    start: Start
+    option: str
+    answer: Answer
+    seconds: float
+
+    def run(self, progress: Progress) -> BatchAnswer:
+        """Measure larger and larger batches.
+
+        Args:
+            progress: Shows what is being measured.
+
+        Raises:
+            RunError: The script fails with its own batch size in the option.
+            UsageError: The option does not change the batches.
+        """
+        deadline_s = time.monotonic() + self.seconds
+        free_bytes = psutil.virtual_memory().available
+        number, end = self._first, ""
+        sizes: list[BatchSize] = []
+        while number:
+            progress.show(f"batch {number}")
+            try:
+                size = self._measure(number, deadline_s, progress)
+            except (MemoryIsShort, ScriptEnded, TimeIsUp, TooSlow, SettingFailed) as error:
+                end = f"{number}: {self._reason(error)}"
+                break
+            self._require_effect(sizes, size)
+            if sizes and size.samples <= sizes[-1].samples:
+                end = f"{number}: the data has no more than {size.samples} samples"
+                break
+            sizes.append(size)
+            number, end = batches.next_size(sizes, free_bytes=free_bytes)
+        if not sizes:
+            raise RunError(self._failed(end))
+        return BatchAnswer(self.option, sizes, end)
+
+    def _start(self, number: int) -> Start:
+        words = shlex.split(self.option.replace(PLACE, str(number)))
+        return replace(self.start, words=(*self.start.words, *words))
+
+    def _measure(self, number: int, deadline_s: float, progress: Progress) -> BatchSize:
+        """Measure one batch size."""
+        free_bytes = psutil.virtual_memory().available
+        with tempfile.TemporaryDirectory(prefix="paceline-tune-") as folder:
+            run = TrialRun(
+                self._start(number), Path(folder), deadline_s=deadline_s, tick=progress.tick
+            )
+            with run:
+                facts, num_ranks = run.facts()
+                window = run.measure(CHANGED, self.answer.best, most_s=_MOST_WINDOW_S)
+        seconds = intervals.median([list(window.seconds)])
+        samples = facts.batch_samples * num_ranks
+        rate = Interval(samples / seconds.value, samples / seconds.high, samples / seconds.low)
+        return BatchSize(number, facts.batch_samples, rate, max(0, free_bytes - run.least_free))
+
+    def _require_effect(self, sizes: list[BatchSize], size: BatchSize) -> None:
+        if len(sizes) == 1 and size.samples == sizes[0].samples:
+            raise UsageError(
+                Finding(
+                    "option-contradicted",
+                    f"--batch-option does not change the batches: {size.samples} samples a rank"
+                    f" with {sizes[0].option} and with {size.option}",
+                    where="command line",
+                    fix=f"name the option of {self.answer.name} that sets its batch size",
+                )
+            )
+
+    def _reason(self, error: Exception) -> str:
+        """Return why a size could not be measured."""
+        if isinstance(error, TimeIsUp):
+            return "the time was up"
+        if isinstance(error, TooSlow):
+            return f"too few batches in {_MOST_WINDOW_S:.0f} s"
+        if isinstance(error, MemoryIsShort):
+            return "the machine had less than a tenth of its memory left"
+        return f"the script ended with {error}"
+
+    def _failed(self, end: str) -> Finding:
+        return Finding(
+            "trial-failed",
+            f"{self.answer.name} could not be measured with its own batch size in --batch-option",
+            evidence=(end,),
+            fix=shlex.join(
+                ["paceline", "run", *self.start.options, *self._start(self._first).words]
+            ),
+        )
+
+    @property
+    def _first(self) -> int:
+        """The first number that is tried."""
+        return max(1, self.answer.facts.batch_samples)

@@ -1,0 +1,199 @@
+"""``paceline tune``: measure loader settings on a script while it trains, within a time limit.
+
+``search`` decides what is measured next and ``answer`` puts it into words. This module runs the
+script and fills in what was measured.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.errors import Finding, RunError
+from paceline.launch.probe.loader_commands import CACHED, CHANGED, LoaderFacts, LoaderSetting
+from paceline.machine.cpus import usable_cpus
+from paceline.measure.tune import search
+from paceline.measure.tune.answer import Answer, describe
+from paceline.measure.tune.progress import Progress
+from paceline.measure.tune.search import Limits, Measured
+from paceline.measure.tune.trial_run import (
+    MemoryIsShort,
+    ScriptEnded,
+    SettingFailed,
+    Start,
+    TimeIsUp,
+    TooSlow,
+    TrialRun,
+    shared_memory_bytes,
+)
+
+_MOST_WINDOW_S = 8.0
+_MOST_STARTS = 8  # of scripts that end sooner than the measurement
+
+
+@dataclass
+class Tuning:
+    """The measurement of one script.
+
+    Attributes:
+        start: What is started.
+        name: What it is called in messages.
+        seconds: Limit of the whole measurement.
+        has_steps: Whether the script trains; else only its loader is measured.
+    """
+
+    start: Start
+    name: str
+    seconds: float
+    has_steps: bool = True
+    measured: Measured = field(default_factory=Measured)
+    facts: LoaderFacts | None = None
+    limits: Limits = field(default_factory=lambda: Limits(1))
+    num_ranks: int = 0
+    worker_start_s: float | None = None
+
+    def run(self, progress: Progress) -> Answer:
+        """Measure until nothing is left to learn or the time is up.
+
+        Args:
+            progress: Shows what is being measured.
+
+        Raises:
+            RunError: The script failed, ended or was too slow before its own settings were
+                measured.
+        """
+        deadline_s = time.monotonic() + self.seconds
+        is_complete = self._measure(deadline_s, progress)
+        if self.facts is None or self.facts.setting not in self.measured.settings:
+            raise RunError(self._nothing_measured())
+        return Answer(
+            name=self.name,
+            facts=self.facts,
+            num_ranks=self.num_ranks,
+            limits=self.limits,
+            cpus_reason=usable_cpus()[1],
+            measured=self.measured,
+            is_complete=is_complete,
+            worker_start_s=self.worker_start_s,
+        )
+
+    def _measure(self, deadline_s: float, progress: Progress) -> bool:
+        """Start the script, again if it ends early; return whether everything was measured."""
+        for _ in range(_MOST_STARTS):
+            with tempfile.TemporaryDirectory(prefix="paceline-tune-") as folder:
+                run = TrialRun(self.start, Path(folder), deadline_s=deadline_s, tick=progress.tick)
+                try:
+                    with run:
+                        progress.show("starting the script")
+                        self._take_facts(run)
+                        self._explore(run, progress)
+                    return True
+                except TimeIsUp:
+                    return False
+                except MemoryIsShort:
+                    continue
+                except ScriptEnded as ended:
+                    if ended.status or self.facts is None:
+                        raise RunError(self._ended(ended.status, run)) from None
+        return False
+
+    def _take_facts(self, run: TrialRun) -> None:
+        self.facts, self.num_ranks = run.facts()
+        cpus, _ = usable_cpus()
+        shm_bytes = shared_memory_bytes()
+        self.limits = Limits(
+            cpus=max(1, cpus // self.num_ranks),
+            shm_bytes=None if shm_bytes is None else shm_bytes // self.num_ranks,
+        )
+
+    def _explore(self, run: TrialRun, progress: Progress) -> None:
+        assert self.facts is not None, "the loader is known"
+        written = self.facts.setting
+        while not self._has_nothing_to_tune():
+            setting = search.next_setting(self.facts, self.limits, self.measured)
+            if setting is None:
+                return
+            progress.show(describe(setting, written))
+            self._try(run, setting)
+            memory = self.measured.memory.setdefault(setting.threads, [])
+            if self.has_steps and len(memory) < self.measured.windows(setting):
+                progress.show("one batch in memory")
+                window = run.measure(CACHED, setting, most_s=_MOST_WINDOW_S)
+                memory.append(list(window.seconds))
+
+    def _has_nothing_to_tune(self) -> bool:
+        """Return whether neither data nor threads hold the script back."""
+        assert self.facts is not None, "the loader is known"
+        first = search.first_settings(self.facts)
+        if any(self.measured.windows(setting) < search.FIRST_ROUNDS for setting in first):
+            return False
+        share = search.waiting(self.facts.setting, self.measured)
+        if share is None or search.is_worth_tuning(share):
+            return False
+        return search.starting_point(self.facts, self.measured) == self.facts.setting
+
+    def _try(self, run: TrialRun, setting: LoaderSetting) -> None:
+        """Measure a setting for a window; keep why, if it does not work."""
+        try:
+            window = run.measure(CHANGED, setting, most_s=_MOST_WINDOW_S)
+        except SettingFailed as failure:
+            self._fail(setting, str(failure))
+        except TooSlow:
+            self._fail(setting, f"too few batches in {_MOST_WINDOW_S:.0f} s")
+        except MemoryIsShort:
+            self._fail(setting, "the machine had less than a tenth of its memory left")
+            raise
+        else:
+            self.measured.settings.setdefault(setting, []).append(list(window.seconds))
+            if setting.num_workers:
+                self.worker_start_s = window.start_s
+
+    def _fail(self, setting: LoaderSetting, message: str) -> None:
+        """Keep why a setting does not work.
+
+        Raises:
+            RunError: It is the script's own.
+        """
+        assert self.facts is not None, "the loader is known"
+        if setting == self.facts.setting and setting not in self.measured.settings:
+            raise RunError(
+                Finding(
+                    "trial-too-slow",
+                    f"{self.name} could not be measured with its own loader settings",
+                    evidence=(message,),
+                    fix="use a smaller batch, or a part of the data",
+                )
+            )
+        if setting not in self.measured.settings:
+            self.measured.failures[setting] = message
+
+    def _ended(self, status: int, run: TrialRun) -> Finding:
+        own = run.finding()
+        if own is not None and not self.has_steps:
+            return own  # the dataset cannot be imported, or has no samples
+        if status:
+            return Finding(
+                "trial-failed",
+                f"{self.name} failed while its loader was measured",
+                evidence=(f"paceline run ended with exit status {status}", *run.evidence()),
+                fix=shlex.join(["paceline", "run", *self.start.options, *self.start.words]),
+            )
+        return Finding(
+            "trial-without-steps",
+            f"{self.name} ended without an optimizer step on a batch of a DataLoader",
+            evidence=("counted: step() of optimizers of torch.optim, in the processes of ranks",),
+            fix="name the script that trains, with the arguments that make it train",
+        )
+
+    def _nothing_measured(self) -> Finding:
+        what = "made no optimizer step on a batch of a DataLoader"
+        if self.facts is not None:
+            what = "took too long for a measurement"
+        return Finding(
+            "trial-too-slow",
+            f"{self.name} {what} in {self.seconds:.0f} s",
+            fix="give it more time (--seconds 300), or let it start with less data",
+        )

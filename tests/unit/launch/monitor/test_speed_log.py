@@ -1,0 +1,154 @@
+"""What a launcher writes of its ranks' speed, alone and with other nodes."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from paceline import counters
+from paceline.launch.monitor import speed_log
+from paceline.launch.monitor.attempt import Attempt
+from paceline.launch.monitor.speed_log import SpeedLog
+from paceline.launch.monitor.timed_steps import TimedSteps
+from paceline.machine import gpus
+from paceline.rundir.files import RunDir
+
+STAGES_NS = [1_000_000, 0, 2_000_000, 3_000_000, 4_000_000, 5_000_000]
+
+
+class Channel:
+    """Carries what nodes say to node 0."""
+
+    num_nodes = 2
+
+    def __init__(self, node, said):
+        self.node, self._said = node, said
+
+    def tell(self, topic, value):
+        self._said.setdefault(topic, {})[self.node] = json.loads(json.dumps(value))
+
+    def hear(self, topic):
+        return dict(self._said.get(topic, {}))
+
+
+class Node:
+    """Two ranks with counters, and their log."""
+
+    def __init__(self, folder, node=0, channel=None, *, with_gpus=False):
+        self.counters = counters.SharedCounters(counters.create(2), 2)
+        ranks = {local: 2 * node + local for local in range(2)}
+        group = SimpleNamespace(attempt=Attempt(0, ranks, 2))
+        self.timed = TimedSteps(self.counters, ranks)
+        self.run_dir = RunDir(folder)
+        self.log = SpeedLog(
+            group, self.counters, self.timed, channel, run_dir=self.run_dir, with_gpus=with_gpus
+        )
+
+    def train(self, steps, *, loss=0.5):
+        for local in range(2):
+            slot = self.counters.slot(local)
+            slot[counters.STEPS] = steps
+            slot[counters.BATCH_SAMPLES] = 16
+            for step in range(1, steps):
+                counters.write_stages(slot, number=step, step=step, durations=STAGES_NS, loss=loss)
+        self.timed.look()
+
+    def written(self):
+        return json.loads(self.run_dir.speed.read_text())
+
+
+@pytest.fixture
+def node(tmp_path):
+    node = Node(tmp_path)
+    yield node
+    node.log.close()
+
+
+def test_the_last_description_is_written_at_the_end(node):
+    node.train(20)
+    node.log.tick()
+    assert not node.run_dir.speed.exists()  # it is due after five seconds
+    node.log.close()
+    speed = node.written()
+    assert (speed["steps"], speed["loss"], speed["samples_per_batch"]) == (20, 0.5, 32)
+    assert speed["step"]["seconds"] == pytest.approx(0.015)
+    assert speed["step"]["stages"]["data"] == pytest.approx(0.002)
+    assert [rank["rank"] for rank in speed["ranks"]] == [0, 1]
+
+
+def test_a_run_without_steps_has_a_description(node):
+    node.log.close()
+    assert node.written()["step"] is None
+    assert node.written()["steps_per_s"] == 0.0
+
+
+def test_a_loss_that_is_unknown_is_null(node):
+    node.train(20, loss=float("nan"))
+    node.log.close()
+    assert node.written()["loss"] is None
+
+
+def test_the_rate_is_that_of_the_last_interval(node, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(speed_log.time, "monotonic", lambda: clock[0])
+    assert node.log._rate(1, 0.0) == 0.0
+    assert node.log._rate(11, 2.0) == 5.0  # of the whole attempt, until there is an interval
+    clock[0] += 10
+    assert node.log._rate(31, 12.0) == 2.0
+    clock[0] += 0.1
+    assert node.log._rate(32, 12.1) == 2.0  # an interval that is too short says nothing
+
+
+def test_lines_of_the_log_have_no_ranks(node):
+    node.train(20)
+    for _ in range(3):
+        node.log._write(node.log._join([node.log._describe()]))
+    lines = [json.loads(line) for line in node.run_dir.speed_log.read_text().splitlines()]
+    assert len(lines) == 3
+    assert lines[0]["steps"] == 20 and "ranks" not in lines[0]
+
+
+def test_a_long_run_has_few_lines(node, monkeypatch):
+    monkeypatch.setattr(speed_log, "_LINES", 4)
+    for _ in range(64):
+        node.log._write({"steps": 1})
+    assert len(node.run_dir.speed_log.read_text().splitlines()) < 24
+
+
+def test_node_0_describes_the_ranks_of_all_nodes(tmp_path):
+    said = {}
+    nodes = [
+        Node(tmp_path / str(number), number, Channel(number, said)) for number in reversed(range(2))
+    ]
+    for node in nodes:
+        node.run_dir.root.mkdir()
+        node.train(20)
+        node.log.close()
+    other, first = nodes
+    assert [rank["rank"] for rank in first.written()["ranks"]] == [0, 1, 2, 3]
+    assert first.written()["step"]["timed_steps"] == 19
+    assert not other.run_dir.speed.exists()
+
+
+def test_the_load_of_gpus_is_asked_in_the_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpus, "loads", lambda: [gpus.Load(0, 0.9, 10, 80)])
+    node = Node(tmp_path, with_gpus=True)
+    node.log.tick(at_once=True)
+    while not node.log._gpus:
+        time.sleep(0.01)
+    node.log.close()
+    (gpu,) = node.written()["gpus"]
+    assert (gpu["index"], gpu["utilization"], gpu["memory_total"]) == (0, 0.9, 80)
+
+
+def test_a_file_system_that_does_not_answer_holds_nobody_up(node, monkeypatch):
+    monkeypatch.setattr(SpeedLog, "_write", lambda self, speed: time.sleep(1.5))
+    start_s = time.monotonic()
+    for _ in range(100):
+        node.log.tick(at_once=True)
+    assert time.monotonic() - start_s < 1
+    node.log.close()
+    assert time.monotonic() - start_s < 2.5

@@ -1,0 +1,150 @@
+"""A report shows what a run folder has, whatever state the folder is in, and says what is missing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import report_runs
+from paceline.errors import SetupError
+from paceline.measure.report import collect
+from paceline.rundir.files import RunDir
+
+
+def read(folder):
+    return collect.read(RunDir(folder))
+
+
+def test_a_whole_run(tmp_path):
+    run = read(report_runs.write_run(tmp_path / "run"))
+    assert (run.name, run.state, run.world_size, run.steps) == ("run", "succeeded", 2, 300)
+    assert run.command == ("train.py", "--lr", "0.1")
+    assert run.seconds == 60.0  # from its start to its last description
+    assert set(run.metrics) == {"train/loss", "val/loss", "val/accuracy", "lr"}
+    assert run.split is not None
+    assert run.split.parts["waiting"] == pytest.approx(0.2 * run.split.seconds)
+    assert sum(run.split.parts.values()) == pytest.approx(run.split.seconds)
+    assert run.split.late_rank == "rank 1 on node-b takes 40 ms longer in data than the others"
+    assert [(rank.rank, rank.own_s, rank.data_s) for rank in run.ranks] == [
+        (0, 0.1, 0.02),
+        (1, 0.14, 0.02),
+    ]
+    assert run.environment["threads of a rank"] == "1 (2 usable CPUs / 2 ranks)"
+    assert run.environment["Python"] == "3.11.7"
+    assert "NCCL" not in run.environment
+    assert run.notes == ()
+
+
+def test_a_run_that_failed_shows_its_findings(tmp_path):
+    events = [
+        report_runs.start(),
+        report_runs.outcome(exit_status=1, findings=[report_runs.FINDING]),
+    ]
+    run = read(report_runs.write_run(tmp_path / "run", events=events))
+    assert run.state == "failed"
+    assert [finding.code for finding in run.findings] == ["RUN002"]
+
+
+def test_a_run_in_progress_is_not_called_ended(tmp_path):
+    run = read(
+        report_runs.write_run(tmp_path / "run", events=[report_runs.start(host="elsewhere")])
+    )
+    assert run.state == "unknown"
+    assert run.steps == 300
+
+
+def test_a_resumed_run_adds_up_its_starts_without_the_pause(tmp_path):
+    events = [
+        report_runs.start(),
+        report_runs.start(1, time_s=9000.0),
+        report_runs.outcome(time_s=9100),
+    ]
+    folder = report_runs.write_run(tmp_path / "run", events=events)
+    later = [report_runs.speed_line(n, attempt=1, start_s=9000.0) for n in range(1, 5)]
+    with (folder / "speed.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in later)
+    run = read(folder)
+    assert [attempt.number for attempt in run.attempts] == [0, 1]
+    assert run.seconds == 80.0
+
+
+def test_a_run_without_metrics_and_speed_says_so(tmp_path):
+    folder = report_runs.write_run(tmp_path / "run", metrics="")
+    (folder / "speed.jsonl").unlink()
+    (folder / "speed.json").unlink()
+    run = read(folder)
+    assert run.split is None
+    assert run.ranks == ()
+    assert [note.split(":")[0] for note in run.notes] == [
+        "no metrics",
+        "no speed over time",
+    ]
+
+
+def test_the_split_of_a_short_run_is_that_of_its_end(tmp_path):
+    summary = {"step": report_runs.described(0.5)}
+    events = [report_runs.start(), report_runs.outcome(summary=summary)]
+    folder = report_runs.write_run(tmp_path / "run", lines=0, events=events)
+    assert read(folder).split.seconds == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("name", ["speed.jsonl", "speed.json", "events.jsonl", "plan.json"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "null", '"text"', "{}", '{"ranks": 1, "step": 3}', "[[[", "\x00\xff", "1\n2\n"],
+)
+def test_a_damaged_file_does_not_end_the_report(tmp_path, name, content):
+    folder = report_runs.write_run(tmp_path / "run")
+    (folder / name).write_text(content)
+    assert set(read(folder).metrics) == {"train/loss", "val/loss", "val/accuracy", "lr"}
+
+
+def test_a_folder_in_the_place_of_a_file_does_not_end_the_report(tmp_path):
+    folder = report_runs.write_run(tmp_path / "run")
+    for name in ("metrics.csv", "speed.jsonl", "training.json"):
+        (folder / name).unlink()
+        (folder / name).mkdir()
+    notes = read(folder).notes
+    assert [note.split(" ")[0] for note in notes] == ["metrics.csv", "speed.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"worlds": None}, "AttributeError"),
+        ({"worlds": {"x": 1}}, "x"),
+    ],
+)
+def test_a_bench_of_another_form_is_not_shown(tmp_path, values, reason):
+    run = read(report_runs.write_bench(tmp_path / "bench", **values))
+    assert run.bench is None
+    assert run.notes[-1].startswith("bench.json has another form")
+    assert reason in run.notes[-1]
+
+
+def test_a_bench_and_its_forecast(tmp_path):
+    run = read(report_runs.write_bench(tmp_path / "bench"))
+    assert [world.ranks for world in run.bench.worlds] == [1, 2, 4]
+    assert run.forecast.half_worth_at == 2500
+    assert len(run.bench.network) == 10
+    assert run.command == ("train.py", "--lr", "0.1")
+    assert run.notes == ()
+
+
+def test_the_latest_run_is_the_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SetupError, match="no run in paceline-runs"):
+        collect.collect([])
+    report_runs.write_run(tmp_path / "paceline-runs" / "one")
+    assert [run.name for run in collect.collect([])] == ["one"]
+    assert [run.name for run in collect.collect(["one", "one"])] == ["one"]
+
+
+def test_a_folder_that_holds_no_run_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(SetupError, match="holds no run"):
+        collect.collect([str(tmp_path)])
+    with pytest.raises(SetupError, match="there is no run folder"):
+        collect.collect([str(tmp_path / "missing")])

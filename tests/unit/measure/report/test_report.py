@@ -1,0 +1,231 @@
+"""The command ``paceline report``: a text of 80 columns, a page in one file, data for a program."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+
+import report_runs
+from paceline.errors import SetupError, UsageError
+from paceline.measure.report import collect, command, page, text
+from paceline.measure.report.sections import sections
+
+NO_PACKAGE = "an HTML report needs jinja2 and plotly"
+
+
+def run_of(*folders):
+    return collect.collect([str(folder) for folder in folders])
+
+
+def report(*folders, output=None, as_text=False, as_json=False):
+    names = [str(folder) for folder in folders]
+    command.report(names, output=output, as_text=as_text, as_json=as_json)
+
+
+def test_the_text_of_a_run_fits_and_says_what_the_page_shows(tmp_path):
+    printed = text.render(run_of(report_runs.write_run(tmp_path / "run")))
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "run · succeeded · 2 ranks · 300 steps · 1 min 00 s" in printed
+    assert re.search(r"^train/loss +2.5 +0.008333 +█▂▂▂▁", printed, re.M)
+    assert re.search(r"^  waiting +4\d.\d ms +20%  ██████$", printed, re.M)
+    assert "rank 1 on node-b takes 40 ms longer in data" in printed
+
+
+def test_the_text_of_a_bench(tmp_path):
+    printed = text.render(run_of(report_runs.write_bench(tmp_path / "bench")))
+    assert max(map(len, printed.splitlines())) <= 80
+    assert re.search(r"^ +4 +2\d\.\d ms +4,\d{3} +4,\d{3} to [45],\d{3} +79%$", printed, re.M)
+    assert "From 2,500 ranks on, another one brings less than half of itself." in printed
+    assert re.search(r"^ +256 MiB +40\d ms +1\.00 GB/s$", printed, re.M)
+
+
+def test_the_text_of_several_runs_begins_with_a_comparison(tmp_path):
+    folders = [
+        report_runs.write_run(tmp_path / "one"),
+        report_runs.write_run(tmp_path / "two", command=("train.py", "--lr", "0.5")),
+    ]
+    lines = text.render(run_of(*folders)).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split("  ")[0] for line in lines[:3]] == ["run", "--lr 0.1", "--lr 0.5"]
+
+
+def test_a_curve_in_one_line_marks_what_is_not_finite():
+    from paceline.measure.report.facts import Series
+
+    series = Series((0, 1, 2, 9), (8.0, 1.0, float("nan"), 4.0))
+    assert text.sparkline(series, columns=10) == "█▁!      ▄"
+
+
+def test_the_page_is_one_file_that_names_no_host(tmp_path, capsys):
+    folder = report_runs.write_run(tmp_path / "run")
+    report(folder)
+    assert capsys.readouterr().out.splitlines()[-1] == f"report: {folder / 'report.html'}"
+    html = (folder / "report.html").read_text(encoding="utf-8")
+    own = html[: html.index("plotly.js v")] + html[html.rindex("</script>\n<script>") :]
+    assert not re.search(r"""(src|href)=["'](?!#)|url\(|https?://|@import""", own)
+    assert "default-src 'none'" in own
+
+
+def test_each_figure_is_one_that_plotly_draws(tmp_path):
+    go = pytest.importorskip("plotly.graph_objects")
+    from paceline.measure.report import drawing
+
+    runs = run_of(
+        report_runs.write_run(tmp_path / "run"), report_runs.write_bench(tmp_path / "bench")
+    )
+    figures = [drawing.figure(plot) for section in sections(runs) for plot in section.plots]
+    assert len(figures) > 8
+    for figure in figures:
+        painted = json.loads(re.sub(r'"@[a-z0-9-]+"', '"#123456"', json.dumps(figure)))
+        go.Figure(painted)  # raises at a property that plotly does not know
+
+
+def test_texts_of_users_are_escaped(tmp_path):
+    hostile = "</script><script>alert(1)</script>"
+    events = [
+        report_runs.start(),
+        report_runs.outcome(exit_status=1, findings=[report_runs.FINDING]),
+    ]
+    table = f'step,"{hostile}"\n1,2\n2,1\n'
+    named = {"command": ("train.py", hostile), "events": events, "metrics": table}
+    runs = run_of(report_runs.write_run(tmp_path / "<img src=x>", **named))
+    html = page.render(runs, text=text.render(runs), now_s=0.0)
+    assert "<script>alert" not in html
+    assert "<img" not in html.replace(html[html.index("plotly.js v") : html.rindex("<script>")], "")
+
+
+def test_several_runs_have_a_page_of_their_own(tmp_path, capsys):
+    one, two = (report_runs.write_run(tmp_path / name) for name in ("one", "two"))
+    report(one)
+    report(one, two)
+    assert {path.name for path in one.glob("*.html")} == {"report.html", "comparison.html"}
+    report(two, output=tmp_path / "here.html")
+    assert (tmp_path / "here.html").is_file()
+    assert not list(two.glob("*.html"))
+
+
+def test_text_and_data_need_no_further_package(tmp_path, monkeypatch, capsys):
+    folder = report_runs.write_run(tmp_path / "run")
+    monkeypatch.setattr(page.importlib.util, "find_spec", lambda name: None)
+    report(folder, as_text=True)
+    assert "run · succeeded" in capsys.readouterr().out
+    report(folder, as_json=True)
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["metrics"]["train/loss"] == {"step": 300, "last": pytest.approx(2.5 / 300)}
+    assert sum(run["step"]["parts"].values()) == pytest.approx(run["step"]["seconds"])
+    with pytest.raises(SetupError, match=NO_PACKAGE) as refused:
+        report(folder)
+    assert refused.value.finding.fix == 'pip install "paceline[report]"'
+    assert not list(folder.glob("*.html"))
+
+
+def test_data_are_json_though_a_loss_is_not_a_number(tmp_path, capsys):
+    folder = report_runs.write_run(tmp_path / "run", metrics="step,loss\n1,2.0\n2,nan\n3,inf\n")
+    report(folder, as_json=True)
+    printed = capsys.readouterr().out
+    assert "NaN" not in printed
+    assert json.loads(printed)["runs"][0]["metrics"] == {"loss": {"step": 3, "last": 2.0}}
+
+
+def test_a_page_with_a_loss_that_is_not_a_number_is_json(tmp_path):
+    metrics = "step,loss\n1,2.0\n2,nan\n3,inf\n4,1.0\n"
+    runs = run_of(report_runs.write_run(tmp_path / "run", metrics=metrics))
+    html = page.render(runs, text="", now_s=0.0)
+    figures = re.search(r'id="figures">(.*?)</script>', html, re.S)[1]
+    assert "NaN" not in figures
+    assert "Infinity" not in figures
+
+
+def shown(*folders):
+    """Everything that a report can be, of some folders; the page's data are read as a browser does."""
+    runs = run_of(*folders)
+    printed = text.render(runs)
+    assert max(map(len, printed.splitlines())) <= 80
+    json.dumps([command.to_json(run) for run in runs], allow_nan=False)
+    html = page.render(runs, text=printed, now_s=0.0)
+    figures = re.search(r'id="figures">(.*?)</script>', html, re.S)[1]
+    json.loads(figures, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    return runs
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ("1,1",),
+        ("1,nan", "2,nan"),
+        ("1,1e308", "1,1e308", "2,1e308"),
+        ("1,-1e308", "2,1e308"),
+        ("1,0", "2,0"),
+        ("-5,1", "0,2"),
+        ("99999999999999999999,1", "1,2"),
+        ("1,1e-300", "2,1e300"),
+        ("1,5e-324", "2,1"),
+    ],
+)
+def test_odd_numbers_are_shown(tmp_path, rows):
+    table = "\n".join(("step,loss", *rows)) + "\n"
+    shown(report_runs.write_run(tmp_path / "run", metrics=table))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("time_s", math.inf), ("samples_per_batch", math.nan), ("loss", math.nan), ("steps", 7)],
+)
+def test_odd_descriptions_of_the_speed_are_shown(tmp_path, name, value):
+    folder = report_runs.write_run(tmp_path / "run", metrics="")
+    lines = [report_runs.speed_line(number, **{name: value}) for number in range(1, 9)]
+    report_runs.write_lines(folder / "speed.jsonl", lines)
+    (run,) = shown(folder)
+    is_unreadable = name in ("time_s", "samples_per_batch")
+    assert ("speed.jsonl: 8 of 8 lines are not readable" in run.notes) == is_unreadable
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"worlds": {}},
+        {"worlds": {"1": report_runs.world(1)}},
+        {"worlds": {"1": report_runs.world(1, step_us=0)}},
+        {"network": None},
+        {"network": {"points": [report_runs.network_point(1024)]}},
+        {"network": {"points": [report_runs.network_point(0), report_runs.network_point(8)]}},
+    ],
+)
+def test_odd_benches_are_shown(tmp_path, values):
+    shown(report_runs.write_bench(tmp_path / "bench", **values))
+
+
+@pytest.mark.parametrize("high", [math.nan, math.inf])
+def test_a_forecast_without_bounds_is_not_shown(tmp_path, high):
+    folder = report_runs.write_bench(tmp_path / "bench")
+    point = {"world": 2, "samples_per_s": 1.0, "low": 0.5, "high": high}
+    (folder / "forecast.json").write_text(json.dumps({"points": [point]}))
+    (run,) = shown(folder)
+    assert run.forecast is None
+    assert run.notes[0].startswith("forecast.json has another form")
+
+
+def test_a_forecast_alone_and_many_different_runs(tmp_path):
+    forecast = report_runs.write_bench(tmp_path / "forecast")
+    (forecast / "bench.json").unlink()
+    runs = [
+        report_runs.write_run(tmp_path / f"run-{number}", command=("train.py", "--lr", str(number)))
+        for number in range(10)
+    ]
+    assert len(shown(forecast, *runs)) == 11
+
+
+@pytest.mark.parametrize("wanted", [{"as_text": True}, {"as_json": True}])
+def test_a_page_that_is_not_written_is_not_named(tmp_path, wanted):
+    folder = report_runs.write_run(tmp_path / "run")
+    with pytest.raises(UsageError, match="--output names a page"):
+        report(folder, output=tmp_path / "page.html", **wanted)
+
+
+def test_a_folder_that_is_missing_is_said(tmp_path, capsys):
+    folder = report_runs.write_run(tmp_path / "run")
+    with pytest.raises(SetupError, match="cannot be written"):
+        report(folder, output=tmp_path / "missing" / "page.html")

@@ -1,0 +1,135 @@
+"""Speed-up, efficiency and the parts of a step; and what is said to hold scaling back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from paceline.measure import scaling
+from paceline.measure.bench import brake
+from paceline.measure.bench_file import BenchFile, WorldBench
+
+MS = 1_000_000
+BASE = {"optimizer": 1.0, "other": 0.5, "data": 0.5, "forward": 6.0, "backward": 12.0}
+
+
+def rank_step(source, *, exchange_ms, **stages):
+    """The durations of one rank in one step, with 1 % of noise."""
+    times = [{**BASE, **stages}[name] for name in BASE] + [exchange_ms]
+    return tuple(round(time * source.gauss(1.0, 0.01) * MS) for time in times)
+
+
+def world(num_ranks, *, exchange_ms=0.0, samples=None, slow=None, rounds=3, **stages):
+    """Steps whose ranks leave the exchange together; ``slow``: rank, stage and milliseconds."""
+    source = random.Random(num_ranks)
+    measured = []
+    for _ in range(rounds):
+        steps = {}
+        for step in range(10, 42):
+            ranks = {}
+            for rank in range(num_ranks):
+                own = dict(stages)
+                if slow and slow[0] == rank:
+                    own[slow[1]] = {**BASE, **stages}[slow[1]] + slow[2]
+                ranks[rank] = rank_step(source, exchange_ms=0.0, **own)
+            end = max(map(sum, ranks.values())) + round(exchange_ms * MS)
+            steps[step] = {
+                rank: (*times[:-1], end - sum(times[:-1])) for rank, times in ranks.items()
+            }
+        measured.append(steps)
+    hosts = dict.fromkeys(range(num_ranks), "node-a")
+    return WorldBench(1, 32 * num_ranks if samples is None else samples, hosts, measured)
+
+
+def bench(worlds, *, is_weak=True, gradient_bytes=100_000_000):
+    kind = "weak" if is_weak else "strong"
+    return BenchFile(("train.py",), kind, "gloo", 10, worlds, gradient_bytes)
+
+
+def judged(content):
+    figures = scaling.figures(content)
+    return brake.judge(
+        figures,
+        is_weak=content.scaling == "weak",
+        script="train.py",
+        gradient_bytes=content.gradient_bytes,
+    )
+
+
+def test_ranks_that_cost_nothing_are_ideal():
+    one, two = scaling.figures(bench({1: world(1), 2: world(2)}))
+    assert one.efficiency.value == one.speedup.value == 1.0
+    assert one.samples_per_s.value == pytest.approx(32 / 0.020, rel=0.01)
+    assert two.speedup.value == pytest.approx(2.0, rel=0.02)
+    assert two.efficiency.low <= two.efficiency.value <= two.efficiency.high
+    assert judged(bench({1: world(1), 2: world(2)})).name == brake.NONE
+
+
+def test_exposed_communication_lowers_the_efficiency_by_its_share():
+    content = bench({1: world(1), 4: world(4, exchange_ms=20.0)})
+    four = scaling.figures(content)[1]
+    assert four.speedup.value == pytest.approx(2.0, rel=0.03)
+    assert four.efficiency.value == pytest.approx(0.5, rel=0.03)
+    assert four.parts["communication"] == pytest.approx(0.020, rel=0.03)
+    assert sum(four.parts.values()) == pytest.approx(four.step_s.value, rel=0.03)
+
+
+def test_in_strong_scaling_the_batch_of_all_ranks_counts():
+    half = {"forward": 3.0, "backward": 6.0, "optimizer": 0.5, "other": 0.25, "data": 0.25}
+    content = bench({1: world(1), 2: world(2, samples=32, **half)}, is_weak=False)
+    assert scaling.figures(content)[1].speedup.value == pytest.approx(2.0, rel=0.02)
+    assert judged(content).name == brake.NONE
+
+
+def test_an_unknown_batch_counts_ranks():
+    content = bench({1: world(1, samples=0), 2: world(2, samples=0)})
+    one, two = scaling.figures(content)
+    assert one.samples_per_s is None
+    assert two.speedup.value == pytest.approx(2.0, rel=0.02)
+
+
+def test_bursts_of_batches_count_whole():
+    steps = {step: {0: (0, 0, (40 if step % 4 == 0 else 0) * MS, MS, MS, 0)} for step in range(32)}
+    one = WorldBench(1, 8, {0: "node-a"}, [steps, steps])
+    assert scaling.figures(bench({1: one}))[0].step_s.value == pytest.approx(0.012)
+
+
+@pytest.mark.parametrize(
+    ("largest", "options", "name", "words"),
+    [
+        ({"exchange_ms": 10.0}, {}, brake.COMMUNICATION, "exchanging gradients of 100 MB"),
+        ({"forward": 9.0, "backward": 18.0}, {}, brake.COMPUTE, "for the same batch"),
+        ({"data": 10.0}, {}, brake.DATA, "and 0.5 ms on 1 rank: ranks share CPUs and disks"),
+        ({"other": 9.0}, {}, brake.OTHER, "own code between steps"),
+        ({"slow": (2, "forward", 10.0)}, {}, brake.SLOW_RANK, "waiting for rank 2 (node-a)"),
+        (
+            {"exchange_ms": 30.0},
+            {"gradient_bytes": 10_000},
+            brake.BATCH,
+            "too little work in a step",
+        ),
+        ({"samples": 32}, {"is_weak": False}, brake.BATCH, "too small a batch"),
+    ],
+)
+def test_the_brake_is_the_part_that_has_grown_most(largest, options, name, words):
+    content = bench({1: world(1), 4: world(4, **largest)}, **options)
+    assert judged(content).name == name
+    assert words in judged(content).sentence
+
+
+def test_waiting_for_data_is_named_although_it_scales():
+    content = bench({1: world(1, data=50.0), 2: world(2, data=50.0)})
+    assert judged(content).name == brake.DATA
+    assert "72%" in judged(content).sentence or "71%" in judged(content).sentence
+    assert judged(content).advice == "paceline tune train.py"
+
+
+def test_data_that_cost_more_than_scaling_are_named_first():
+    content = bench({1: world(1, data=30.0), 2: world(2, data=30.0, exchange_ms=5.0)})
+    assert scaling.figures(content)[1].efficiency.high < brake.IDEAL
+    assert judged(content).name == brake.DATA
+
+
+def test_one_number_of_ranks_says_nothing_about_scaling():
+    assert judged(bench({2: world(2)})).name == brake.NONE

@@ -1,0 +1,218 @@
+"""Which loader settings are tried, on machines whose speed is a formula, and which one is best."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
+from paceline.measure.intervals import Interval
+from paceline.measure.tune import search
+from paceline.measure.tune.search import Limits, Measured
+
+NO_WORKERS = LoaderSetting(0, 0, False, 4)
+
+
+def facts(setting=NO_WORKERS, **values):
+    return LoaderFacts(
+        **{
+            "setting": setting,
+            "persistent_workers": False,
+            "batch_samples": 64,
+            "batch_bytes": 1 << 20,
+            "is_stream": False,
+            "on_gpu": False,
+            **values,
+        }
+    )
+
+
+def search_all(of_rank, limits, seconds, *, memory=0.01, failing=()):
+    """Measure what the search asks for, until it asks for nothing."""
+    measured = Measured(memory={threads: [[memory] * 3] * 2 for threads in range(1, 5)})
+    for _ in range(100):
+        setting = search.next_setting(of_rank, limits, measured)
+        if setting is None:
+            return measured
+        if setting in failing:
+            measured.failures[setting] = "it fails"
+        else:
+            measured.settings.setdefault(setting, []).append([seconds(setting)] * 3)
+    raise AssertionError("the search does not end")
+
+
+def reading(read, *, step=0.01, hand_over=0.0, cpus=8):
+    """Seconds per batch of a machine: workers read in parallel, and each batch is handed over."""
+
+    def seconds(setting):
+        if setting.num_workers == 0:
+            return step + read
+        return max(step + hand_over, read / min(cpus, setting.num_workers))
+
+    return seconds
+
+
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [(0.015, 2), (0.028, 3), (0.04, 4), (0.055, 6), (0.5, 8)],
+)
+def test_as_many_workers_as_the_step_needs(read, expected):
+    measured = search_all(facts(), Limits(8), reading(read))
+    assert search.best_of(facts(), measured).num_workers == expected
+
+
+def test_workers_that_do_not_pay_are_not_best():
+    """Tiny samples: handing a batch over costs more than reading it."""
+    measured = search_all(facts(), Limits(8), reading(0.001, hand_over=0.004))
+    assert search.best_of(facts(), measured) == NO_WORKERS
+
+
+def test_the_climb_ends_when_more_workers_are_slower():
+    def seconds(setting):
+        return 0.1 + 0.02 * abs(setting.num_workers - 1)
+
+    measured = search_all(facts(), Limits(64), seconds)
+    assert max(setting.num_workers for setting in measured.settings) <= 4
+    assert search.best_of(facts(), measured).num_workers == 1
+
+
+def test_the_climb_ends_when_loading_keeps_up():
+    measured = search_all(facts(), Limits(64), reading(0.019))
+    assert {setting.num_workers for setting in measured.settings} == {0, 1, 2}
+
+
+def test_no_more_workers_than_shared_memory_holds_batches():
+    limits = Limits(16, shm_bytes=64 << 20)  # as in a container
+    large = facts(batch_bytes=4 << 20)
+    assert search.most_workers(large, limits) == (2, "/dev/shm")
+    measured = search_all(large, limits, reading(1.0))
+    assert max(setting.num_workers for setting in measured.settings) == 2
+
+
+def test_shared_memory_limits_the_batches_ahead_too():
+    limits = Limits(2, shm_bytes=16 << 20)
+    measured = search_all(facts(), limits, reading(1.0))
+    assert all(
+        setting.num_workers * (setting.prefetch_factor + 1) <= 8 for setting in measured.settings
+    )
+    assert {setting.prefetch_factor for setting in measured.settings} == {0, 2}
+
+
+def test_a_stream_without_workers_gets_none():
+    stream = facts(is_stream=True)
+    measured = search_all(stream, Limits(8), reading(1.0))
+    assert {setting.num_workers for setting in measured.settings} == {0}
+
+
+def test_a_stream_with_workers_keeps_at_least_one():
+    two = replace(NO_WORKERS, num_workers=2, prefetch_factor=2)
+    measured = search_all(facts(two, is_stream=True), Limits(8), reading(1.0))
+    assert {setting.num_workers for setting in measured.settings} >= {1, 2, 4, 8}
+    assert 0 not in {setting.num_workers for setting in measured.settings}
+
+
+def test_pinned_memory_is_tried_only_with_a_gpu():
+    on_gpu = facts(on_gpu=True)
+    measured = search_all(on_gpu, Limits(4), reading(1.0))
+    assert any(setting.pin_memory for setting in measured.settings)
+    measured = search_all(facts(), Limits(4), reading(1.0))
+    assert not any(setting.pin_memory for setting in measured.settings)
+
+
+def test_threads_leave_cpus_to_workers_if_that_is_faster():
+    def seconds(setting):
+        busy = setting.threads + setting.num_workers > 5
+        return reading(0.06)(setting) * (1.5 if busy else 1.0)
+
+    measured = search_all(facts(), Limits(4), seconds)
+    best = search.best_of(facts(), measured)
+    assert (best.num_workers + best.threads) <= 5
+    assert best.threads == max(1, 4 - best.num_workers)
+
+
+def test_one_thread_that_is_faster_stays_for_the_workers():
+    """Several threads wait for each other in each operation, where other programs use the CPUs."""
+
+    def seconds(setting):
+        return reading(0.06)(setting) + 0.1 * (setting.threads > 1)
+
+    measured = search_all(facts(), Limits(8), seconds)
+    assert {setting.num_workers for setting in measured.settings if setting.threads > 1} <= {0, 6}
+    best = search.best_of(facts(), measured)
+    assert (best.num_workers, best.threads) == (6, 1)
+
+
+def test_a_setting_that_fails_is_not_asked_for_again():
+    failing = {search.with_workers(NO_WORKERS, count) for count in (1, 2, 4, 8)}
+    measured = search_all(facts(), Limits(8), reading(1.0), failing=failing)
+    assert set(measured.settings) == {NO_WORKERS, replace(NO_WORKERS, threads=1)}
+    assert search.best_of(facts(), measured) == NO_WORKERS
+
+
+def test_the_best_was_measured_several_times():
+    measured = search_all(facts(), Limits(8), reading(0.5))
+    assert len(measured.settings[search.best_of(facts(), measured)]) == search.ROUNDS
+
+
+def test_a_lucky_window_is_not_best():
+    """The first window of 1 worker was fast; its later ones are not, and 2 workers always are."""
+    windows = itertools.chain([0.09], itertools.repeat(0.15))
+
+    def seconds(setting):
+        if setting == search.with_workers(NO_WORKERS, 1):
+            return next(windows)
+        return 0.1 if setting.num_workers == 2 else 0.2
+
+    measured = search_all(facts(), Limits(2), seconds)
+    assert len(measured.settings[search.with_workers(NO_WORKERS, 1)]) > 1
+    assert search.best_of(facts(), measured).num_workers == 2
+
+
+def noisy(of_two):
+    """Windows with noise of a factor of three; 2 workers take ``of_two`` times as long as none."""
+    source = random.Random(1)
+
+    def seconds(setting):
+        return source.uniform(0.05, 0.15) * (of_two if setting.num_workers == 2 else 1.0)
+
+    return seconds
+
+
+def measured_often(of_two):
+    one_thread = facts(replace(NO_WORKERS, threads=1))
+    measured = search_all(one_thread, Limits(2), noisy(of_two), memory=0.001)
+    return search.best_of(one_thread, measured), measured.windows(one_thread.setting)
+
+
+def test_what_is_not_decided_is_measured_more_often():
+    best, windows = measured_often(0.9)
+    assert search.ROUNDS < windows <= search.MOST_ROUNDS
+    assert best.num_workers == 0
+
+
+def test_what_is_decided_is_not():
+    best, windows = measured_often(0.2)
+    assert windows <= search.ROUNDS
+    assert best.num_workers == 2
+
+
+def test_the_script_is_right_unless_another_setting_is_proven_to_be_faster():
+    two = search.with_workers(NO_WORKERS, 2)
+    noise = [[0.05, 0.1, 0.2], [0.1, 0.04, 0.3]]
+    measured = Measured(settings={NO_WORKERS: noise, two: [[0.09, 0.2, 0.04], [0.08, 0.1, 0.3]]})
+    assert search.best_of(facts(), measured) == NO_WORKERS
+
+
+def test_waiting_is_what_a_step_takes_longer_than_on_a_batch_in_memory():
+    share = search.waiting_share([[0.02, 0.02]], [[0.1, 0.1]])
+    assert share == Interval(pytest.approx(0.8), pytest.approx(0.8), pytest.approx(0.8))
+    assert search.is_worth_tuning(share)
+
+
+@pytest.mark.parametrize(("loading", "expected"), [(0.0201, False), (0.0205, False), (0.03, True)])
+def test_data_below_a_few_percent_of_a_step_is_not_worth_tuning(loading, expected):
+    share = search.waiting_share([[0.02] * 4], [[loading] * 4])
+    assert search.is_worth_tuning(share) is expected
