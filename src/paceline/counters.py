@@ -249,11 +249,9 @@ class SharedCounters:
 
     def read_loss(self, local_rank: int) -> float | None:
         """Return the loss of the last step that was timed; None if it is unknown."""
-        slot = self.slot(local_rank)
-        places = range(STAGES, SLOT_LENGTH, STAGES_LENGTH)
-        latest = max(places, key=lambda place: slot[place])
-        loss: float = _DOUBLE.unpack(_BITS.pack(slot[latest + 7]))[0]
-        return loss if slot[latest] and math.isfinite(loss) else None
+        losses = losses_in(self.slot(local_rank))
+        loss = losses[max(losses)] if losses else math.nan
+        return loss if math.isfinite(loss) else None
 
     def read_batch(self, local_rank: int) -> tuple[int, int]:
         """Return the samples and tokens of a rank's batch; 0 if they are unknown."""

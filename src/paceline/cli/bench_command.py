@@ -99,7 +99,7 @@ class BenchCommand(start_commands.StartCommand):
     type=click.Path(path_type=Path),
     help="Folder of the result. [paceline-runs/TIME-bench-SCRIPT]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print data for a program.")
+@command_help.JSON
 @click.argument("script", required=False, default="")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def BENCH(**values: Any) -> Action:  # a constant after its decoration

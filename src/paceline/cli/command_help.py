@@ -28,6 +28,9 @@ GROUPS: Mapping[str, Mapping[str, Sequence[str]]] = {
 }
 FURTHER = {"run": "Further options", "submit": "Options of paceline run", "": "Options"}
 
+# The option of every command that prints data.
+JSON = click.option("--json", "as_json", is_flag=True, help="Print data for a program.")
+
 EXAMPLES: Mapping[str, tuple[str, str]] = {
     "paceline": ("paceline run --nproc-per-node 4 train.py", "paceline explain run.log"),
     "paceline run": (

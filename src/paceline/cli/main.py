@@ -60,13 +60,12 @@ def checkpoint() -> None:
     """
 
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print data for a program.")
 _PATH = click.argument("path", type=click.Path(path_type=Path))
 
 
 @checkpoint.command("list")
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
-@_JSON
+@command_help.JSON
 def _list(folder: Path | None, as_json: bool) -> Action:
     """List the checkpoints of a run, the latest last.
 
@@ -91,7 +90,7 @@ def _list(folder: Path | None, as_json: bool) -> Action:
 
 @checkpoint.command("verify")
 @_PATH
-@_JSON
+@command_help.JSON
 def _verify(path: Path, as_json: bool) -> Action:
     """Read all of a checkpoint and compare it with its checksums.
 
@@ -153,7 +152,7 @@ def _print_json(value: Any) -> None:
 
 @cli.command("explain")
 @click.argument("subject", metavar="LOGFILE|CODE|NAME|-")
-@_JSON
+@command_help.JSON
 def _explain(subject: str, as_json: bool) -> Action:
     """Explain a log file or a finding.
 
@@ -183,7 +182,7 @@ def _explain(subject: str, as_json: bool) -> Action:
 
 @cli.command("lint")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@_JSON
+@command_help.JSON
 def _lint(files: tuple[str, ...], as_json: bool) -> Action:
     """Look for mistakes in job scripts (sbatch) and training scripts (Python), without running
     them.
@@ -226,7 +225,7 @@ def _endpoint(run_dir: Path | None, job_script: Path | None, on_node_loss: str) 
 
 
 @cli.command("doctor")
-@_JSON
+@command_help.JSON
 def _doctor(as_json: bool) -> Action:
     """Look at this machine: GPUs and their links, NCCL's settings, limits, leftovers. Changes
     nothing.
@@ -264,7 +263,7 @@ def _doctor(as_json: bool) -> Action:
     is_flag=True,
     help="Print what is seen on this host, for why on another one.",
 )
-@_JSON
+@command_help.JSON
 def _why(
     words: tuple[str, ...], seconds: float, signal: str, collects: bool, as_json: bool
 ) -> Action:
@@ -307,7 +306,7 @@ def _follow(run: str) -> Action:
 
 @cli.command("jobs")
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
-@_JSON
+@command_help.JSON
 def _jobs(folder: Path | None, as_json: bool) -> Action:
     """List the runs of a folder, paceline-runs/ without one: state, nodes, last step, loss; the
     newest first.
@@ -343,7 +342,7 @@ def _requeue(run: Path, status: int) -> Action:
     "translate", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-@_JSON
+@command_help.JSON
 def _translate(command: tuple[str, ...], as_json: bool) -> Action:
     """Print the line of paceline run that does what another launcher's line does, with the
     environment it needs.
@@ -375,7 +374,7 @@ def profile() -> None:
 
 @profile.command("check")
 @click.argument("name")
-@_JSON
+@command_help.JSON
 def _profile_check(name: str, as_json: bool) -> Action:
     """Compare a profile with the cluster that this machine belongs to: partition, limits, modules,
     folders.

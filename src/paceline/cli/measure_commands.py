@@ -12,7 +12,6 @@ from paceline.cli.bench_command import BENCH
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print data for a program.")
 _POSITIVE = click.FloatRange(0, min_open=True)
 
 
@@ -37,7 +36,7 @@ _POSITIVE = click.FloatRange(0, min_open=True)
     default=5,
     help="How often each size is measured. [5]",
 )
-@_JSON
+@command_help.JSON
 def _bench_network(
     nproc_per_node: int | None, seconds: float, rounds: int, as_json: bool
 ) -> Action:
@@ -76,7 +75,7 @@ def _bench_network(
 @click.option("--samples", type=_POSITIVE, metavar="N", help="Samples of an epoch.")
 @click.option("--epochs", type=_POSITIVE, metavar="N", help="Number of epochs. [1]")
 @click.option("--price", type=click.FloatRange(0), metavar="MONEY", help="Price of a GPU hour.")
-@_JSON
+@command_help.JSON
 def FORECAST(run: str, as_json: bool, **options: Any) -> Action:  # a constant too
     """Forecast a script's speed on more GPUs from a bench on a few: samples/s, efficiency,
     intervals, and where scaling ends.
@@ -109,7 +108,7 @@ def FORECAST(run: str, as_json: bool, **options: Any) -> Action:  # a constant t
     metavar="PORT",
     help="Serve the figures on this port in the format of Prometheus instead.",
 )
-@_JSON
+@command_help.JSON
 def TOP(run: str, once: bool, interval: float, metrics_port: int | None, as_json: bool) -> Action:
     """Show the speed of a running job: where the time of a step goes, and which rank is slow.
 
@@ -143,7 +142,7 @@ def TOP(run: str, once: bool, interval: float, metrics_port: int | None, as_json
     help="The page. [report.html in the run folder]",
 )
 @click.option("--text", "as_text", is_flag=True, help="Print the text only, and write no page.")
-@_JSON
+@command_help.JSON
 def REPORT(runs: tuple[str, ...], output: Path | None, as_text: bool, as_json: bool) -> Action:
     """Show what runs did and how fast: a text here, and an HTML page that needs no network.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from paceline.cli import start_commands
+from paceline.cli import command_help, start_commands
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, Finding, UsageError
 from paceline.text import terminal
@@ -42,7 +42,7 @@ _DATASET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
     metavar="S",
     help="Limit of the measurement. [60]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print data for a program.")
+@command_help.JSON
 @click.argument("subject", metavar="SCRIPT|MODULE:DATASET")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def TUNE(subject: str, arguments: tuple[str, ...], **options: Any) -> Action:

@@ -21,7 +21,6 @@ from paceline.measure.bench_file import BenchFile, Round, WorldBench
 from paceline.measure.intervals import Blocks, Interval
 
 WINDOW = 8
-_COMPUTE = ("optimizer", "forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ def parts_of(step_time: StepTime | None, step_s: float) -> dict[str, float]:
     """
     if step_time is None:
         return {"compute": step_s}
-    compute = sum(step_time.stages[stage] for stage in _COMPUTE)
+    compute = sum(step_time.stages[stage] for stage in stage_times.COMPUTE)
     has_others = step_time.ranks > 1
     parts = {
         "data": step_time.stages["data"],

@@ -83,9 +83,9 @@ def with_rates(description: Mapping[str, Any], *, now_s: float) -> dict[str, Any
 
 def _loop_left_s(first: Mapping[str, Any], batches_per_s: float) -> float | None:
     """Return the seconds to the end of the current training loop; None if they are unknown."""
-    left = first["loop_length"] - first["open_batches"]
-    is_known = first["open_batches"] > 0 and left >= 0 and batches_per_s > 0
-    return left / batches_per_s if is_known else None
+    num_left = first["loop_length"] - first["open_batches"]
+    is_known = first["open_batches"] > 0 and num_left >= 0 and batches_per_s > 0
+    return num_left / batches_per_s if is_known else None
 
 
 def _damaged(run_dir: RunDir, error: str) -> SetupError:

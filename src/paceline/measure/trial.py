@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +23,12 @@ from paceline import env
 from paceline.errors import EXIT_FAILED, Finding
 from paceline.launch.monitor import timed_steps
 from paceline.launch.monitor.timed_steps import Durations
-from paceline.machine import system
+from paceline.measure import launcher_process
 from paceline.rundir import events, files
 from paceline.rundir.files import RunDir
 
 FEWEST_STEPS = 4  # the first two steps of a trial are not timed
 _TICK_S = 0.2
-_END_S = 15.0  # how long a launcher may take to end its ranks
 _MOST_BYTES = 1 << 26
 _TAIL_CHARACTERS = 4000
 
@@ -152,24 +149,13 @@ def _launch(trial: Trial, tick: Callable[[], None]) -> tuple[int | None, str]:
         env.STOP_AFTER: str(trial.steps),
     }
     with tempfile.TemporaryFile("w+", errors="replace") as output:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "paceline", *words],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509  # this process has no other threads
-        )
+        child = launcher_process.start(words, environ=environ, output=output)
         status = _wait(child, trial.timeout_s, tick)
         output.seek(0)
         return status, output.read()
 
 
-def _end_with_parent() -> None:
-    system.die_with_parent(signal.SIGTERM)
-
-
-def _wait(child: subprocess.Popen[Any], timeout_s: float, tick: Callable[[], None]) -> int | None:
+def _wait(child: subprocess.Popen[bytes], timeout_s: float, tick: Callable[[], None]) -> int | None:
     """Wait for a launcher; end it if it takes too long, or if this process is interrupted."""
     deadline_s = time.monotonic() + timeout_s
     try:
@@ -180,16 +166,7 @@ def _wait(child: subprocess.Popen[Any], timeout_s: float, tick: Callable[[], Non
         return None
     finally:
         if child.poll() is None:
-            _end(child)
-
-
-def _end(child: subprocess.Popen[Any]) -> None:
-    child.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_END_S)
-        return
-    child.kill()
-    child.wait()
+            launcher_process.end(child)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -124,6 +124,11 @@ class RunDir:
         return self.root / "bench.json"
 
     @property
+    def forecast(self) -> Path:
+        """The result of ``paceline forecast`` (JSON)."""
+        return self.root / "forecast.json"
+
+    @property
     def tensorboard(self) -> Path:
         """Metrics that the script logged (TensorBoard)."""
         return self.root / "tensorboard"

@@ -5,7 +5,7 @@ Synchronisation hides causes: a slow DataLoader on one rank shows up as time in 
 others. Averages of each stage therefore count one delay several times. This module follows the
 *frontier* (StageFrontier, arXiv 2606.06751): the cumulative time of the furthest rank at the end of
 each stage. Its increments add up exactly to the time of the step, and the rank that is last at a
-boundary is the one that the others will wait for.
+boundary is the rank that the others will wait for.
 
 A step is taken from the end of one gradient exchange to the end of the next, because that is when
 DistributedDataParallel releases all ranks together. Its stages are therefore in the order of
@@ -29,6 +29,7 @@ from typing import Any
 # computation hides, and waiting for other ranks.
 STAGES = ("optimizer", "other", "data", "forward", "backward", "exchange")
 LOCAL = STAGES[:-1]
+COMPUTE = ("optimizer", "forward", "backward")  # what a rank computes itself
 
 # Steps that took longer than the median by this many median absolute deviations are left out: an
 # evaluation or a checkpoint is part of "other" there, and not what a step usually takes.

@@ -13,7 +13,6 @@ from paceline.launch.monitor.stage_times import StepTime
 _LEAST_SHARE = 0.005
 # Shorter waits cannot be tuned away: a worker takes about as long to send a batch to its rank.
 _LEAST_DATA_S = 0.001
-_COMPUTE = ("optimizer", "forward", "backward")
 _STAGE_WORDS = {
     "optimizer": "from the end of backward to the end of the optimizer step",
     "other": "the script's code between an optimizer step and the next batch",
@@ -91,7 +90,7 @@ def step_lines(step: Mapping[str, Any], num_ranks: int) -> list[str]:
     named = step["named"]
     parts = {
         "data": step["stages"]["data"],
-        "compute": sum(step["stages"][stage] for stage in _COMPUTE),
+        "compute": sum(step["stages"][stage] for stage in stage_times.COMPUTE),
         "other code": step["stages"]["other"],
         "exposed communication": step["exchange"],
         _waiting(named): step["waiting"],
@@ -121,7 +120,7 @@ def is_data_bound(step: Mapping[str, Any]) -> bool:
         step: What ``stage_times.describe`` returned.
     """
     data_s = step["stages"]["data"]
-    compute_s = sum(step["stages"][stage] for stage in _COMPUTE)
+    compute_s = sum(step["stages"][stage] for stage in stage_times.COMPUTE)
     return bool(data_s >= _LEAST_DATA_S and data_s > compute_s)
 
 

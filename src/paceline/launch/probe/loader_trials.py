@@ -170,7 +170,7 @@ class LoaderTrials:
         return batch
 
     def _trains(self, loader: Any) -> bool:
-        """Return whether a loader is the one that trains, or its successor in another epoch."""
+        """Return whether a loader is the training loader, or its successor in another epoch."""
         own = self._loader
         if own is None or loader is own:
             return own is not None

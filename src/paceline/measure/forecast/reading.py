@@ -14,7 +14,6 @@ from paceline.rundir import files
 from paceline.rundir.files import RunDir
 from paceline.text import quoting
 
-FORECAST = "forecast.json"
 _MOST_BYTES = 1 << 24
 
 
@@ -24,7 +23,7 @@ def write(run_dir: RunDir, forecast: dict[str, Any]) -> None:
     Someone else's folder may not be writable, and the forecast is printed anyway.
     """
     with contextlib.suppress(OSError):
-        files.write_whole(run_dir.root / FORECAST, json.dumps(forecast) + "\n")
+        files.write_whole(run_dir.forecast, json.dumps(forecast) + "\n")
 
 
 def network(file: str) -> dict[str, Any]:

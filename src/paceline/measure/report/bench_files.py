@@ -11,20 +11,20 @@ from paceline.measure.report.facts import Bench, Forecast, ForecastPoint, Networ
 from paceline.measure.report.scaling import scaling
 from paceline.measure.report.untrusted import OTHER_CONTENT, finite, positive
 from paceline.rundir import files
+from paceline.rundir.files import RunDir
 
-BENCH, FORECAST = "bench.json", "forecast.json"
 _MOST_BYTES = 1 << 28  # every step of every rank
 _Parsed = TypeVar("_Parsed")
 
 
-def read_bench(folder: Path, notes: list[str]) -> Bench | None:
+def read_bench(run_dir: RunDir, notes: list[str]) -> Bench | None:
     """Return the bench of a folder; None without one, or with a note if it is unreadable."""
-    return _read(folder / BENCH, parse_bench, notes)
+    return _read(run_dir.bench, parse_bench, notes)
 
 
-def read_forecast(folder: Path, notes: list[str]) -> Forecast | None:
+def read_forecast(run_dir: RunDir, notes: list[str]) -> Forecast | None:
     """Return the forecast of a folder; None without one, or with a note if it is unreadable."""
-    return _read(folder / FORECAST, parse_forecast, notes)
+    return _read(run_dir.forecast, parse_forecast, notes)
 
 
 def _read(path: Path, parse: Callable[[Any], _Parsed], notes: list[str]) -> _Parsed | None:

@@ -65,7 +65,7 @@ def read(run_dir: RunDir) -> Run:
     speed, speed_notes = speed_files.read_log(run_dir, world_size)
     ranks, gpus = speed_files.read_ranks(run_dir)
     bench_notes: list[str] = []
-    bench = bench_files.read_bench(run_dir.root, bench_notes)
+    bench = bench_files.read_bench(run_dir, bench_notes)
     run = Run(
         name=run_dir.root.absolute().name,
         folder=files.display_path(run_dir.root),
@@ -82,7 +82,7 @@ def read(run_dir: RunDir) -> Run:
         findings=history.outcome.findings if history.outcome else (),
         bench=bench,
         scaling=bench.figures if bench is not None else (),
-        forecast=bench_files.read_forecast(run_dir.root, bench_notes),
+        forecast=bench_files.read_forecast(run_dir, bench_notes),
         environment=_environment(run_dir, gpus),
     )
     has_content = any((records, numbers, speed, run.bench, run.forecast, run.environment))

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ from paceline.launch.probe.loader_commands import (
     read_failures,
     unpack,
 )
-from paceline.machine import system
+from paceline.measure import launcher_process
 from paceline.measure.tune import windows
 from paceline.measure.tune.windows import Window
 from paceline.rundir import events, files
@@ -40,7 +38,6 @@ from paceline.rundir.files import RunDir
 
 _LOOK_S = 0.05
 _LEAVE_S = 5.0  # for the ranks to end at their next batch
-_END_S = 15.0  # for the launcher to end them
 _MOST_FILE_BYTES = 1 << 20
 # Memory that must be left on the machine: below it, the kernel may end any process.
 LEAST_FREE_SHARE = 0.1
@@ -112,16 +109,10 @@ class TrialRun:
     def __enter__(self) -> TrialRun:
         own = ["--no-slurm", "--run-dir", str(self._run_dir.root)]
         with (self._folder / "output").open("wb") as output:
-            self._child = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "paceline", "run"),
-                    *(*own, *self._start.options, *self._start.words),
-                ],
-                env={**env.snapshot(), env.NO_PROBE: "0", env.TUNE: str(self._folder)},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                preexec_fn=_end_with_parent,  # noqa: PLW1509  # imports nothing and takes no lock
+            self._child = launcher_process.start(
+                ["run", *own, *self._start.options, *self._start.words],
+                environ={**env.snapshot(), env.NO_PROBE: "0", env.TUNE: str(self._folder)},
+                output=output,
             )
         return self
 
@@ -135,12 +126,7 @@ class TrialRun:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(_LEAVE_S)
             return
-        self._child.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._child.wait(_END_S)
-            return
-        self._child.kill()
-        self._child.wait()
+        launcher_process.end(self._child)
 
     def facts(self) -> tuple[LoaderFacts, int]:
         """Wait until all ranks train; return what rank 0 sees of its loader, and the ranks here.
@@ -255,10 +241,6 @@ class TrialRun:
             return (f"{first.code} {first.name}: {first.what}", *first.evidence[:4])
         text = (self._folder / "output").read_text(errors="replace")
         return tuple(text.strip().splitlines()[-4:])
-
-
-def _end_with_parent() -> None:
-    system.die_with_parent(signal.SIGTERM)
 
 
 def shared_memory_bytes() -> int | None:

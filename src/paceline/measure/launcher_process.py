@@ -1,0 +1,48 @@
+"""Start ``paceline run`` in a child process that does not outlive this one, and end it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from paceline.machine import system
+
+_END_S = 15.0  # how long a launcher may take to end its ranks
+
+
+def start(
+    words: Sequence[str], *, environ: Mapping[str, str], output: IO[Any]
+) -> subprocess.Popen[bytes]:
+    """Start ``paceline`` in the working folder.
+
+    Args:
+        words: The command's words after ``paceline``.
+        environ: Its whole environment.
+        output: Takes its stdout and stderr.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "paceline", *words],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        preexec_fn=_end_with_parent,  # noqa: PLW1509  # imports nothing and takes no lock
+    )
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """End a launcher and its ranks; return when it has ended."""
+    child.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_END_S)
+        return
+    child.kill()
+    child.wait()
+
+
+def _end_with_parent() -> None:
+    system.die_with_parent(signal.SIGTERM)
