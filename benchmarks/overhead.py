@@ -33,7 +33,7 @@ from random import Random
 from statistics import median
 from tempfile import mkdtemp
 from threading import Semaphore, Thread
-from time import perf_counter, sleep
+from time import monotonic_ns, perf_counter, sleep
 
 # Before torch: the step is measured on one thread of the CPU also where there is a GPU, and
 # Accelerate would choose a number of threads itself if none is set.
@@ -42,11 +42,11 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import autograd, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, dataloader
 
 NOWHERE = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process lives
 BATCH = 64
@@ -146,20 +146,53 @@ def raw(dataset, options):
 
 def probe(dataset, options):
     """The loop by hand, seen by paceline's launcher; the other sides are not."""
-    from paceline.counters import SLOT_BYTES
-    from paceline.launch.probe.probe import install
-
-    slot = memoryview(bytearray(SLOT_BYTES)).cast("q")
-    run = raw(dataset, options)
+    run, switch = raw(dataset, options), probe_switch()
 
     def seconds_per_step(num_steps):
-        uninstall = install(slot)
+        switch(True)
         try:
             return run(num_steps)
         finally:
-            uninstall()
+            switch(False)
 
     return seconds_per_step
+
+
+def probe_switch():
+    """Install the probe; return a function that sets or removes its three hooks of every step.
+
+    It stays the same probe from block to block: a new one would time many of its first steps. How
+    often it times the stages of a step depends on the time of a step, without that of other sides.
+    """
+    from paceline.counters import SLOT_BYTES
+    from paceline.launch.probe import probe
+    from paceline.launch.probe.stage_clock import StageClock
+
+    elsewhere_ns, left_ns = 0, monotonic_ns()
+
+    class Stages(StageClock):
+        def advance(self, steps, step_ns, **times):
+            return super().advance(steps, step_ns=step_ns - elsewhere_ns // steps, **times)
+
+    probe.StageClock = Stages
+    iterators = dataloader._BaseDataLoaderIter
+    without = autograd.backward, iterators.__next__
+    probe.install(memoryview(bytearray(SLOT_BYTES)).cast("q"))
+    hooked = autograd.backward, iterators.__next__
+    key, after_step = _global_optimizer_post_hooks.popitem()
+
+    def switch(is_on):
+        nonlocal elsewhere_ns, left_ns
+        autograd.backward, iterators.__next__ = hooked if is_on else without
+        if is_on:
+            _global_optimizer_post_hooks[key] = after_step
+            elsewhere_ns += monotonic_ns() - left_ns
+        else:
+            left_ns = monotonic_ns()
+            del _global_optimizer_post_hooks[key]
+
+    autograd.backward, iterators.__next__ = without
+    return switch
 
 
 def session(dataset, options):

@@ -16,16 +16,15 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Positions in a rank's slot, each a signed 64-bit integer. The order from BEAT_NS on is that in
-# which they are written.
+# Positions in a rank's slot, each a signed 64-bit integer.
 PHASE = 0
-BEAT_NS = 1  # last sign of progress
+BEAT_NS = 1  # last sign of progress other than an optimizer step
 BATCHES = 2
 STEPS = 3
 FIRST_STEP_NS = 4  # end of the first step: the rates exclude this slow step
 LAST_STEP_NS = 5
 DATA_NS = 6  # wait for the DataLoader since FIRST_STEP_NS
-OWN_NS = 7  # since FIRST_STEP_NS, outside backward: data, forward, optimizer; no wait for ranks
+BACKWARD_NS = 7  # in backward since FIRST_STEP_NS: within it, ranks wait for each other
 ARMED = 8  # 1: on request, the rank stops cleanly
 # Training loops over DataLoaders that reached the loader's end:
 LOOPS = 9
@@ -68,8 +67,6 @@ STAGES_ENTRIES, STAGES_LENGTH = 64, 8
 SLOT_LENGTH = STAGES + STAGES_ENTRIES * STAGES_LENGTH  # whole cache lines: no false sharing
 SLOT_BYTES = SLOT_LENGTH * 8
 
-BATCH = struct.Struct("@2q")  # BEAT_NS and BATCHES
-STEP = struct.Struct("@7q")  # BEAT_NS to OWN_NS
 # Steps that are timed are chosen by the fractional part of their number times the golden ratio, in
 # units of 2^-64: no period of the script, such as an evaluation every 32 steps, coincides with all
 # of them, and they are about as far apart (the three-distance theorem).
@@ -213,13 +210,13 @@ class SharedCounters:
             batches=slot[BATCHES],
             seconds=seconds,
             data_s=slot[DATA_NS] / 1e9,
-            own_s=slot[OWN_NS] / 1e9,
+            own_s=max(0.0, seconds - slot[BACKWARD_NS] / 1e9),
             loops=slot[LOOPS],
             loop_batches=slot[LOOP_BATCHES],
             first_loop_batches=slot[FIRST_LOOP_BATCHES],
             open_batches=slot[BATCHES] - slot[BATCHES_BEFORE],
             loop_length=slot[LOOP_LENGTH],
-            beat_ns=slot[BEAT_NS],
+            beat_ns=max(slot[BEAT_NS], slot[LAST_STEP_NS]),
             step_s=seconds / (steps - 1) if steps > 1 else 0.0,
             armed=bool(slot[ARMED]),
         )

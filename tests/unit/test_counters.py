@@ -30,10 +30,10 @@ def test_what_one_maps_and_writes_another_reads(handle):
     slot[counters.FIRST_STEP_NS] = 4_000_000_000
     slot[counters.LAST_STEP_NS] = 9_000_000_000
     slot[counters.DATA_NS] = 500_000_000
-    slot[counters.OWN_NS] = 2_500_000_000
+    slot[counters.BACKWARD_NS] = 2_500_000_000
     board = SharedCounters(handle, 3)
     assert board.read(1) == Counters(
-        counters.RUNNING, 11, 12, 5.0, 0.5, 2.5, open_batches=12, step_s=0.5
+        counters.RUNNING, 11, 12, 5.0, 0.5, 2.5, open_batches=12, step_s=0.5, beat_ns=9_000_000_000
     )
     assert board.read(1).steps_per_s == 2.0
     assert board.read(0) == board.read(2) == Counters(0, 0, 0, 0.0, 0.0, 0.0)
@@ -72,6 +72,13 @@ def test_a_rank_that_has_made_only_its_first_step_has_taken_no_time(handle):
     board = SharedCounters(handle, 3)
     board.slot(0)[counters.FIRST_STEP_NS] = 5_000_000_000  # read between the two writes of a step
     assert board.read(0).seconds == 0.0
+
+
+def test_time_outside_backward_is_never_negative(handle):
+    slot = SharedCounters(handle, 3).slot(0)
+    slot[counters.FIRST_STEP_NS], slot[counters.LAST_STEP_NS] = 4_000_000_000, 5_000_000_000
+    slot[counters.BACKWARD_NS] = 1_500_000_000  # written before the step is
+    assert SharedCounters(handle, 3).read(0).own_s == 0.0
 
 
 def test_loops_and_what_is_open_are_read(handle):

@@ -282,7 +282,9 @@ class Loops:
     def sample(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Run a backward and sample its local gradients, unless other ranks read other samples."""
         gradients = self.gradients
-        assert gradients is not None, "there is nothing to sample for"
+        if gradients is None:
+            backward(*args, **kwargs)
+            return
         is_outermost = not gradients.is_under_way
         if is_outermost and counters.others_read_other_data(self._slot[counters.DATA_HASH]):
             self.gradients = None

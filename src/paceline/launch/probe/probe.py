@@ -17,7 +17,15 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
-from paceline import counters
+from paceline.counters import (
+    BACKWARD_NS,
+    BATCHES,
+    BEAT_NS,
+    DATA_NS,
+    FIRST_STEP_NS,
+    LAST_STEP_NS,
+    STEPS,
+)
 from paceline.launch.probe import last_look, trial_end
 from paceline.launch.probe.compiled import left_alone, not_traced
 from paceline.launch.probe.loops import Loop, Loops, watch
@@ -62,71 +70,75 @@ def look_at_parameters() -> None:
         look.at_end()
 
 
-def _count(  # noqa: PLR0915  # three functions that share local variables: attributes would cost more
+def _count(  # noqa: PLR0915  # functions that share local variables: attributes would cost more
     slot: memoryview[int], loops: Loops, backward: Callable[..., None], fetch: Callable[[Any], Any]
 ) -> tuple[Callable[..., None], Callable[..., None], Callable[[Any], Any]]:
     """Return the hook after an optimizer step, and replacements of ``backward`` and ``fetch``."""
     from torch.compiler import is_dynamo_compiling
 
-    clock, write_step, write_batch = monotonic_ns, counters.STEP.pack_into, counters.BATCH.pack_into
-    place = counters.BEAT_NS * 8
-    # Local variables are faster than attributes, and one call writes them all: this is our hottest
-    # code.
-    batches = steps = first = data = own = 0
-    mark = clock()  # start of the time in which this rank works without waiting for others
+    # This is our hottest code, and a training loop runs it with cold caches: local variables
+    # instead of attributes, and what only some steps need is in ``examine``.
+    clock = monotonic_ns
+    batches = steps = first = data = in_backward = 0
+    mark = clock()  # end of the last backward
     # The loop from which the last batch was requested: now, at the last backward, and at the last
     # step. The request counts, not the batch: code that prefetches has requested the end of the
     # loop when it trains on the last batch.
     fetched = felt = trained = Loop()
     compiled = _Compiled()
-    sampled_backward = functools.partial(loops.sample, backward)
     last_step, rank = trial_end.num_steps(), os.getpid()
     stages = StageClock(slot, times_all=last_step != trial_end.NO_END)
-    is_timed, due = False, 2
+    run, is_timed, due = backward, False, 1
+    sampled_backward = functools.partial(loops.sample, backward)
 
     def after_step(optimizer: Any, *_: Any) -> None:
-        nonlocal steps, first, data, own, mark, trained, is_timed, due
+        nonlocal steps
         if is_dynamo_compiling():  # False in eager mode, at the cost of an empty function
             compiled.stepped = True  # the compiled code repeats only this assignment
             return
-        compiled.stepped = False
         now = clock()
-        if steps:
-            own += now - mark
-        else:  # rates leave out the first step, which compiles, allocates and connects
-            first, data, own = now, 0, 0
         steps += 1
-        if steps >= due:
-            is_timed, due = stages.advance(
-                steps, step_ns=(now - first) // (steps - 1), released=mark, now=now
-            )
-        mark = now
-        write_step(slot, place, now, batches, steps, first, now, data, own)
+        if steps >= due or felt is not trained or loops.gradients is not None:
+            examine(optimizer, now)
+        slot[DATA_NS] = data
+        slot[BACKWARD_NS] = in_backward
+        slot[LAST_STEP_NS] = now
+        slot[STEPS] = steps
+        if steps == last_step and os.getpid() == rank:
+            trial_end.end_rank(slot, stages)
+
+    def examine(optimizer: Any, now: int) -> None:
+        """Do what only some steps need."""
+        nonlocal first, data, in_backward, run, is_timed, due, trained
+        if steps == 1:  # rates leave out the first step, which compiles, allocates and connects
+            slot[FIRST_STEP_NS] = first = now
+            data, in_backward, due = 0, 0, 2
+        elif steps >= due:
+            step_ns = (now - first) // (steps - 1)
+            is_timed, due = stages.advance(steps, step_ns=step_ns, released=mark, now=now)
         if felt is not trained:
             trained = felt
             loops.train(felt, optimizer)
         if loops.gradients is not None:
             loops.end_step(loops.gradients)
-        if steps == last_step and os.getpid() == rank:
-            trial_end.end_rank(slot, stages)
+        run = backward if loops.gradients is None else sampled_backward
+        if is_timed:
+            run = functools.partial(stages.run_backward, run)
 
     @functools.wraps(backward)
     def timed_backward(*args: Any, **kwargs: Any) -> None:
-        nonlocal own, mark, felt
+        nonlocal in_backward, mark, felt
         if compiled.stepped:
-            after_step(None)
-        own += clock() - mark
+            compiled.count_step(after_step)
         if felt is not fetched:
             felt = fetched
             loops.feel(felt)
-        run = backward if loops.gradients is None else sampled_backward
+        before, start = in_backward, clock()
         try:
-            if is_timed:
-                stages.run_backward(run, *args, **kwargs)
-            else:
-                run(*args, **kwargs)
+            run(*args, **kwargs)
         finally:
             mark = clock()
+            in_backward = before + mark - start  # whatever a backward within this one has added
 
     @functools.wraps(fetch)
     def timed_fetch(self: Any) -> Any:
@@ -146,11 +158,13 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
         if is_timed:
             stages.fetched(start, now)
         batches += 1
-        write_batch(slot, place, now, batches)
+        slot[BEAT_NS] = now
+        slot[BATCHES] = batches
         if batches >= loop.due:
             loops.look(loop, self, batch, batches=batches)
         return batch
 
+    left_alone(examine)
     return left_alone(after_step), not_traced(timed_backward), not_traced(timed_fetch)
 
 
@@ -169,6 +183,7 @@ class _Compiled:
     def count_step(self, after_step: Callable[..., None]) -> None:
         """Count the step that is not counted yet, if there is one."""
         if self.stepped:
+            self.stepped = False
             after_step(None)
 
 
