@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -136,11 +136,12 @@ class Gradients:
         # Passing the factor as the loss's gradient costs less than a product, and keeps out the
         # value of a loss that is NaN because the rank has no rows.
         gradient = None if part.factor == 1.0 else torch.full_like(loss, part.factor)
-        with self._outside, nullcontext() if part.factor else self._zeroed(loss):
-            if part.ends_group:
-                self._reduced_backward(loss, gradient)
+        with self._outside:
+            if part.factor:
+                self._run_backward(loss, gradient, ends_group=part.ends_group)
             else:
-                loss.backward(gradient)
+                with self._zeroed(loss):
+                    self._run_backward(loss, gradient, ends_group=part.ends_group)
         if rows is None and self._accumulate > 1:  # no loader determines the next batch's place
             self._sync(self._group.num_batches + 1 >= self._accumulate)
         if part.ends_group:
@@ -163,8 +164,13 @@ class Gradients:
         if gradients:
             torch._foreach_mul_(gradients, factor)
 
-    def _reduced_backward(self, loss: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        """Run the backward that ends a group, in which DDP averages gradients."""
+    def _run_backward(
+        self, loss: torch.Tensor, gradient: torch.Tensor | None, *, ends_group: bool
+    ) -> None:
+        """Run a backward; DDP averages gradients in the one that ends a group."""
+        if not ends_group:
+            loss.backward(gradient)
+            return
         if self._without_graph:
             self._without_graph -= self._forwards.models_that_ran()
         if len(self._forwards.models) > 1:
