@@ -91,7 +91,7 @@ def _count(  # noqa: PLR0915  # functions that share local variables: attributes
     run, is_timed, due = backward, False, 1
     sampled_backward = functools.partial(loops.sample, backward)
 
-    def after_step(optimizer: Any, *_: Any) -> None:
+    def after_step(optimizer: Any, _args: Any = (), _kwargs: Any = None) -> None:
         nonlocal steps
         if is_dynamo_compiling():  # False in eager mode, at the cost of an empty function
             compiled.stepped = True  # the compiled code repeats only this assignment
@@ -125,17 +125,27 @@ def _count(  # noqa: PLR0915  # functions that share local variables: attributes
         if is_timed:
             run = functools.partial(stages.run_backward, run)
 
+    # torch's own parameters: to pass them on as a tuple and a dict would take a microsecond more.
     @functools.wraps(backward)
-    def timed_backward(*args: Any, **kwargs: Any) -> None:
+    def timed_backward(  # noqa: PLR0917
+        tensors: Any,
+        grad_tensors: Any = None,
+        retain_graph: Any = None,
+        create_graph: Any = False,
+        grad_variables: Any = None,
+        inputs: Any = None,
+        **others: Any,  # of a later torch
+    ) -> None:
         nonlocal in_backward, mark, felt
         if compiled.stepped:
             compiled.count_step(after_step)
         if felt is not fetched:
             felt = fetched
             loops.feel(felt)
+        call = functools.partial(run, **others) if others else run
         before, start = in_backward, clock()
         try:
-            run(*args, **kwargs)
+            call(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
         finally:
             mark = clock()
             in_backward = before + mark - start  # whatever a backward within this one has added

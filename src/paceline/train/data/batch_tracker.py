@@ -152,7 +152,8 @@ class BatchTracker:
             if weighted:
                 self._record_weighted(source, recent)
             else:
-                _check_weight(source)
+                if source.num_batches > 1 or source.weight_problem:
+                    _check_weight(source)
                 self._trained, self._rows = source, source.rows
                 source.trained = True
                 self.is_borrowed = source.has_borrowed

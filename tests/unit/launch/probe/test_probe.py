@@ -1,5 +1,7 @@
 """What the probe counts and how it divides the time, with a clock that a test moves."""
 
+import inspect
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -72,3 +74,23 @@ def test_two_backwards_of_a_step_are_added(slot, clock):
 
     train(4, clock, forward)
     assert slot[counters.BACKWARD_NS] == 3 * 140
+
+
+def test_arguments_of_backward_arrive(slot):
+    """By position and by name, and also one that torch does not have yet."""
+    calls = []
+    _, backward, _ = probe._count(
+        slot, probe.Loops(slot), lambda *args, **kwargs: calls.append((args, kwargs)), iter
+    )
+    backward("loss", None, True, inputs="weights")
+    backward("loss", later="word")
+    assert calls == [
+        (("loss", None, True, False, None, "weights"), {}),
+        (("loss", None, None, False, None, None), {"later": "word"}),
+    ]
+
+
+def test_torch_has_the_parameters_that_are_passed_on():
+    names = list(inspect.signature(torch.autograd.backward).parameters)
+    expected = ["tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables"]
+    assert names == [*expected, "inputs"]
