@@ -50,8 +50,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, data
 
 NOWHERE = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process lives
 BATCH = 64
-BLOCK = 20  # steps that a side is timed for in a turn
-SETTLE = 5  # steps before them, not timed: the other sides have emptied the caches of CPU and interpreter
+BLOCK = 30  # steps that a side is timed for in a turn
+SETTLE = 20  # steps before them, not timed: the other sides have emptied caches, also the interpreter's
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
 
 
