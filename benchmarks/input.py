@@ -38,6 +38,7 @@ import random
 import numpy as np
 import psutil
 import torch
+from pictures import MEAN, STD, PilPictures, pictures
 from rich.console import Console
 from rich.table import Table
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
@@ -46,38 +47,10 @@ import paceline
 from paceline.data import Normalize, RandomCrop, RandomFlip, arrays
 from paceline.measure.intervals import ratio
 
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 PICTURES, BATCH = 4096, 256
 SMALL, SMALL_BATCH = 8192, 64
 WORKERS = (0, 1, 2, 4)
 MEMORY_PICTURES = 50_000  # 154 MB, as CIFAR-10
-
-
-def pictures(length):
-    return np.random.default_rng(0).integers(0, 256, (length, 32, 32, 3), dtype=np.uint8)
-
-
-class PilPictures(Dataset):
-    """CIFAR with torchvision's transforms: RandomCrop, RandomHorizontalFlip, ToTensor, Normalize."""
-
-    def __init__(self, images):
-        self.images = images
-        self.mean, self.std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
-
-    def __len__(self):
-        return len(self.images)
-
-    def __getitem__(self, index):
-        from PIL import Image, ImageOps
-
-        image = ImageOps.expand(Image.fromarray(self.images[index]), border=4, fill=0)
-        top, left = (int(torch.randint(0, 9, (1,))) for _ in range(2))
-        image = image.crop((left, top, left + 32, top + 32))
-        if torch.rand(1) < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        tensor = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-        tensor = tensor.to(torch.float32).div(255)
-        return tensor.sub_(self.mean).div_(self.std), index
 
 
 def spdl_side(dataset, threads):
@@ -131,7 +104,7 @@ def compare_arrays(console, rounds):
         )
     }
     sides["paceline.data.arrays, raw loop"] = counted(dataset.batches(BATCH, shuffle=True))
-    single = PilPictures(images)
+    single = PilPictures(images, labels)
     for workers in WORKERS:
         loader = DataLoader(
             single, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0

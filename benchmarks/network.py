@@ -3,12 +3,21 @@
     python benchmarks/network.py                             # speed over 1 Gbit/s; needs root
     python benchmarks/network.py --part loss --steps 80      # loss after equal samples, loopback
 
-Two network namespaces are joined by a link of 1 Gbit/s in each direction (``tc tbf``). In every
-round raw TCP goodput is measured in both directions at once, as an all-reduce uses the link; then
-two ranks train a perceptron of 25 million parameters with each setting in turn, in another order in every round;
-medians over the rounds, with the least and the greatest. "link" is the share of the round's raw
-goodput that the gradients of a step fill while it lasts, computation included: an all-reduce
-between two ranks sends each rank's gradients once.
+Two network namespaces are joined by a link of 1 Gbit/s in each direction (``tc tbf``). Its bucket
+of tokens, ``--burst``, is as large as tc's manual asks for at this rate: 1 MB, or 8 ms. So a sender
+may catch up after a pause of a few ms, which a real link does not let it. A smaller bucket forbids
+that, and loses some of the rate to timers that come late, the more the busier the CPUs are.
+
+In every round two ranks train a perceptron of 25 million parameters with each setting in turn, in
+another order. Before each setting raw TCP goodput is measured in both directions at once, as an
+all-reduce uses the link; the median of a round counts. Figures are medians over the rounds, with
+bootstrap intervals (95 %).
+
+An all-reduce between two ranks sends each rank's gradients once. "step" is the share of the raw
+goodput that they fill over a whole step, computation included, "exchange" the share over its part
+from the first gradient to the end of backward. "outside" is the rest of the step, in which there is
+nothing to send yet, or nothing any more: forward, the backward of the last layer, the optimizer.
+``--batch 1`` makes it as short as it gets with this model.
 
 A round of all settings takes about a minute, since each setting begins with a broadcast of the
 parameters; ``--setting NAME``, several times, chooses some.
@@ -37,11 +46,13 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline import DDP, LocalSGD, Session
+from paceline.measure import intervals
 
 ROOT = Path(__file__).parent.parent
 RATE = "1gbit"
+BURST = "1mb"
 PORT = 29717
-WIDTH, ROWS, BATCH = 4096, 512, 8  # rows of data; batch of a rank
+WIDTH, ROWS = 4096, 512  # rows of data
 LOCAL_STEPS = 8
 LR = 8.0  # of 1, 2, 4, 8, 12 and 20 the best of plain training
 GOODPUT_BYTES = 100_000_000
@@ -66,7 +77,7 @@ SETTINGS = {**EXACT, **OTHER}
 class Training:
     """Two ranks that train with one setting, from the same start each time."""
 
-    def __init__(self, name):
+    def __init__(self, name, batch):
         self.session = Session(strategy=SETTINGS[name], loggers=(), run_dir="run")
         torch.manual_seed(0)
         model = nn.Sequential(
@@ -82,26 +93,36 @@ class Training:
         generator = torch.Generator().manual_seed(1)
         self.x = torch.randn(ROWS, 1024, generator=generator)
         self.y = torch.tanh(self.x @ torch.randn(1024, 1024, generator=generator) / 32)
-        self.num_steps = 0
+        self.num_steps, self.batch = 0, batch
+        self.first_gradient = 0.0  # time of the last layer's gradient, with which DDP begins
+        model[-1].weight.register_post_accumulate_grad_hook(self.note_gradient)
+
+    def note_gradient(self, _):
+        self.first_gradient = perf_counter()
 
     def step(self):
+        """Train a step; return the seconds from its first gradient to the end of backward."""
         world_size, rank = dist.get_world_size(), dist.get_rank()
-        first = (self.num_steps * world_size + rank) * BATCH % ROWS
-        rows = slice(first, first + BATCH)
+        first = (self.num_steps * world_size + rank) * self.batch % ROWS
+        rows = slice(first, first + self.batch)
         loss = nn.functional.mse_loss(self.model(self.x[rows]), self.y[rows])
         self.session.backward(loss)
+        exchange_s = perf_counter() - self.first_gradient
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.num_steps += 1
+        return exchange_s
 
     def steps(self, count):
-        """Return the seconds of some steps, from all ranks together to all ranks together."""
+        """Return the mean seconds of a step and of its exchange, over some steps.
+
+        They begin and end with all ranks together.
+        """
         dist.barrier()
         begin = perf_counter()
-        for _ in range(count):
-            self.step()
+        exchanges_s = [self.step() for _ in range(count)]
         dist.barrier()
-        return perf_counter() - begin
+        return (perf_counter() - begin) / count, sum(exchanges_s) / count
 
     @torch.no_grad()
     def loss(self):
@@ -109,18 +130,20 @@ class Training:
 
 
 def measure_speed(args):
-    """As a rank: return the seconds of a step for each setting, a list over the rounds."""
-    seconds, order = {name: [] for name in args.settings}, Random(0)
+    """As a rank: return the seconds of a step and of its exchange for each setting and round."""
+    seconds, order = {name: [] for name in args.settings}, Random(args.seed)
     goodputs = []
     for _ in range(args.rounds):
-        goodputs.append(measure_goodput()["goodput"])
+        of_round = []
         for name in order.sample(args.settings, len(args.settings)):
-            training = Training(name)
+            of_round.append(measure_goodput())
+            training = Training(name, args.batch)
             count = LOCAL_STEPS if "local" in name else args.steps
             training.steps(count if "local" in name else 2)  # connections, buckets
-            seconds[name].append(training.steps(count) / count)
+            seconds[name].append(training.steps(count))
             num_bytes = training.num_bytes
             del training
+        goodputs.append(median(of_round))
     return {"seconds": seconds, "bytes": num_bytes, "goodputs": goodputs}
 
 
@@ -128,12 +151,12 @@ def measure_loss(args):
     """As a rank: return the loss before, and with each setting after the same samples."""
     losses = {}
     for name in args.settings:
-        training = Training(name)
+        training = Training(name, args.batch)
         losses.setdefault("before", training.loss())
         training.steps(args.steps)
         losses[name] = training.loss()
         del training
-    return {"losses": losses, "samples": args.steps * BATCH * 2}
+    return {"losses": losses, "samples": args.steps * args.batch * 2}
 
 
 def measure_goodput():
@@ -153,7 +176,7 @@ def measure_goodput():
             count += peer.recv_into(buffer)
         seconds = perf_counter() - begin
         sender.join()
-    return {"goodput": GOODPUT_BYTES / seconds}
+    return GOODPUT_BYTES / seconds
 
 
 def connected(address):
@@ -196,7 +219,9 @@ def run_part(part, args, hosts):
 def start_rank(rank, part, args, hosts, result):
     settings = [word for name in args.settings for word in ("--setting", name)]
     command = [sys.executable, __file__, "--as-rank", "--part", part, "--result", str(result)]
-    command += ["--rounds", str(args.rounds), "--steps", str(args.steps), *settings]
+    for name in ("rounds", "steps", "batch", "seed"):
+        command += [f"--{name}", str(getattr(args, name))]
+    command += settings
     address = hosts[0].address if hosts else "127.0.0.1"
     variables = {
         **{"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0 if hosts else rank},
@@ -218,27 +243,41 @@ def slow_hosts():
     return hosts(2)
 
 
-def render_speed(speed):
+def render_speed(speed, samples):
     """The table of goodput and speed, as lines."""
     goodputs = speed["goodputs"]
-    goodput = median(goodputs)
     each = ", ".join(f"{value / 1e6:.1f}" for value in goodputs)
-    yield f"raw TCP goodput, both directions at once: {goodput / 1e6:.1f} MB/s ({each})"
-    yield f"{speed['bytes'] / 1e6:.0f} MB of gradients, {2 * BATCH} samples a step"
+    yield f"raw TCP goodput, both directions at once: {median(goodputs) / 1e6:.1f} MB/s"
+    yield f"  ({each})"
+    yield f"{speed['bytes'] / 1e6:.0f} MB of gradients, {samples} samples a step"
     yield ""
-    yield f"{'':<28}{'step s':>8}{'min':>7}{'max':>7}{'samples/s':>11}{'x ddp':>7}{'link':>7}"
-    plain = median(speed["seconds"]["ddp"])
-    for name, values in speed["seconds"].items():
-        step_s = median(values)
-        links = [
-            speed["bytes"] / value / of_round
-            for value, of_round in zip(values, goodputs, strict=True)
-        ]
-        yield (
-            f"{name:<28}{step_s:>8.3f}{min(values):>7.3f}{max(values):>7.3f}"
-            f"{2 * BATCH / step_s:>11.1f}{plain / step_s:>7.2f}"
-            + (f"{median(links):>7.3f}" if name in EXACT else f"{'':>7}")
-        )
+    yield f"{'':<28}{'step s':>7}{'x ddp':>19}{'outside s':>10}{'step':>6}{'exchange':>9}"
+    steps = {name: [pair[0] for pair in pairs] for name, pairs in speed["seconds"].items()}
+    shares = {name: shares_of(speed, name) for name in steps if name in EXACT}
+    for name, steps_s in steps.items():
+        gain = intervals.ratio([steps["ddp"]], [steps_s])
+        line = f"{name:<28}{median(steps_s):>7.3f}{shown(gain):>19}"
+        if name in EXACT:
+            outside_s = median(step_s - exchange_s for step_s, exchange_s in speed["seconds"][name])
+            line += f"{outside_s:>10.3f}{shares[name][0].value:>6.3f}{shares[name][1].value:>9.3f}"
+        yield line
+    best = max(shares, key=lambda name: shares[name][0].value)
+    of_step, of_exchange = map(shown, shares[best])
+    yield f"best exact: {best}: step {of_step}, exchange {of_exchange}"
+
+
+def shares_of(speed, name):
+    """Return the shares of each round's goodput over the step and over the exchange, as medians."""
+    rounds = zip(speed["seconds"][name], speed["goodputs"], strict=True)
+    pairs = [
+        [speed["bytes"] / seconds / goodput for seconds in step_and_exchange]
+        for step_and_exchange, goodput in rounds
+    ]
+    return [intervals.median([values]) for values in zip(*pairs, strict=True)]
+
+
+def shown(interval):
+    return f"{interval.value:.3f} ({interval.low:.2f}-{interval.high:.2f})"
 
 
 def render_loss(result):
@@ -257,6 +296,9 @@ def main():
     parser.add_argument(
         "--steps", type=int, default=3, help="of a setting in a round; in all for the loss"
     )
+    parser.add_argument("--batch", type=int, default=8, help="samples of a rank in a step")
+    parser.add_argument("--burst", default=BURST, help="tokens of the link, as tc takes them")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of settings")
     parser.add_argument("--setting", dest="settings", action="append", choices=list(SETTINGS))
     parser.add_argument("--limit-s", type=float, default=1800)
     parser.add_argument("--output", type=Path, help="raw numbers")
@@ -264,14 +306,16 @@ def main():
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.settings = args.settings or list(SETTINGS)
+    if "ddp" not in args.settings:
+        args.settings.insert(0, "ddp")  # the others are compared with it
     if args.as_rank:
         return as_rank(args)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the namespaces are removed
     with nullcontext([]) if args.part == "loss" else slow_hosts() as hosts:
         for host in hosts:
-            host.slow(RATE)
+            host.slow(RATE, args.burst)
         result = run_part(args.part, args, hosts)
-    lines = render_loss(result) if args.part == "loss" else render_speed(result)
+    lines = render_loss(result) if args.part == "loss" else render_speed(result, 2 * args.batch)
     print("\n".join(lines))
     if args.output:
         args.output.write_text(json.dumps(result, indent=1) + "\n")

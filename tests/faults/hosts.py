@@ -58,8 +58,11 @@ class Host:
         """Turn packets to a port of this host away, as a firewall does that says so."""
         self._filter(port, "REJECT")
 
-    def slow(self, rate: str) -> None:
-        """Let no more than ``rate`` leave this host, such as 20mbit."""
+    def slow(self, rate: str, burst: str = "64kb") -> None:
+        """Let no more than ``rate`` leave this host, such as 20mbit.
+
+        A fast link needs a larger ``burst``: tokens for the time in which the timer may be late.
+        """
         self._run(
             "tc",
             "qdisc",
@@ -71,7 +74,7 @@ class Host:
             "rate",
             rate,
             "burst",
-            "64kb",
+            burst,
             "latency",
             "1s",
         )
