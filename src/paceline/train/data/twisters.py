@@ -172,7 +172,7 @@ def numpy_is_known() -> bool:
 @cache
 def torch_is_known() -> bool:
     """Return whether the words are where they are expected in the state of torch's generator."""
-    state = torch.Generator().manual_seed(1).get_state().numpy()
+    state = torch.Generator("cpu").manual_seed(1).get_state().numpy()
     if state.nbytes % 8 or state.nbytes < 8 * (_TORCH_HEADER + WORDS):
         return False
     found = state.view(np.uint64)[_TORCH_HEADER : _TORCH_HEADER + WORDS]
@@ -189,11 +189,12 @@ def _words_of_seed(seed: int) -> list[int]:
 
 
 def _torch_state() -> torch.Tensor:
-    """Return a state after one draw; without the words if it is not known where they are."""
-    generator = torch.Generator().manual_seed(0)
-    torch.rand((), generator=generator)
-    size = 8 * (_TORCH_HEADER + WORDS)
-    return generator.get_state() if torch_is_known() else torch.zeros(size, dtype=torch.uint8)
+    """Return a state after one draw; zeros if it is not known where its words are."""
+    if not torch_is_known():
+        return torch.zeros(8 * (_TORCH_HEADER + WORDS), dtype=torch.uint8, device="cpu")
+    generator = torch.Generator("cpu").manual_seed(0)
+    torch.rand((), generator=generator, device="cpu")
+    return generator.get_state()
 
 
 def _read_python() -> bytes:

@@ -127,6 +127,16 @@ def test_the_memory_is_known_here_and_another_layout_is_noticed(monkeypatch):
     assert [check.__wrapped__() for check in checks] == [False] * 3
 
 
+def test_the_state_does_not_depend_on_the_device_of_new_tensors():
+    torch.set_default_device("meta")
+    try:
+        twisters.torch_is_known.cache_clear()
+        next(SampleStates(3).before_each(1, [7], ("torch",)))
+    finally:
+        torch.set_default_device(None)
+    assert words_now("torch") == words_by_definition(3, 1, 7, "torch")
+
+
 @pytest.mark.parametrize(
     ("name", "draw"),
     [
