@@ -142,7 +142,7 @@ def compare_arrays(console, rounds):
     for threads in (1, 2):
         side = spdl_side(single, threads)
         if side is None:
-            console.print("SPDL is not installed: pip install paceline[benchmarks]")
+            console.print("SPDL is not installed: pip install paceline\\[benchmarks]")
             break
         sides[f"SPDL + PIL, {threads} threads"] = side
     figures = rates(sides, rounds)

@@ -11,8 +11,8 @@ sample are as random as the output of SHAKE, and word ``k`` of all samples as ra
 SplitMix64. The low half would be weak: its last bit is always 1. ``test_sample_states.py`` tests
 both.
 
-One product a word takes 0.5 µs for a generator and sample. SplitMix64 for each word would take
-three times as long.
+One product a word takes 0.5 µs for a generator and sample in a tight loop. SplitMix64 for each word
+would take three times as long.
 """
 
 from __future__ import annotations

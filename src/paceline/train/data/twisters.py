@@ -4,7 +4,7 @@ All three are Mersenne twisters (MT19937: Matsumoto and Nishimura, "Mersenne twi
 state is 624 words of 32 bits and a position. Each draw returns the next word, tempered; when all
 are used, all are replaced. Seeding computes words that must be replaced before the first draw, in
 2 to 5 µs together. Words that are random already only need to be copied, in 0.2 to 0.5 µs, and are
-drawn themselves.
+drawn themselves. (Times in a tight loop; between other work they are about twice as long.)
 
 Python and NumPy have no public function that copies words in less than 5 µs, so the words are
 copied into the generator's memory. This relies on its layout, which each process compares with the
@@ -56,7 +56,7 @@ class Twister(Protocol):
 
 
 def twister_of(name: str) -> Twister:
-    """Return the generator ``"python"``, ``"numpy"`` or ``"torch"``, with states of its own."""
+    """Return the generator ``"python"``, ``"numpy"`` or ``"torch"``, and room for its states."""
     twisters: dict[str, type[Twister]] = {
         "python": PythonTwister,
         "numpy": NumpyTwister,
@@ -118,7 +118,7 @@ class TorchTwister:
         self._is_known = torch_is_known()
         states = np.tile(_torch_state().numpy(), (ROWS, 1))
         self.words = states.view(np.uint64)[:, _TORCH_HEADER : _TORCH_HEADER + WORDS]
-        # Each with a storage of its own: torch 2.13 crashes on a state that is a row of a tensor.
+        # Separate tensors: torch 2.13 crashes on a state that is a row of another tensor.
         self._states = [torch.from_numpy(state) for state in states]
 
     def use(self, row: int) -> None:
@@ -175,8 +175,8 @@ def torch_is_known() -> bool:
     state = torch.Generator("cpu").manual_seed(1).get_state().numpy()
     if state.nbytes % 8 or state.nbytes < 8 * (_TORCH_HEADER + WORDS):
         return False
-    found = state.view(np.uint64)[_TORCH_HEADER : _TORCH_HEADER + WORDS]
-    return bool(found.tolist() == _words_of_seed(1))
+    words = state.view(np.uint64)[_TORCH_HEADER : _TORCH_HEADER + WORDS]
+    return bool(words.tolist() == _words_of_seed(1))
 
 
 def _words_of_seed(seed: int) -> list[int]:
