@@ -10,8 +10,10 @@ functions in threads, if it is installed. All draw from the same distributions; 
 random numbers are a function of the sample.
 
 "shapes": ``session.loader`` beside torch's DataLoader on the same dataset with the same workers,
-both kept between epochs. "of 32 numbers" is the worst case, since a sample is read in less time
-than a generator is seeded in; "pictures" is the crop and the flip, drawn one by one.
+both kept between epochs. "of 32 numbers" is the worst case, since a sample takes only some times
+as long as its generators' states; "pictures" is the crop and the flip, drawn one by one. A stream
+divides itself among torch's workers, while each of ours reads all of it. With one worker both read
+the same, so what is lost with two is the division.
 
 "memory": two ranks load the same arrays; the sum of their proportional set sizes (PSS) counts a
 page that both share once.
@@ -113,7 +115,7 @@ def compare_arrays(console, rounds):
     for threads in (1, 2):
         side = spdl_side(single, threads)
         if side is None:
-            console.print("SPDL is not installed: pip install paceline[benchmarks]")
+            console.print("SPDL is not installed: pip install paceline\\[benchmarks]")
             break
         sides[f"SPDL + PIL, {threads} threads"] = side
     figures = rates(sides, rounds)
@@ -203,6 +205,8 @@ SHAPES = {
     "draws torch, two workers": (TorchDraws, 2),
     "stream, two workers": (Rows, 2),
     "stream that waits, two workers": (SlowRows, 2),
+    "stream, one worker": (Rows, 1),
+    "stream that waits, one worker": (SlowRows, 1),
 }
 
 

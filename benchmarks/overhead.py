@@ -51,7 +51,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, data
 NOWHERE = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process lives
 BATCH = 64
 BLOCK = 30  # steps that a side is timed for in a turn
-SETTLE = 20  # steps before them, not timed: the other sides have emptied caches, also the interpreter's
+SETTLE = (
+    20  # steps before them, not timed: the other sides have emptied caches, also the interpreter's
+)
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
 
 

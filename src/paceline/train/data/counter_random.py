@@ -38,8 +38,7 @@ class SampleRandom:
         self, indices: Sequence[int] | np.ndarray, key: int, device: torch.device | str = "cpu"
     ) -> None:
         numbers = np.asarray(indices, dtype=np.int64).astype(np.uint64)
-        start = np.uint64(key & 0xFFFFFFFFFFFFFFFF)
-        self._states = _mixed(start + _GAMMA * (numbers + np.uint64(1)))
+        self._states = mixed_numbers(key, numbers)
         self._num_drawn = 0
         self._device = torch.device(device)
 
@@ -103,6 +102,17 @@ class SampleRandom:
     def _on_device(self, values: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(values)
         return tensor if self._device.type == "cpu" else tensor.to(self._device)
+
+
+def mixed_numbers(key: int, numbers: np.ndarray) -> np.ndarray:
+    """Return a random number of 64 bits for each of some numbers, a function of it and a key.
+
+    Args:
+        key: Number of at most 64 bits; of a longer one, the lowest 64.
+        numbers: A uint64 array. Different numbers have different results.
+    """
+    start = np.uint64(key & 0xFFFFFFFFFFFFFFFF)
+    return _mixed(start + _GAMMA * (numbers + np.uint64(1)))
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:

@@ -28,23 +28,6 @@ def derive(*parts: object) -> int:
     return int.from_bytes(digest, "big")
 
 
-class Seeds:
-    """Seeds of many numbers: ``Seeds(*parts)(number)`` is ``derive(*parts, number)``, but faster.
-
-    Args:
-        *parts: The parts that all seeds share.
-    """
-
-    def __init__(self, *parts: object) -> None:
-        start = " ".join(map(str, parts)) + " "
-        self._hash = hashlib.blake2b(start.encode(), digest_size=8)
-
-    def __call__(self, number: int) -> int:
-        digest = self._hash.copy()
-        digest.update(b"%d" % number)
-        return int.from_bytes(digest.digest(), "big")
-
-
 class Order(Protocol):
     """The samples of an epoch, by position."""
 

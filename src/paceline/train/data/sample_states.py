@@ -1,0 +1,110 @@
+"""Compute the states of a sample's generators: a function of seed, epoch and index.
+
+A state is 624 random words for each of Python's, NumPy's and torch's generator. Word ``k`` of
+sample ``i`` is the high half of ``factors[k] * multiplier[i]``, a product modulo 2**64. The factors
+are random numbers of the epoch, from SHAKE-128. A multiplier is an index, mixed by SplitMix64. This
+is hashing by multiply-shift (Dietzfelbinger et al., "A reliable randomized algorithm for the
+closest-pair problem", Journal of Algorithms 25, 1997).
+
+Both are odd, so multiplying by either one permutes the odd numbers. Therefore the words of one
+sample are as random as the output of SHAKE, and word ``k`` of all samples as random as that of
+SplitMix64. The low half would be weak: its last bit is always 1. ``test_sample_states.py`` tests
+both.
+
+One product a word takes 0.5 µs for a generator and sample in a tight loop. SplitMix64 for each word
+would take three times as long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.train.data.counter_random import mixed_numbers
+from paceline.train.data.generators import NAMES
+from paceline.train.data.order import derive
+from paceline.train.data.twisters import ROWS, WORDS, Twister, twister_of
+
+_HALF = np.uint64(32)
+_MASK = (1 << 64) - 1
+
+
+class SampleStates:
+    """Sets the global generators before each sample of a batch.
+
+    Args:
+        seed: Seed of the run.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._epoch: int | None = None  # of which key and factors are
+        self._key = 0
+        self._factors = np.empty(0, dtype=np.uint64)
+        # Allocated once: memory of this size is new at each allocation, and slow to write at first.
+        self._products = np.empty((ROWS, WORDS), dtype=np.uint64)
+        # Not shared with other loaders: a dataset may read another loader for a sample.
+        self._twisters: dict[str, Twister] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave out what refers to memory of this process."""
+        return SampleStates, (self._seed,)
+
+    def before_each(
+        self, epoch: int, indices: Sequence[Any], names: Sequence[str]
+    ) -> Iterator[Any]:
+        """Yield each index, with the generators in its state.
+
+        Args:
+            epoch: Number of the epoch.
+            indices: Indices of the samples: ints, or keys whose text is the same in each process.
+            names: Generators to set, of ``NAMES``. The state of one does not depend on the others.
+        """
+        if epoch != self._epoch:
+            self._begin(epoch)
+        for name in names:
+            if name not in self._twisters:
+                self._twisters[name] = twister_of(name)
+        uses = [self._twisters[name].use for name in names]
+        multipliers = mixed_numbers(self._key, _numbers_of(indices)) | np.uint64(1)
+        for start in range(0, len(indices), ROWS):
+            self._write_words(names, multipliers[start : start + ROWS, None])
+            for row, index in enumerate(indices[start : start + ROWS]):
+                for use in uses:
+                    use(row)
+                yield index
+
+    def _begin(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._key = derive("sample", self._seed, epoch)
+        source = hashlib.shake_128(f"words {self._seed} {epoch}".encode())
+        stream = source.digest(len(NAMES) * WORDS * 8)
+        factors = np.frombuffer(stream, dtype="<u8").astype(np.uint64) | np.uint64(1)
+        self._factors = factors.reshape(len(NAMES), WORDS)
+
+    def _write_words(self, names: Sequence[str], multipliers: np.ndarray) -> None:
+        products = self._products[: len(multipliers)]
+        for name in names:
+            np.multiply(self._factors[NAMES.index(name)], multipliers, out=products)
+            np.right_shift(products, _HALF, out=products)
+            self._twisters[name].words[: len(multipliers)] = products
+
+
+def _numbers_of(indices: Sequence[Any]) -> np.ndarray:
+    """Return a number of 64 bits for each index, as uint64."""
+    try:
+        return np.array(list(map(operator.index, indices)), dtype=np.int64).astype(np.uint64)
+    except (TypeError, OverflowError):
+        return np.array([_number_of(index) for index in indices], dtype=np.uint64)
+
+
+def _number_of(index: Any) -> int:
+    """Return a number of 64 bits for an index; one of another type than int is hashed."""
+    try:
+        return operator.index(index) & _MASK
+    except TypeError:
+        return derive("key", index)
