@@ -8,9 +8,9 @@ from typing import Any
 from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
 from paceline.measure import intervals
 from paceline.measure.intervals import Interval
-from paceline.measure.tune import search
+from paceline.measure.tune import final, search
 from paceline.measure.tune.batches import BatchAnswer
-from paceline.measure.tune.search import Limits, Measured
+from paceline.measure.tune.measured import Limits, Measured
 
 _COLUMN = 44
 _MOST_COLUMNS = 80
@@ -64,7 +64,7 @@ class Answer:
         """The setting to use."""
         if not self.is_worth_tuning:
             return self.facts.setting
-        return search.best_of(self.facts, self.measured)
+        return final.best_of(self.facts, self.measured)
 
     @property
     def is_worth_tuning(self) -> bool:
@@ -74,7 +74,7 @@ class Answer:
         share = self.waiting(self.facts.setting)
         if share is None or search.is_worth_tuning(share):
             return True
-        return search.best_of(self.facts, self.measured).threads != self.facts.setting.threads
+        return final.best_of(self.facts, self.measured).threads != self.facts.setting.threads
 
     def waiting(self, setting: LoaderSetting) -> Interval | None:
         """Return the share of a step that waits for data; None for a bare dataset."""
@@ -88,15 +88,14 @@ class Answer:
 
     def speed_up(self) -> Interval:
         """Return how many times as fast the best setting is as the script's."""
-        settings = self.measured.settings
-        return intervals.ratio(settings[self.facts.setting], settings[self.best])
+        return self.measured.ratio(self.facts.setting, self.best)
 
     def rows(self) -> list[Row]:
         """Return all settings that were measured, in the order of their numbers of workers."""
-        rows = [
-            Row(setting, self.rate(blocks), len(blocks))
-            for setting, blocks in self.measured.settings.items()
-        ]
+        rows = []
+        for setting in self.measured.settings:
+            windows = self.measured.windows(setting)
+            rows.append(Row(setting, self.rate(windows), len(windows)))
         return sorted(rows, key=lambda row: (row.setting.num_workers, row.setting.prefetch_factor))
 
     def to_json(self) -> dict[str, Any]:
@@ -275,19 +274,32 @@ def paste(facts: LoaderFacts, setting: LoaderSetting) -> list[str]:
     written = facts.setting
     if setting == written:
         return []
-    values: dict[str, Any] = {"num_workers": setting.num_workers}
-    if setting.num_workers:
-        values["persistent_workers"] = True
-    if setting.prefetch_factor not in (0, 2):
-        values["prefetch_factor"] = setting.prefetch_factor
-    if setting.pin_memory:
-        values["pin_memory"] = True
     lines = []
     if replace(setting, threads=written.threads) != written:
+        values = _loader_arguments(facts, setting)
         lines.append(_CALLS[facts.maker].format(_arguments(values, _PREFIXES[facts.maker])))
     if setting.threads != written.threads:
         lines.append(f"torch.set_num_threads({setting.threads})")
     return lines
+
+
+def _loader_arguments(facts: LoaderFacts, setting: LoaderSetting) -> dict[str, Any]:
+    """Return the arguments of a loader that differ from torch's defaults or from the script's.
+
+    torch refuses ``persistent_workers`` and ``prefetch_factor`` without workers, so a script that
+    has them is told to take them back.
+    """
+    values: dict[str, Any] = {"num_workers": setting.num_workers}
+    if setting.num_workers or facts.persistent_workers:
+        values["persistent_workers"] = setting.num_workers > 0
+    written_ahead = facts.setting.prefetch_factor or 2
+    if not setting.num_workers and written_ahead != 2:
+        values["prefetch_factor"] = None
+    elif setting.num_workers and (setting.prefetch_factor != 2 or written_ahead != 2):
+        values["prefetch_factor"] = setting.prefetch_factor
+    if setting.pin_memory:
+        values["pin_memory"] = True
+    return values
 
 
 _CALLS = {

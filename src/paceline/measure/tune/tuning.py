@@ -15,11 +15,12 @@ from pathlib import Path
 from paceline.errors import Finding, RunError
 from paceline.launch.probe.loader_commands import CACHED, CHANGED, LoaderFacts, LoaderSetting
 from paceline.machine.cpus import usable_cpus
-from paceline.measure.tune import search
+from paceline.measure.tune import final, search
 from paceline.measure.tune.answer import Answer, describe
+from paceline.measure.tune.measured import Limits, Measured, Windows
 from paceline.measure.tune.progress import Progress
-from paceline.measure.tune.search import Limits, Measured
 from paceline.measure.tune.trial_run import (
+    MOST_WINDOW_S,
     MemoryIsShort,
     ScriptEnded,
     SettingFailed,
@@ -30,7 +31,9 @@ from paceline.measure.tune.trial_run import (
     shared_memory_bytes,
 )
 
-_MOST_WINDOW_S = 8.0
+_SEARCH_S, _FINAL_S = 0.6, 1.0  # length of a window
+_SEARCH_SHARE = 0.5  # of the time: what remains is for the finalists
+_MEMORY_WINDOWS = 3
 _MOST_STARTS = 8  # of scripts that end sooner than the measurement
 
 
@@ -54,6 +57,7 @@ class Tuning:
     limits: Limits = field(default_factory=lambda: Limits(1))
     num_ranks: int = 0
     worker_start_s: float | None = None
+    _search_end_s: float = 0.0
 
     def run(self, progress: Progress) -> Answer:
         """Measure until nothing is left to learn or the time is up.
@@ -66,6 +70,7 @@ class Tuning:
                 measured.
         """
         deadline_s = time.monotonic() + self.seconds
+        self._search_end_s = time.monotonic() + _SEARCH_SHARE * self.seconds
         is_complete = self._measure(deadline_s, progress)
         if self.facts is None or self.facts.setting not in self.measured.settings:
             raise RunError(self._nothing_measured())
@@ -89,7 +94,7 @@ class Tuning:
                     with run:
                         progress.show("starting the script")
                         self._take_facts(run)
-                        self._explore(run, progress)
+                        self._measure_all(run, progress)
                     return True
                 except TimeIsUp:
                     return False
@@ -109,45 +114,66 @@ class Tuning:
             shm_bytes=None if shm_bytes is None else shm_bytes // self.num_ranks,
         )
 
-    def _explore(self, run: TrialRun, progress: Progress) -> None:
+    def _measure_all(self, run: TrialRun, progress: Progress) -> None:
+        """Search, then let the finalists take turns until it is decided which one is best."""
         assert self.facts is not None, "the loader is known"
-        written = self.facts.setting
-        while not self._has_nothing_to_tune():
+        while not self._has_nothing_to_tune() and not self.measured.final:
             setting = search.next_setting(self.facts, self.limits, self.measured)
+            if setting is None or time.monotonic() > self._search_end_s:
+                break
+            self._search(run, setting, progress)
+        while not self._has_nothing_to_tune():
+            setting = final.next_setting(self.facts, self.measured)
             if setting is None:
                 return
-            progress.show(describe(setting, written))
-            self._try(run, setting)
-            memory = self.measured.memory.setdefault(setting.threads, [])
-            if self.has_steps and len(memory) < self.measured.windows(setting):
-                progress.show("one batch in memory")
-                window = run.measure(CACHED, setting, most_s=_MOST_WINDOW_S)
-                memory.append(list(window.seconds))
+            round_number = self.measured.num_rounds(setting) + 1
+            words = describe(setting, self.facts.setting)
+            progress.show(f"{words}, round {round_number}")
+            self._try(run, setting, self.measured.final, least_s=_FINAL_S)
+
+    def _search(self, run: TrialRun, setting: LoaderSetting, progress: Progress) -> None:
+        """Measure a setting once, and one batch in memory with its threads."""
+        assert self.facts is not None, "the loader is known"
+        progress.show(describe(setting, self.facts.setting))
+        self._try(run, setting, self.measured.settings, least_s=_SEARCH_S)
+        memory = self.measured.memory.setdefault(setting.threads, [])
+        wanted = min(_MEMORY_WINDOWS, self.measured.num_windows(setting))
+        if self.has_steps and len(memory) < wanted:
+            progress.show("one batch in memory")
+            window = run.measure(CACHED, setting, least_s=_SEARCH_S)
+            memory.append(list(window.seconds))
 
     def _has_nothing_to_tune(self) -> bool:
         """Return whether neither data nor threads hold the script back."""
         assert self.facts is not None, "the loader is known"
         first = search.first_settings(self.facts)
-        if any(self.measured.windows(setting) < search.FIRST_ROUNDS for setting in first):
+        if any(self.measured.num_windows(setting) < search.FIRST_WINDOWS for setting in first):
             return False
         share = search.waiting(self.facts.setting, self.measured)
         if share is None or search.is_worth_tuning(share):
             return False
         return search.starting_point(self.facts, self.measured) == self.facts.setting
 
-    def _try(self, run: TrialRun, setting: LoaderSetting) -> None:
+    def _try(
+        self,
+        run: TrialRun,
+        setting: LoaderSetting,
+        windows: dict[LoaderSetting, Windows],
+        *,
+        least_s: float,
+    ) -> None:
         """Measure a setting for a window; keep why, if it does not work."""
         try:
-            window = run.measure(CHANGED, setting, most_s=_MOST_WINDOW_S)
+            window = run.measure(CHANGED, setting, least_s=least_s)
         except SettingFailed as failure:
             self._fail(setting, str(failure))
         except TooSlow:
-            self._fail(setting, f"too few batches in {_MOST_WINDOW_S:.0f} s")
+            self._fail(setting, f"too few batches in {MOST_WINDOW_S:.0f} s")
         except MemoryIsShort:
             self._fail(setting, "the machine had less than a tenth of its memory left")
             raise
         else:
-            self.measured.settings.setdefault(setting, []).append(list(window.seconds))
+            windows.setdefault(setting, []).append(list(window.seconds))
             if setting.num_workers:
                 self.worker_start_s = window.start_s
 
@@ -167,7 +193,7 @@ class Tuning:
                     fix="use a smaller batch, or a part of the data",
                 )
             )
-        if setting not in self.measured.settings:
+        if setting != self.facts.setting:
             self.measured.failures[setting] = message
 
     def _ended(self, status: int, run: TrialRun) -> Finding:

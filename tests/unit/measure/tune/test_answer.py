@@ -9,7 +9,7 @@ import pytest
 from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
 from paceline.measure.tune import answer, search
 from paceline.measure.tune.answer import Answer
-from paceline.measure.tune.search import Limits, Measured
+from paceline.measure.tune.measured import Limits, Measured
 
 WRITTEN = LoaderSetting(0, 0, False, 2)
 FACTS = LoaderFacts(WRITTEN, False, 32, 1 << 20, is_stream=False, on_gpu=False, place="train.py:14")
