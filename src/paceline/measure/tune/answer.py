@@ -44,6 +44,7 @@ class Answer:
         limits: What a rank's loader may use.
         cpus_reason: Why there are so many CPUs.
         measured: What was measured.
+        seconds: The time limit.
         is_complete: Whether the time was enough for all settings.
         worker_start_s: How long workers take to deliver their first batch; None if none started.
         batches: What was found out about batch sizes; None if they were not measured.
@@ -55,6 +56,7 @@ class Answer:
     limits: Limits
     cpus_reason: str
     measured: Measured
+    seconds: float = 60.0
     is_complete: bool = True
     worker_start_s: float | None = None
     batches: BatchAnswer | None = None
@@ -197,6 +199,8 @@ class Answer:
             return "no other setting is proven to be clearly faster"
         if self.measured.keeps_up:
             return "the loop is then as fast as on a batch in memory"
+        if self.best.threads != self.facts.setting.threads and not self.best.num_workers:
+            return "neither workers nor other numbers of threads are faster"
         most, limit = search.most_workers(self.facts, self.limits)
         if self.facts.is_stream and not self.facts.setting.num_workers:
             return (
@@ -223,7 +227,10 @@ class Answer:
         if any(self._is_wide(row) for row in self.rows()):
             notes.append("intervals are wide: other programs may use the same CPUs")
         if not self.is_complete:
-            notes.append("the time was up before all settings were measured: --seconds 120")
+            notes.append(
+                "the time was up before all settings were measured often enough:"
+                f" --seconds {2 * self.seconds:.0f}"
+            )
         return [f"note: {note}" for note in notes]
 
     def _is_wide(self, row: Row) -> bool:
@@ -256,7 +263,7 @@ def describe(setting: LoaderSetting, written: LoaderSetting) -> str:
     count = setting.num_workers
     words = [f"{count or 'no'} worker{'s' * (count != 1)}"]
     if setting.prefetch_factor not in (0, 2):
-        words.append(f"{setting.prefetch_factor} ahead")
+        words.append(f"prefetch {setting.prefetch_factor}")
     if setting.pin_memory:
         words.append("pinned memory")
     if setting.threads != written.threads:

@@ -58,6 +58,7 @@ class Tuning:
     num_ranks: int = 0
     worker_start_s: float | None = None
     _search_end_s: float = 0.0
+    _is_search_cut: bool = False
 
     def run(self, progress: Progress) -> Answer:
         """Measure until nothing is left to learn or the time is up.
@@ -81,7 +82,8 @@ class Tuning:
             limits=self.limits,
             cpus_reason=usable_cpus()[1],
             measured=self.measured,
-            is_complete=is_complete,
+            seconds=self.seconds,
+            is_complete=is_complete and not self._is_search_cut,
             worker_start_s=self.worker_start_s,
         )
 
@@ -119,7 +121,8 @@ class Tuning:
         assert self.facts is not None, "the loader is known"
         while not self._has_nothing_to_tune() and not self.measured.final:
             setting = search.next_setting(self.facts, self.limits, self.measured)
-            if setting is None or time.monotonic() > self._search_end_s:
+            self._is_search_cut = setting is not None and time.monotonic() > self._search_end_s
+            if setting is None or self._is_search_cut:
                 break
             self._search(run, setting, progress)
         while not self._has_nothing_to_tune():
@@ -221,5 +224,6 @@ class Tuning:
         return Finding(
             "trial-too-slow",
             f"{self.name} {what} in {self.seconds:.0f} s",
-            fix="give it more time (--seconds 300), or let it start with less data",
+            fix=f"give it more time (--seconds {5 * self.seconds:.0f}), or let it start with"
+            " less data",
         )

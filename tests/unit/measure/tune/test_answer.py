@@ -84,7 +84,7 @@ def test_what_did_not_work_and_what_was_not_tried_is_said():
     measured.measured.failures[TWO] = "RuntimeError: cannot be used in a worker"
     text = measured.render()
     assert "  2 workers: RuntimeError: cannot be used in a worker" in text
-    assert "the time was up before all settings were measured" in text
+    assert "the time was up before all settings were measured often enough: --seconds 120" in text
 
 
 def test_a_stream_without_workers_says_why_none_were_tried():
@@ -138,3 +138,34 @@ def test_the_lines_to_paste(maker, changes, lines):
         setting = replace(setting, prefetch_factor=2)
     facts = replace(FACTS, maker=maker)
     assert answer.paste(facts, setting) == lines
+
+
+@pytest.mark.parametrize(
+    ("written", "changes", "line"),
+    [
+        (
+            {"num_workers": 4, "prefetch_factor": 4},
+            {"num_workers": 0, "prefetch_factor": 0},
+            "DataLoader(..., num_workers=0, persistent_workers=False, prefetch_factor=None)",
+        ),
+        (
+            {"num_workers": 4, "prefetch_factor": 2},
+            {"num_workers": 0, "prefetch_factor": 0},
+            "DataLoader(..., num_workers=0, persistent_workers=False)",
+        ),
+        (
+            {"num_workers": 1, "prefetch_factor": 4},
+            {"num_workers": 2, "prefetch_factor": 2},
+            "DataLoader(..., num_workers=2, persistent_workers=True, prefetch_factor=2)",
+        ),
+    ],
+)
+def test_what_torch_would_refuse_without_workers_is_taken_back(written, changes, line):
+    setting = replace(WRITTEN, **written)
+    facts = replace(FACTS, setting=setting, persistent_workers=True)
+    assert answer.paste(facts, replace(setting, **changes)) == [line]
+
+
+def test_more_time_is_asked_for_than_there_was():
+    text = answered({WRITTEN: steady(0.1)}, is_complete=False, seconds=200.0).render()
+    assert "--seconds 400" in text
