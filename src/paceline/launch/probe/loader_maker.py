@@ -45,7 +45,7 @@ class Makers:
         """Return the maker of a loader.
 
         Args:
-            frame: The one that has called its constructor.
+            frame: The frame that has called its constructor.
             dataset: The loader's dataset.
         """
         first = self._of_dataset(dataset)

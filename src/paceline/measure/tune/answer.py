@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
@@ -11,9 +12,9 @@ from paceline.measure.intervals import Interval
 from paceline.measure.tune import final, search
 from paceline.measure.tune.batches import BatchAnswer
 from paceline.measure.tune.measured import Limits, Measured
+from paceline.measure.tune.setting_words import describe, paste, placed
 
 _COLUMN = 44
-_MOST_COLUMNS = 80
 _WIDE = 0.15  # half of an interval as a share of its value
 _NOTABLE_SHARE = 0.1  # of a step that still waits for data with the best setting
 
@@ -44,8 +45,7 @@ class Answer:
         limits: What a rank's loader may use.
         cpus_reason: Why there are so many CPUs.
         measured: What was measured.
-        seconds: The time limit.
-        is_complete: Whether the time was enough for all settings.
+        cut_short: Why not all settings were measured often enough; empty if they were.
         worker_start_s: How long workers take to deliver their first batch; None if none started.
         batches: What was found out about batch sizes; None if they were not measured.
     """
@@ -56,19 +56,18 @@ class Answer:
     limits: Limits
     cpus_reason: str
     measured: Measured
-    seconds: float = 60.0
-    is_complete: bool = True
+    cut_short: str = ""
     worker_start_s: float | None = None
     batches: BatchAnswer | None = None
 
-    @property
+    @cached_property
     def best(self) -> LoaderSetting:
         """The setting to use."""
         if not self.is_worth_tuning:
             return self.facts.setting
         return final.best_of(self.facts, self.measured)
 
-    @property
+    @cached_property
     def is_worth_tuning(self) -> bool:
         """Whether the loop waits for data with the script's settings, or another number of threads
         is proven to be faster; true for a bare dataset.
@@ -94,11 +93,15 @@ class Answer:
 
     def rows(self) -> list[Row]:
         """Return all settings that were measured, in the order of their numbers of workers."""
+        return self._rows
+
+    @cached_property
+    def _rows(self) -> list[Row]:
         rows = []
         for setting in self.measured.settings:
             windows = self.measured.windows(setting)
             rows.append(Row(setting, self.rate(windows), len(windows)))
-        return sorted(rows, key=lambda row: (row.setting.num_workers, row.setting.prefetch_factor))
+        return sorted(rows, key=_place_in_table)
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as plain data."""
@@ -128,7 +131,7 @@ class Answer:
             "speed_up": asdict(self.speed_up()),
             "waiting_share_best": waiting_best and asdict(waiting_best),
             "paste": paste(self.facts, self.best),
-            "complete": self.is_complete,
+            "complete": not self.cut_short,
             "batches": self.batches and self.batches.to_json(),
         }
 
@@ -143,8 +146,9 @@ class Answer:
         return "\n".join(lines)
 
     def _memory(self) -> list[tuple[int, list[list[float]]]]:
-        """Return what was measured on one batch in memory, by threads."""
-        return sorted((count, blocks) for count, blocks in self.measured.memory.items() if blocks)
+        """Return what was measured on one batch in memory, by threads, most of them first."""
+        measured = [(count, blocks) for count, blocks in self.measured.memory.items() if blocks]
+        return sorted(measured, reverse=True)
 
     def _head(self) -> str:
         ranks = f"{self.num_ranks} rank{'s' * (self.num_ranks != 1)}"
@@ -189,8 +193,7 @@ class Answer:
             f"best: {describe(self.best, self.facts.setting)}, {speed_up.value:.2f} times"
             f" ({speed_up.low:.2f} to {speed_up.high:.2f}) as fast as {self._written}"
         )
-        place = f"{self.facts.place}: " if self.facts.place else ""
-        lines += [f"why: {self._reason()}", "", *_paste_lines(place, self.facts, self.best)]
+        lines += [f"why: {self._reason()}", "", *placed(self.facts, self.best)]
         return lines
 
     def _reason(self) -> str:
@@ -226,16 +229,17 @@ class Answer:
             )
         if any(self._is_wide(row) for row in self.rows()):
             notes.append("intervals are wide: other programs may use the same CPUs")
-        if not self.is_complete:
-            notes.append(
-                "the time was up before all settings were measured often enough:"
-                f" --seconds {2 * self.seconds:.0f}"
-            )
+        if self.cut_short:
+            notes.append(self.cut_short)
         return [f"note: {note}" for note in notes]
 
     def _is_wide(self, row: Row) -> bool:
         is_shown = row.setting in (self.best, self.facts.setting)
         return is_shown and row.samples_per_s.half_width > _WIDE
+
+
+def _place_in_table(row: Row) -> tuple[int, int, int]:
+    return row.setting.num_workers, row.setting.prefetch_factor, -row.setting.threads
 
 
 def _line(words: str, rate: Interval) -> str:
@@ -251,80 +255,3 @@ def _number(value: float) -> str:
 def _percent(share: Interval) -> str:
     low, value, high = (max(0.0, end) for end in (share.low, share.value, share.high))
     return f"{value:.0%} ({low:.0%} to {high:.0%})"
-
-
-def describe(setting: LoaderSetting, written: LoaderSetting) -> str:
-    """Return a setting in words: what differs from the usual one and from the script's.
-
-    Args:
-        setting: The setting.
-        written: The script's.
-    """
-    count = setting.num_workers
-    words = [f"{count or 'no'} worker{'s' * (count != 1)}"]
-    if setting.prefetch_factor not in (0, 2):
-        words.append(f"prefetch {setting.prefetch_factor}")
-    if setting.pin_memory:
-        words.append("pinned memory")
-    if setting.threads != written.threads:
-        words.append(f"{setting.threads} thread{'s' * (setting.threads != 1)}")
-    return ", ".join(words)
-
-
-def paste(facts: LoaderFacts, setting: LoaderSetting) -> list[str]:
-    """Return the lines by which a script uses a setting; empty if they are its own.
-
-    Args:
-        facts: The script's loader.
-        setting: The setting.
-    """
-    written = facts.setting
-    if setting == written:
-        return []
-    lines = []
-    if replace(setting, threads=written.threads) != written:
-        values = _loader_arguments(facts, setting)
-        lines.append(_CALLS[facts.maker].format(_arguments(values, _PREFIXES[facts.maker])))
-    if setting.threads != written.threads:
-        lines.append(f"torch.set_num_threads({setting.threads})")
-    return lines
-
-
-def _loader_arguments(facts: LoaderFacts, setting: LoaderSetting) -> dict[str, Any]:
-    """Return the arguments of a loader that differ from torch's defaults or from the script's.
-
-    torch refuses ``persistent_workers`` and ``prefetch_factor`` without workers, so a script that
-    has them is told to take them back.
-    """
-    values: dict[str, Any] = {"num_workers": setting.num_workers}
-    if setting.num_workers or facts.persistent_workers:
-        values["persistent_workers"] = setting.num_workers > 0
-    written_ahead = facts.setting.prefetch_factor or 2
-    if not setting.num_workers and written_ahead != 2:
-        values["prefetch_factor"] = None
-    elif setting.num_workers and (setting.prefetch_factor != 2 or written_ahead != 2):
-        values["prefetch_factor"] = setting.prefetch_factor
-    if setting.pin_memory:
-        values["pin_memory"] = True
-    return values
-
-
-_CALLS = {
-    "": "DataLoader(..., {})",
-    "paceline": "session.loader(..., {})",
-    "transformers": "TrainingArguments(..., {})",
-}
-_PREFIXES = {"": "", "paceline": "", "transformers": "dataloader_"}
-
-
-def _arguments(values: dict[str, Any], prefix: str) -> str:
-    return ", ".join(f"{prefix}{name}={value}" for name, value in values.items())
-
-
-def _paste_lines(place: str, facts: LoaderFacts, setting: LoaderSetting) -> list[str]:
-    call, *further = paste(facts, setting)
-    if call.startswith("torch."):
-        place = ""  # it belongs to the begin of the script
-    if len(place) + len(call) > _MOST_COLUMNS:
-        return [place.rstrip(), f"  {call}", *(f"  {line}" for line in further)]
-    return [f"{place}{call}", *further]

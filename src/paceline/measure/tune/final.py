@@ -12,26 +12,38 @@ from collections.abc import Sequence
 
 from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
 from paceline.measure.tune.measured import LEAST_ROUNDS, Measured
+from paceline.measure.tune.search import first_settings
 
 ROUNDS = 5
 MOST_ROUNDS = 9  # while it is not decided whether any setting is faster than the script's
 _MOST_FINALISTS = 4  # and the script's own
-_NEAR = 1.3  # of the fastest in the search: what takes longer is no finalist
+_NEAR = 1.5  # of the fastest in the search: what takes longer does not take part
+_NEAR_WITH_ONE_THREAD = 3.0
 _BEHIND = 1.05  # a finalist that is proven to take this much longer is dropped
 _EQUAL = 1.02  # settings that are nearer than this are equally fast: the cheapest of them is best
 _GAIN = 1.03  # a change is worth it if it is faster by this
 
 
 def finalists(facts: LoaderFacts, measured: Measured) -> list[LoaderSetting]:
-    """Return the script's settings and the fastest others of the search, the script's first."""
+    """Return the script's settings and the fastest others of the search, the script's first.
+
+    The same settings with one thread take part even if they were slower: several threads are fast
+    in a window in which they have the CPUs for themselves, and many times slower in the others.
+    """
     others = [
         setting
         for setting in measured.settings
         if setting != facts.setting and setting not in measured.failures
     ]
-    limit = _NEAR * measured.seconds(measured.fastest)
-    near = [setting for setting in others if measured.seconds(setting) <= limit]
-    return [facts.setting, *sorted(near, key=measured.seconds)[:_MOST_FINALISTS]]
+    least = measured.seconds(measured.fastest)
+    near = [setting for setting in others if measured.seconds(setting) <= _NEAR * least]
+    one_thread = [
+        setting
+        for setting in first_settings(facts)
+        if setting in others and measured.seconds(setting) <= _NEAR_WITH_ONE_THREAD * least
+    ]
+    in_order = [facts.setting, *one_thread, *sorted(near, key=measured.seconds)]
+    return list(dict.fromkeys(in_order))[: _MOST_FINALISTS + 1]
 
 
 def next_setting(facts: LoaderFacts, measured: Measured) -> LoaderSetting | None:
@@ -70,8 +82,15 @@ def _fastest(
 def _is_decided(facts: LoaderFacts, measured: Measured) -> bool:
     """Return whether the fastest setting is proven to be faster than the script's, or is not."""
     fastest = _fastest(facts, finalists(facts, measured), measured)
-    speed_up = measured.ratio(facts.setting, fastest)
-    return speed_up.low > 1 or speed_up.value < _GAIN
+    is_gain = measured.ratio(facts.setting, fastest).value >= _GAIN
+    return not is_gain or _is_proven(facts, fastest, measured)
+
+
+def _is_proven(facts: LoaderFacts, setting: LoaderSetting, measured: Measured) -> bool:
+    """Return whether a setting is faster than the script's own, in most rounds or in total."""
+    if measured.ratio(facts.setting, setting).low > 1:
+        return True
+    return measured.ratio_of_totals(facts.setting, setting).low > 1
 
 
 def best_of(facts: LoaderFacts, measured: Measured) -> LoaderSetting:
@@ -82,8 +101,8 @@ def best_of(facts: LoaderFacts, measured: Measured) -> LoaderSetting:
     """
     candidates = finalists(facts, measured)
     fastest = _fastest(facts, candidates, measured)
-    speed_up = measured.ratio(facts.setting, fastest)
-    if speed_up.low <= 1 or speed_up.value < _GAIN:
+    is_gain = measured.ratio(facts.setting, fastest).value >= _GAIN
+    if not is_gain or not _is_proven(facts, fastest, measured):
         return facts.setting
     equal = [setting for setting in candidates if measured.ratio(setting, fastest).value <= _EQUAL]
     return min(equal, key=lambda setting: _costs(setting, facts.setting))

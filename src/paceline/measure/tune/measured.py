@@ -95,6 +95,26 @@ class Measured:
             [[statistics.median(own) / statistics.median(others)] for own, others in pairs]
         )
 
+    def ratio_of_totals(self, setting: LoaderSetting, other: LoaderSetting) -> Interval:
+        """Return how many times as long as another a setting takes for all rounds together.
+
+        A setting that is very slow in some rounds takes longer, even if it is faster in the others.
+        """
+        rounds = min(self.num_rounds(setting), self.num_rounds(other))
+        if rounds < LEAST_ROUNDS:
+            return self.ratio(setting, other)
+        samples = [
+            [[statistics.median(window)] for window in self.final[finalist][:rounds]]
+            for finalist in (setting, other)
+        ]
+        return intervals.bootstrap(
+            lambda drawn: (
+                statistics.fmean(intervals.flat(drawn[0]))
+                / statistics.fmean(intervals.flat(drawn[1]))
+            ),
+            samples,
+        )
+
 
 def waiting_share(memory: intervals.Blocks, loading: intervals.Blocks) -> Interval:
     """Return the share of a step in which the loop waits for data.

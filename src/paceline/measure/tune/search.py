@@ -5,7 +5,7 @@ each other in every operation, and that becomes slow when anything else uses the
 workers: none, 1, 2, 4 and so on to the number of CPUs, until more of them are not faster or the
 loop is as fast as on a batch in memory, and the numbers between. Workers and threads share the
 CPUs, so the rank has only as many threads as workers leave. From the fastest of these the search
-goes on to settings that differ from it in one thing, as long as one of them is faster: threads,
+continues with settings that differ from it in one thing, as long as one of them is faster: threads,
 batches read ahead, pinned memory, workers. What may be best is measured twice, since a window may
 have been a bad one. ``final`` decides among the fastest.
 
@@ -74,6 +74,17 @@ def starting_point(facts: LoaderFacts, measured: Measured) -> LoaderSetting:
         ):
             return other
     return written
+
+
+def may_gain_from_threads(facts: LoaderFacts, measured: Measured) -> bool:
+    """Return whether one thread may be faster than the script's: in its best window, or in most."""
+    if starting_point(facts, measured) != facts.setting:
+        return True
+    written, *others = first_settings(facts)
+    return any(
+        other in measured.settings and measured.ratio(written, other).value > _GAIN
+        for other in others
+    )
 
 
 def _measured_once(measured: Measured) -> LoaderSetting | None:

@@ -16,9 +16,10 @@ from paceline.errors import Finding, RunError
 from paceline.launch.probe.loader_commands import CACHED, CHANGED, LoaderFacts, LoaderSetting
 from paceline.machine.cpus import usable_cpus
 from paceline.measure.tune import final, search
-from paceline.measure.tune.answer import Answer, describe
+from paceline.measure.tune.answer import Answer
 from paceline.measure.tune.measured import Limits, Measured, Windows
 from paceline.measure.tune.progress import Progress
+from paceline.measure.tune.setting_words import describe
 from paceline.measure.tune.trial_run import (
     MOST_WINDOW_S,
     MemoryIsShort,
@@ -71,8 +72,7 @@ class Tuning:
                 measured.
         """
         deadline_s = time.monotonic() + self.seconds
-        self._search_end_s = time.monotonic() + _SEARCH_SHARE * self.seconds
-        is_complete = self._measure(deadline_s, progress)
+        cut_short = self._measure(deadline_s, progress)
         if self.facts is None or self.facts.setting not in self.measured.settings:
             raise RunError(self._nothing_measured())
         return Answer(
@@ -82,33 +82,43 @@ class Tuning:
             limits=self.limits,
             cpus_reason=usable_cpus()[1],
             measured=self.measured,
-            seconds=self.seconds,
-            is_complete=is_complete and not self._is_search_cut,
+            cut_short=cut_short,
             worker_start_s=self.worker_start_s,
         )
 
-    def _measure(self, deadline_s: float, progress: Progress) -> bool:
-        """Start the script, again if it ends early; return whether everything was measured."""
+    def _measure(self, deadline_s: float, progress: Progress) -> str:
+        """Start the script, again if it ends early; return why not everything was measured."""
+        time_is_up = (
+            "the time was up before all settings were measured often enough:"
+            f" --seconds {2 * self.seconds:.0f}"
+        )
         for _ in range(_MOST_STARTS):
             with tempfile.TemporaryDirectory(prefix="paceline-tune-") as folder:
                 run = TrialRun(self.start, Path(folder), deadline_s=deadline_s, tick=progress.tick)
                 try:
                     with run:
                         progress.show("starting the script")
-                        self._take_facts(run)
+                        self._take_facts(run, deadline_s)
                         self._measure_all(run, progress)
-                    return True
+                    return time_is_up if self._is_search_cut else ""
                 except TimeIsUp:
-                    return False
+                    return time_is_up
                 except MemoryIsShort:
-                    continue
+                    if self.facts is None:
+                        raise RunError(self._without_memory(run)) from None
                 except ScriptEnded as ended:
                     if ended.status or self.facts is None:
                         raise RunError(self._ended(ended.status, run)) from None
-        return False
+        return (
+            f"the script was started {_MOST_STARTS} times, and ended before all settings were"
+            " measured often enough: let it train longer"
+        )
 
-    def _take_facts(self, run: TrialRun) -> None:
+    def _take_facts(self, run: TrialRun, deadline_s: float) -> None:
         self.facts, self.num_ranks = run.facts()
+        if not self.measured.settings:
+            now_s = time.monotonic()
+            self._search_end_s = now_s + _SEARCH_SHARE * (deadline_s - now_s)
         cpus, _ = usable_cpus()
         shm_bytes = shared_memory_bytes()
         self.limits = Limits(
@@ -121,8 +131,11 @@ class Tuning:
         assert self.facts is not None, "the loader is known"
         while not self._has_nothing_to_tune() and not self.measured.final:
             setting = search.next_setting(self.facts, self.limits, self.measured)
-            self._is_search_cut = setting is not None and time.monotonic() > self._search_end_s
-            if setting is None or self._is_search_cut:
+            if setting is None:
+                break
+            is_late = time.monotonic() > self._search_end_s
+            self._is_search_cut = is_late and self.facts.setting in self.measured.settings
+            if self._is_search_cut:
                 break
             self._search(run, setting, progress)
         while not self._has_nothing_to_tune():
@@ -140,8 +153,8 @@ class Tuning:
         progress.show(describe(setting, self.facts.setting))
         self._try(run, setting, self.measured.settings, least_s=_SEARCH_S)
         memory = self.measured.memory.setdefault(setting.threads, [])
-        wanted = min(_MEMORY_WINDOWS, self.measured.num_windows(setting))
-        if self.has_steps and len(memory) < wanted:
+        most_windows = min(_MEMORY_WINDOWS, self.measured.num_windows(setting))
+        if self.has_steps and len(memory) < most_windows:
             progress.show("one batch in memory")
             window = run.measure(CACHED, setting, least_s=_SEARCH_S)
             memory.append(list(window.seconds))
@@ -155,7 +168,7 @@ class Tuning:
         share = search.waiting(self.facts.setting, self.measured)
         if share is None or search.is_worth_tuning(share):
             return False
-        return search.starting_point(self.facts, self.measured) == self.facts.setting
+        return not search.may_gain_from_threads(self.facts, self.measured)
 
     def _try(
         self,
@@ -215,6 +228,16 @@ class Tuning:
             f"{self.name} ended without an optimizer step on a batch of a DataLoader",
             evidence=("counted: step() of optimizers of torch.optim, in the processes of ranks",),
             fix="name the script that trains, with the arguments that make it train",
+        )
+
+    def _without_memory(self, run: TrialRun) -> Finding:
+        return Finding(
+            "trial-failed",
+            f"{self.name} was ended before it trained: the machine had less than a tenth of its"
+            " memory left",
+            evidence=(f"{run.least_free / 1e9:.1f} GB were free",),
+            why="below that the kernel may end any program",
+            fix="end other programs that use memory, or start the script with less data",
         )
 
     def _nothing_measured(self) -> Finding:

@@ -196,3 +196,14 @@ def test_waiting_is_what_a_step_takes_longer_than_on_a_batch_in_memory():
 def test_data_below_a_few_percent_of_a_step_is_not_worth_tuning(loading, expected):
     share = waiting_share([[0.02] * 4], [[loading] * 4])
     assert search.is_worth_tuning(share) is expected
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [([0.1, 0.1], False), ([0.1, 2.0], True), ([0.25, 0.25], True)],
+)
+def test_threads_are_doubted_if_they_are_slow_in_any_window(windows, expected):
+    one_thread = replace(NO_WORKERS, threads=1)
+    of_written = [[seconds] * 5 for seconds in windows]
+    measured = Measured(settings={NO_WORKERS: of_written, one_thread: [[0.2] * 5] * 2})
+    assert search.may_gain_from_threads(facts(), measured) is expected
