@@ -69,6 +69,24 @@ def install(
 
     DataLoader.__init__ = noted_construct  # type: ignore[method-assign]
     DataLoader.__iter__ = tried_iterate  # type: ignore[method-assign]
+    _keep_at_last_step()
+
+
+def _keep_at_last_step() -> None:
+    """Let OneCycleLR keep its last learning rate: it raises an error after ``total_steps``.
+
+    A loop that does not end takes more steps than a script has planned.
+    """
+    from torch.optim.lr_scheduler import OneCycleLR
+
+    step = OneCycleLR.step
+
+    @functools.wraps(step)
+    def bounded_step(self: Any, *args: Any, **kwargs: Any) -> None:
+        if self.last_epoch < self.total_steps:
+            step(self, *args, **kwargs)
+
+    OneCycleLR.step = bounded_step  # type: ignore[method-assign]
 
 
 class _Loop:

@@ -107,7 +107,7 @@ class Tuning:
                     if self.facts is None:
                         raise RunError(self._without_memory(run)) from None
                 except ScriptEnded as ended:
-                    if ended.status or self.facts is None:
+                    if self.facts is None or (ended.status and not self.measured.settings):
                         raise RunError(self._ended(ended.status, run)) from None
         return (
             f"the script was started {_MOST_STARTS} times, and ended before all settings were"
@@ -243,7 +243,7 @@ class Tuning:
     def _nothing_measured(self) -> Finding:
         what = "made no optimizer step on a batch of a DataLoader"
         if self.facts is not None:
-            what = "took too long for a measurement"
+            what = "ended too soon or took too long to be measured"
         return Finding(
             "trial-too-slow",
             f"{self.name} {what} in {self.seconds:.0f} s",

@@ -283,3 +283,19 @@ def test_batches_are_pinned_where_the_command_says_so(rank, monkeypatch, num_wor
     served = first_values(islice(loop, 2))
     rank.end()  # the thread that pins must not outlive the stand-in
     assert set(served) <= {tensor.flatten()[0].item() for tensor in pinned}
+
+
+def test_a_schedule_with_an_end_does_not_end_the_script(monkeypatch):
+    """The loop takes more steps than were planned, which OneCycleLR answers with an error."""
+    schedule = torch.optim.lr_scheduler.OneCycleLR
+    monkeypatch.setattr(schedule, "step", schedule.step)
+    loader_trials._keep_at_last_step()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = schedule(optimizer, max_lr=0.1, total_steps=4)
+    rates = []
+    for _ in range(8):
+        optimizer.step()
+        scheduler.step()
+        rates.append(scheduler.get_last_lr()[0])
+    assert rates[0] != rates[1] != rates[2]
+    assert rates[4:] == [rates[3]] * 4

@@ -32,12 +32,13 @@ class Script:
         window_s: How long a window takes.
         windows: How many there are before the script ends.
         start_s: How long a start takes.
+        status: The exit status with which it ends.
     """
 
-    def __init__(self, *, window_s=1.0, windows=1000, start_s=1.0):
+    def __init__(self, *, window_s=1.0, windows=1000, start_s=1.0, status=0):
         self.now_s, self.starts = 0.0, 0
         self._window_s, self._windows, self._start_s = window_s, windows, start_s
-        self.least_free = 10**9
+        self.least_free, self._status = 10**9, status
 
     def __call__(self, start, folder, *, deadline_s, tick):
         self.starts += 1
@@ -62,7 +63,7 @@ class Script:
         if self.now_s > self._deadline_s:
             raise TimeIsUp
         if not self._left:
-            raise ScriptEnded(0, None)
+            raise ScriptEnded(self._status, None)
         self._left -= 1
         read_s = 0.0 if source == CACHED else READ_S
         if setting.num_workers:
@@ -109,8 +110,10 @@ def test_a_slow_start_does_not_end_the_search_before_it_has_begun(tuned):
     assert len(answer.measured.settings) > 3
 
 
-def test_a_script_that_ends_is_started_again(tuned):
-    script = Script(windows=10)
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_script_that_ends_is_started_again(tuned, status):
+    """One that cannot train longer than planned ends with an error."""
+    script = Script(windows=10, status=status)
     assert tuned(script).cut_short == ""
     assert script.starts > 2
 
@@ -119,6 +122,16 @@ def test_a_script_that_ends_again_and_again_is_not_said_to_lack_time(tuned):
     script = Script(windows=1, start_s=0.1, window_s=0.1)
     answer = tuned(script)
     assert answer.cut_short.startswith("the script was started 8 times, and ended before")
+
+
+def test_a_script_that_fails_before_it_was_measured_is_reported(tuned, monkeypatch):
+    script = Script(windows=0, status=1)
+    monkeypatch.setattr(script, "finding", lambda: None, raising=False)
+    monkeypatch.setattr(script, "evidence", lambda: ("ValueError: no data",), raising=False)
+    with pytest.raises(RunError) as raised:
+        tuned(script)
+    assert raised.value.finding.name == "trial-failed"
+    assert script.starts == 1
 
 
 def test_a_machine_without_memory_is_no_script_without_steps(tuned, monkeypatch):
