@@ -89,7 +89,7 @@ class Answer:
 
     def speed_up(self) -> Interval:
         """Return how many times as fast the best setting is as the script's."""
-        return self.measured.ratio(self.facts.setting, self.best)
+        return final.speed_up(self.facts, self.best, self.measured)
 
     def rows(self) -> list[Row]:
         """Return all settings that were measured, in the order of their numbers of workers."""
@@ -186,6 +186,8 @@ class Answer:
             lines.append(f"waiting for data, as written: {_percent(waiting)} of a step")
         if not self.is_worth_tuning:
             return [*lines, "data is not what holds this script back: there is nothing to tune"]
+        if waiting is not None and not search.is_worth_tuning(waiting):
+            lines.append("data is not what holds this script back, but fewer threads are faster")
         if self.best == self.facts.setting:
             return [*lines, f"best: {self._written}; {self._reason()}"]
         speed_up = self.speed_up()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
+from paceline.measure.intervals import Interval
 from paceline.measure.tune.measured import LEAST_ROUNDS, Measured
 from paceline.measure.tune.search import first_settings
 
@@ -83,14 +84,17 @@ def _is_decided(facts: LoaderFacts, measured: Measured) -> bool:
     """Return whether the fastest setting is proven to be faster than the script's, or is not."""
     fastest = _fastest(facts, finalists(facts, measured), measured)
     is_gain = measured.ratio(facts.setting, fastest).value >= _GAIN
-    return not is_gain or _is_proven(facts, fastest, measured)
+    return not is_gain or speed_up(facts, fastest, measured).low > 1
 
 
-def _is_proven(facts: LoaderFacts, setting: LoaderSetting, measured: Measured) -> bool:
-    """Return whether a setting is faster than the script's own, in most rounds or in total."""
-    if measured.ratio(facts.setting, setting).low > 1:
-        return True
-    return measured.ratio_of_totals(facts.setting, setting).low > 1
+def speed_up(facts: LoaderFacts, setting: LoaderSetting, measured: Measured) -> Interval:
+    """Return how many times as fast as the script's own settings another one is.
+
+    The median over the rounds, unless only the total of all rounds shows that it is faster.
+    """
+    in_most_rounds = measured.ratio(facts.setting, setting)
+    in_total = measured.ratio_of_totals(facts.setting, setting)
+    return in_total if in_most_rounds.low <= 1 < in_total.low else in_most_rounds
 
 
 def best_of(facts: LoaderFacts, measured: Measured) -> LoaderSetting:
@@ -102,9 +106,14 @@ def best_of(facts: LoaderFacts, measured: Measured) -> LoaderSetting:
     candidates = finalists(facts, measured)
     fastest = _fastest(facts, candidates, measured)
     is_gain = measured.ratio(facts.setting, fastest).value >= _GAIN
-    if not is_gain or not _is_proven(facts, fastest, measured):
+    if not is_gain or speed_up(facts, fastest, measured).low <= 1:
         return facts.setting
-    equal = [setting for setting in candidates if measured.ratio(setting, fastest).value <= _EQUAL]
+    equal = [
+        setting
+        for setting in candidates
+        if measured.ratio(setting, fastest).value <= _EQUAL
+        and speed_up(facts, setting, measured).low > 1
+    ]
     return min(equal, key=lambda setting: _costs(setting, facts.setting))
 
 

@@ -69,6 +69,7 @@ def test_threads_are_named_where_data_is_not_the_brake():
     assert measured.is_worth_tuning
     assert measured.to_json()["data_is_bottleneck"] is False
     assert "best: no workers, 1 thread, 2.02 times" in measured.render()
+    assert "data is not what holds this script back, but fewer threads are" in measured.render()
     assert "\ntorch.set_num_threads(1)" in measured.render()
 
 

@@ -66,7 +66,22 @@ def test_one_thread_meets_the_script_even_where_its_best_window_is_slower():
         return 0.1 if number // 2 % 4 == 0 else 2.0
 
     seconds = {WRITTEN: two_threads, one_thread: steady(0.2)}
-    assert best(seconds, searched={WRITTEN: 0.1, one_thread: 0.2}) == one_thread
+    measured, _ = decided(seconds, searched={WRITTEN: 0.1, one_thread: 0.2})
+    assert final.best_of(FACTS, measured) == one_thread
+    assert measured.ratio(WRITTEN, one_thread).low < 1
+    assert final.speed_up(FACTS, one_thread, measured).low > 1  # over all rounds together
+
+
+def test_a_cheaper_setting_has_to_be_proven_too():
+    """2 workers are faster in every round; 1 worker is as fast as they are, but not in all."""
+
+    def now_and_then(number):
+        return 0.101 if number // 3 % 3 else 0.12
+
+    seconds = {WRITTEN: steady(0.11), ONE: now_and_then, TWO: steady(0.1)}
+    measured, _ = decided(seconds)
+    assert measured.ratio(ONE, TWO).value <= 1.02
+    assert final.best_of(FACTS, measured) == TWO
 
 
 def test_a_script_without_rivals_needs_no_final():
