@@ -1,154 +1,150 @@
 """How near the settings that ``paceline tune`` names come to the best of an exhaustive search.
 
-    python benchmarks/tune.py [decode|tiny|fast ...]
+    python benchmarks/tune.py [decode|tiny|fast ...] [--rounds 1] [--final-rounds 7]
 
-Three trainings on one rank: ``decode`` unpacks compressed samples, ``tiny`` has samples of a few
-bytes, ``fast`` has data in memory and a model that takes longer than loading. The exhaustive search
-starts the training with each number of workers up to the CPUs, with 2 and 4 batches ahead and with
-all threads and one, in turn over several rounds, and takes the median. The settings that tune names
-are compared in the same figures: 1.00 is the best of the search.
+Three trainings on one rank (``tune_training.py``). The exhaustive search runs the training with
+each number of workers, with 2 and 4 batches ahead, with all threads and with one, in turn over
+``--rounds`` rounds. Its two best settings, those that tune names and the script's own are then
+measured again, side by side in alternating rounds: a figure of the search had luck, or it would not
+be the best one. The share is the median over those rounds of the speed with tune's settings over
+the speed with the best of the search, with its bootstrap interval: 1.00 is equally fast.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
+import multiprocessing
+import os
+import random
 import statistics
 import subprocess
 import sys
 import time
-import zlib
+from dataclasses import astuple
+from multiprocessing.connection import Connection
 from pathlib import Path
 
+import tune_training
+from tune_training import WORKLOADS, Setting
+
 from paceline.machine.cpus import usable_cpus
+from paceline.measure import intervals
 
-WORKLOADS = ("decode", "tiny", "fast")
-WARM_UP_S, LENGTH_S = 0.8, 2.0
-BATCH = 32
+WARM_UP_S, SEARCH_S, FINAL_S = 0.6, 1.0, 1.5
+WRITTEN = Setting(threads=usable_cpus()[0])  # torch's default, which the script keeps
+NUM_BEST = 2  # of the search, that are measured again
 
-
-def train(workload: str, setting: dict, seconds: float) -> None:
-    """Train; print the samples per second after the warm-up."""
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, Dataset
-
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randint(0, 8, (64, 96 * 96 * 3), generator=generator, dtype=torch.uint8)
-    packed = [zlib.compress(row.numpy().tobytes()) for row in rows]
-
-    class Packed(Dataset):
-        def __len__(self):
-            return 100_000
-
-        def __getitem__(self, index):
-            data = bytearray(zlib.decompress(packed[index % 64]))
-            return torch.frombuffer(data, dtype=torch.uint8)[:256].float(), index % 4
-
-    class Tiny(Dataset):
-        def __len__(self):
-            return 1_000_000
-
-        def __getitem__(self, index):
-            return torch.zeros(256), index % 4
-
-    class InMemory(Dataset):
-        inputs = torch.zeros(10_000, 256)
-
-        def __len__(self):
-            return 10_000
-
-        def __getitems__(self, indices):
-            return self.inputs[indices], torch.tensor(indices) % 4
-
-    datasets = {"decode": Packed, "tiny": Tiny, "fast": InMemory}
-    width = {"decode": 256, "tiny": 64, "fast": 4096}[workload]
-    if setting["threads"]:
-        torch.set_num_threads(setting["threads"])
-    loader = DataLoader(
-        datasets[workload](),
-        BATCH,
-        shuffle=True,
-        num_workers=setting["num_workers"],
-        prefetch_factor=setting["prefetch_factor"] or None,
-        persistent_workers=setting["num_workers"] > 0,
-        collate_fn=(lambda batch: batch) if workload == "fast" else None,
-    )
-    model = nn.Sequential(nn.Linear(256, width), nn.ReLU(), nn.Linear(width, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    count, start = 0, None
-    begun = time.monotonic()
-    for inputs, labels in itertools.chain.from_iterable(itertools.repeat(loader)):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-        now = time.monotonic()
-        if start is None and now - begun > WARM_UP_S and count > 4:
-            start, count = now, 0
-        count += 1
-        if start is not None and now - start > seconds and count > 4:
-            print((count - 1) * BATCH / (now - start))
-            return
+Rates = dict[Setting, list[float]]
 
 
-def settings(named: dict) -> list[dict]:
-    """The settings of the exhaustive search, and the one that tune has named."""
+def train_in_child(end: Connection, workload: str, setting: Setting, length_s: float) -> None:
+    end.send(tune_training.samples_per_s(workload, setting, warm_up_s=WARM_UP_S, length_s=length_s))
+
+
+def rate(workload: str, setting: Setting, length_s: float) -> float:
+    """Train in a process of its own, forked from this one, which has imported torch."""
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    child = fork.Process(target=train_in_child, args=(sender, workload, setting, length_s))
+    child.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    finally:
+        child.join()
+
+
+def settings_of_search() -> list[Setting]:
     cpus, _ = usable_cpus()
-    grid = [
-        {"num_workers": workers, "prefetch_factor": ahead if workers else 0, "threads": threads}
-        for workers in range(cpus + 1)
-        for ahead in ((2, 4) if workers else (2,))
-        for threads in (cpus, 1)
+    powers = [1 << power for power in range(cpus.bit_length())]
+    return [
+        Setting(workers, ahead, threads)
+        for workers in sorted({0, *range(min(cpus, 4) + 1), *powers, cpus})
+        for ahead in ((2, 4) if workers else (0,))
+        for threads in sorted({1, cpus})
     ]
-    return grid if named in grid else [*grid, named]
 
 
-def rate(workload: str, setting: dict) -> float:
-    words = ["--train", workload, "--setting", json.dumps(setting)]
-    command = [sys.executable, __file__, *words, "--length", str(LENGTH_S)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def measure(workload: str, settings: list[Setting], rounds: int, length_s: float) -> Rates:
+    """Measure settings in rounds, each in another order."""
+    rates: Rates = {setting: [] for setting in settings}
+    for number in range(rounds):
+        order = random.Random(number).sample(settings, len(settings))
+        for setting in order:
+            rates[setting].append(rate(workload, setting, length_s))
+    return rates
 
 
-def compare(workload: str, rounds: int) -> float:
-    """Print the figures of a training; return the share of the best rate that tune's setting has."""
-    written = {"num_workers": 0, "prefetch_factor": 0, "threads": 0}
-    words = [__file__, "--train", workload, "--setting", json.dumps(written)]
-    begun = time.monotonic()
+def tuned(workload: str) -> tuple[dict, float]:
+    """Return the answer of tune, and the seconds that it took."""
     command = [str(Path(sys.executable).with_name("paceline")), "tune", "--json"]
-    ended = subprocess.run([*command, *words], check=True, capture_output=True, text=True)
-    took = time.monotonic() - begun
-    answer = json.loads(ended.stdout)
-    named = {key: answer["best"][key] for key in written}
-    rates: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        for setting in settings(named):
-            rates.setdefault(json.dumps(setting), []).append(rate(workload, setting))
-    medians = {text: statistics.median(values) for text, values in rates.items()}
-    best = max(medians, key=medians.get)
-    share = medians[json.dumps(named)] / medians[best]
-    print(f"{workload}: tune took {took:.0f} s, data is the brake: {answer['data_is_bottleneck']}")
-    for text, median in sorted(medians.items(), key=lambda item: -item[1]):
-        mark = "  named by tune" if text == json.dumps(named) else ""
-        low, high = min(rates[text]), max(rates[text])
-        print(f"  {text:60} {median:8.0f} samples/s ({low:.0f} to {high:.0f}){mark}")
-    print(f"  {share:.2f} of the best\n", flush=True)
-    return share
+    begin_s = time.monotonic()
+    ended = subprocess.run(
+        [*command, tune_training.__file__, workload], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return json.loads(ended.stdout), time.monotonic() - begin_s
+
+
+def named(answer: dict) -> Setting:
+    best = answer["best"]
+    return Setting(best["num_workers"], best["prefetch_factor"], best["threads"])
+
+
+def compare(workload: str, options: argparse.Namespace) -> float:
+    """Print the figures of a training; return the speed of tune's settings over the best ones'."""
+    answer, tune_s = tuned(workload)
+    searched = measure(workload, settings_of_search(), options.rounds, SEARCH_S)
+    by_rate = sorted(searched, key=lambda setting: -statistics.median(searched[setting]))
+    choice = named(answer)
+    finalists = list(dict.fromkeys([choice, *by_rate[:NUM_BEST], WRITTEN]))
+    final = measure(workload, finalists, options.final_rounds, FINAL_S)
+
+    print(
+        f"{workload}: tune took {tune_s:.0f} s, {len(answer['settings'])} settings,"
+        f" data is the brake: {answer['data_is_bottleneck']}; load {os.getloadavg()[0]:.1f}"
+    )
+    show("exhaustive search", searched, choice)
+    show("side by side", final, choice)
+    shares = [share(final, choice, other) for other in by_rate[:NUM_BEST]]
+    least = min(shares, key=lambda interval: interval.value)
+    gain = share(final, choice, WRITTEN)
+    print(
+        f"  over the best of the search: {words(least)}; over the script as written: {words(gain)}\n",
+        flush=True,
+    )
+    return least.value
+
+
+def share(rates: Rates, setting: Setting, other: Setting) -> intervals.Interval:
+    """Return how many times as fast a setting is as another, from rounds in which both ran."""
+    pairs = [own / others for own, others in zip(rates[setting], rates[other], strict=True)]
+    return intervals.median([[pair] for pair in pairs])
+
+
+def words(interval: intervals.Interval) -> str:
+    return f"{interval.value:.2f} ({interval.low:.2f} to {interval.high:.2f})"
+
+
+def show(title: str, rates: Rates, choice: Setting) -> None:
+    print(f"  {title}: workers, ahead, threads")
+    for setting in sorted(rates, key=lambda setting: -statistics.median(rates[setting])):
+        values = rates[setting]
+        mark = "  named by tune" if setting == choice else ""
+        print(
+            f"    {astuple(setting)!s:12} {statistics.median(values):9,.0f} samples/s"
+            f" ({min(values):,.0f} to {max(values):,.0f}){mark}"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workloads", nargs="*", choices=[*WORKLOADS, []], default=[])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--train", choices=WORKLOADS)
-    parser.add_argument("--setting", type=json.loads)
-    parser.add_argument("--length", type=float, default=float("inf"))
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--final-rounds", type=int, default=7)
     options = parser.parse_args()
-    if options.train:
-        train(options.train, options.setting, options.length)
-        return
     for workload in options.workloads or WORKLOADS:
-        compare(workload, options.rounds)
+        compare(workload, options)
 
 
 if __name__ == "__main__":

@@ -218,6 +218,27 @@ def test_batch_sizes_grow_until_the_data_has_no_more(command):
     assert batches["knee"] in batches["sizes"]
 
 
+OUT_OF_MEMORY = """
+if batch_size > 16:
+    raise torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 15.77 GiB"
+        " of which 9.12 GiB is free."
+    )
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_batch_that_does_not_fit_on_a_gpu_ends_the_search_with_its_reason(command):
+    text = BATCHES.replace("model = ", f"{OUT_OF_MEMORY}model = ")
+    ended = tune(command, "--batch-option", "--batch-size={batch}", command.script(text))
+    assert ended.status == 0, ended.err
+    lines = ended.out.splitlines()
+    last = next(line for line in lines if line.startswith("largest batch that was tried"))
+    assert last.startswith("largest batch that was tried and fits: 16 (32: ")
+    assert "out of memory: 20.00 GiB more were asked for" in last
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_an_option_that_does_not_change_the_batches_is_refused(command):

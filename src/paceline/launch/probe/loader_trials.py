@@ -32,13 +32,13 @@ from paceline.launch.probe.loader_commands import (
     LoaderFacts,
     LoaderSetting,
 )
+from paceline.launch.probe.loader_maker import Maker, Makers
 from paceline.launch.probe.orders import size_of
 from paceline.rundir.files import write_whole
 
 _MOST_REQUESTS = 4096  # that are kept, for samplers that yield an epoch only once
 _COPIED_BYTES = 1 << 20  # labels and indices, which a script may change in place
 _MOST_DEPTH = 8  # of containers in a batch
-_LIBRARIES = {"transformers.trainer": "transformers", "paceline.train": "paceline"}
 
 
 def install(
@@ -55,12 +55,13 @@ def install(
     from torch.utils.data import DataLoader
 
     trials = LoaderTrials(slot, CommandFiles(folder), local_rank)
+    makers = Makers(is_users)
     iterate, construct = DataLoader.__iter__, DataLoader.__init__
 
     @functools.wraps(construct)
     def noted_construct(self: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, *args, **kwargs)
-        self.__dict__["_paceline_maker"] = _maker(sys._getframe(1), is_users)
+        self.__dict__["_paceline_maker"] = makers.find(sys._getframe(1), self.dataset)
 
     @functools.wraps(iterate)
     def tried_iterate(self: Any) -> Any:
@@ -68,6 +69,24 @@ def install(
 
     DataLoader.__init__ = noted_construct  # type: ignore[method-assign]
     DataLoader.__iter__ = tried_iterate  # type: ignore[method-assign]
+    _keep_at_last_step()
+
+
+def _keep_at_last_step() -> None:
+    """Let OneCycleLR keep its last learning rate: it raises an error after ``total_steps``.
+
+    A loop that does not end takes more steps than a script has planned.
+    """
+    from torch.optim.lr_scheduler import OneCycleLR
+
+    step = OneCycleLR.step
+
+    @functools.wraps(step)
+    def bounded_step(self: Any, *args: Any, **kwargs: Any) -> None:
+        if self.last_epoch < self.total_steps:
+            step(self, *args, **kwargs)
+
+    OneCycleLR.step = bounded_step  # type: ignore[method-assign]
 
 
 class _Loop:
@@ -289,6 +308,7 @@ def facts_of(loader: Any, batch: Any) -> LoaderFacts:
     """Return what is seen of a loader and a batch of it."""
     import torch
 
+    maker = getattr(loader, "_paceline_maker", Maker())
     return LoaderFacts(
         setting=LoaderSetting(
             num_workers=loader.num_workers,
@@ -301,7 +321,8 @@ def facts_of(loader: Any, batch: Any) -> LoaderFacts:
         batch_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(batch)),
         is_stream=is_stream(loader),
         on_gpu=torch.cuda.is_initialized(),
-        **dict(zip(("maker", "place"), getattr(loader, "_paceline_maker", ("", "")), strict=True)),
+        maker=maker.library,
+        place=maker.place,
     )
 
 
@@ -310,18 +331,6 @@ def _apply(setting: LoaderSetting) -> None:
 
     if torch.get_num_threads() != setting.threads:
         torch.set_num_threads(setting.threads)
-
-
-def _maker(frame: Any, is_users: Callable[[str], bool]) -> tuple[str, str]:
-    """Return the library that constructs a loader, and the script's line that leads to it."""
-    maker = ""
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        maker = maker or _LIBRARIES.get(".".join(module.split(".")[:2]), "")
-        if is_users(frame.f_code.co_filename):
-            return maker, f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return maker, ""
 
 
 def _children(batch: Any) -> Iterator[Any]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
 from paceline.measure import intervals
 from paceline.measure.intervals import Interval
-from paceline.measure.tune import search
+from paceline.measure.tune import final, search
 from paceline.measure.tune.batches import BatchAnswer
-from paceline.measure.tune.search import Limits, Measured
+from paceline.measure.tune.measured import Limits, Measured
+from paceline.measure.tune.setting_words import describe, paste, placed
 
 _COLUMN = 44
-_MOST_COLUMNS = 80
 _WIDE = 0.15  # half of an interval as a share of its value
 _NOTABLE_SHARE = 0.1  # of a step that still waits for data with the best setting
 
@@ -44,7 +45,7 @@ class Answer:
         limits: What a rank's loader may use.
         cpus_reason: Why there are so many CPUs.
         measured: What was measured.
-        is_complete: Whether the time was enough for all settings.
+        cut_short: Why not all settings were measured often enough; empty if they were.
         worker_start_s: How long workers take to deliver their first batch; None if none started.
         batches: What was found out about batch sizes; None if they were not measured.
     """
@@ -55,18 +56,18 @@ class Answer:
     limits: Limits
     cpus_reason: str
     measured: Measured
-    is_complete: bool = True
+    cut_short: str = ""
     worker_start_s: float | None = None
     batches: BatchAnswer | None = None
 
-    @property
+    @cached_property
     def best(self) -> LoaderSetting:
         """The setting to use."""
         if not self.is_worth_tuning:
             return self.facts.setting
-        return search.best_of(self.facts, self.measured)
+        return final.best_of(self.facts, self.measured)
 
-    @property
+    @cached_property
     def is_worth_tuning(self) -> bool:
         """Whether the loop waits for data with the script's settings, or another number of threads
         is proven to be faster; true for a bare dataset.
@@ -74,7 +75,7 @@ class Answer:
         share = self.waiting(self.facts.setting)
         if share is None or search.is_worth_tuning(share):
             return True
-        return search.best_of(self.facts, self.measured).threads != self.facts.setting.threads
+        return final.best_of(self.facts, self.measured).threads != self.facts.setting.threads
 
     def waiting(self, setting: LoaderSetting) -> Interval | None:
         """Return the share of a step that waits for data; None for a bare dataset."""
@@ -88,16 +89,19 @@ class Answer:
 
     def speed_up(self) -> Interval:
         """Return how many times as fast the best setting is as the script's."""
-        settings = self.measured.settings
-        return intervals.ratio(settings[self.facts.setting], settings[self.best])
+        return final.speed_up(self.facts, self.best, self.measured)
 
     def rows(self) -> list[Row]:
         """Return all settings that were measured, in the order of their numbers of workers."""
-        rows = [
-            Row(setting, self.rate(blocks), len(blocks))
-            for setting, blocks in self.measured.settings.items()
-        ]
-        return sorted(rows, key=lambda row: (row.setting.num_workers, row.setting.prefetch_factor))
+        return self._rows
+
+    @cached_property
+    def _rows(self) -> list[Row]:
+        rows = []
+        for setting in self.measured.settings:
+            windows = self.measured.windows(setting)
+            rows.append(Row(setting, self.rate(windows), len(windows)))
+        return sorted(rows, key=_place_in_table)
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as plain data."""
@@ -127,7 +131,7 @@ class Answer:
             "speed_up": asdict(self.speed_up()),
             "waiting_share_best": waiting_best and asdict(waiting_best),
             "paste": paste(self.facts, self.best),
-            "complete": self.is_complete,
+            "complete": not self.cut_short,
             "batches": self.batches and self.batches.to_json(),
         }
 
@@ -142,8 +146,9 @@ class Answer:
         return "\n".join(lines)
 
     def _memory(self) -> list[tuple[int, list[list[float]]]]:
-        """Return what was measured on one batch in memory, by threads."""
-        return sorted((count, blocks) for count, blocks in self.measured.memory.items() if blocks)
+        """Return what was measured on one batch in memory, by threads, most of them first."""
+        measured = [(count, blocks) for count, blocks in self.measured.memory.items() if blocks]
+        return sorted(measured, reverse=True)
 
     def _head(self) -> str:
         ranks = f"{self.num_ranks} rank{'s' * (self.num_ranks != 1)}"
@@ -181,6 +186,8 @@ class Answer:
             lines.append(f"waiting for data, as written: {_percent(waiting)} of a step")
         if not self.is_worth_tuning:
             return [*lines, "data is not what holds this script back: there is nothing to tune"]
+        if waiting is not None and not search.is_worth_tuning(waiting):
+            lines.append("data is not what holds this script back, but fewer threads are faster")
         if self.best == self.facts.setting:
             return [*lines, f"best: {self._written}; {self._reason()}"]
         speed_up = self.speed_up()
@@ -188,8 +195,7 @@ class Answer:
             f"best: {describe(self.best, self.facts.setting)}, {speed_up.value:.2f} times"
             f" ({speed_up.low:.2f} to {speed_up.high:.2f}) as fast as {self._written}"
         )
-        place = f"{self.facts.place}: " if self.facts.place else ""
-        lines += [f"why: {self._reason()}", "", *_paste_lines(place, self.facts, self.best)]
+        lines += [f"why: {self._reason()}", "", *placed(self.facts, self.best)]
         return lines
 
     def _reason(self) -> str:
@@ -198,6 +204,8 @@ class Answer:
             return "no other setting is proven to be clearly faster"
         if self.measured.keeps_up:
             return "the loop is then as fast as on a batch in memory"
+        if self.best.threads != self.facts.setting.threads and not self.best.num_workers:
+            return "neither workers nor other numbers of threads are faster"
         most, limit = search.most_workers(self.facts, self.limits)
         if self.facts.is_stream and not self.facts.setting.num_workers:
             return (
@@ -223,13 +231,17 @@ class Answer:
             )
         if any(self._is_wide(row) for row in self.rows()):
             notes.append("intervals are wide: other programs may use the same CPUs")
-        if not self.is_complete:
-            notes.append("the time was up before all settings were measured: --seconds 120")
+        if self.cut_short:
+            notes.append(self.cut_short)
         return [f"note: {note}" for note in notes]
 
     def _is_wide(self, row: Row) -> bool:
         is_shown = row.setting in (self.best, self.facts.setting)
         return is_shown and row.samples_per_s.half_width > _WIDE
+
+
+def _place_in_table(row: Row) -> tuple[int, int, int]:
+    return row.setting.num_workers, row.setting.prefetch_factor, -row.setting.threads
 
 
 def _line(words: str, rate: Interval) -> str:
@@ -245,67 +257,3 @@ def _number(value: float) -> str:
 def _percent(share: Interval) -> str:
     low, value, high = (max(0.0, end) for end in (share.low, share.value, share.high))
     return f"{value:.0%} ({low:.0%} to {high:.0%})"
-
-
-def describe(setting: LoaderSetting, written: LoaderSetting) -> str:
-    """Return a setting in words: what differs from the usual one and from the script's.
-
-    Args:
-        setting: The setting.
-        written: The script's.
-    """
-    count = setting.num_workers
-    words = [f"{count or 'no'} worker{'s' * (count != 1)}"]
-    if setting.prefetch_factor not in (0, 2):
-        words.append(f"{setting.prefetch_factor} ahead")
-    if setting.pin_memory:
-        words.append("pinned memory")
-    if setting.threads != written.threads:
-        words.append(f"{setting.threads} thread{'s' * (setting.threads != 1)}")
-    return ", ".join(words)
-
-
-def paste(facts: LoaderFacts, setting: LoaderSetting) -> list[str]:
-    """Return the lines by which a script uses a setting; empty if they are its own.
-
-    Args:
-        facts: The script's loader.
-        setting: The setting.
-    """
-    written = facts.setting
-    if setting == written:
-        return []
-    values: dict[str, Any] = {"num_workers": setting.num_workers}
-    if setting.num_workers:
-        values["persistent_workers"] = True
-    if setting.prefetch_factor not in (0, 2):
-        values["prefetch_factor"] = setting.prefetch_factor
-    if setting.pin_memory:
-        values["pin_memory"] = True
-    lines = []
-    if replace(setting, threads=written.threads) != written:
-        lines.append(_CALLS[facts.maker].format(_arguments(values, _PREFIXES[facts.maker])))
-    if setting.threads != written.threads:
-        lines.append(f"torch.set_num_threads({setting.threads})")
-    return lines
-
-
-_CALLS = {
-    "": "DataLoader(..., {})",
-    "paceline": "session.loader(..., {})",
-    "transformers": "TrainingArguments(..., {})",
-}
-_PREFIXES = {"": "", "paceline": "", "transformers": "dataloader_"}
-
-
-def _arguments(values: dict[str, Any], prefix: str) -> str:
-    return ", ".join(f"{prefix}{name}={value}" for name, value in values.items())
-
-
-def _paste_lines(place: str, facts: LoaderFacts, setting: LoaderSetting) -> list[str]:
-    call, *further = paste(facts, setting)
-    if call.startswith("torch."):
-        place = ""  # it belongs to the begin of the script
-    if len(place) + len(call) > _MOST_COLUMNS:
-        return [place.rstrip(), f"  {call}", *(f"  {line}" for line in further)]
-    return [f"{place}{call}", *further]

@@ -12,6 +12,7 @@ import psutil
 
 from paceline.errors import Finding, RunError, UsageError
 from paceline.launch.probe.loader_commands import CHANGED
+from paceline.machine import gpus
 from paceline.measure import intervals
 from paceline.measure.intervals import Interval
 from paceline.measure.tune import batches
@@ -19,6 +20,7 @@ from paceline.measure.tune.answer import Answer
 from paceline.measure.tune.batches import BatchAnswer, BatchSize
 from paceline.measure.tune.progress import Progress
 from paceline.measure.tune.trial_run import (
+    MOST_WINDOW_S,
     MemoryIsShort,
     ScriptEnded,
     SettingFailed,
@@ -29,7 +31,7 @@ from paceline.measure.tune.trial_run import (
 )
 
 PLACE = "{batch}"
-_MOST_WINDOW_S = 8.0
+_WINDOW_S = 1.0
 
 
 def require_place(option: str) -> None:
@@ -109,11 +111,13 @@ class BatchTuning:
             )
             with run:
                 facts, num_ranks = run.facts()
-                window = run.measure(CHANGED, self.answer.best, most_s=_MOST_WINDOW_S)
+                window = run.measure(CHANGED, self.answer.best, least_s=_WINDOW_S)
+                gpu_bytes = _fullest_gpu_bytes() if facts.on_gpu else None
         seconds = intervals.median([list(window.seconds)])
         samples = facts.batch_samples * num_ranks
         rate = Interval(samples / seconds.value, samples / seconds.high, samples / seconds.low)
-        return BatchSize(number, facts.batch_samples, rate, max(0, free_bytes - run.least_free))
+        used_bytes = max(0, free_bytes - run.least_free)
+        return BatchSize(number, facts.batch_samples, rate, used_bytes, gpu_bytes)
 
     def _require_effect(self, sizes: list[BatchSize], size: BatchSize) -> None:
         if len(sizes) == 1 and size.samples == sizes[0].samples:
@@ -132,10 +136,12 @@ class BatchTuning:
         if isinstance(error, TimeIsUp):
             return "the time was up"
         if isinstance(error, TooSlow):
-            return f"too few batches in {_MOST_WINDOW_S:.0f} s"
+            return f"too few batches in {MOST_WINDOW_S:.0f} s"
         if isinstance(error, MemoryIsShort):
             return "the machine had less than a tenth of its memory left"
-        return f"the script ended with {error}"
+        if isinstance(error, ScriptEnded):
+            return _end_of(error)
+        return str(error)
 
     def _failed(self, end: str) -> Finding:
         return Finding(
@@ -151,3 +157,18 @@ class BatchTuning:
     def _first(self) -> int:
         """The first number that is tried."""
         return max(1, self.answer.facts.batch_samples)
+
+
+def _end_of(ended: ScriptEnded) -> str:
+    """Return why a script ended, such as for want of GPU memory."""
+    if ended.finding is not None:
+        return ended.finding.what
+    if ended.status:
+        return f"the script ended with {ended}"
+    return "the script ended before it could be measured"
+
+
+def _fullest_gpu_bytes() -> int | None:
+    """Return the memory in use on the fullest GPU; None if the driver does not say it."""
+    used = [load.memory_used for load in gpus.loads() if load.memory_used is not None]
+    return max(used, default=None)

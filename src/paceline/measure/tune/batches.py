@@ -27,12 +27,21 @@ class BatchSize:
         samples: Samples of a batch on each rank, as its loader had them.
         samples_per_s: Samples per second of all ranks.
         used_bytes: Memory that the machine had less while the script ran.
+        gpu_bytes: Memory in use on the fullest GPU; None without GPUs.
     """
 
     option: int
     samples: int
     samples_per_s: Interval
     used_bytes: int
+    gpu_bytes: int | None = None
+
+    @property
+    def memory(self) -> str:
+        """The memory that bounds the batch, in words."""
+        if self.gpu_bytes is not None:
+            return f"{self.gpu_bytes / 1e9:.1f} GB of GPU"
+        return f"{self.used_bytes / 1e9:.1f} GB"
 
 
 def next_size(sizes: Sequence[BatchSize], *, free_bytes: int) -> tuple[int, str]:
@@ -105,7 +114,7 @@ class BatchAnswer:
             mark = "  knee" if size == best else ""
             lines.append(
                 f"{size.option:>8}{size.samples:>18}{rate.value:>14,.0f}   {interval:16}"
-                f"{size.used_bytes / 1e9:>5.1f} GB{mark}"
+                f"{size.memory:>8}{mark}"
             )
         largest = self.sizes[-1]
         lines += [

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
+_WORDS, _BAR = 38, 22  # columns: the bar stays in its place, and a line fits 80 columns
+
 
 class Progress:
     """The bar; a context that removes it at the end.
@@ -23,8 +25,8 @@ class Progress:
         self._end_s = 0.0
         is_watched = sys.stderr.isatty()
         self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
+            TextColumn(f"{{task.description:{_WORDS}}}"),
+            BarColumn(_BAR),
             TextColumn("{task.fields[left_s]:.0f} s at most"),
             console=Console(stderr=True),
             transient=True,

@@ -36,6 +36,7 @@ from paceline.measure.tune.windows import Window
 from paceline.rundir import events, files
 from paceline.rundir.files import RunDir
 
+MOST_WINDOW_S = 8.0
 _LOOK_S = 0.05
 _LEAVE_S = 5.0  # for the ranks to end at their next batch
 _MOST_FILE_BYTES = 1 << 20
@@ -48,11 +49,12 @@ class ScriptEnded(Exception):
 
     Attributes:
         status: Exit status of ``paceline run``.
+        finding: What it found when the script failed; None if it found nothing.
     """
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, finding: Finding | None) -> None:
         super().__init__(f"exit status {status}")
-        self.status = status
+        self.status, self.finding = status, finding
 
 
 class TimeIsUp(Exception):
@@ -139,7 +141,7 @@ class TrialRun:
             self._pause()
             status = self._child.poll()
             if status is not None and not self._are_ready():
-                raise ScriptEnded(status)
+                raise ScriptEnded(status, self.finding())
         values = files.read_json(self._files.facts(0), most_bytes=_MOST_FILE_BYTES)
         return LoaderFacts.from_json(values), self._num_ranks()
 
@@ -155,25 +157,26 @@ class TrialRun:
             return 0
         return int(plan["nproc"]["value"])
 
-    def measure(self, source: str, setting: LoaderSetting, *, most_s: float) -> Window:
+    def measure(self, source: str, setting: LoaderSetting, *, least_s: float) -> Window:
         """Let the training loop read in one way for a while.
 
         Args:
             source: ``CACHED`` or ``CHANGED``.
             setting: The settings, those of the script for ``CACHED``.
-            most_s: Longest time of the measurement in seconds.
+            least_s: Length of the measurement in seconds; it takes longer, up to
+                ``MOST_WINDOW_S``, where batches are slow.
 
         Raises:
             ScriptEnded: The script ended.
             TimeIsUp: The deadline passed.
-            TooSlow: ``most_s`` passed with too few batches.
+            TooSlow: ``MOST_WINDOW_S`` passed with too few batches.
             SettingFailed: The loader does not work with these settings.
             MemoryIsShort: The machine has little memory left.
         """
         num_workers = setting.num_workers
         number = self._order(source, setting)
         by_rank: dict[int, list[Delivery]] = {rank: [] for rank in range(self._num_ranks())}
-        limit_s = time.monotonic() + most_s
+        limit_s = time.monotonic() + MOST_WINDOW_S
         while True:
             has_ended = self._child.poll() is not None
             if not has_ended:
@@ -184,10 +187,11 @@ class TrialRun:
             window = windows.measure(by_rank, number, num_workers=num_workers)
             is_late = time.monotonic() > limit_s
             # A script that has ended gives no longer window, and this one may have enough batches.
-            if windows.is_enough(window, len(by_rank), is_last=is_late or has_ended):
+            is_last = is_late or has_ended
+            if windows.is_enough(window, len(by_rank), least_s=least_s, is_last=is_last):
                 return window
             if has_ended:
-                raise ScriptEnded(self._child.returncode)
+                raise ScriptEnded(self._child.returncode, self.finding())
             if is_late:
                 raise TooSlow
 

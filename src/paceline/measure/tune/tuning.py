@@ -15,11 +15,13 @@ from pathlib import Path
 from paceline.errors import Finding, RunError
 from paceline.launch.probe.loader_commands import CACHED, CHANGED, LoaderFacts, LoaderSetting
 from paceline.machine.cpus import usable_cpus
-from paceline.measure.tune import search
-from paceline.measure.tune.answer import Answer, describe
+from paceline.measure.tune import final, search
+from paceline.measure.tune.answer import Answer
+from paceline.measure.tune.measured import Limits, Measured, Windows
 from paceline.measure.tune.progress import Progress
-from paceline.measure.tune.search import Limits, Measured
+from paceline.measure.tune.setting_words import describe
 from paceline.measure.tune.trial_run import (
+    MOST_WINDOW_S,
     MemoryIsShort,
     ScriptEnded,
     SettingFailed,
@@ -30,7 +32,9 @@ from paceline.measure.tune.trial_run import (
     shared_memory_bytes,
 )
 
-_MOST_WINDOW_S = 8.0
+_SEARCH_S, _FINAL_S = 0.6, 1.0  # length of a window
+_SEARCH_SHARE = 0.5  # of the time: what remains is for the finalists
+_MEMORY_WINDOWS = 3
 _MOST_STARTS = 8  # of scripts that end sooner than the measurement
 
 
@@ -54,6 +58,8 @@ class Tuning:
     limits: Limits = field(default_factory=lambda: Limits(1))
     num_ranks: int = 0
     worker_start_s: float | None = None
+    _search_end_s: float = 0.0
+    _is_search_cut: bool = False
 
     def run(self, progress: Progress) -> Answer:
         """Measure until nothing is left to learn or the time is up.
@@ -66,7 +72,7 @@ class Tuning:
                 measured.
         """
         deadline_s = time.monotonic() + self.seconds
-        is_complete = self._measure(deadline_s, progress)
+        cut_short = self._measure(deadline_s, progress)
         if self.facts is None or self.facts.setting not in self.measured.settings:
             raise RunError(self._nothing_measured())
         return Answer(
@@ -76,32 +82,43 @@ class Tuning:
             limits=self.limits,
             cpus_reason=usable_cpus()[1],
             measured=self.measured,
-            is_complete=is_complete,
+            cut_short=cut_short,
             worker_start_s=self.worker_start_s,
         )
 
-    def _measure(self, deadline_s: float, progress: Progress) -> bool:
-        """Start the script, again if it ends early; return whether everything was measured."""
+    def _measure(self, deadline_s: float, progress: Progress) -> str:
+        """Start the script, again if it ends early; return why not everything was measured."""
+        time_is_up = (
+            "the time was up before all settings were measured often enough:"
+            f" --seconds {2 * self.seconds:.0f}"
+        )
         for _ in range(_MOST_STARTS):
             with tempfile.TemporaryDirectory(prefix="paceline-tune-") as folder:
                 run = TrialRun(self.start, Path(folder), deadline_s=deadline_s, tick=progress.tick)
                 try:
                     with run:
                         progress.show("starting the script")
-                        self._take_facts(run)
-                        self._explore(run, progress)
-                    return True
+                        self._take_facts(run, deadline_s)
+                        self._measure_all(run, progress)
+                    return time_is_up if self._is_search_cut else ""
                 except TimeIsUp:
-                    return False
+                    return time_is_up
                 except MemoryIsShort:
-                    continue
+                    if self.facts is None:
+                        raise RunError(self._without_memory(run)) from None
                 except ScriptEnded as ended:
-                    if ended.status or self.facts is None:
+                    if self.facts is None or (ended.status and not self.measured.settings):
                         raise RunError(self._ended(ended.status, run)) from None
-        return False
+        return (
+            f"the script was started {_MOST_STARTS} times, and ended before all settings were"
+            " measured often enough: let it train longer"
+        )
 
-    def _take_facts(self, run: TrialRun) -> None:
+    def _take_facts(self, run: TrialRun, deadline_s: float) -> None:
         self.facts, self.num_ranks = run.facts()
+        if not self.measured.settings:
+            now_s = time.monotonic()
+            self._search_end_s = now_s + _SEARCH_SHARE * (deadline_s - now_s)
         cpus, _ = usable_cpus()
         shm_bytes = shared_memory_bytes()
         self.limits = Limits(
@@ -109,45 +126,70 @@ class Tuning:
             shm_bytes=None if shm_bytes is None else shm_bytes // self.num_ranks,
         )
 
-    def _explore(self, run: TrialRun, progress: Progress) -> None:
+    def _measure_all(self, run: TrialRun, progress: Progress) -> None:
+        """Search, then let the finalists take turns until it is decided which one is best."""
         assert self.facts is not None, "the loader is known"
-        written = self.facts.setting
-        while not self._has_nothing_to_tune():
+        while not self._has_nothing_to_tune() and not self.measured.final:
             setting = search.next_setting(self.facts, self.limits, self.measured)
             if setting is None:
+                break
+            is_late = time.monotonic() > self._search_end_s
+            self._is_search_cut = is_late and self.facts.setting in self.measured.settings
+            if self._is_search_cut:
+                break
+            self._search(run, setting, progress)
+        while not self._has_nothing_to_tune():
+            setting = final.next_setting(self.facts, self.measured)
+            if setting is None:
                 return
-            progress.show(describe(setting, written))
-            self._try(run, setting)
-            memory = self.measured.memory.setdefault(setting.threads, [])
-            if self.has_steps and len(memory) < self.measured.windows(setting):
-                progress.show("one batch in memory")
-                window = run.measure(CACHED, setting, most_s=_MOST_WINDOW_S)
-                memory.append(list(window.seconds))
+            round_number = self.measured.num_rounds(setting) + 1
+            words = describe(setting, self.facts.setting)
+            progress.show(f"{words}, round {round_number}")
+            self._try(run, setting, self.measured.final, least_s=_FINAL_S)
+
+    def _search(self, run: TrialRun, setting: LoaderSetting, progress: Progress) -> None:
+        """Measure a setting once, and one batch in memory with its threads."""
+        assert self.facts is not None, "the loader is known"
+        progress.show(describe(setting, self.facts.setting))
+        self._try(run, setting, self.measured.settings, least_s=_SEARCH_S)
+        memory = self.measured.memory.setdefault(setting.threads, [])
+        most_windows = min(_MEMORY_WINDOWS, self.measured.num_windows(setting))
+        if self.has_steps and len(memory) < most_windows:
+            progress.show("one batch in memory")
+            window = run.measure(CACHED, setting, least_s=_SEARCH_S)
+            memory.append(list(window.seconds))
 
     def _has_nothing_to_tune(self) -> bool:
         """Return whether neither data nor threads hold the script back."""
         assert self.facts is not None, "the loader is known"
         first = search.first_settings(self.facts)
-        if any(self.measured.windows(setting) < search.FIRST_ROUNDS for setting in first):
+        if any(self.measured.num_windows(setting) < search.FIRST_WINDOWS for setting in first):
             return False
         share = search.waiting(self.facts.setting, self.measured)
         if share is None or search.is_worth_tuning(share):
             return False
-        return search.starting_point(self.facts, self.measured) == self.facts.setting
+        return not search.may_gain_from_threads(self.facts, self.measured)
 
-    def _try(self, run: TrialRun, setting: LoaderSetting) -> None:
+    def _try(
+        self,
+        run: TrialRun,
+        setting: LoaderSetting,
+        windows: dict[LoaderSetting, Windows],
+        *,
+        least_s: float,
+    ) -> None:
         """Measure a setting for a window; keep why, if it does not work."""
         try:
-            window = run.measure(CHANGED, setting, most_s=_MOST_WINDOW_S)
+            window = run.measure(CHANGED, setting, least_s=least_s)
         except SettingFailed as failure:
             self._fail(setting, str(failure))
         except TooSlow:
-            self._fail(setting, f"too few batches in {_MOST_WINDOW_S:.0f} s")
+            self._fail(setting, f"too few batches in {MOST_WINDOW_S:.0f} s")
         except MemoryIsShort:
             self._fail(setting, "the machine had less than a tenth of its memory left")
             raise
         else:
-            self.measured.settings.setdefault(setting, []).append(list(window.seconds))
+            windows.setdefault(setting, []).append(list(window.seconds))
             if setting.num_workers:
                 self.worker_start_s = window.start_s
 
@@ -167,7 +209,7 @@ class Tuning:
                     fix="use a smaller batch, or a part of the data",
                 )
             )
-        if setting not in self.measured.settings:
+        if setting != self.facts.setting:
             self.measured.failures[setting] = message
 
     def _ended(self, status: int, run: TrialRun) -> Finding:
@@ -188,12 +230,23 @@ class Tuning:
             fix="name the script that trains, with the arguments that make it train",
         )
 
+    def _without_memory(self, run: TrialRun) -> Finding:
+        return Finding(
+            "trial-failed",
+            f"{self.name} was ended before it trained: the machine had less than a tenth of its"
+            " memory left",
+            evidence=(f"{run.least_free / 1e9:.1f} GB were free",),
+            why="below that the kernel may end any program",
+            fix="end other programs that use memory, or start the script with less data",
+        )
+
     def _nothing_measured(self) -> Finding:
         what = "made no optimizer step on a batch of a DataLoader"
         if self.facts is not None:
-            what = "took too long for a measurement"
+            what = "ended too soon or took too long to be measured"
         return Finding(
             "trial-too-slow",
             f"{self.name} {what} in {self.seconds:.0f} s",
-            fix="give it more time (--seconds 300), or let it start with less data",
+            fix=f"give it more time (--seconds {5 * self.seconds:.0f}), or let it start with"
+            " less data",
         )

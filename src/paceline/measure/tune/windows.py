@@ -14,9 +14,10 @@ from paceline.launch.probe.loader_commands import Delivery
 
 # Rounds that a window is summed up to: more would slow down the bootstrap and not narrow it.
 _MOST_VALUES = 16
-# A window is complete with so many rounds of each rank, if it is as long as this.
+# A window is complete with so many rounds of each rank, if it is long enough.
 _LEAST_ROUNDS, _LAST_ROUNDS = 5, 2
-_LEAST_S = 1.0
+# Caches, queues and the threads of a rank need a moment to settle after a change.
+_SETTLE_NS = 150_000_000
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Window:
 
     Attributes:
         seconds: Seconds per batch, a value for each round of the workers and each rank.
-        length_s: Time from the first batch to the last, of the rank that has seen the least.
+        length_s: Time from the first batch that counts to the last, of the rank that has seen the
+            least; 0 or less if there is none.
         start_s: Time from the command to the first batch: workers start in it. The longest.
     """
 
@@ -48,7 +50,7 @@ def measure(by_rank: Mapping[int, Iterable[Delivery]], number: int, *, num_worke
         own = [delivery for delivery in deliveries if delivery.number == number]
         times = [delivery.delivered_ns for delivery in own]
         values += rounds(times, num_workers)
-        lengths.append((times[-1] - times[0]) * 1e-9 if times else 0.0)
+        lengths.append((times[-1] - times[0] - _SETTLE_NS) * 1e-9 if times else 0.0)
         starts += [(own[0].delivered_ns - own[0].requested_ns) * 1e-9] if own else []
     return Window(values, min(lengths, default=0.0), max(starts))
 
@@ -57,13 +59,15 @@ def rounds(times_ns: Sequence[int], num_workers: int) -> list[float]:
     """Return the seconds per batch of each round.
 
     The first batches are left out: while the loop waits for the first one, the other workers read
-    theirs, so up to ``num_workers`` more batches are there sooner than they will be later.
+    theirs, so up to ``num_workers`` more batches are there sooner than they will be later. So are
+    all batches of the first moment.
 
     Args:
         times_ns: When batches came.
         num_workers: Workers that read them; 0 for the training process.
     """
-    settled = times_ns[1 + num_workers :]
+    begin_ns = times_ns[0] + _SETTLE_NS if times_ns else 0
+    settled = [time for time in times_ns[1 + num_workers :] if time >= begin_ns]
     per_round = max(1, num_workers)
     num_rounds = (len(settled) - 1) // per_round
     step = per_round * max(1, -(-num_rounds // _MOST_VALUES))
@@ -73,14 +77,15 @@ def rounds(times_ns: Sequence[int], num_workers: int) -> list[float]:
     ]
 
 
-def is_enough(window: Window, num_ranks: int, *, is_last: bool) -> bool:
+def is_enough(window: Window, num_ranks: int, *, least_s: float, is_last: bool) -> bool:
     """Return whether a window is long enough.
 
     Args:
         window: What was measured so far.
         num_ranks: Number of ranks.
+        least_s: Length of a window in seconds, if rounds are short.
         is_last: Whether the window cannot become longer; fewer rounds are enough then.
     """
     least = _LAST_ROUNDS if is_last else _LEAST_ROUNDS
     has_rounds = len(window.seconds) >= least * num_ranks
-    return has_rounds and (is_last or window.length_s >= _LEAST_S)
+    return has_rounds and (is_last or window.length_s >= least_s)

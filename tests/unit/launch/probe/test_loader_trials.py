@@ -258,3 +258,44 @@ def test_threads_follow_the_command(rank):
         assert torch.get_num_threads() == before
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_are_pinned_where_the_command_says_so(rank, monkeypatch, num_workers):
+    """Pinning needs a GPU; a stand-in writes down what is to be pinned."""
+    pinned = []
+
+    def pin(tensor):
+        pinned.append(tensor.clone())
+        return tensor
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    loop = trained(rank)
+    workers = {"num_workers": num_workers, "prefetch_factor": 2 * num_workers}
+    rank.order(CHANGED, setting_of(**workers))
+    next(loop)
+    assert pinned == []
+    rank.order(CHANGED, setting_of(**workers, pin_memory=True))
+    served = first_values(islice(loop, 2))
+    rank.end()  # the thread that pins must not outlive the stand-in
+    assert set(served) <= {tensor.flatten()[0].item() for tensor in pinned}
+
+
+def test_a_schedule_with_an_end_does_not_end_the_script(monkeypatch):
+    """The loop takes more steps than were planned, which OneCycleLR answers with an error."""
+    schedule = torch.optim.lr_scheduler.OneCycleLR
+    monkeypatch.setattr(schedule, "step", schedule.step)
+    loader_trials._keep_at_last_step()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = schedule(optimizer, max_lr=0.1, total_steps=4)
+    rates = []
+    for _ in range(8):
+        optimizer.step()
+        scheduler.step()
+        rates.append(scheduler.get_last_lr()[0])
+    assert rates[0] != rates[1] != rates[2]
+    assert rates[4:] == [rates[3]] * 4

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
-from paceline.measure.tune import answer, search
+from paceline.measure.tune import search, setting_words
 from paceline.measure.tune.answer import Answer
-from paceline.measure.tune.search import Limits, Measured
+from paceline.measure.tune.measured import Limits, Measured
 
 WRITTEN = LoaderSetting(0, 0, False, 2)
 FACTS = LoaderFacts(WRITTEN, False, 32, 1 << 20, is_stream=False, on_gpu=False, place="train.py:14")
@@ -69,6 +69,7 @@ def test_threads_are_named_where_data_is_not_the_brake():
     assert measured.is_worth_tuning
     assert measured.to_json()["data_is_bottleneck"] is False
     assert "best: no workers, 1 thread, 2.02 times" in measured.render()
+    assert "data is not what holds this script back, but fewer threads are" in measured.render()
     assert "\ntorch.set_num_threads(1)" in measured.render()
 
 
@@ -80,11 +81,11 @@ def test_a_dataset_without_a_script_has_no_steps():
 
 
 def test_what_did_not_work_and_what_was_not_tried_is_said():
-    measured = answered({WRITTEN: steady(0.1)}, is_complete=False)
+    measured = answered({WRITTEN: steady(0.1)}, cut_short="the time was up: --seconds 120")
     measured.measured.failures[TWO] = "RuntimeError: cannot be used in a worker"
     text = measured.render()
     assert "  2 workers: RuntimeError: cannot be used in a worker" in text
-    assert "the time was up before all settings were measured" in text
+    assert "note: the time was up: --seconds 120" in text
 
 
 def test_a_stream_without_workers_says_why_none_were_tried():
@@ -137,4 +138,65 @@ def test_the_lines_to_paste(maker, changes, lines):
     if setting.num_workers and "prefetch_factor" not in changes:
         setting = replace(setting, prefetch_factor=2)
     facts = replace(FACTS, maker=maker)
-    assert answer.paste(facts, setting) == lines
+    assert setting_words.paste(facts, setting) == lines
+
+
+@pytest.mark.parametrize(
+    ("written", "changes", "line"),
+    [
+        (
+            {"num_workers": 4, "prefetch_factor": 4},
+            {"num_workers": 0, "prefetch_factor": 0},
+            "DataLoader(..., num_workers=0, persistent_workers=False, prefetch_factor=None)",
+        ),
+        (
+            {"num_workers": 4, "prefetch_factor": 2},
+            {"num_workers": 0, "prefetch_factor": 0},
+            "DataLoader(..., num_workers=0, persistent_workers=False)",
+        ),
+        (
+            {"num_workers": 1, "prefetch_factor": 4},
+            {"num_workers": 2, "prefetch_factor": 2},
+            "DataLoader(..., num_workers=2, persistent_workers=True, prefetch_factor=2)",
+        ),
+    ],
+)
+def test_what_torch_would_refuse_without_workers_is_taken_back(written, changes, line):
+    setting = replace(WRITTEN, **written)
+    facts = replace(FACTS, setting=setting, persistent_workers=True)
+    assert setting_words.paste(facts, replace(setting, **changes)) == [line]
+
+
+def test_memory_that_the_script_pins_itself_is_not_said_again():
+    pinned = replace(WRITTEN, pin_memory=True)
+    facts = replace(FACTS, setting=pinned)
+    setting = search.with_workers(pinned, 2)
+    assert setting_words.describe(setting, pinned) == "2 workers"
+    assert setting_words.paste(facts, setting) == [
+        "DataLoader(..., num_workers=2, persistent_workers=True)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "lines"),
+    [
+        ({}, ["train.py:14: DataLoader(..., num_workers=2, persistent_workers=True)"]),
+        ({"place": ""}, ["DataLoader(..., num_workers=2, persistent_workers=True)"]),
+        (
+            {"place": "recipes/image_classification.py:214"},
+            [
+                "recipes/image_classification.py:214:",
+                "  DataLoader(..., num_workers=2, persistent_workers=True)",
+            ],
+        ),
+        # Its line is the one that calls trainer.train().
+        (
+            {"maker": "transformers"},
+            [
+                "TrainingArguments(..., dataloader_num_workers=2, dataloader_persistent_workers=True)"
+            ],
+        ),
+    ],
+)
+def test_the_place_of_the_lines_to_paste(values, lines):
+    assert setting_words.placed(replace(FACTS, **values), TWO) == lines

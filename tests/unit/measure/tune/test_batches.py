@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.measure.intervals import Interval
@@ -68,4 +70,11 @@ def test_the_answer_names_the_option_as_it_is_written():
     assert "knee: --batch-size=16, the smallest within 5 % of the fastest" in lines
     assert "largest batch that was tried and fits: 64 (64: the time was up)" in lines
     assert next(line for line in lines if line.endswith("knee")).split()[0] == "16"
+    assert max(map(len, lines)) <= 80
+
+
+def test_on_gpus_their_memory_is_shown():
+    on_gpu = [replace(size, gpu_bytes=12 * GB) for size in sizes(100, 190)]
+    lines = BatchAnswer("--batch-size={batch}", on_gpu, "32: the time was up").render().splitlines()
+    assert lines[1].endswith("12.0 GB of GPU")
     assert max(map(len, lines)) <= 80

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from dataclasses import replace
 
 import pytest
 
 from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
 from paceline.measure.intervals import Interval
-from paceline.measure.tune import search
-from paceline.measure.tune.search import Limits, Measured
+from paceline.measure.tune import final, search
+from paceline.measure.tune.measured import Limits, Measured, waiting_share
 
 NO_WORKERS = LoaderSetting(0, 0, False, 4)
 
@@ -30,18 +28,28 @@ def facts(setting=NO_WORKERS, **values):
     )
 
 
-def search_all(of_rank, limits, seconds, *, memory=0.01, failing=()):
-    """Measure what the search asks for, until it asks for nothing."""
-    measured = Measured(memory={threads: [[memory] * 3] * 2 for threads in range(1, 5)})
+def search_all(of_rank, limits, seconds, *, memory=0.01, fails=lambda setting: False):
+    """Measure what the search and then the finalists ask for, until nothing is asked for."""
+    measured = Measured(memory={threads: [[memory] * 3] * 2 for threads in range(1, 65)})
     for _ in range(100):
         setting = search.next_setting(of_rank, limits, measured)
         if setting is None:
-            return measured
-        if setting in failing:
+            return decide(of_rank, measured, seconds)
+        if fails(setting):
             measured.failures[setting] = "it fails"
         else:
             measured.settings.setdefault(setting, []).append([seconds(setting)] * 3)
     raise AssertionError("the search does not end")
+
+
+def decide(of_rank, measured, seconds):
+    """Let the finalists take turns, until nothing is asked for."""
+    for _ in range(100):
+        setting = final.next_setting(of_rank, measured)
+        if setting is None:
+            return measured
+        measured.final.setdefault(setting, []).append([seconds(setting)] * 3)
+    raise AssertionError("the finalists do not end")
 
 
 def reading(read, *, step=0.01, hand_over=0.0, cpus=8):
@@ -61,13 +69,13 @@ def reading(read, *, step=0.01, hand_over=0.0, cpus=8):
 )
 def test_as_many_workers_as_the_step_needs(read, expected):
     measured = search_all(facts(), Limits(8), reading(read))
-    assert search.best_of(facts(), measured).num_workers == expected
+    assert final.best_of(facts(), measured).num_workers == expected
 
 
 def test_workers_that_do_not_pay_are_not_best():
     """Tiny samples: handing a batch over costs more than reading it."""
     measured = search_all(facts(), Limits(8), reading(0.001, hand_over=0.004))
-    assert search.best_of(facts(), measured) == NO_WORKERS
+    assert final.best_of(facts(), measured) == NO_WORKERS
 
 
 def test_the_climb_ends_when_more_workers_are_slower():
@@ -76,7 +84,7 @@ def test_the_climb_ends_when_more_workers_are_slower():
 
     measured = search_all(facts(), Limits(64), seconds)
     assert max(setting.num_workers for setting in measured.settings) <= 4
-    assert search.best_of(facts(), measured).num_workers == 1
+    assert final.best_of(facts(), measured).num_workers == 1
 
 
 def test_the_climb_ends_when_loading_keeps_up():
@@ -128,7 +136,7 @@ def test_threads_leave_cpus_to_workers_if_that_is_faster():
         return reading(0.06)(setting) * (1.5 if busy else 1.0)
 
     measured = search_all(facts(), Limits(4), seconds)
-    best = search.best_of(facts(), measured)
+    best = final.best_of(facts(), measured)
     assert (best.num_workers + best.threads) <= 5
     assert best.threads == max(1, 4 - best.num_workers)
 
@@ -141,78 +149,61 @@ def test_one_thread_that_is_faster_stays_for_the_workers():
 
     measured = search_all(facts(), Limits(8), seconds)
     assert {setting.num_workers for setting in measured.settings if setting.threads > 1} <= {0, 6}
-    best = search.best_of(facts(), measured)
+    best = final.best_of(facts(), measured)
     assert (best.num_workers, best.threads) == (6, 1)
 
 
 def test_a_setting_that_fails_is_not_asked_for_again():
-    failing = {search.with_workers(NO_WORKERS, count) for count in (1, 2, 4, 8)}
-    measured = search_all(facts(), Limits(8), reading(1.0), failing=failing)
+    measured = search_all(
+        facts(), Limits(8), reading(1.0), fails=lambda setting: setting.num_workers > 0
+    )
     assert set(measured.settings) == {NO_WORKERS, replace(NO_WORKERS, threads=1)}
-    assert search.best_of(facts(), measured) == NO_WORKERS
+    assert final.best_of(facts(), measured) == NO_WORKERS
 
 
-def test_the_best_was_measured_several_times():
-    measured = search_all(facts(), Limits(8), reading(0.5))
-    assert len(measured.settings[search.best_of(facts(), measured)]) == search.ROUNDS
+def test_workers_leave_cpus_for_the_threads_of_the_rank():
+    measured = search_all(facts(), Limits(4), reading(1.0))
+    assert search.with_workers(NO_WORKERS, 2) not in list(measured.settings)[:5]
+    assert replace(search.with_workers(NO_WORKERS, 2), threads=2) in measured.settings
 
 
-def test_a_lucky_window_is_not_best():
-    """The first window of 1 worker was fast; its later ones are not, and 2 workers always are."""
-    windows = itertools.chain([0.09], itertools.repeat(0.15))
-
-    def seconds(setting):
-        if setting == search.with_workers(NO_WORKERS, 1):
-            return next(windows)
-        return 0.1 if setting.num_workers == 2 else 0.2
-
-    measured = search_all(facts(), Limits(2), seconds)
-    assert len(measured.settings[search.with_workers(NO_WORKERS, 1)]) > 1
-    assert search.best_of(facts(), measured).num_workers == 2
+def test_threads_are_left_alone_where_a_gpu_computes():
+    measured = search_all(facts(on_gpu=True), Limits(4), reading(1.0))
+    assert {setting.threads for setting in measured.settings if setting.num_workers} == {4}
 
 
-def noisy(of_two):
-    """Windows with noise of a factor of three; 2 workers take ``of_two`` times as long as none."""
-    source = random.Random(1)
+def test_more_workers_are_fastest_only_with_one_thread():
+    """Two things have to change together, and each of them alone is slower."""
 
     def seconds(setting):
-        return source.uniform(0.05, 0.15) * (of_two if setting.num_workers == 2 else 1.0)
+        if setting.num_workers == 2 and setting.threads == 1:
+            return 0.05
+        return 0.1 + 0.02 * setting.num_workers + 0.01 * (setting.threads == 1)
 
-    return seconds
-
-
-def measured_often(of_two):
-    one_thread = facts(replace(NO_WORKERS, threads=1))
-    measured = search_all(one_thread, Limits(2), noisy(of_two), memory=0.001)
-    return search.best_of(one_thread, measured), measured.windows(one_thread.setting)
-
-
-def test_what_is_not_decided_is_measured_more_often():
-    best, windows = measured_often(0.9)
-    assert search.ROUNDS < windows <= search.MOST_ROUNDS
-    assert best.num_workers == 0
-
-
-def test_what_is_decided_is_not():
-    best, windows = measured_often(0.2)
-    assert windows <= search.ROUNDS
-    assert best.num_workers == 2
-
-
-def test_the_script_is_right_unless_another_setting_is_proven_to_be_faster():
-    two = search.with_workers(NO_WORKERS, 2)
-    noise = [[0.05, 0.1, 0.2], [0.1, 0.04, 0.3]]
-    measured = Measured(settings={NO_WORKERS: noise, two: [[0.09, 0.2, 0.04], [0.08, 0.1, 0.3]]})
-    assert search.best_of(facts(), measured) == NO_WORKERS
+    two_threads = facts(replace(NO_WORKERS, threads=2))
+    measured = search_all(two_threads, Limits(2), seconds)
+    best = final.best_of(two_threads, measured)
+    assert (best.num_workers, best.threads) == (2, 1)
 
 
 def test_waiting_is_what_a_step_takes_longer_than_on_a_batch_in_memory():
-    share = search.waiting_share([[0.02, 0.02]], [[0.1, 0.1]])
+    share = waiting_share([[0.02, 0.02]], [[0.1, 0.1]])
     assert share == Interval(pytest.approx(0.8), pytest.approx(0.8), pytest.approx(0.8))
     assert search.is_worth_tuning(share)
 
 
 @pytest.mark.parametrize(("loading", "expected"), [(0.0201, False), (0.0205, False), (0.03, True)])
 def test_data_below_a_few_percent_of_a_step_is_not_worth_tuning(loading, expected):
-    share = search.waiting_share([[0.02] * 4], [[loading] * 4])
+    share = waiting_share([[0.02] * 4], [[loading] * 4])
     assert search.is_worth_tuning(share) is expected
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [([0.1, 0.1], False), ([0.1, 2.0], True), ([0.25, 0.25], True)],
+)
+def test_threads_are_doubted_if_they_are_slow_in_any_window(windows, expected):
+    one_thread = replace(NO_WORKERS, threads=1)
+    of_written = [[seconds] * 5 for seconds in windows]
+    measured = Measured(settings={NO_WORKERS: of_written, one_thread: [[0.2] * 5] * 2})
+    assert search.may_gain_from_threads(facts(), measured) is expected

@@ -1,0 +1,74 @@
+"""Find the line of a script in which a DataLoader's settings are written.
+
+Lightning, Fabric and Accelerate construct a second loader from the script's, with a sampler that
+divides the data. The settings are those of the first one, so that is the line to change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+_LIBRARIES = {"transformers.trainer": "transformers", "paceline.train": "paceline"}
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Who has constructed a loader.
+
+    Attributes:
+        library: ``transformers`` or ``paceline`` if the script leaves it to them, else empty.
+        place: File and line of the script; empty if none is known.
+    """
+
+    library: str = ""
+    place: str = ""
+
+
+@dataclass
+class Makers:
+    """Remembers who has constructed the first loader of each dataset.
+
+    Attributes:
+        is_users: Returns whether a file is the user's.
+    """
+
+    is_users: Callable[[str], bool]
+    _first: dict[int, tuple[weakref.ref[Any], Maker]] = field(default_factory=dict)
+
+    def find(self, frame: FrameType, dataset: Any) -> Maker:
+        """Return the maker of a loader.
+
+        Args:
+            frame: The frame that has called its constructor.
+            dataset: The loader's dataset.
+        """
+        first = self._of_dataset(dataset)
+        if first is not None and not self.is_users(frame.f_code.co_filename):
+            return first
+        maker = self._of_frame(frame)
+        with contextlib.suppress(TypeError):  # a list cannot be referred to
+            self._first[id(dataset)] = weakref.ref(dataset), maker
+        return maker
+
+    def _of_dataset(self, dataset: Any) -> Maker | None:
+        reference, maker = self._first.get(id(dataset), (None, None))
+        is_same = reference is not None and reference() is dataset
+        return maker if is_same else None
+
+    def _of_frame(self, frame: FrameType | None) -> Maker:
+        """Return the library among the callers, and the nearest line of the script."""
+        library = ""
+        while frame is not None:
+            module = frame.f_globals.get("__name__", "")
+            library = library or _LIBRARIES.get(".".join(module.split(".")[:2]), "")
+            if self.is_users(frame.f_code.co_filename):
+                path = os.path.relpath(frame.f_code.co_filename)
+                return Maker(library, f"{path}:{frame.f_lineno}")
+            frame = frame.f_back
+        return Maker(library)
