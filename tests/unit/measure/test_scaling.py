@@ -133,3 +133,21 @@ def test_data_that_cost_more_than_scaling_are_named_first():
 
 def test_one_number_of_ranks_says_nothing_about_scaling():
     assert judged(bench({2: world(2)})).name == brake.NONE
+
+
+@pytest.mark.parametrize(
+    ("largest", "options", "name"),
+    [
+        ({"data": 50.0}, {}, "data-bound"),
+        ({"exchange_ms": 30.0}, {}, "communication-bound"),
+        ({"exchange_ms": 30.0}, {"gradient_bytes": 10_000}, "communication-bound"),
+        ({"data": 10.0}, {}, ""),  # a brake, and shorter than computing
+        ({"exchange_ms": 10.0}, {}, ""),
+        ({"slow": (2, "forward", 50.0)}, {}, ""),
+        ({}, {}, ""),
+    ],
+)
+def test_a_brake_that_takes_longer_than_computing_is_a_finding(largest, options, name):
+    found = judged(bench({1: world(1), 4: world(4, **largest)}, **options))
+    assert found.finding == name
+    assert bool(found.code) == bool(name)

@@ -14,7 +14,7 @@ from paceline.measure.intervals import Interval
 from paceline.measure.scaling import WorldFigures
 
 COLUMNS = 80
-_PARTS = ("data", "compute", "other", "communication", "waiting")
+_PARTS = ("data", "compute", "other code", "communication", "waiting")
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,22 @@ def render(result: Result) -> str:
         "",
         *_splits(result.figures),
         "",
-        *_wrapped(f"what holds it back: {result.brake.sentence}"),
+        *_brake(result.brake),
     ]
-    if result.brake.advice:
-        lines += _wrapped(f"try: {result.brake.advice}")
     if result.worths:
         lines += ["", *_settings(result.worths)]
     lines += [line for finding in result.findings for line in ("", finding.render())]
     return "\n".join([*lines, f"run folder {result.folder}"])
+
+
+def _brake(brake: Brake) -> Iterator[str]:
+    """Return what holds scaling back, what to try, and the page that explains it."""
+    named = f" [{brake.code} {brake.finding}]" if brake.finding else ""
+    yield from _wrapped(f"what holds it back: {brake.sentence}{named}")
+    if brake.advice:
+        yield from _wrapped(f"try: {brake.advice}")
+    if brake.finding:
+        yield f"more: paceline explain {brake.code}"
 
 
 def _head(result: Result) -> Iterator[str]:

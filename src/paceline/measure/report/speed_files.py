@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.measure import step_parts
+from paceline.launch.monitor import step_parts
 from paceline.measure.report.facts import RankTime, SpeedPoint, StepSplit
 from paceline.measure.report.untrusted import OTHER_CONTENT, finite, positive
 from paceline.rundir import files

@@ -25,7 +25,9 @@ def test_a_whole_run(tmp_path):
     assert run.split is not None
     assert run.split.parts["waiting"] == pytest.approx(0.2 * run.split.seconds)
     assert sum(run.split.parts.values()) == pytest.approx(run.split.seconds)
-    assert run.split.late_rank == "rank 1 on node-b takes 40 ms longer in data than the others"
+    assert run.split.late_rank == (
+        "rank 1 on node-b takes 40 ms longer a step than the others: waiting for its DataLoader"
+    )
     assert [(rank.rank, rank.own_s, rank.data_s) for rank in run.ranks] == [
         (0, 0.1, 0.02),
         (1, 0.14, 0.02),
