@@ -25,6 +25,9 @@ METHODS = [
     "fork",
     *(pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver")),
 ]
+# Frameworks whose unmodified scripts are measured, and what must be installed where the name differs.
+FRAMEWORKS = ("raw", "fabric", "lightning", "accelerate", "transformers")
+NEEDS = {"raw": "torch", "fabric": "lightning"}
 # Variables of these families decide how a run starts, so commands do not inherit them.
 _NOT_INHERITED = ("PET_", "OMP_", "SLURM_")
 

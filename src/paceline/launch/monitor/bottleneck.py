@@ -32,7 +32,7 @@ class Training:
         num_ranks: Number of ranks.
         num_hosts: Number of hosts.
         num_steps: Optimizer steps so far.
-        script: The script with its arguments, to paste; empty if it is no script that can be
+        script: The script with its arguments, to paste; empty if it is not a script that can be
             started again.
     """
 
@@ -49,20 +49,12 @@ def longest_wait(parts: Mapping[str, float]) -> str:
         parts: Seconds by part, from ``step_parts.coarse``; only ``compute`` where the others are
             unknown.
     """
-    data_s, exchange_s = parts.get("data", 0.0), _exchange_s(parts)
+    data_s, exchange_s = parts.get("data", 0.0), parts.get("communication", 0.0)
     if max(data_s, exchange_s) <= parts["compute"]:
         return ""
     if exchange_s >= data_s:
         return COMMUNICATION
     return DATA if data_s >= LEAST_DATA_S else ""
-
-
-def _exchange_s(parts: Mapping[str, float]) -> float:
-    """Return the seconds of the exchange; 0 where ranks never wait for each other.
-
-    The end of a backward is no exchange there.
-    """
-    return parts["communication"] if parts.get("waiting") else 0.0
 
 
 def judge(step: Mapping[str, Any] | None, training: Training) -> Finding | None:

@@ -50,6 +50,7 @@ def render(result: Result) -> str:
         *_head(result),
         "",
         *_speeds(result.figures),
+        *_unknown_samples(result.figures),
         "",
         *_splits(result.figures),
         "",
@@ -119,6 +120,15 @@ def _speeds(figures: Sequence[WorldFigures]) -> Iterator[str]:
         step = f"{row.step_s.value * 1000:.3g}"
         yield (
             f"{row.num_ranks:>5}  {rate:>24}  {step:>8}  {row.speedup.value:>7.2f}x  {efficiency}"
+        )
+
+
+def _unknown_samples(figures: Sequence[WorldFigures]) -> Iterator[str]:
+    """Return why samples are unknown, and what the speed-up is then."""
+    if any(row.samples_per_s is None for row in figures):
+        yield from _wrapped(
+            "samples/s are unknown, because the batches do not come from a DataLoader of torch;"
+            " the speed-up counts the batch of each rank as one"
         )
 
 

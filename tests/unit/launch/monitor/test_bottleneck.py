@@ -36,7 +36,7 @@ def name_of(step, training=TWO):
         (described(data=0.029, exchange=0.029), None),  # as long as computing, or shorter
         (described(waiting=0.1), None),  # for a slower rank
         (described(data=0.05, forward=0.06), None),
-        (described(exchange=0.05, waiting=0.0), None),  # ranks that exchange nothing in backward
+        (described(exchange=0.05, waiting=0.0), COMMUNICATION),  # ranks that arrive together
         (None, None),
     ],
 )
