@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from faults.hosts import hosts, slow_loopback
-from starting import BIN, inherited
+from starting import paceline
 
 BRAKED = Path(__file__).parent / "scripts" / "braked.py"
-
-
-def paceline(folder, *words, before=()):
-    """The stdout and stderr of a command that succeeds."""
-    ended = subprocess.run(
-        [*before, str(BIN / "paceline"), *map(str, words)],
-        cwd=folder,
-        env=inherited(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout, ended.stderr
 
 
 def trained(folder, *arguments, before=()):
     """What a run of the braked script on two ranks reports: its JSON and its last lines."""
     options = ("--nproc-per-node", 2, "--run-dir", "run", "--json")
-    out, err = paceline(folder, "run", *options, BRAKED, *arguments, before=before)
-    return json.loads(out.splitlines()[-1]), err
+    ended = paceline(folder, "run", *options, BRAKED, *arguments, before=before)
+    return json.loads(ended.stdout.splitlines()[-1]), ended.stderr
 
 
 def named_everywhere(folder, report, err, *, name, words, fix):
@@ -42,16 +27,16 @@ def named_everywhere(folder, report, err, *, name, words, fix):
     assert (finding["name"], finding["severity"]) == (name, "hint")
     assert f"hint {finding['code']} {name}: {words}" in err
     assert f"  fix: {fix}" in err
-    shown, _ = paceline(folder, "top", "run", "--once", "--json")
-    assert [found["name"] for found in json.loads(shown)["findings"]] == [name]
-    reported, _ = paceline(folder, "report", "run", "--text")
+    shown = json.loads(paceline(folder, "top", "run", "--once", "--json").stdout)
+    assert [found["name"] for found in shown["findings"]] == [name]
+    reported = paceline(folder, "report", "run", "--text").stdout
     assert f"hint {finding['code']} {name}: {words}" in reported
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_dataset_that_sleeps_is_named(tmp_path):
-    arguments = ("data", 16, 4800)  # 150 steps that wait 80 ms
+    arguments = ("data", 4, 1600)  # 200 steps that wait 60 ms and compute 20 ms
     report, err = trained(tmp_path, *arguments)
     named_everywhere(
         tmp_path,
@@ -62,11 +47,11 @@ def test_a_dataset_that_sleeps_is_named(tmp_path):
         fix=f"paceline tune {BRAKED} {' '.join(map(str, arguments))}",
     )
     (share,) = re.findall(r"data-bound: waiting for data (\d+)% of a step", err)
-    assert 60 < int(share) < 90  # 80 of 100 ms
+    assert 55 < int(share) < 85
 
 
 def test_a_short_run_that_waits_for_data_gets_a_line_and_no_finding(tmp_path):
-    report, err = trained(tmp_path, "data", 16, 800)  # 25 steps
+    report, err = trained(tmp_path, "data", 4, 200)  # 25 steps
     assert report["findings"] == []
     assert re.search(r"paceline: waiting for data \d+% of a step: paceline tune ", err)
 

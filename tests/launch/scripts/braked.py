@@ -23,7 +23,7 @@ class Samples(Dataset):
         return length
 
     def __getitem__(self, index):
-        time.sleep(0.005 if brake == "data" else 0)
+        time.sleep(0.015 if brake == "data" else 0)
         return torch.ones(64)
 
 
