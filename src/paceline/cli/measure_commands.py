@@ -100,6 +100,7 @@ def FORECAST(run: str, as_json: bool, **options: Any) -> Action:  # a constant t
     "--interval",
     type=click.FloatRange(0.5, 3600),
     default=2.0,
+    metavar="SECONDS",
     help="Seconds between two updates. [2]",
 )
 @click.option(

@@ -90,7 +90,7 @@ def _step(step: Mapping[str, Any], num_ranks: int) -> list[str]:
     lines = [f"step {step['seconds'] * 1000:.3g} ms"]
     for part, seconds in step_parts.parts(step, num_ranks).items():
         share = seconds / step["seconds"]
-        lines.append(f"  {part:14}{share:5.0%}  {'█' * round(share * _BAR)}")
+        lines.append(f"  {part:14}{share:5.0%}  {'█' * round(share * _BAR)}".rstrip())
     if step["named"]:
         sentence = step_parts.late_rank(step["named"])
         lines += wrap(sentence, _COLUMNS, initial_indent="  ", subsequent_indent="    ")

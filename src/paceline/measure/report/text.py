@@ -77,16 +77,29 @@ def _wrapped(line: str) -> list[str]:
 
 def _summary(run: Run) -> str:
     forms = {
-        "ranks": "{} ranks",
-        "steps": "{} steps",
         "step": "{} a step",
         "loss": "loss {}",
         "measured with": "measured with {}",
         "efficiency": "efficiency {}",
     }
     values = overview.figures(run)
-    parts = [forms.get(name, "{}").format(value) for name, value in values.items()]
+    parts = [
+        _counted(value, name) if name in ("ranks", "steps") else forms.get(name, "{}").format(value)
+        for name, value in values.items()
+    ]
     return " · ".join([printable(run.name), *parts])
+
+
+def _counted(value: str, noun: str) -> str:
+    """Return ``1 rank`` of ``1`` and ``4 ranks on 2 hosts`` of ``4 on 2 hosts``.
+
+    Args:
+        value: A number, and words that follow it.
+        noun: What is counted, in the plural.
+    """
+    count, _, rest = value.partition(" ")
+    counted = f"{count} {noun.removesuffix('s') if count == '1' else noun}"
+    return f"{counted} {rest}".rstrip()
 
 
 def _findings(run: Run) -> list[str]:

@@ -31,7 +31,7 @@ def test_the_text_of_a_run_fits_and_says_what_the_page_shows(tmp_path):
     assert "run · succeeded · 2 ranks · 300 steps · 1 min 00 s" in printed
     assert re.search(r"^train/loss +2.5 +0.008333 +█▂▂▂▁", printed, re.M)
     assert re.search(r"^  waiting +4\d.\d ms +20%  ██████$", printed, re.M)
-    assert "rank 1 on node-b takes 40 ms longer in data" in printed
+    assert "rank 1 on node-b takes 40 ms longer a step than the others: waiting for" in printed
 
 
 def test_the_text_of_a_bench(tmp_path):
@@ -40,6 +40,16 @@ def test_the_text_of_a_bench(tmp_path):
     assert re.search(r"^ +4 +2\d\.\d ms +4,\d{3} +4,\d{3} to [45],\d{3} +79%$", printed, re.M)
     assert "From 2,500 ranks on, another one brings less than half of itself." in printed
     assert re.search(r"^ +256 MiB +40\d ms +1\.00 GB/s$", printed, re.M)
+
+
+def test_a_bench_without_a_number_of_samples_says_so(tmp_path):
+    worlds = {
+        size: {**values, "samples_per_step": 0}
+        for size, values in report_runs.bench()["worlds"].items()
+    }
+    (run,) = run_of(report_runs.write_bench(tmp_path / "bench", worlds=worlds))
+    assert run.scaling == ()
+    assert any("samples of a step are unknown" in note for note in run.notes)
 
 
 def test_the_text_of_several_runs_begins_with_a_comparison(tmp_path):
