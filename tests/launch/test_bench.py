@@ -29,9 +29,12 @@ def bench(folder, *words, before=()):
     ("brake", "name", "words", "findings"),
     [
         ("data", "data", "wait for data", ["data-bound"]),
-        ("slow", "slow-rank", "waiting for rank 1", [""]),
+        pytest.param("slow", "slow-rank", "waiting for rank 1", [""], marks=pytest.mark.slow),
         # Which of the two a tiny step takes longer for depends on what else the machine does.
-        ("tiny", "small-batch", "too little work in a step", ["", "communication-bound"]),
+        pytest.param(
+            *("tiny", "small-batch", "too little work in a step", ["", "communication-bound"]),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_brake_is_named(tmp_path, brake, name, words, findings):
@@ -97,6 +100,7 @@ for _ in range(100):
 """
 
 
+@pytest.mark.slow
 def test_an_unknown_number_of_samples_is_said(tmp_path):
     (tmp_path / "train.py").write_text(OWN_BATCHES)
     result = bench(tmp_path, "train.py")

@@ -56,6 +56,7 @@ def test_a_short_run_that_waits_for_data_gets_a_line_and_no_finding(tmp_path):
     assert re.search(r"paceline: waiting for data \d+% of a step: paceline tune ", err)
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_named(tmp_path):
     report, err = trained(tmp_path, "slow", 4, 400)
     named = report["summary"]["step"]["named"]

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from paceline.measure import scaling
-from paceline.measure.bench import brake
+from paceline.measure.bench import brake, table
+from paceline.measure.bench.table import Result
 from paceline.measure.bench_file import BenchFile, WorldBench
 
 MS = 1_000_000
@@ -151,3 +152,21 @@ def test_a_brake_that_takes_longer_than_computing_is_a_finding(largest, options,
     found = judged(bench({1: world(1), 4: world(4, **largest)}, **options))
     assert found.finding == name
     assert bool(found.code) == bool(name)
+
+
+def test_a_bench_without_a_number_of_samples_says_what_the_speedup_is():
+    content = bench({1: world(1, samples=0), 2: world(2, samples=0)})
+    result = Result(content, scaling.figures(content), judged(content), [], 40, None, True, "x")
+    text = " ".join(table.render(result).split())
+    assert "batch unknown" in text
+    assert "samples/s are unknown, because the batches do not come from a DataLoader" in text
+    assert max(map(len, table.render(result).splitlines())) <= 80
+
+
+def test_a_finding_is_printed_with_the_command_that_explains_it():
+    content = bench({1: world(1), 4: world(4, exchange_ms=30.0)})
+    result = Result(content, scaling.figures(content), judged(content), [], 40, None, True, "x")
+    lines = table.render(result).splitlines()
+    assert "[RUN050 communication-bound]" in " ".join(lines)
+    assert "more: paceline explain RUN050" in lines
+    assert max(map(len, lines)) <= 80
