@@ -28,11 +28,14 @@ def bench(folder, *words, before=()):
 @pytest.mark.parametrize(
     ("brake", "name", "words", "findings"),
     [
-        ("data", "data", "wait for data", ["data-bound"]),
-        pytest.param("slow", "slow-rank", "waiting for rank 1", [""], marks=pytest.mark.slow),
+        pytest.param("data", "data", "wait for data", ["data-bound"], id="data"),
+        pytest.param(
+            *("slow", "slow-rank", "waiting for rank 1", [""]), id="slow", marks=pytest.mark.slow
+        ),
         # Which of the two a tiny step takes longer for depends on what else the machine does.
         pytest.param(
             *("tiny", "small-batch", "too little work in a step", ["", "communication-bound"]),
+            id="tiny",
             marks=pytest.mark.slow,
         ),
     ],

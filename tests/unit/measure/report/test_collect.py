@@ -38,6 +38,14 @@ def test_a_whole_run(tmp_path):
     assert run.notes == ()
 
 
+def test_steps_of_an_unknown_number_of_samples_are_said(tmp_path):
+    folder = report_runs.write_run(tmp_path / "run", lines=0)
+    lines = [report_runs.speed_line(number, samples_per_batch=0) for number in range(1, 13)]
+    report_runs.write_lines(folder / "speed.jsonl", lines)
+    (note,) = read(folder).notes
+    assert note.startswith("no samples/s: the samples of a step are unknown")
+
+
 def test_a_run_that_failed_shows_its_findings(tmp_path):
     events = [
         report_runs.start(),
