@@ -38,6 +38,8 @@ class WorldFigures:
             are means over the steps that took about as long as most.
         slow_rank: The rank that the others wait for, if the evidence suffices: rank, host, stage,
             seconds; else None.
+        windows: Number of windows that were measured. A single one has no spread, so that its
+            intervals have no width.
     """
 
     num_ranks: int
@@ -48,6 +50,7 @@ class WorldFigures:
     efficiency: Interval
     parts: Mapping[str, float]
     slow_rank: Mapping[str, Any] | None
+    windows: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as plain data."""
@@ -76,6 +79,7 @@ def _figures(bench: BenchFile, size: int, base: int) -> WorldFigures:
         efficiency=_scaled(speedup, base / size),
         parts=parts_of(step_time, step_s.value),
         slow_rank=_slow_rank(step_time, world.hosts),
+        windows=len(intervals.flat(times)),
     )
 
 

@@ -23,7 +23,7 @@ from paceline.rundir import events, files, identity
 from paceline.rundir.events import History
 from paceline.rundir.files import RunDir
 
-_EVENTS = "events.jsonl"
+_EVENTS, _BENCH = "events.jsonl", "bench.json"
 _SOFTWARE = {"python": "Python", "torch_cuda": "CUDA of torch", "nccl": "NCCL"}
 
 
@@ -38,7 +38,7 @@ def collect(names: Sequence[str]) -> list[Run]:
     """
     if not names:
         what = "no run in paceline-runs has been started"
-        return [read(run_choice.latest(_EVENTS, advice=_no_run(what)))]
+        return [read(run_choice.latest(_EVENTS, _BENCH, advice=_no_run(what)))]
     return [read(run_choice.named(name, advice=_no_run(""))) for name in dict.fromkeys(names)]
 
 

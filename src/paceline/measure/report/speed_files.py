@@ -49,6 +49,7 @@ def _point(line: bytes, num_ranks: int) -> SpeedPoint | None:
             loss=None if loss is None else float(loss),
             samples_per_step=samples,
             split=split_of(values.get("step"), num_ranks),
+            steps_per_s=finite(values.get("steps_per_s", 0.0)),
         )
     except OTHER_CONTENT:
         return None

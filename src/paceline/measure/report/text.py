@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from itertools import pairwise
 
 from paceline.measure.intervals import Interval
 from paceline.measure.report import labels, overview
@@ -124,11 +125,15 @@ def _metrics(run: Run) -> list[str]:
 
 
 def sparkline(series: Series, columns: int = _SPARKS) -> str:
-    """Return the curve of a metric in one line: the mean of each of ``columns`` ranges of steps.
+    """Return the curve of a metric in one line: the means of at most ``columns`` ranges of steps.
 
-    A range without a value is blank, and one with a value that is not finite has a ``!``.
+    A range without a value is blank, and one with a value that is not finite has a ``!``. Values
+    that are few and evenly spaced have no blanks between them.
     """
     first, last = series.steps[0], series.steps[-1]
+    gaps = [later - earlier for earlier, later in pairwise(series.steps) if later > earlier]
+    if gaps:
+        columns = min(columns, (last - first) // min(gaps) + 1)
     width = max(1, last - first + 1) / columns
     ranges: list[list[float]] = [[] for _ in range(columns)]
     for step, value in zip(series.steps, series.values, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -158,3 +159,15 @@ def test_a_folder_that_holds_no_run_is_refused(tmp_path):
         collect.collect([str(tmp_path)])
     with pytest.raises(SetupError, match="there is no run folder"):
         collect.collect([str(tmp_path / "missing")])
+
+
+def test_without_a_name_the_run_or_bench_that_wrote_last_is_reported(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "paceline-runs"
+    trained = report_runs.write_run(runs / "trained")
+    benched = report_runs.write_bench(runs / "benched")
+    os.utime(trained / "events.jsonl", (1000, 1000))
+    os.utime(benched / "bench.json", (2000, 2000))
+    assert [run.name for run in collect.collect([])] == ["benched"]
+    os.utime(trained / "events.jsonl", (3000, 3000))
+    assert [run.name for run in collect.collect([])] == ["trained"]

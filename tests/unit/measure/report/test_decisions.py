@@ -34,8 +34,15 @@ from paceline.measure.report.sections import sections
 NAN = float("nan")
 
 
-def point(time_s, steps, *, attempt=0, samples=64.0, split=None):
-    return SpeedPoint(attempt, time_s, steps, samples_per_step=samples, split=split)
+def point(time_s, steps, *, attempt=0, samples=64.0, split=None, own_rate=0.0):
+    return SpeedPoint(attempt, time_s, steps, None, samples, split, own_rate)
+
+
+def test_the_end_of_a_run_is_no_part_of_its_rate():
+    """Ranks end some time before the launcher describes the speed for the last time."""
+    attempts = [Attempt(0, 100.0, 112.0)]
+    points = [point(105, 400, own_rate=120.0), point(109, 500, own_rate=118.0)]
+    assert [rate.steps_per_s for rate in speed.rates(attempts, points)] == [118.0]
 
 
 def test_rates_are_those_between_two_descriptions_of_one_attempt():

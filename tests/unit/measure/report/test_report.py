@@ -67,6 +67,8 @@ def test_a_curve_in_one_line_marks_what_is_not_finite():
 
     series = Series((0, 1, 2, 9), (8.0, 1.0, float("nan"), 4.0))
     assert text.sparkline(series, columns=10) == "█▁!      ▄"
+    assert text.sparkline(series) == "█▁!      ▄"
+    assert text.sparkline(Series((45, 90, 135, 180), (1.0, 2.0, 3.0, 4.0))) == "▁▃▆█"
 
 
 def test_the_page_is_one_file_that_names_no_host(tmp_path, capsys):
