@@ -135,7 +135,7 @@ def test_a_script_that_fails_is_named_with_its_cause(tmp_path, monkeypatch):
 
 def test_a_script_that_hangs_is_ended(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("import time\ntime.sleep(600)")
-    result = tried(tmp_path, monkeypatch, ["train.py"], timeout_s=8.0)
+    result = tried(tmp_path, monkeypatch, ["train.py"], timeout_s=5.0)
     assert result.finding.name == "trial-too-slow"
     assert of_this_folder(tmp_path) == []
 

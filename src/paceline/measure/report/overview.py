@@ -155,11 +155,10 @@ def _speed_up(rows: Sequence[Scaling]) -> str:
     growth = largest.ranks / base.ranks
     efficiency = largest.efficiency
     of_base = f"{base.ranks} rank" + ("s" if base.ranks > 1 else "")
-    return (
-        f"{largest.ranks} ranks are {efficiency.value * growth:.2f}x as fast as {of_base}"
-        f" ({efficiency.low * growth:.2f} to {efficiency.high * growth:.2f}):"
-        f" {efficiency.value:.0%} of ideal."
-    )
+    speed_up = f"{largest.ranks} ranks are {efficiency.value * growth:.2f}x as fast as {of_base}"
+    if efficiency.low != efficiency.high:  # equal ends are those of a single window of steps
+        speed_up += f" ({efficiency.low * growth:.2f} to {efficiency.high * growth:.2f})"
+    return f"{speed_up}: {efficiency.value:.0%} of ideal."
 
 
 def network_sentences(run: Run) -> list[str]:

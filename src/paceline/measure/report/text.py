@@ -32,13 +32,13 @@ def render(runs: Sequence[Run]) -> str:
 
 def _comparison(runs: Sequence[Run]) -> list[str]:
     """Return a table with a line for each run."""
-    lines = [f"{'run':29}{'state':11}{'steps':>9}{'step':>10}{'samples/s':>12}{'loss':>9}"]
+    lines = [f"{'run':29}{'state':11}{'steps':>9}{'step':>10}{'samples/s':>11}{'loss':>10}"]
     for run, name in zip(runs, labels.of_runs(runs), strict=True):
         values = overview.figures(run)
         throughput = values.get("throughput", "-").removesuffix(" samples/s")
         lines.append(
             f"{name:29}{values.get('state', '-'):11}{values.get('steps', '-'):>9}"
-            f"{values.get('step', '-'):>10}{throughput:>12}{values.get('loss', '-'):>9}"
+            f"{values.get('step', '-'):>10}{throughput:>11}{values.get('loss', '-'):>10}"
         )
     return lines
 
@@ -207,6 +207,9 @@ def _scaling(run: Run) -> list[str]:
 
 
 def _interval(interval: Interval) -> str:
+    """Return both ends; a dash for an interval of no width, as that of a single window of steps."""
+    if interval.low == interval.high:
+        return "-"
     return f"{overview.significant(interval.low)} to {overview.significant(interval.high)}"
 
 

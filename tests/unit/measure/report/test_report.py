@@ -60,6 +60,24 @@ def test_the_text_of_several_runs_begins_with_a_comparison(tmp_path):
     lines = text.render(run_of(*folders)).splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split("  ")[0] for line in lines[:3]] == ["run", "--lr 0.1", "--lr 0.5"]
+    assert lines[1].split()[-2:] == ["320", "0.008333"]
+
+
+def test_a_small_loss_does_not_touch_the_rate_beside_it(tmp_path):
+    metrics = "step,loss\n1,0.0003987\n2,0.0003987\n"
+    folders = [
+        report_runs.write_run(tmp_path / name, command=("train.py", name), metrics=metrics)
+        for name in ("one", "two")
+    ]
+    lines = text.render(run_of(*folders)).splitlines()
+    assert lines[1].split()[-2:] == ["320", "0.0003987"]
+
+
+def test_an_interval_of_no_width_is_not_printed(tmp_path):
+    worlds = {str(size): report_runs.world(size, rounds=1, steps=8) for size in (1, 2)}
+    printed = text.render(run_of(report_runs.write_bench(tmp_path / "bench", worlds=worlds)))
+    assert re.search(r"^ +2 +2\d\.\d ms +3,\d{3} +- +\d+%$", printed, re.M), printed
+    assert re.search(r"2 ranks are [\d.]+x as fast as 1 rank: \d+% of ideal", printed)
 
 
 def test_a_curve_in_one_line_marks_what_is_not_finite():
