@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.errors import Finding, SetupError
 from paceline.launch.monitor import bottleneck
-from paceline.launch.monitor.bottleneck import Training
+from paceline.launch.monitor.bottleneck import RunFacts
 from paceline.measure import run_choice
 from paceline.rundir import events, files, identity
 from paceline.rundir.files import RunDir
@@ -97,13 +97,13 @@ def with_rates(description: Mapping[str, Any], *, now_s: float, script: str = ""
 
 def _findings(description: Mapping[str, Any], script: str) -> list[Finding]:
     ranks = description["ranks"]
-    training = Training(
+    facts = RunFacts(
         num_ranks=len(ranks),
         num_hosts=len({rank["host"] for rank in ranks}),
         num_steps=description["steps"],
         script=script,
     )
-    hint = bottleneck.judge(description["step"], training)
+    hint = bottleneck.judge(description["step"], facts)
     return [hint] if hint is not None else []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.errors import EXIT_FAILED, EXIT_OK, Finding
 
 FOLLOWED = "What followed from it:"
-# Findings that are no fault: a run with one of them as its first has gone well.
+# A run whose first finding is one of these has gone well.
 _NO_FAULTS = ("no-error-in-log", "data-bound", "communication-bound")
 
 

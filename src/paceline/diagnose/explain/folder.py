@@ -46,5 +46,5 @@ def _answer(last: Outcome, folder: Path) -> Answer:
 
 
 def _survived(finding: Finding) -> Finding:
-    """Return a finding of a run that ended well: no error, whatever it was called."""
+    """Return a finding of a run that ended well: an error is a warning then."""
     return replace(finding, severity="warning") if finding.severity == "error" else finding

@@ -25,7 +25,7 @@ _LEAST_SHARE = 0.005  # of a step; smaller parts are not mentioned
 
 
 @dataclass(frozen=True)
-class Training:
+class RunFacts:
     """What the advice depends on.
 
     Attributes:
@@ -57,21 +57,21 @@ def longest_wait(parts: Mapping[str, float]) -> str:
     return DATA if data_s >= LEAST_DATA_S else ""
 
 
-def judge(step: Mapping[str, Any] | None, training: Training) -> Finding | None:
+def judge(step: Mapping[str, Any] | None, run: RunFacts) -> Finding | None:
     """Return what most steps wait for; None if they compute longer, or too little was lost.
 
     Args:
         step: What ``stage_times.describe`` returned; None if too few steps were timed.
-        training: The run.
+        run: What is known of the run.
     """
     if step is None:
         return None
-    parts = step_parts.coarse(step, training.num_ranks)
+    parts = step_parts.coarse(step, run.num_ranks)
     name = longest_wait(parts)
     if not name:
         return None
     wait_s = parts[_PARTS[name]]
-    lost_s = wait_s * training.num_steps
+    lost_s = wait_s * run.num_steps
     if lost_s < LEAST_LOST_S:
         return None
     return Finding(
@@ -79,9 +79,9 @@ def judge(step: Mapping[str, Any] | None, training: Training) -> Finding | None:
         waiting(name, step),
         evidence=(
             f"a step of {milliseconds(step['seconds'])}: {_listed(parts)}",
-            f"{training.num_steps:,} steps: about {lost_s:,.0f} s of waiting for {_WORDS[name]}",
+            f"{run.num_steps:,} steps: about {lost_s:,.0f} s of waiting for {_WORDS[name]}",
         ),
-        fix=_advice(name, training),
+        fix=_advice(name, run),
         severity="hint",
     )
 
@@ -102,15 +102,15 @@ def tuning(script: str) -> str:
     return f"paceline tune {script or 'MODULE:DATASET'}"
 
 
-def _advice(name: str, training: Training) -> str:
+def _advice(name: str, run: RunFacts) -> str:
     """Return the command that finds out what to change."""
     if name == DATA:
-        return tuning(training.script)
-    if training.num_hosts > 1:
+        return tuning(run.script)
+    if run.num_hosts > 1:
         return (
             "srun paceline bench network, on the same nodes: is the link as fast as it should be?"
         )
-    return f"paceline bench {training.script or 'SCRIPT'}"
+    return f"paceline bench {run.script or 'SCRIPT'}"
 
 
 def _listed(parts: Mapping[str, float]) -> str:

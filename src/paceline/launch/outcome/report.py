@@ -9,7 +9,7 @@ from typing import Any
 from paceline.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFINISHED, Finding, PacelineError
 from paceline.launch.channel.silence import Loss
 from paceline.launch.monitor import bottleneck, stage_times
-from paceline.launch.monitor.bottleneck import Training
+from paceline.launch.monitor.bottleneck import RunFacts
 from paceline.launch.monitor.stage_times import Step
 from paceline.launch.outcome import block, resume, root_cause, summary, weight
 from paceline.launch.outcome.rank_exit import RankExit
@@ -277,13 +277,13 @@ def _succeeded(run: Run) -> Report:
 
 
 def _bottleneck(run: Run, figures: Mapping[str, Any]) -> Finding | None:
-    training = Training(
+    facts = RunFacts(
         num_ranks=len(run.counters),
         num_hosts=len({entry["host"] for entry in run.counters}),
         num_steps=figures["steps"],
         script=run.script,
     )
-    return bottleneck.judge(figures.get("step"), training)
+    return bottleneck.judge(figures.get("step"), facts)
 
 
 def refused(error: PacelineError) -> Report:

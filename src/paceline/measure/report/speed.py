@@ -50,7 +50,7 @@ def rates(attempts: Sequence[Attempt], points: Sequence[SpeedPoint]) -> list[Rat
     """Return the rates between consecutive points of the same attempt.
 
     Intervals of less than half the usual length are left out. The last one of an attempt lasts
-    longer than its training: its rate is the one that the launcher has measured.
+    longer than its training: its rate is what the launcher has measured until then.
     """
     times_s = elapsed(attempts, points)
     intervals = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from paceline.launch.monitor import bottleneck
-from paceline.launch.monitor.bottleneck import COMMUNICATION, DATA, Training
+from paceline.launch.monitor.bottleneck import COMMUNICATION, DATA, RunFacts
 
-TWO = Training(num_ranks=2, num_hosts=1, num_steps=1000, script="train.py --lr 1")
+TWO = RunFacts(num_ranks=2, num_hosts=1, num_steps=1000, script="train.py --lr 1")
 
 
 def described(*, data=0.001, forward=0.01, backward=0.02, exchange=0.001, waiting=0.001):
@@ -19,8 +19,8 @@ def described(*, data=0.001, forward=0.01, backward=0.02, exchange=0.001, waitin
     return {"seconds": seconds, "stages": stages, **rest, "suspects": [], "timed_steps": 64}
 
 
-def name_of(step, training=TWO):
-    finding = bottleneck.judge(step, training)
+def name_of(step, facts=TWO):
+    finding = bottleneck.judge(step, facts)
     return finding and finding.name
 
 
@@ -45,22 +45,22 @@ def test_the_longest_wait_is_named_if_it_is_longer_than_computing(step, name):
 
 
 def test_the_end_of_backward_is_no_exchange_on_one_rank():
-    alone = Training(num_ranks=1, num_hosts=1, num_steps=1000)
+    alone = RunFacts(num_ranks=1, num_hosts=1, num_steps=1000)
     assert name_of(described(exchange=0.05, waiting=0.0), alone) is None
     assert name_of(described(data=0.09, exchange=0.05), alone) == DATA
 
 
 def test_a_wait_of_less_than_a_millisecond_cannot_be_tuned_away():
     short = {"forward": 0.0001, "backward": 0.0002, "exchange": 0.0, "waiting": 0.0001}
-    training = Training(num_ranks=2, num_hosts=1, num_steps=1_000_000)
-    assert name_of(described(data=0.0009, **short), training) is None
-    assert name_of(described(data=0.0011, **short), training) == DATA
+    facts = RunFacts(num_ranks=2, num_hosts=1, num_steps=1_000_000)
+    assert name_of(described(data=0.0009, **short), facts) is None
+    assert name_of(described(data=0.0011, **short), facts) == DATA
 
 
 @pytest.mark.parametrize(("num_steps", "name"), [(199, None), (201, DATA)])
 def test_a_run_that_lost_less_than_ten_seconds_gets_no_hint(num_steps, name):
-    training = Training(num_ranks=2, num_hosts=1, num_steps=num_steps)
-    assert name_of(described(data=0.05), training) == name
+    facts = RunFacts(num_ranks=2, num_hosts=1, num_steps=num_steps)
+    assert name_of(described(data=0.05), facts) == name
 
 
 def test_the_hint_has_its_figures_and_a_command_to_paste():
@@ -83,8 +83,8 @@ def test_the_hint_has_its_figures_and_a_command_to_paste():
     ],
 )
 def test_between_hosts_the_link_is_measured_first(num_hosts, script, fix):
-    training = Training(num_ranks=2, num_hosts=num_hosts, num_steps=1000, script=script)
-    assert bottleneck.judge(described(exchange=0.05), training).fix.startswith(fix)
+    facts = RunFacts(num_ranks=2, num_hosts=num_hosts, num_steps=1000, script=script)
+    assert bottleneck.judge(described(exchange=0.05), facts).fix.startswith(fix)
 
 
 @pytest.mark.parametrize("step", [described(data=0.05), described(exchange=0.05)])
