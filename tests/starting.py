@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,9 @@ METHODS = [
     "fork",
     *(pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver")),
 ]
+# Frameworks whose unmodified scripts are measured, and what must be installed where the name differs.
+FRAMEWORKS = ("raw", "fabric", "lightning", "accelerate", "transformers")
+NEEDS = {"raw": "torch", "fabric": "lightning"}
 # Variables of these families decide how a run starts, so commands do not inherit them.
 _NOT_INHERITED = ("PET_", "OMP_", "SLURM_")
 
@@ -144,6 +147,28 @@ def inherited() -> dict[str, str]:
     return {
         name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)
     }
+
+
+def paceline(
+    folder: Path, *words: object, before: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run ``paceline`` in a folder as a new process, which must succeed.
+
+    Args:
+        folder: Where it runs.
+        words: Its words after ``paceline``.
+        before: Words before the command.
+    """
+    ended = subprocess.run(
+        [*before, str(BIN / "paceline"), *map(str, words)],
+        cwd=folder,
+        env=inherited(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended
 
 
 def survivors(mark: str, within_s: float = 0.0) -> list[str]:

@@ -151,6 +151,8 @@ CODES = {
     "python-fork-bug": "RUN043",
     "parameters-not-finite": "RUN047",
     "collective-on-wrong-device": "RUN048",
+    "data-bound": "RUN049",
+    "communication-bound": "RUN050",
     "data-not-shardable": "DAT001",
     "batch-weight-unknown": "DAT002",
     "optimizer-of-other-model": "DAT003",

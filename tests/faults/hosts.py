@@ -167,6 +167,13 @@ def hosts(count: int) -> Iterator[list[Host]]:
         subprocess.run(["ip", "netns", "del", bridge], capture_output=True, check=False)
 
 
+def slow_loopback(host: Host, rate: str) -> None:
+    """Let ranks of one host send each other no more than ``rate`` together, such as 200mbit."""
+    need("tc", package="iproute2")
+    shaper = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "1s"]
+    run(*host.inside(["tc", "qdisc", "add", "dev", "lo", *shaper]))
+
+
 def run(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True, text=True)
 

@@ -1,85 +1,50 @@
-"""``paceline bench`` on a real script: brakes that were put into it are named."""
+"""``paceline bench`` and the report of its result, on real scripts of every framework."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
+from faults.hosts import hosts, slow_loopback
 from paceline.measure import bench_file
 from paceline.rundir.files import RunDir
-from starting import inherited
+from starting import FRAMEWORKS, NEEDS, paceline
 
-TRAINING = """
-import sys, time
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
-
-brake, batch = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 4
-dist.init_process_group("gloo")
+SCRIPTS = Path(__file__).parent / "scripts"
+FAULTS = Path(__file__).parents[1] / "faults" / "scripts"
+PROGRAMS = Path(__file__).parents[1] / "healthy" / "programs"
+BRAKED = SCRIPTS / "braked.py"
 
 
-class Samples(Dataset):
-    def __len__(self):
-        return 1000
-
-    def __getitem__(self, index):
-        time.sleep(0.005 if brake == "data" else 0)
-        return torch.ones(64)
-
-
-class Work(torch.autograd.Function):
-    # Sleeps for the computing: two ranks may share a CPU that others use too.
-    @staticmethod
-    def forward(ctx, x):
-        slow = brake == "slow" and dist.get_rank() == 1
-        time.sleep(0.0 if brake == "tiny" else 0.04 if slow else 0.02)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient
-
-
-model = DistributedDataParallel(nn.Linear(64, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-samples = Samples()
-for x in DataLoader(samples, batch, sampler=DistributedSampler(samples)):
-    optimizer.zero_grad()
-    Work.apply(model(x)).sum().backward()
-    optimizer.step()
-"""
-
-
-def bench(folder, brake, *options):
-    """The status and the JSON of a bench of one round, whose script has a brake."""
-    (folder / "train.py").write_text(TRAINING)
-    command = [sys.executable, "-m", "paceline", "bench", "--world", "1,2", "--oversubscribe"]
-    command += ["--steps", "24", "--rounds", "1", "--json", *options, "train.py", brake]
-    ended = subprocess.run(
-        command, cwd=folder, env=inherited(), capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout)
+def bench(folder, *words, before=()):
+    """The JSON of a bench of one round on one and two ranks."""
+    options = ("--world", "1,2", "--oversubscribe", "--steps", 24, "--rounds", 1, "--json")
+    return json.loads(paceline(folder, "bench", *options, *words, before=before).stdout)
 
 
 @pytest.mark.parametrize(
-    ("brake", "name", "words"),
+    ("brake", "name", "words", "findings"),
     [
-        ("data", "data", "wait for data"),
-        ("slow", "slow-rank", "waiting for rank 1"),
-        ("tiny", "small-batch", "too little work in a step"),
+        pytest.param("data", "data", "wait for data", ["data-bound"], id="data"),
+        pytest.param(
+            *("slow", "slow-rank", "waiting for rank 1", [""]), id="slow", marks=pytest.mark.slow
+        ),
+        # Which of the two a tiny step takes longer for depends on what else the machine does.
+        pytest.param(
+            *("tiny", "small-batch", "too little work in a step", ["", "communication-bound"]),
+            id="tiny",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_a_brake_is_named(tmp_path, brake, name, words):
-    result = bench(tmp_path, brake)
+def test_a_brake_is_named(tmp_path, brake, name, words, findings):
+    result = bench(tmp_path, BRAKED, brake)
     assert result["brake"]["name"] == name, result
     assert words in result["brake"]["sentence"]
+    assert result["brake"]["finding"] in findings
     content = bench_file.read(RunDir(tmp_path / result["run_dir"]))
     assert sorted(content.worlds) == [1, 2]
     assert content.worlds[2].samples_per_step == 8
@@ -87,7 +52,68 @@ def test_a_brake_is_named(tmp_path, brake, name, words):
     assert min(content.worlds[1].rounds[0]) >= content.warmup_steps >= 2
 
 
+@pytest.mark.namespaces
+def test_a_slow_link_is_named(tmp_path):
+    with hosts(1) as (host,):
+        slow_loopback(host, "200mbit")
+        result = bench(tmp_path, BRAKED, "link", before=host.inside([]))
+    assert result["brake"]["name"] == "communication", result
+    assert result["brake"]["finding"] == "communication-bound"
+    assert "exchanging gradients of 6.5 MB" in result["brake"]["sentence"]
+
+
+def script_of(framework):
+    """A training of the project with enough steps for a trial on two ranks."""
+    if framework == "transformers":
+        text = (PROGRAMS / "transformers_trainer.py").read_text()
+        return text.replace("num_train_epochs=2", "num_train_epochs=8")
+    return (FAULTS / f"{framework}_train.py").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_framework_is_measured_and_reported(tmp_path, framework):
+    if importlib.util.find_spec(NEEDS.get(framework, framework)) is None:
+        pytest.skip(f"{framework} is not installed")
+    (tmp_path / "train.py").write_text(script_of(framework))
+    result = bench(tmp_path, "train.py")
+    rows = result["figures"]
+    assert [(row["num_ranks"], row["samples_per_step"]) for row in rows] == [(1, 8), (2, 16)]
+    assert set(rows[1]["parts"]) == {"data", "compute", "other code", "communication", "waiting"}
+    assert min(rows[1]["parts"].values()) >= 0 < rows[1]["parts"]["compute"]
+    assert result["gradient_bytes"] > 0
+    run_dir = result["run_dir"]
+    reported = json.loads(paceline(tmp_path, "report", run_dir, "--json").stdout)["runs"][0]
+    assert [row["world"] for row in reported["scaling"]] == [1, 2]
+    assert reported["scaling"][1]["efficiency"] == pytest.approx(rows[1]["efficiency"]["value"])
+    assert "measured with 1 and 2 ranks" in paceline(tmp_path, "report", run_dir, "--text").stdout
+    paceline(tmp_path, "report", run_dir)
+    assert "Throughput by number of ranks" in (tmp_path / run_dir / "report.html").read_text()
+
+
+OWN_BATCHES = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(100):
+    optimizer.zero_grad()
+    model(torch.ones(8, 64)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_an_unknown_number_of_samples_is_said(tmp_path):
+    (tmp_path / "train.py").write_text(OWN_BATCHES)
+    result = bench(tmp_path, "train.py")
+    assert [row["samples_per_s"] for row in result["figures"]] == [None, None]
+    reported = paceline(tmp_path, "report", result["run_dir"], "--text").stdout
+    assert "note: no scaling: the samples of a step are unknown" in " ".join(reported.split())
+
+
 def test_strong_scaling_keeps_the_batch_of_all_ranks(tmp_path):
-    result = bench(tmp_path, "none", "--scaling", "strong", "--batch-option", "{per_rank}")
+    options = ("--scaling", "strong", "--batch-option", "{per_rank}")
+    result = bench(tmp_path, *options, BRAKED, "none")
     assert result["scaling"] == "strong"
     assert [row["samples_per_step"] for row in result["figures"]] == [4, 4]

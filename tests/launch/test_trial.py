@@ -17,6 +17,8 @@ from paceline.measure.trial import Trial
 SCRIPTS = Path(__file__).parents[1] / "faults" / "scripts"
 PROGRAMS = Path(__file__).parents[1] / "healthy" / "programs"
 STEPS = 12
+# Most tests below try scripts on one rank; those of bench try every framework on both.
+RANKS = [pytest.param(1, marks=pytest.mark.slow), 2]
 # What a trial in a folder of its own must leave there: nothing but its run folder.
 TRAINING = """
 import atexit, os, sys
@@ -57,7 +59,7 @@ def own(tmp_path, monkeypatch, *, accumulate=1, workers=0, length=10000, **optio
     return tried(tmp_path, monkeypatch, command, **options)
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", RANKS)
 @pytest.mark.parametrize("framework", ["raw", "fabric", "lightning", "accelerate"])
 def test_an_unmodified_script_is_timed(tmp_path, monkeypatch, framework, world):
     script = SCRIPTS / f"{framework}_train.py"
@@ -71,7 +73,7 @@ def test_an_unmodified_script_is_timed(tmp_path, monkeypatch, framework, world):
     assert result.gradient_bytes == sum(result.bucket_bytes) == 2704
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", RANKS)
 def test_the_trainer_of_transformers_is_timed(tmp_path, monkeypatch, world):
     pytest.importorskip("transformers")
     script = PROGRAMS / "transformers_trainer.py"
@@ -133,12 +135,19 @@ def test_a_script_that_fails_is_named_with_its_cause(tmp_path, monkeypatch):
 
 def test_a_script_that_hangs_is_ended(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("import time\ntime.sleep(600)")
-    result = tried(tmp_path, monkeypatch, ["train.py"], timeout_s=8.0)
+    result = tried(tmp_path, monkeypatch, ["train.py"], timeout_s=5.0)
     assert result.finding.name == "trial-too-slow"
     assert of_this_folder(tmp_path) == []
 
 
-@pytest.mark.parametrize("framework", ["raw", "fabric", "lightning", "accelerate"])
+@pytest.mark.parametrize(
+    "framework",
+    [
+        "raw",
+        "lightning",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fabric", "accelerate")),
+    ],
+)
 def test_settings_of_ddp_reach_an_unmodified_script(tmp_path, monkeypatch, framework):
     settings = {
         "bucket_cap_mb": 1,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from starting import BIN
+from starting import BIN, NEEDS
 
 pytestmark = pytest.mark.cold
 FAULTS = Path(__file__).parents[1] / "faults" / "scripts"
@@ -61,23 +61,20 @@ def tune(command, *words, env=None):
     return command.run("tune", *words, program=str(BIN / "paceline"), timeout=120, env=env)
 
 
-NEEDS = {"fabric": "lightning", "session": "torch", "raw": "torch"}
+OTHERS = ("fabric", "lightning", "accelerate", "transformers", "session")
+SCRIPTS = ["raw", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+
+
+def require(framework):
+    """Skip the test where a framework is not installed."""
+    if framework != "session" and importlib.util.find_spec(NEEDS.get(framework, framework)) is None:
+        pytest.skip(f"{framework} is not installed")
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize(
-    "framework",
-    [
-        "raw",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("fabric", "lightning", "accelerate", "transformers", "session")
-        ),
-    ],
-)
+@pytest.mark.parametrize("framework", SCRIPTS)
 def test_data_is_found_to_hold_a_script_back(command, framework):
-    if importlib.util.find_spec(NEEDS.get(framework, framework)) is None:
-        pytest.skip(f"{framework} is not installed")
+    require(framework)
     script = command.script(script_of(framework))
     ended = tune(command, "--json", "--nproc-per-node", 1, script, env=ONE_THREAD)
     assert ended.status == 0, ended.err
@@ -91,8 +88,11 @@ def test_data_is_found_to_hold_a_script_back(command, framework):
 
 
 @pytest.mark.timeout(150)
-def test_two_ranks_follow_the_commands_without_waiting_for_each_other(command):
-    ended = tune(command, "--json", "--nproc-per-node", 2, command.script(script_of("raw")))
+@pytest.mark.parametrize("framework", SCRIPTS)
+def test_two_ranks_follow_the_commands_without_waiting_for_each_other(command, framework):
+    require(framework)
+    script = command.script(script_of(framework))
+    ended = tune(command, "--json", "--nproc-per-node", 2, script, env=ONE_THREAD)
     assert ended.status == 0, ended.err
     answer = json.loads(ended.out)
     assert answer["ranks"] == 2

@@ -57,14 +57,16 @@ class BenchCommand(start_commands.StartCommand):
 )
 @click.option(
     "--steps",
-    type=click.IntRange(1),
+    type=int,
     default=40,
-    help="Optimizer steps of a start, with the warm-up. [40]",
+    metavar="N",
+    help="Optimizer steps of a start, with the warm-up; at least 12. [40]",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(1, 100),
     default=3,
+    metavar="N",
     help="How often the script is started on each number of ranks. [3]",
 )
 @click.option(

@@ -100,6 +100,7 @@ def FORECAST(run: str, as_json: bool, **options: Any) -> Action:  # a constant t
     "--interval",
     type=click.FloatRange(0.5, 3600),
     default=2.0,
+    metavar="SECONDS",
     help="Seconds between two updates. [2]",
 )
 @click.option(
@@ -146,8 +147,8 @@ def TOP(run: str, once: bool, interval: float, metrics_port: int | None, as_json
 def REPORT(runs: tuple[str, ...], output: Path | None, as_text: bool, as_json: bool) -> Action:
     """Show what runs did and how fast: a text here, and an HTML page that needs no network.
 
-    RUN is a run's folder, or its name in paceline-runs/; without it the run there that was started
-    last. Several runs are compared. The page needs the extra paceline[report].
+    RUN is a run's folder, or its name in paceline-runs/; without it the run or bench there that
+    wrote last. Several runs are compared. The page needs the extra paceline[report].
     """
 
     def action() -> int:

@@ -1,4 +1,4 @@
-"""Start ``paceline run`` in a child process that does not outlive this one, and end it."""
+"""Start ``paceline run`` in a child process that does not outlive this one, end and quote it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from paceline.errors import Finding
 from paceline.machine import system
 
+_MOST_LINES = 4  # of what a failed launcher printed
 _END_S = 15.0  # how long a launcher may take to end its ranks
 
 
@@ -42,6 +44,14 @@ def end(child: subprocess.Popen[bytes]) -> None:
         return
     child.kill()
     child.wait()
+
+
+def reason(finding: Finding | None, output: str) -> tuple[str, ...]:
+    """Return why a launcher failed: its first finding, or else the end of what it printed. Pure."""
+    if finding is None:
+        return tuple(output.strip().splitlines()[-_MOST_LINES:])
+    head = f"{finding.code} {finding.name}: {finding.what}"
+    return (head, *finding.evidence[:_MOST_LINES])
 
 
 def _end_with_parent() -> None:

@@ -26,20 +26,21 @@ def named(run: str, *, advice: Finding) -> RunDir:
     raise SetupError(_about(advice, f"there is no run folder {run}"))
 
 
-def latest(file: str, *, advice: Finding) -> RunDir:
-    """Return the run in ``paceline-runs`` in which a file was written last.
+def latest(*names: str, advice: Finding) -> RunDir:
+    """Return the run in ``paceline-runs`` in which one of some files was written last.
 
     Args:
-        file: Name of the file in a run folder.
-        advice: The finding to raise; its ``what`` says that no run has the file.
+        names: Names of the files in a run folder.
+        advice: The finding to raise; its ``what`` says that no run has one of them.
 
     Raises:
-        SetupError: No run has such a file.
+        SetupError: No run has one of them.
     """
     written = [
         (path.stat().st_mtime, path.parent)
         for folder in files.run_folders()
-        for path in folder.glob(f"*/{file}")
+        for name in names
+        for path in folder.glob(f"*/{name}")
     ]
     if not written:
         raise SetupError(advice)

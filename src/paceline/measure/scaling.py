@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.launch.monitor import stage_times
+from paceline.launch.monitor import stage_times, step_parts
 from paceline.launch.monitor.stage_times import StepTime
 from paceline.launch.monitor.timed_steps import Durations
 from paceline.measure import intervals
@@ -34,10 +34,12 @@ class WorldFigures:
         samples_per_s: Samples per second over all ranks; None if the batch is unknown.
         speedup: Samples per second as a multiple of those of the smallest number of ranks.
         efficiency: ``speedup`` divided by the multiple of ranks; 1 is ideal.
-        parts: Seconds of a step by part: data, compute, other, communication, waiting. The means
-            over the steps that took about as long as most.
+        parts: Seconds of a step by part: data, compute, other code, communication, waiting. They
+            are means over the steps that took about as long as most.
         slow_rank: The rank that the others wait for, if the evidence suffices: rank, host, stage,
             seconds; else None.
+        windows: Number of windows that were measured. A single one has no spread, so that its
+            intervals have no width.
     """
 
     num_ranks: int
@@ -48,6 +50,7 @@ class WorldFigures:
     efficiency: Interval
     parts: Mapping[str, float]
     slow_rank: Mapping[str, Any] | None
+    windows: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as plain data."""
@@ -76,6 +79,7 @@ def _figures(bench: BenchFile, size: int, base: int) -> WorldFigures:
         efficiency=_scaled(speedup, base / size),
         parts=parts_of(step_time, step_s.value),
         slow_rank=_slow_rank(step_time, world.hosts),
+        windows=len(intervals.flat(times)),
     )
 
 
@@ -127,22 +131,10 @@ def account(world: WorldBench) -> StepTime | None:
 
 
 def parts_of(step_time: StepTime | None, step_s: float) -> dict[str, float]:
-    """Return the seconds of a step by part; all of it is compute if the parts are unknown.
-
-    One rank exchanges nothing: what backward does at its end is part of compute there.
-    """
+    """Return the seconds of a step by part; all of it is compute if the parts are unknown."""
     if step_time is None:
         return {"compute": step_s}
-    compute = sum(step_time.stages[stage] for stage in stage_times.COMPUTE)
-    has_others = step_time.ranks > 1
-    parts = {
-        "data": step_time.stages["data"],
-        "compute": compute if has_others else compute + step_time.exchange,
-        "other": step_time.stages["other"],
-    }
-    if has_others:
-        parts |= {"communication": step_time.exchange, "waiting": step_time.waiting}
-    return parts
+    return step_parts.coarse(stage_times.describe(step_time, {}), step_time.ranks)
 
 
 def _slow_rank(step_time: StepTime | None, hosts: Mapping[int, str]) -> Mapping[str, Any] | None:

@@ -6,13 +6,16 @@ it can be read on every machine that sees the folder, and for scripts of every f
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import Finding, SetupError
+from paceline.launch.monitor import bottleneck
+from paceline.launch.monitor.bottleneck import RunFacts
 from paceline.measure import run_choice
-from paceline.rundir import events, files
+from paceline.rundir import events, files, identity
 from paceline.rundir.files import RunDir
 
 _MOST_BYTES = 1 << 24
@@ -37,6 +40,7 @@ def find(run: str) -> RunDir:
 def read(run_dir: RunDir) -> dict[str, Any]:
     """Return the last description of a run's speed, and the figures that follow from it.
 
+    ``findings`` has what most steps wait for, if it costs much (``monitor.bottleneck``).
     ``age_s`` is the age of the description in seconds, ``samples_per_s`` and ``tokens_per_s`` are
     rates of all ranks together, ``loop_left_s`` is the time to the end of the current training
     loop (None if it is unknown), and ``outcome`` is how the run ended: "" while it runs, else
@@ -55,7 +59,7 @@ def read(run_dir: RunDir) -> dict[str, Any]:
     if not isinstance(description, dict) or description.get("version") != files.SPEED_VERSION:
         raise _damaged(run_dir, f"it is not a description of version {files.SPEED_VERSION}")
     try:
-        speed = with_rates(description, now_s=time.time())
+        speed = with_rates(description, now_s=time.time(), script=_script(run_dir))
     except (KeyError, TypeError, IndexError, ZeroDivisionError) as error:
         raise _damaged(run_dir, f"{type(error).__name__}: {error}") from None
     outcome = events.read_history(run_dir.root).outcome
@@ -64,12 +68,21 @@ def read(run_dir: RunDir) -> dict[str, Any]:
     return {**speed, "outcome": outcome.word if outcome is not None and is_over else ""}
 
 
-def with_rates(description: Mapping[str, Any], *, now_s: float) -> dict[str, Any]:
+def _script(run_dir: RunDir) -> str:
+    """Return the script of a run with its arguments, to paste; empty if it is not a script."""
+    training = identity.read(run_dir)
+    if training is None or not training.script.endswith(".py"):
+        return ""
+    return shlex.join((training.script, *training.arguments))
+
+
+def with_rates(description: Mapping[str, Any], *, now_s: float, script: str = "") -> dict[str, Any]:
     """Return a description and what follows from it. Pure.
 
     Args:
         description: What the launcher wrote.
         now_s: The time, in seconds since the epoch.
+        script: The script with its arguments, to paste; empty if unknown.
     """
     batches_per_s = description["steps_per_s"] * description["batches_per_step"]
     return {
@@ -78,7 +91,20 @@ def with_rates(description: Mapping[str, Any], *, now_s: float) -> dict[str, Any
         "samples_per_s": description["samples_per_batch"] * batches_per_s,
         "tokens_per_s": description["tokens_per_batch"] * batches_per_s,
         "loop_left_s": _loop_left_s(description["ranks"][0], batches_per_s),
+        "findings": [finding.to_json() for finding in _findings(description, script)],
     }
+
+
+def _findings(description: Mapping[str, Any], script: str) -> list[Finding]:
+    ranks = description["ranks"]
+    facts = RunFacts(
+        num_ranks=len(ranks),
+        num_hosts=len({rank["host"] for rank in ranks}),
+        num_steps=description["steps"],
+        script=script,
+    )
+    hint = bottleneck.judge(description["step"], facts)
+    return [hint] if hint is not None else []
 
 
 def _loop_left_s(first: Mapping[str, Any], batches_per_s: float) -> float | None:

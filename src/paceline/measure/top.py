@@ -6,9 +6,12 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
-from paceline.measure import speed, step_parts
+from paceline.errors import Finding
+from paceline.launch.monitor import step_parts
+from paceline.measure import speed
 from paceline.rundir.files import RunDir
 from paceline.text.wording import duration
 
@@ -29,6 +32,8 @@ def render(shown: Mapping[str, Any], *, name: str) -> list[str]:
     lines = [*_joined([name, *_state(shown)]), *_progress(shown)]
     if shown["step"]:
         lines += ["", *_step(shown["step"], len(shown["ranks"]))]
+    for finding in shown["findings"]:
+        lines += ["", *Finding.from_json(finding).render().splitlines()]
     lines += ["", *_ranks(shown)]
     if shown["gpus"]:
         lines += ["", *_gpus(shown["gpus"])]
@@ -85,9 +90,10 @@ def _step(step: Mapping[str, Any], num_ranks: int) -> list[str]:
     lines = [f"step {step['seconds'] * 1000:.3g} ms"]
     for part, seconds in step_parts.parts(step, num_ranks).items():
         share = seconds / step["seconds"]
-        lines.append(f"  {part:14}{share:5.0%}  {'█' * round(share * _BAR)}")
+        lines.append(f"  {part:14}{share:5.0%}  {'█' * round(share * _BAR)}".rstrip())
     if step["named"]:
-        lines.append(f"  {step_parts.late_rank(step['named'])}")
+        sentence = step_parts.late_rank(step["named"])
+        lines += wrap(sentence, _COLUMNS, initial_indent="  ", subsequent_indent="    ")
     return lines
 
 

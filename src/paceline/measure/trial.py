@@ -241,12 +241,10 @@ def _too_slow(trial: Trial, reached: int) -> Finding:
 
 def _failed(trial: Trial, exit_status: int, report: Mapping[str, Any]) -> Finding:
     findings = report.get("findings") or ()
-    evidence: tuple[str, ...] = (f"paceline run ended with exit status {exit_status}",)
-    if findings:
-        first = Finding.from_json(findings[0])
-        evidence = (f"{first.code} {first.name}: {first.what}", *first.evidence[:4])
-    elif report.get("output"):
-        evidence += tuple(report["output"].strip().splitlines()[-4:])
+    first = Finding.from_json(findings[0]) if findings else None
+    evidence = launcher_process.reason(first, report.get("output", ""))
+    if first is None:
+        evidence = (f"paceline run ended with exit status {exit_status}", *evidence)
     return Finding(
         "trial-failed",
         f"{_words(trial)} failed in a trial of {trial.steps} optimizer steps",

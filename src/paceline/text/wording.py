@@ -60,6 +60,11 @@ def duration(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
+def milliseconds(seconds: float) -> str:
+    """Return a short time in milliseconds, with three digits at most below a second."""
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds * 1000:.0f} ms"
+
+
 def shorten(line: str, most: int = 300) -> str:
     """Shorten a line to at most ``most`` characters; a shortened line ends with an ellipsis."""
     return line if len(line) <= most else line[: most - 1] + "…"

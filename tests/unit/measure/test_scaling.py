@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
+from dataclasses import replace
 
 import pytest
 
 from paceline.measure import scaling
-from paceline.measure.bench import brake
+from paceline.measure.bench import brake, table
+from paceline.measure.bench.table import Result
 from paceline.measure.bench_file import BenchFile, WorldBench
 
 MS = 1_000_000
@@ -133,3 +136,68 @@ def test_data_that_cost_more_than_scaling_are_named_first():
 
 def test_one_number_of_ranks_says_nothing_about_scaling():
     assert judged(bench({2: world(2)})).name == brake.NONE
+
+
+@pytest.mark.parametrize(
+    ("largest", "options", "name"),
+    [
+        ({"data": 50.0}, {}, "data-bound"),
+        ({"exchange_ms": 30.0}, {}, "communication-bound"),
+        ({"exchange_ms": 30.0}, {"gradient_bytes": 10_000}, "communication-bound"),
+        ({"data": 10.0}, {}, ""),  # a brake, and shorter than computing
+        ({"exchange_ms": 10.0}, {}, ""),
+        ({"slow": (2, "forward", 50.0)}, {}, ""),
+        ({}, {}, ""),
+    ],
+)
+def test_a_brake_that_takes_longer_than_computing_is_a_finding(largest, options, name):
+    found = judged(bench({1: world(1), 4: world(4, **largest)}, **options))
+    assert found.finding == name
+    assert bool(found.code) == bool(name)
+
+
+def printed(content):
+    figures = scaling.figures(content)
+    return table.render(Result(content, figures, judged(content), [], 40, None, True, "x"))
+
+
+def test_a_bench_without_a_number_of_samples_says_what_the_speedup_is():
+    content = bench({1: world(1, samples=0), 2: world(2, samples=0)})
+    text = " ".join(printed(content).split())
+    assert "batch unknown" in text
+    assert "samples/s are unknown, because the batches do not come from a DataLoader" in text
+    assert max(map(len, printed(content).splitlines())) <= 80
+
+
+def test_a_finding_is_printed_with_the_command_that_explains_it():
+    content = bench({1: world(1), 4: world(4, exchange_ms=30.0)})
+    lines = printed(content).splitlines()
+    assert "[RUN050 communication-bound]" in " ".join(lines)
+    assert "more: paceline explain RUN050" in lines
+    assert max(map(len, lines)) <= 80
+
+
+def test_rates_are_printed_without_an_exponent():
+    content = bench({1: world(1, samples=50_000), 2: world(2, samples=100_000)})
+    lines = printed(content).splitlines()
+    assert "e+" not in "".join(lines)
+    assert any(re.match(r"    1  2,\d{3},000 \(2,\d{3},000-2,\d{3},000\)", line) for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_single_window_of_steps_has_no_interval():
+    few = {size: one_window(world(size, rounds=1)) for size in (1, 2)}
+    figures = scaling.figures(bench(few))
+    assert [row.windows for row in figures] == [1, 1]
+    text = " ".join(printed(bench(few)).split())
+    assert "no intervals: they need more than 8 steps after the warm-up" in text
+    assert "%)" not in text.partition("ranks data")[0].replace("(95 %)", "")
+    many = {size: world(size) for size in (1, 2)}
+    assert "no intervals" not in printed(bench(many))
+
+
+def one_window(measured):
+    rounds = [
+        {step: steps[step] for step in sorted(steps)[: scaling.WINDOW]} for steps in measured.rounds
+    ]
+    return replace(measured, rounds=rounds)

@@ -20,7 +20,9 @@ DESCRIPTION = {
     "batches_per_step": 1.0,
     "samples_per_batch": 8,
     "tokens_per_batch": 0,
-    "ranks": [{"loop_length": 100, "open_batches": 60}],
+    "steps": 60,
+    "step": None,
+    "ranks": [{"host": "node-a", "loop_length": 100, "open_batches": 60}],
 }
 
 

@@ -70,7 +70,8 @@ def test_a_step_is_shown_in_parts_with_the_late_rank():
     assert "step 200 ms" in text
     assert "  data            20%  ████" in text
     assert "  waiting         20%  ████" in text
-    assert "rank 1 on node-b takes 40 ms longer in data than the others" in text
+    assert "rank 1 on node-b takes 40 ms longer a step than the others: waiting for its" in text
+    assert max(map(len, lines())) <= 80
 
 
 def test_the_rank_with_most_work_of_its_own_is_first():
@@ -116,3 +117,14 @@ def test_lines_fit_into_80_columns():
         gpus=[{**gpu, "memory_used": 180.2e9, "memory_total": 192e9}],
     )
     assert max(map(len, large)) <= 80
+
+
+def test_what_steps_wait_for_is_shown_with_the_command_to_paste():
+    slow = {**STEP, "stages": {**STEP["stages"], "data": 0.2}, "seconds": 0.36, "named": None}
+    values = description(step=slow)
+    shown = speed.with_rates(values, now_s=1003.0, script="train.py")
+    assert [finding["name"] for finding in shown["findings"]] == ["data-bound"]
+    rendered = top.render({**shown, "outcome": ""}, name="run-1")
+    assert "hint RUN049 data-bound: waiting for data 56% of a step" in rendered
+    assert "  fix: paceline tune train.py" in rendered
+    assert figures()["findings"] == []

@@ -9,6 +9,8 @@ from typing import Any
 from paceline.errors import EXIT_FAILED, EXIT_OK, Finding
 
 FOLLOWED = "What followed from it:"
+# A run whose first finding is one of these has gone well.
+_NO_FAULTS = ("no-error-in-log", "data-bound", "communication-bound")
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Answer:
     @property
     def exit_status(self) -> int:
         """1 if the text shows a fault, 0 if it does not."""
-        return EXIT_OK if self.findings[0].name == "no-error-in-log" else EXIT_FAILED
+        return EXIT_OK if self.findings[0].name in _NO_FAULTS else EXIT_FAILED
 
     def to_json(self) -> dict[str, Any]:
         """Return the findings as the dictionary that ``--json`` prints."""

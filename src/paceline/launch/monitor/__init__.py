@@ -7,6 +7,8 @@ waiting           what a notice of a long wait says
 position          where a stack is: in a collective, in a DataLoader, in the user's code
 stacks            the stacks and collectives of this node's ranks; child_stacks of their children
 conditional_line  whether only some ranks reach a line
+stage_times       where the time of a step goes; step_parts in the parts that people see
+bottleneck        whether steps wait for data or gradients longer than they compute
 observer          collects what the counters show; observations decides what is wrong with it
 fork_watch        collects about DataLoader workers; fork_deadlock decides
 child_processes   what the kernel shows of a rank's children

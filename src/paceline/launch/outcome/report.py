@@ -8,7 +8,8 @@ from typing import Any
 
 from paceline.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFINISHED, Finding, PacelineError
 from paceline.launch.channel.silence import Loss
-from paceline.launch.monitor import stage_times
+from paceline.launch.monitor import bottleneck, stage_times
+from paceline.launch.monitor.bottleneck import RunFacts
 from paceline.launch.monitor.stage_times import Step
 from paceline.launch.outcome import block, resume, root_cause, summary, weight
 from paceline.launch.outcome.rank_exit import RankExit
@@ -96,6 +97,7 @@ class Run:
             none was.
         grace_s: Seconds that ranks had between the signal and SIGKILL.
         timed_steps: Steps whose stages all ranks have timed: durations by rank.
+        script: The script with its arguments, to paste; empty if it is not a script.
     """
 
     ends: Sequence[RankExit] = ()
@@ -114,6 +116,7 @@ class Run:
     saving: str = ""
     grace_s: int = 0
     timed_steps: Sequence[Step] = ()
+    script: str = ""
 
     @property
     def is_complete(self) -> bool:
@@ -257,7 +260,8 @@ def _succeeded(run: Run) -> Report:
     figures = summary.summarise(
         run.counters, seconds=run.seconds, step_time=stage_times.account(run.timed_steps)
     )
-    lines = summary.render(figures, run_dir=run.folder)
+    hint = _bottleneck(run, figures)
+    lines = summary.render(figures, run_dir=run.folder, script=run.script, hint=hint)
     late = [end.rank for end in run.ends if end.code]
     if late:
         note = (
@@ -268,7 +272,18 @@ def _succeeded(run: Run) -> Report:
     lines[:0] = [f"note: {text}" for text in root_cause.in_threads(run.ends)]
     # printed in full when it was noticed, which has scrolled away by now
     lines[:0] = [finding.render().splitlines()[0] for finding in run.noticed]
-    return Report(EXIT_OK, lines, list(run.noticed), summary=figures)
+    findings = [*run.noticed, *([hint] if hint is not None else [])]
+    return Report(EXIT_OK, lines, findings, summary=figures)
+
+
+def _bottleneck(run: Run, figures: Mapping[str, Any]) -> Finding | None:
+    facts = RunFacts(
+        num_ranks=len(run.counters),
+        num_hosts=len({entry["host"] for entry in run.counters}),
+        num_steps=figures["steps"],
+        script=run.script,
+    )
+    return bottleneck.judge(figures.get("step"), facts)
 
 
 def refused(error: PacelineError) -> Report:

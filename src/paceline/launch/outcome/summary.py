@@ -6,20 +6,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.launch.monitor import stage_times
+from paceline.errors import Finding
+from paceline.launch.monitor import bottleneck, stage_times, step_parts
 from paceline.launch.monitor.stage_times import StepTime
+from paceline.text.wording import milliseconds
 
 # Parts of a step below this share are not printed.
 _LEAST_SHARE = 0.005
-# Shorter waits cannot be tuned away: a worker takes about as long to send a batch to its rank.
-_LEAST_DATA_S = 0.001
-_STAGE_WORDS = {
-    "optimizer": "from the end of backward to the end of the optimizer step",
-    "other": "the script's code between an optimizer step and the next batch",
-    "data": "waiting for its DataLoader",
-    "forward": "from a batch to the begin of backward",
-    "backward": "its own backward",
-}
 
 
 def summarise(
@@ -53,8 +46,17 @@ def summarise(
     }
 
 
-def render(summary: Mapping[str, Any], *, run_dir: str) -> list[str]:
-    """Return the last three or four lines of a run that succeeded."""
+def render(
+    summary: Mapping[str, Any], *, run_dir: str, script: str = "", hint: Finding | None = None
+) -> list[str]:
+    """Return the last lines of a run that succeeded: three to five of them, and a hint.
+
+    Args:
+        summary: What ``summarise`` returned.
+        run_dir: The run folder.
+        script: The script with its arguments, to paste; empty if unknown.
+        hint: What most steps waited for; see ``monitor.bottleneck``.
+    """
     ranks = f"{summary['ranks']} rank{'s' if summary['ranks'] != 1 else ''}"
     if not summary["steps"]:
         return [
@@ -65,7 +67,11 @@ def render(summary: Mapping[str, Any], *, run_dir: str) -> list[str]:
         f"done: {ranks}, {summary['steps']} steps in {summary['seconds']:.1f} s, "
         f"{summary['steps_per_s']:.1f} steps/s a rank"
     )
-    speed = step_lines(summary["step"], summary["ranks"]) if summary["step"] else _rates(summary)
+    if summary["step"] is None:
+        speed = _rates(summary)
+    else:
+        speed = step_lines(summary["step"], summary["ranks"])
+        speed += [hint.render()] if hint is not None else _advice(summary, script)
     return [done, *speed, f"run folder {run_dir}"]
 
 
@@ -88,40 +94,14 @@ def step_lines(step: Mapping[str, Any], num_ranks: int) -> list[str]:
         num_ranks: Number of ranks.
     """
     named = step["named"]
-    parts = {
-        "data": step["stages"]["data"],
-        "compute": sum(step["stages"][stage] for stage in stage_times.COMPUTE),
-        "other code": step["stages"]["other"],
-        "exposed communication": step["exchange"],
-        _waiting(named): step["waiting"],
-    }
-    if num_ranks == 1:
-        parts["compute"] += parts.pop("exposed communication")
-    shares = {name: seconds / step["seconds"] for name, seconds in parts.items()}
-    words = [f"{name} {share:.0%}" for name, share in shares.items() if share >= _LEAST_SHARE]
-    lines = [f"step {_ms(step['seconds'])}: {', '.join(words)}"]
-    if named:
-        lines.append(
-            f"rank {named['rank']} on {named['host']} takes {_ms(named['seconds'])} longer a step"
-            f" than the others: {_STAGE_WORDS[named['stage']]}"
-        )
-    elif is_data_bound(step):
-        lines.append(
-            f"waiting for data {shares['data']:.0%} of a step: paceline tune measures faster"
-            " loader settings"
-        )
-    return lines
-
-
-def is_data_bound(step: Mapping[str, Any]) -> bool:
-    """Return whether steps wait for data longer than they compute.
-
-    Args:
-        step: What ``stage_times.describe`` returned.
-    """
-    data_s = step["stages"]["data"]
-    compute_s = sum(step["stages"][stage] for stage in stage_times.COMPUTE)
-    return bool(data_s >= _LEAST_DATA_S and data_s > compute_s)
+    words = {"communication": "exposed communication", "waiting": _waiting(named)}
+    parts = [
+        f"{words.get(part, part)} {seconds / step['seconds']:.0%}"
+        for part, seconds in step_parts.coarse(step, num_ranks).items()
+        if seconds >= _LEAST_SHARE * step["seconds"]
+    ]
+    line = f"step {milliseconds(step['seconds'])}: {', '.join(parts)}"
+    return [line, step_parts.late_rank(named)] if named else [line]
 
 
 def _waiting(named: Mapping[str, Any] | None) -> str:
@@ -130,6 +110,10 @@ def _waiting(named: Mapping[str, Any] | None) -> str:
     return f"waiting for rank {named['rank']} ({named['host']})"
 
 
-def _ms(seconds: float) -> str:
-    """Return a time in milliseconds with three digits."""
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds * 1000:.0f} ms"
+def _advice(summary: Mapping[str, Any], script: str) -> list[str]:
+    """Return a line about waiting for data, of a run that was too short for a hint."""
+    step = summary["step"]
+    wait = bottleneck.longest_wait(step_parts.coarse(step, summary["ranks"]))
+    if wait != bottleneck.DATA:
+        return []
+    return [f"{bottleneck.waiting(wait, step)}: {bottleneck.tuning(script)}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
 import tempfile
@@ -24,7 +25,7 @@ from paceline.launch.outcome.report import Report, Stop
 from paceline.launch.plan import slurm_times
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
-from paceline.launch.plan.task import RankTask
+from paceline.launch.plan.task import SCRIPT, RankTask
 from paceline.launch.run import fork_server, peers, signals
 from paceline.launch.run.console import Console
 from paceline.launch.run.context import LaunchContext
@@ -326,7 +327,14 @@ class Launcher:
             resume_command=resume_command(folder.run_dir, self._options, self._plan, self._task),
             last=evidence.last_checkpoint(folder.run_dir.checkpoints),
             grace_s=self._plan.grace_s,
+            script=self._script(),
         )
+
+    def _script(self) -> str:
+        """Return the script with its arguments, to paste; empty for a module or a function."""
+        if self._task.kind != SCRIPT:
+            return ""
+        return shlex.join((self._options.script, *self._options.script_args))
 
     def _half_saved(self, stopped: Iterable[tuple[str, int]]) -> str:
         """Return the checkpoint that ranks were writing after the signal to stop; empty if none."""

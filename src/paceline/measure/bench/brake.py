@@ -8,9 +8,13 @@ efficiency is below ``IDEAL``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
+from paceline.codes import CODES
+from paceline.launch.monitor import bottleneck
+from paceline.launch.monitor.step_parts import STAGE_WORDS
 from paceline.measure.scaling import WorldFigures
+from paceline.text.wording import milliseconds
 
 IDEAL = 0.97  # an efficiency whose interval reaches this is not called held back
 DATA_SHARE = 0.25  # of a step; waiting that long for data is a brake at any number of ranks
@@ -26,12 +30,11 @@ NONE, DATA, COMPUTE, BATCH, COMMUNICATION, SLOW_RANK, UNEVEN, OTHER, UNKNOWN = (
     "other-code",
     "unknown",
 )
-_STAGE_WORDS = {
-    "optimizer": "its optimizer step",
-    "other": "code between an optimizer step and the next batch",
-    "data": "waiting for its DataLoader",
-    "forward": "its forward",
-    "backward": "its backward",
+# What a brake is as a finding, where steps wait longer than they compute.
+_FINDINGS = {
+    DATA: bottleneck.DATA,
+    COMMUNICATION: bottleneck.COMMUNICATION,
+    BATCH: bottleneck.COMMUNICATION,
 }
 
 
@@ -43,15 +46,23 @@ class Brake:
         name: One of the names above.
         sentence: The finding, with its figures.
         advice: What to do about it; empty if there is nothing to do.
+        finding: ``"data-bound"`` or ``"communication-bound"`` if steps wait for that longer than
+            they compute, on the largest number of ranks; else empty.
     """
 
     name: str
     sentence: str
     advice: str = ""
+    finding: str = ""
+
+    @property
+    def code(self) -> str:
+        """The code of the finding; empty without one."""
+        return CODES.get(self.finding, "")
 
     def to_json(self) -> dict[str, str]:
         """Return the brake as plain data."""
-        return asdict(self)
+        return {**asdict(self), "code": self.code}
 
 
 @dataclass(frozen=True)
@@ -98,8 +109,15 @@ def judge(
         gradient_bytes: Bytes that are reduced in a step; None if unknown.
     """
     case = Case(figures[0], figures[-1], is_weak, script, gradient_bytes)
-    if len(figures) == 1 or case.largest.efficiency.high >= IDEAL:
-        return _not_held_back(case, is_alone=len(figures) == 1)
+    brake = _brake(case, is_alone=len(figures) == 1)
+    name = _FINDINGS.get(brake.name, "")
+    is_finding = name and bottleneck.longest_wait(case.largest.parts) == name
+    return replace(brake, finding=name) if is_finding else brake
+
+
+def _brake(case: Case, *, is_alone: bool) -> Brake:
+    if is_alone or case.largest.efficiency.high >= IDEAL:
+        return _not_held_back(case, is_alone=is_alone)
     growth = case.growth
     part = max(growth, key=lambda name: growth[name])
     data_s = case.largest.parts.get("data", 0.0)
@@ -141,8 +159,8 @@ def _small_batch(case: Case) -> Brake:
     together_s = parts.get("communication", 0.0) + parts.get("waiting", 0.0)
     return Brake(
         BATCH,
-        f"too little work in a step: a rank computes for {_ms(parts['compute'])}, and"
-        f" exchanging gradients takes {_ms(together_s)}",
+        f"too little work in a step: a rank computes for {milliseconds(parts['compute'])}, and"
+        f" exchanging gradients takes {milliseconds(together_s)}",
         "a larger batch for each rank, or gradient accumulation",
     )
 
@@ -163,11 +181,12 @@ def _compute(case: Case) -> Brake:
             " bandwidth or power",
             "fewer ranks on a node, or more CPUs for each",
         )
-    ideal_s = case.ideal["compute"]
+    computing = milliseconds(case.largest.parts["compute"])
+    ideal = milliseconds(case.ideal["compute"])
     return Brake(
         BATCH,
-        f"too small a batch: computing takes {_ms(case.largest.parts['compute'])} on"
-        f" {_ranks(case.largest)}, where a share of {_ranks(case.base)} would be {_ms(ideal_s)}",
+        f"too small a batch: computing takes {computing} on {_ranks(case.largest)}, where a share"
+        f" of {_ranks(case.base)} would be {ideal}",
         "a larger global batch, or fewer ranks",
     )
 
@@ -186,16 +205,17 @@ def _communication(case: Case) -> Brake:
 def _waiting(case: Case) -> Brake:
     slow = case.largest.slow_rank
     if slow is None:
+        waiting = milliseconds(case.largest.parts["waiting"])
         return Brake(
             UNEVEN,
-            f"uneven ranks: the last one is {_ms(case.largest.parts['waiting'])} later than the"
-            " typical one, and not always the same",
+            f"uneven ranks: the last one is {waiting} later than the typical one, and not always"
+            " the same",
             "batches of similar length, and no other work on the CPUs of the ranks",
         )
     return Brake(
         SLOW_RANK,
-        f"waiting for rank {slow['rank']} ({slow['host']}), which takes {_ms(slow['seconds'])}"
-        f" longer a step in {_STAGE_WORDS[slow['stage']]}",
+        f"waiting for rank {slow['rank']} ({slow['host']}), which takes"
+        f" {milliseconds(slow['seconds'])} longer a step: {STAGE_WORDS[slow['stage']]}",
         f"paceline doctor, on {slow['host']}",
     )
 
@@ -203,7 +223,7 @@ def _waiting(case: Case) -> Brake:
 def _other(case: Case) -> Brake:
     return Brake(
         OTHER,
-        f"the script's own code between steps, {_grown(case, 'other')}",
+        f"the script's own code between steps, {_grown(case, 'other code')}",
         "log, evaluate and save less often, or on one rank",
     )
 
@@ -213,14 +233,14 @@ _SENTENCES = {
     "compute": _compute,
     "communication": _communication,
     "waiting": _waiting,
-    "other": _other,
+    "other code": _other,
 }
 
 
 def _grown(case: Case, part: str) -> str:
     seconds, before_s = case.largest.parts[part], case.base.parts.get(part, 0.0)
     return (
-        f"{_ms(seconds)} a step on {_ranks(case.largest)} and {_ms(before_s)} on"
+        f"{milliseconds(seconds)} a step on {_ranks(case.largest)} and {milliseconds(before_s)} on"
         f" {_ranks(case.base)}"
     )
 
@@ -240,7 +260,3 @@ def _share(parts: Mapping[str, float], part: str) -> float:
 
 def _ranks(figures: WorldFigures) -> str:
     return "1 rank" if figures.num_ranks == 1 else f"{figures.num_ranks} ranks"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms"

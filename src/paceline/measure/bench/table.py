@@ -10,11 +10,11 @@ from paceline.errors import Finding
 from paceline.measure.bench.brake import Brake
 from paceline.measure.bench.settings import LOSS_STEPS, Worth
 from paceline.measure.bench_file import BenchFile
-from paceline.measure.intervals import Interval
-from paceline.measure.scaling import WorldFigures
+from paceline.measure.scaling import WINDOW, WorldFigures
 
 COLUMNS = 80
-_PARTS = ("data", "compute", "other", "communication", "waiting")
+_FEWEST_WINDOWS = 2  # a single window has no spread
+_PARTS = ("data", "compute", "other code", "communication", "waiting")
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,27 @@ def render(result: Result) -> str:
         *_head(result),
         "",
         *_speeds(result.figures),
+        *_unknown_samples(result.figures),
+        *_few_windows(result),
         "",
         *_splits(result.figures),
         "",
-        *_wrapped(f"what holds it back: {result.brake.sentence}"),
+        *_brake(result.brake),
     ]
-    if result.brake.advice:
-        lines += _wrapped(f"try: {result.brake.advice}")
     if result.worths:
         lines += ["", *_settings(result.worths)]
     lines += [line for finding in result.findings for line in ("", finding.render())]
     return "\n".join([*lines, f"run folder {result.folder}"])
+
+
+def _brake(brake: Brake) -> Iterator[str]:
+    """Return what holds scaling back, what to try, and the page that explains it."""
+    named = f" [{brake.code} {brake.finding}]" if brake.finding else ""
+    yield from _wrapped(f"what holds it back: {brake.sentence}{named}")
+    if brake.advice:
+        yield from _wrapped(f"try: {brake.advice}")
+    if brake.finding:
+        yield f"more: paceline explain {brake.code}"
 
 
 def _head(result: Result) -> Iterator[str]:
@@ -106,20 +116,59 @@ def _speeds(figures: Sequence[WorldFigures]) -> Iterator[str]:
     """Return the table of speeds; intervals of 95 % are in parentheses."""
     yield f"{'ranks':>5}  {'samples/s (95 %)':>24}  {'step ms':>8}  {'speed-up':>8}  efficiency"
     for row in figures:
-        rate = "unknown" if row.samples_per_s is None else _with_interval(row.samples_per_s, ",.4g")
-        efficiency = _percent(row.efficiency) if row is not figures[0] else "-"
         step = f"{row.step_s.value * 1000:.3g}"
         yield (
-            f"{row.num_ranks:>5}  {rate:>24}  {step:>8}  {row.speedup.value:>7.2f}x  {efficiency}"
+            f"{row.num_ranks:>5}  {_rate(row):>24}  {step:>8}  {row.speedup.value:>7.2f}x"
+            f"  {_efficiency(row, figures[0])}"
         )
 
 
-def _with_interval(interval: Interval, form: str) -> str:
-    return f"{interval.value:{form}} ({interval.low:{form}}-{interval.high:{form}})"
+def _unknown_samples(figures: Sequence[WorldFigures]) -> Iterator[str]:
+    """Return why samples are unknown, and what the speed-up is then."""
+    if any(row.samples_per_s is None for row in figures):
+        yield from _wrapped(
+            "samples/s are unknown, because the batches do not come from a DataLoader of torch;"
+            " the speed-up counts the batch of each rank as one"
+        )
 
 
-def _percent(interval: Interval) -> str:
-    return f"{interval.value:.0%} ({interval.low:.0%}-{interval.high:.0%})"
+def _few_windows(result: Result) -> Iterator[str]:
+    """Return why figures have no interval, if they have none."""
+    if min(row.windows for row in result.figures) < _FEWEST_WINDOWS:
+        yield from _wrapped(
+            f"no intervals: they need more than {WINDOW} steps after the warm-up; try --rounds 3"
+            f" or --steps {2 * result.steps}"
+        )
+
+
+def _has_interval(row: WorldFigures) -> bool:
+    return row.windows >= _FEWEST_WINDOWS
+
+
+def _rate(row: WorldFigures) -> str:
+    """Return the samples per second with their interval, where both are known."""
+    interval = row.samples_per_s
+    if interval is None:
+        return "unknown"
+    value = _rounded(interval.value)
+    if not _has_interval(row):
+        return value
+    return f"{value} ({_rounded(interval.low)}-{_rounded(interval.high)})"
+
+
+def _rounded(value: float) -> str:
+    """Return a number with four digits, without an exponent."""
+    rounded = float(f"{value:.4g}")
+    return f"{rounded:,.0f}" if rounded >= 1000 else f"{rounded:.4g}"
+
+
+def _efficiency(row: WorldFigures, base: WorldFigures) -> str:
+    efficiency = row.efficiency
+    if row is base:
+        return "-"
+    if not (_has_interval(row) and _has_interval(base)):
+        return f"{efficiency.value:.0%}"
+    return f"{efficiency.value:.0%} ({efficiency.low:.0%}-{efficiency.high:.0%})"
 
 
 def _splits(figures: Sequence[WorldFigures]) -> Iterator[str]:

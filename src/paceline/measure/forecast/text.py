@@ -24,7 +24,7 @@ def render(forecast: Forecast, costs: Sequence[Cost] = ()) -> str:
         "",
         f"{'ranks':>7}{'nodes':>7}{forecast.unit + '/s':>16}"
         f"{'95 % interval':>28}{'efficiency':>14}",
-        f"{1:>7,}{1:>7,}{_rate(forecast.single_per_s):>16}{'':28}{'100 %':>14}",
+        f"{1:>7,}{1:>7,}{_rate(forecast.single_per_s):>16}{'':28}{'100%':>14}",
         *(_row(point) for point in forecast.points),
         "",
         *_wrapped(verdict(forecast)),
@@ -44,7 +44,7 @@ def _command(forecast: Forecast) -> str:
 
 def _row(point: Point) -> str:
     rate = _rate(point.samples_per_s)
-    efficiency = f"{point.efficiency:.0%}".replace("%", " %")
+    efficiency = f"{point.efficiency:.0%}"
     return (
         f"{point.world:>7,}{point.num_nodes:>7,}{('<= ' if point.is_bound else '') + rate:>16}"
         f"{_rate(point.low) + ' - ' + _rate(point.high):>28}"

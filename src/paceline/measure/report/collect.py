@@ -23,7 +23,7 @@ from paceline.rundir import events, files, identity
 from paceline.rundir.events import History
 from paceline.rundir.files import RunDir
 
-_EVENTS = "events.jsonl"
+_EVENTS, _BENCH = "events.jsonl", "bench.json"
 _SOFTWARE = {"python": "Python", "torch_cuda": "CUDA of torch", "nccl": "NCCL"}
 
 
@@ -38,7 +38,7 @@ def collect(names: Sequence[str]) -> list[Run]:
     """
     if not names:
         what = "no run in paceline-runs has been started"
-        return [read(run_choice.latest(_EVENTS, advice=_no_run(what)))]
+        return [read(run_choice.latest(_EVENTS, _BENCH, advice=_no_run(what)))]
     return [read(run_choice.named(name, advice=_no_run(""))) for name in dict.fromkeys(names)]
 
 
@@ -90,14 +90,23 @@ def read(run_dir: RunDir) -> Run:
         raise SetupError(_no_run(f"{run.folder} holds no run"))
     # A bench trains nothing, so a training run's files are not missing from it.
     is_training = bool(records) or run.bench is None
-    training_notes = [*metric_notes, *speed_notes, *_split_notes(run)] if is_training else []
+    training_notes = [*metric_notes, *speed_notes, *_step_notes(run)] if is_training else []
     return replace(run, notes=(*training_notes, *bench_notes))
 
 
-def _split_notes(run: Run) -> list[str]:
-    if run.split is not None or not run.steps:
+def _step_notes(run: Run) -> list[str]:
+    """Return what is not known about the steps of a run."""
+    if not run.steps:
         return []
-    return [f"no split of a step: fewer than {MIN_STEPS} steps were timed"]
+    notes = []
+    if run.split is None:
+        notes.append(f"no split of a step: fewer than {MIN_STEPS} steps were timed")
+    if run.speed and not any(point.samples_per_step for point in run.speed):
+        notes.append(
+            "no samples/s: the samples of a step are unknown, because the batches do not come from"
+            " a DataLoader of torch"
+        )
+    return notes
 
 
 def _events(folder: Path) -> list[list[dict[str, Any]]]:

@@ -50,6 +50,7 @@ class SpeedPoint:
         loss: The loss that rank 0 called backward on last; None if it was not seen.
         samples_per_step: Samples of a step over all ranks; 0 if unknown.
         split: Where the time of the latest steps went; None if too few were timed.
+        steps_per_s: The rate that the launcher has measured before the ranks ended; 0 if unknown.
     """
 
     attempt: int
@@ -58,6 +59,7 @@ class SpeedPoint:
     loss: float | None = None
     samples_per_step: float = 0.0
     split: StepSplit | None = None
+    steps_per_s: float = 0.0
 
 
 @dataclass(frozen=True)

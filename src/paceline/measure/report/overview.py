@@ -37,10 +37,18 @@ def _bench_figures(run: Run) -> dict[str, str]:
         return {}
     last = rows[-1]
     return {
-        "measured with": f"{few([f'{row.ranks:,}' for row in rows], 6)} ranks",
+        "measured with": _sizes([f"{row.ranks:,}" for row in rows]),
         "throughput": f"{significant(last.samples_per_s.value)} samples/s",
         "efficiency": f"{last.efficiency.value:.0%} with {last.ranks:,}" if len(rows) > 1 else "",
     }
+
+
+def _sizes(sizes: Sequence[str]) -> str:
+    """Return ``1 rank``, ``1, 2 and 4 ranks``, or the first six with the number of the others."""
+    if len(sizes) == 1:
+        return "1 rank" if sizes[0] == "1" else f"{sizes[0]} ranks"
+    listed = few(sizes, 6) if len(sizes) > 6 else f"{', '.join(sizes[:-1])} and {sizes[-1]}"
+    return f"{listed} ranks"
 
 
 def _ranks(run: Run) -> str:
@@ -147,11 +155,10 @@ def _speed_up(rows: Sequence[Scaling]) -> str:
     growth = largest.ranks / base.ranks
     efficiency = largest.efficiency
     of_base = f"{base.ranks} rank" + ("s" if base.ranks > 1 else "")
-    return (
-        f"{largest.ranks} ranks are {efficiency.value * growth:.2f}x as fast as {of_base}"
-        f" ({efficiency.low * growth:.2f} to {efficiency.high * growth:.2f}):"
-        f" {efficiency.value:.0%} of ideal."
-    )
+    speed_up = f"{largest.ranks} ranks are {efficiency.value * growth:.2f}x as fast as {of_base}"
+    if efficiency.low != efficiency.high:  # equal ends are those of a single window of steps
+        speed_up += f" ({efficiency.low * growth:.2f} to {efficiency.high * growth:.2f})"
+    return f"{speed_up}: {efficiency.value:.0%} of ideal."
 
 
 def network_sentences(run: Run) -> list[str]:

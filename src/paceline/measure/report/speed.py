@@ -49,7 +49,8 @@ def elapsed(attempts: Sequence[Attempt], points: Sequence[SpeedPoint]) -> list[f
 def rates(attempts: Sequence[Attempt], points: Sequence[SpeedPoint]) -> list[Rate]:
     """Return the rates between consecutive points of the same attempt.
 
-    Intervals of less than half the usual length are left out.
+    Intervals of less than half the usual length are left out. The last one of an attempt lasts
+    longer than its training: its rate is what the launcher has measured until then.
     """
     times_s = elapsed(attempts, points)
     intervals = [
@@ -59,16 +60,19 @@ def rates(attempts: Sequence[Attempt], points: Sequence[SpeedPoint]) -> list[Rat
     ]
     if not intervals:
         return []
+    last = {point.attempt: point for point in points}
     usual_s = statistics.median(later.time_s - earlier.time_s for earlier, later, _ in intervals)
     return [
-        _rate(earlier, later, time_s)
+        _rate(earlier, later, time_s, is_last=later is last[later.attempt])
         for earlier, later, time_s in intervals
         if later.time_s - earlier.time_s >= _SHORTEST * usual_s and later.steps >= earlier.steps
     ]
 
 
-def _rate(earlier: SpeedPoint, later: SpeedPoint, elapsed_s: float) -> Rate:
+def _rate(earlier: SpeedPoint, later: SpeedPoint, elapsed_s: float, *, is_last: bool) -> Rate:
     steps_per_s = (later.steps - earlier.steps) / (later.time_s - earlier.time_s)
+    if is_last and later.steps_per_s:
+        steps_per_s = later.steps_per_s
     samples_per_s = steps_per_s * later.samples_per_step
     return Rate(later.attempt, elapsed_s, steps_per_s, samples_per_s)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.measure import step_parts
+from paceline.launch.monitor import step_parts
 from paceline.measure.report.facts import RankTime, SpeedPoint, StepSplit
 from paceline.measure.report.untrusted import OTHER_CONTENT, finite, positive
 from paceline.rundir import files
@@ -49,6 +49,7 @@ def _point(line: bytes, num_ranks: int) -> SpeedPoint | None:
             loss=None if loss is None else float(loss),
             samples_per_step=samples,
             split=split_of(values.get("step"), num_ranks),
+            steps_per_s=finite(values.get("steps_per_s", 0.0)),
         )
     except OTHER_CONTENT:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from itertools import pairwise
 
 from paceline.measure.intervals import Interval
 from paceline.measure.report import labels, overview
@@ -31,13 +32,13 @@ def render(runs: Sequence[Run]) -> str:
 
 def _comparison(runs: Sequence[Run]) -> list[str]:
     """Return a table with a line for each run."""
-    lines = [f"{'run':29}{'state':11}{'steps':>9}{'step':>10}{'samples/s':>12}{'loss':>9}"]
+    lines = [f"{'run':29}{'state':11}{'steps':>9}{'step':>10}{'samples/s':>11}{'loss':>10}"]
     for run, name in zip(runs, labels.of_runs(runs), strict=True):
         values = overview.figures(run)
         throughput = values.get("throughput", "-").removesuffix(" samples/s")
         lines.append(
             f"{name:29}{values.get('state', '-'):11}{values.get('steps', '-'):>9}"
-            f"{values.get('step', '-'):>10}{throughput:>12}{values.get('loss', '-'):>9}"
+            f"{values.get('step', '-'):>10}{throughput:>11}{values.get('loss', '-'):>10}"
         )
     return lines
 
@@ -77,16 +78,29 @@ def _wrapped(line: str) -> list[str]:
 
 def _summary(run: Run) -> str:
     forms = {
-        "ranks": "{} ranks",
-        "steps": "{} steps",
         "step": "{} a step",
         "loss": "loss {}",
         "measured with": "measured with {}",
         "efficiency": "efficiency {}",
     }
     values = overview.figures(run)
-    parts = [forms.get(name, "{}").format(value) for name, value in values.items()]
+    parts = [
+        _counted(value, name) if name in ("ranks", "steps") else forms.get(name, "{}").format(value)
+        for name, value in values.items()
+    ]
     return " · ".join([printable(run.name), *parts])
+
+
+def _counted(value: str, noun: str) -> str:
+    """Return ``1 rank`` of ``1`` and ``4 ranks on 2 hosts`` of ``4 on 2 hosts``.
+
+    Args:
+        value: A number, and words that follow it.
+        noun: What is counted, in the plural.
+    """
+    count, _, rest = value.partition(" ")
+    counted = f"{count} {noun.removesuffix('s') if count == '1' else noun}"
+    return f"{counted} {rest}".rstrip()
 
 
 def _findings(run: Run) -> list[str]:
@@ -111,11 +125,15 @@ def _metrics(run: Run) -> list[str]:
 
 
 def sparkline(series: Series, columns: int = _SPARKS) -> str:
-    """Return the curve of a metric in one line: the mean of each of ``columns`` ranges of steps.
+    """Return the curve of a metric in one line: the means of at most ``columns`` ranges of steps.
 
-    A range without a value is blank, and one with a value that is not finite has a ``!``.
+    A range without a value is blank, and one with a value that is not finite has a ``!``. Values
+    that are few and evenly spaced have no blanks between them.
     """
     first, last = series.steps[0], series.steps[-1]
+    gaps = [later - earlier for earlier, later in pairwise(series.steps) if later > earlier]
+    if gaps:
+        columns = min(columns, (last - first) // min(gaps) + 1)
     width = max(1, last - first + 1) / columns
     ranges: list[list[float]] = [[] for _ in range(columns)]
     for step, value in zip(series.steps, series.values, strict=True):
@@ -189,6 +207,9 @@ def _scaling(run: Run) -> list[str]:
 
 
 def _interval(interval: Interval) -> str:
+    """Return both ends; a dash for an interval of no width, as that of a single window of steps."""
+    if interval.low == interval.high:
+        return "-"
     return f"{overview.significant(interval.low)} to {overview.significant(interval.high)}"
 
 

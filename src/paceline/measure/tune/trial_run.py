@@ -240,11 +240,8 @@ class TrialRun:
 
     def evidence(self) -> tuple[str, ...]:
         """Return why the script failed: its finding, or the end of what it printed."""
-        first = self.finding()
-        if first is not None:
-            return (f"{first.code} {first.name}: {first.what}", *first.evidence[:4])
-        text = (self._folder / "output").read_text(errors="replace")
-        return tuple(text.strip().splitlines()[-4:])
+        output = (self._folder / "output").read_text(errors="replace")
+        return launcher_process.reason(self.finding(), output)
 
 
 def shared_memory_bytes() -> int | None:

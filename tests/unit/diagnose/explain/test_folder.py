@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -44,6 +45,26 @@ def test_of_several_starts_the_last_counts(tmp_path):
     told(tmp_path, ended(1, RAISED), ended(0, SLOW))
     answer = explain(str(tmp_path))
     assert [each.name for each in answer.findings] == ["no-error-in-log", "straggler"]
+    assert answer.exit_status == 0
+
+
+@pytest.mark.parametrize(
+    ("severity", "shown"), [("error", "warning"), ("warning", "warning"), ("hint", "hint")]
+)
+def test_a_run_that_ended_well_has_no_error(tmp_path, severity, shown):
+    told(tmp_path, ended(0, replace(SLOW, severity=severity)))
+    answer = explain(str(tmp_path))
+    assert [finding.severity for finding in answer.findings] == ["hint", shown]
+    assert answer.exit_status == 0
+
+
+@pytest.mark.parametrize("name", ["data-bound", "communication-bound"])
+def test_a_hint_in_a_log_is_no_fault(tmp_path, name):
+    log = tmp_path / "log"
+    hint = Finding(name, "waiting for it 71% of a step", severity="hint")
+    log.write_text(f"epoch 0: loss 1.4\npaceline: {hint.render()}\n")
+    answer = explain(str(log))
+    assert [finding.name for finding in answer.findings] == [name]
     assert answer.exit_status == 0
 
 

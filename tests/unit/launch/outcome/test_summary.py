@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.errors import Finding
 from paceline.launch.monitor.stage_times import StepTime, Suspect
 from paceline.launch.outcome.summary import render, summarise
 
@@ -114,9 +115,9 @@ def test_a_run_that_waits_for_data_is_pointed_to_tune():
         STEP, stages=stages(data=0.07), seconds=0.1, exchange=0.0, waiting=0.0, suspects=(), ranks=1
     )
     figures = summarise([pulse(0)], seconds=12.3, step_time=alone)
-    assert render(figures, run_dir="x")[1:3] == [
+    assert render(figures, run_dir="x", script="train.py --lr 1")[1:3] == [
         "step 100 ms: data 70%, compute 30%",
-        "waiting for data 70% of a step: paceline tune measures faster loader settings",
+        "waiting for data 70% of a step: paceline tune train.py --lr 1",
     ]
 
 
@@ -137,6 +138,16 @@ def test_a_run_that_does_not_wait_for_data_is_not(data_s, scale):
     )
     figures = summarise([pulse(0)], seconds=12.3, step_time=alone)
     assert "tune" not in " ".join(render(figures, run_dir="x"))
+
+
+def test_a_hint_takes_the_place_of_the_short_advice():
+    alone = replace(
+        STEP, stages=stages(data=0.07), seconds=0.1, exchange=0.0, waiting=0.0, suspects=(), ranks=1
+    )
+    figures = summarise([pulse(0)], seconds=12.3, step_time=alone)
+    hint = Finding("data-bound", "waiting for data 70% of a step", severity="hint")
+    lines = render(figures, run_dir="x", script="train.py", hint=hint)
+    assert lines[2:] == [hint.render(), "run folder x"]
 
 
 def test_a_single_rank_communicates_with_nobody():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -25,7 +26,9 @@ def test_a_whole_run(tmp_path):
     assert run.split is not None
     assert run.split.parts["waiting"] == pytest.approx(0.2 * run.split.seconds)
     assert sum(run.split.parts.values()) == pytest.approx(run.split.seconds)
-    assert run.split.late_rank == "rank 1 on node-b takes 40 ms longer in data than the others"
+    assert run.split.late_rank == (
+        "rank 1 on node-b takes 40 ms longer a step than the others: waiting for its DataLoader"
+    )
     assert [(rank.rank, rank.own_s, rank.data_s) for rank in run.ranks] == [
         (0, 0.1, 0.02),
         (1, 0.14, 0.02),
@@ -34,6 +37,14 @@ def test_a_whole_run(tmp_path):
     assert run.environment["Python"] == "3.11.7"
     assert "NCCL" not in run.environment
     assert run.notes == ()
+
+
+def test_steps_of_an_unknown_number_of_samples_are_said(tmp_path):
+    folder = report_runs.write_run(tmp_path / "run", lines=0)
+    lines = [report_runs.speed_line(number, samples_per_batch=0) for number in range(1, 13)]
+    report_runs.write_lines(folder / "speed.jsonl", lines)
+    (note,) = read(folder).notes
+    assert note.startswith("no samples/s: the samples of a step are unknown")
 
 
 def test_a_run_that_failed_shows_its_findings(tmp_path):
@@ -148,3 +159,15 @@ def test_a_folder_that_holds_no_run_is_refused(tmp_path):
         collect.collect([str(tmp_path)])
     with pytest.raises(SetupError, match="there is no run folder"):
         collect.collect([str(tmp_path / "missing")])
+
+
+def test_without_a_name_the_run_or_bench_that_wrote_last_is_reported(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "paceline-runs"
+    trained = report_runs.write_run(runs / "trained")
+    benched = report_runs.write_bench(runs / "benched")
+    os.utime(trained / "events.jsonl", (1000, 1000))
+    os.utime(benched / "bench.json", (2000, 2000))
+    assert [run.name for run in collect.collect([])] == ["benched"]
+    os.utime(trained / "events.jsonl", (3000, 3000))
+    assert [run.name for run in collect.collect([])] == ["trained"]

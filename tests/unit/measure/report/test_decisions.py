@@ -8,16 +8,41 @@ import math
 import pytest
 
 import report_runs
-from paceline.measure.report import bench_files, drawing, labels, overview, palette, plots, speed
-from paceline.measure.report.facts import Attempt, RankTime, Run, Series, SpeedPoint, StepSplit
+from paceline.measure.intervals import Interval
+from paceline.measure.report import (
+    bench_files,
+    drawing,
+    labels,
+    overview,
+    palette,
+    plots,
+    speed,
+    text,
+)
+from paceline.measure.report.facts import (
+    Attempt,
+    RankTime,
+    Run,
+    Scaling,
+    Series,
+    SpeedPoint,
+    StepSplit,
+)
 from paceline.measure.report.scaling import own_times
 from paceline.measure.report.sections import sections
 
 NAN = float("nan")
 
 
-def point(time_s, steps, *, attempt=0, samples=64.0, split=None):
-    return SpeedPoint(attempt, time_s, steps, samples_per_step=samples, split=split)
+def point(time_s, steps, *, attempt=0, samples=64.0, split=None, own_rate=0.0):
+    return SpeedPoint(attempt, time_s, steps, None, samples, split, own_rate)
+
+
+def test_the_end_of_a_run_is_no_part_of_its_rate():
+    """Ranks end some time before the launcher describes the speed for the last time."""
+    attempts = [Attempt(0, 100.0, 112.0)]
+    points = [point(105, 400, own_rate=120.0), point(109, 500, own_rate=118.0)]
+    assert [rate.steps_per_s for rate in speed.rates(attempts, points)] == [118.0]
 
 
 def test_rates_are_those_between_two_descriptions_of_one_attempt():
@@ -283,3 +308,26 @@ def test_names_are_readable_on_their_page(theme):
         if role.endswith("-ink") or role.startswith("text"):
             bright, dim = sorted((luminance(colour), page), reverse=True)
             assert (bright + 0.05) / (dim + 0.05) >= 4.5, role
+
+
+@pytest.mark.parametrize(
+    ("world_size", "hosts", "steps", "words"),
+    [
+        (1, ("node-a",), 1, "run · 1 rank · 1 step"),
+        (4, ("node-a",), 20, "run · 4 ranks · 20 steps"),
+        (4, ("node-a", "node-b"), 1200, "run · 4 ranks on 2 hosts · 1,200 steps"),
+    ],
+)
+def test_ranks_and_steps_are_counted_in_words(world_size, hosts, steps, words):
+    run = Run("run", "run", world_size=world_size, hosts=hosts, steps=steps)
+    assert text.render([run]).splitlines()[1] == words
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [([1], "1 rank"), ([2], "2 ranks"), ([1, 2], "1 and 2 ranks"), ([1, 2, 4], "1, 2 and 4 ranks")],
+)
+def test_the_sizes_of_a_bench_are_listed(sizes, words):
+    one = Interval(1.0, 1.0, 1.0)
+    rows = tuple(Scaling(size, one, one, 1.0, one) for size in sizes)
+    assert overview.figures(Run("run", "run", scaling=rows))["measured with"] == words

@@ -31,7 +31,7 @@ def test_the_text_of_a_run_fits_and_says_what_the_page_shows(tmp_path):
     assert "run · succeeded · 2 ranks · 300 steps · 1 min 00 s" in printed
     assert re.search(r"^train/loss +2.5 +0.008333 +█▂▂▂▁", printed, re.M)
     assert re.search(r"^  waiting +4\d.\d ms +20%  ██████$", printed, re.M)
-    assert "rank 1 on node-b takes 40 ms longer in data" in printed
+    assert "rank 1 on node-b takes 40 ms longer a step than the others: waiting for" in printed
 
 
 def test_the_text_of_a_bench(tmp_path):
@@ -42,6 +42,16 @@ def test_the_text_of_a_bench(tmp_path):
     assert re.search(r"^ +256 MiB +40\d ms +1\.00 GB/s$", printed, re.M)
 
 
+def test_a_bench_without_a_number_of_samples_says_so(tmp_path):
+    worlds = {
+        size: {**values, "samples_per_step": 0}
+        for size, values in report_runs.bench()["worlds"].items()
+    }
+    (run,) = run_of(report_runs.write_bench(tmp_path / "bench", worlds=worlds))
+    assert run.scaling == ()
+    assert any("samples of a step are unknown" in note for note in run.notes)
+
+
 def test_the_text_of_several_runs_begins_with_a_comparison(tmp_path):
     folders = [
         report_runs.write_run(tmp_path / "one"),
@@ -50,6 +60,24 @@ def test_the_text_of_several_runs_begins_with_a_comparison(tmp_path):
     lines = text.render(run_of(*folders)).splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split("  ")[0] for line in lines[:3]] == ["run", "--lr 0.1", "--lr 0.5"]
+    assert lines[1].split()[-2:] == ["320", "0.008333"]
+
+
+def test_a_small_loss_does_not_touch_the_rate_beside_it(tmp_path):
+    metrics = "step,loss\n1,0.0003987\n2,0.0003987\n"
+    folders = [
+        report_runs.write_run(tmp_path / name, command=("train.py", name), metrics=metrics)
+        for name in ("one", "two")
+    ]
+    lines = text.render(run_of(*folders)).splitlines()
+    assert lines[1].split()[-2:] == ["320", "0.0003987"]
+
+
+def test_an_interval_of_no_width_is_not_printed(tmp_path):
+    worlds = {str(size): report_runs.world(size, rounds=1, steps=8) for size in (1, 2)}
+    printed = text.render(run_of(report_runs.write_bench(tmp_path / "bench", worlds=worlds)))
+    assert re.search(r"^ +2 +2\d\.\d ms +3,\d{3} +- +\d+%$", printed, re.M), printed
+    assert re.search(r"2 ranks are [\d.]+x as fast as 1 rank: \d+% of ideal", printed)
 
 
 def test_a_curve_in_one_line_marks_what_is_not_finite():
@@ -57,6 +85,8 @@ def test_a_curve_in_one_line_marks_what_is_not_finite():
 
     series = Series((0, 1, 2, 9), (8.0, 1.0, float("nan"), 4.0))
     assert text.sparkline(series, columns=10) == "█▁!      ▄"
+    assert text.sparkline(series) == "█▁!      ▄"
+    assert text.sparkline(Series((45, 90, 135, 180), (1.0, 2.0, 3.0, 4.0))) == "▁▃▆█"
 
 
 def test_the_page_is_one_file_that_names_no_host(tmp_path, capsys):

@@ -1,0 +1,122 @@
+"""Decide whether steps wait for data, or for gradients, longer than they compute. Pure.
+
+The decision is made from the parts of a typical step (``step_parts.coarse``), and is a hint: a run
+whose steps wait is not broken. Training that has lost less than ``LEAST_LOST_S`` gets none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import Finding
+from paceline.launch.monitor import step_parts
+from paceline.text.wording import milliseconds
+
+DATA, COMMUNICATION = "data-bound", "communication-bound"
+# A worker takes about as long to send a batch to its rank: shorter waits cannot be tuned away.
+LEAST_DATA_S = 0.001
+# `paceline tune` and `paceline bench` take about a minute: to gain less is not worth it.
+LEAST_LOST_S = 10.0
+_PARTS = {DATA: "data", COMMUNICATION: "communication"}
+_WORDS = {DATA: "data", COMMUNICATION: "gradients"}
+_LEAST_SHARE = 0.005  # of a step; smaller parts are not mentioned
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the advice depends on.
+
+    Attributes:
+        num_ranks: Number of ranks.
+        num_hosts: Number of hosts.
+        num_steps: Optimizer steps so far.
+        script: The script with its arguments, to paste; empty if it is not a script that can be
+            started again.
+    """
+
+    num_ranks: int
+    num_hosts: int
+    num_steps: int
+    script: str = ""
+
+
+def longest_wait(parts: Mapping[str, float]) -> str:
+    """Return ``DATA`` or ``COMMUNICATION`` if steps wait for it longer than they compute, else "".
+
+    Args:
+        parts: Seconds by part, from ``step_parts.coarse``; only ``compute`` where the others are
+            unknown.
+    """
+    data_s, exchange_s = parts.get("data", 0.0), parts.get("communication", 0.0)
+    if max(data_s, exchange_s) <= parts["compute"]:
+        return ""
+    if exchange_s >= data_s:
+        return COMMUNICATION
+    return DATA if data_s >= LEAST_DATA_S else ""
+
+
+def judge(step: Mapping[str, Any] | None, run: RunFacts) -> Finding | None:
+    """Return what most steps wait for; None if they compute longer, or too little was lost.
+
+    Args:
+        step: What ``stage_times.describe`` returned; None if too few steps were timed.
+        run: What is known of the run.
+    """
+    if step is None:
+        return None
+    parts = step_parts.coarse(step, run.num_ranks)
+    name = longest_wait(parts)
+    if not name:
+        return None
+    wait_s = parts[_PARTS[name]]
+    lost_s = wait_s * run.num_steps
+    if lost_s < LEAST_LOST_S:
+        return None
+    return Finding(
+        name,
+        waiting(name, step),
+        evidence=(
+            f"a step of {milliseconds(step['seconds'])}: {_listed(parts)}",
+            f"{run.num_steps:,} steps: about {lost_s:,.0f} s of waiting for {_WORDS[name]}",
+        ),
+        fix=_advice(name, run),
+        severity="hint",
+    )
+
+
+def waiting(name: str, step: Mapping[str, Any]) -> str:
+    """Return ``waiting for data 71% of a step``.
+
+    Args:
+        name: ``DATA`` or ``COMMUNICATION``.
+        step: What ``stage_times.describe`` returned, of a step that waits for it.
+    """
+    seconds = step["stages"]["data"] if name == DATA else step["exchange"]
+    return f"waiting for {_WORDS[name]} {seconds / step['seconds']:.0%} of a step"
+
+
+def tuning(script: str) -> str:
+    """Return the command that measures faster settings of a script's loader."""
+    return f"paceline tune {script or 'MODULE:DATASET'}"
+
+
+def _advice(name: str, run: RunFacts) -> str:
+    """Return the command that finds out what to change."""
+    if name == DATA:
+        return tuning(run.script)
+    if run.num_hosts > 1:
+        return (
+            "srun paceline bench network, on the same nodes: is the link as fast as it should be?"
+        )
+    return f"paceline bench {run.script or 'SCRIPT'}"
+
+
+def _listed(parts: Mapping[str, float]) -> str:
+    total_s = sum(parts.values())
+    return ", ".join(
+        f"{part} {milliseconds(seconds)}"
+        for part, seconds in parts.items()
+        if seconds >= _LEAST_SHARE * total_s
+    )
