@@ -35,7 +35,7 @@ def table(tmp_path, *options):
 def test_both_sides_train_on_the_cpu(tmp_path):
     printed, losses = table(
         tmp_path,
-        *("--device", "cpu", "--images", 256, "--tiny", "--epochs", 2, "--workers", 1),
+        *("--device", "cpu", "--images", 256, "--tiny", "--epochs", 1, "--workers", 1),
     )
     assert list(losses) == ["recipe", "paceline"]
     assert max(losses.values()) < 2.2, "guessing among ten classes costs 2.3"
