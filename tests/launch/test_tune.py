@@ -88,7 +88,8 @@ def test_data_is_found_to_hold_a_script_back(command, framework):
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("framework", SCRIPTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["raw", *OTHERS])
 def test_two_ranks_follow_the_commands_without_waiting_for_each_other(command, framework):
     require(framework)
     script = command.script(script_of(framework))
