@@ -41,6 +41,8 @@ MIN_SHARE = 0.04
 MIN_ERRORS = 6.0
 # Ranks are synchronised if at the end of a step they are this share as far apart as before.
 APART = 0.7
+# A rank may have waited for another one that fell behind earlier, by this share of its delay.
+ALIKE = 0.8
 _MOST_SUSPECTS = 5  # that are described
 _MAD_TO_SIGMA = 1.4826  # for normally distributed values
 
@@ -197,7 +199,8 @@ def suspects(steps: Sequence[Step]) -> list[Suspect]:
 
     A rank falls behind in a stage by as much as the stage takes it longer than the median of the
     others, but by no more than it is behind at the stage's end: a rank that waited for another one
-    *within* a stage takes long and is behind nobody.
+    *within* a stage takes long and is behind nobody, if most ranks waited. If only this rank did, it
+    is as far behind as the one that it waited for; that one fell behind earlier, and comes first.
     """
     ranks = sorted(steps[0])
     if len(ranks) < 2:
@@ -212,11 +215,28 @@ def suspects(steps: Sequence[Step]) -> list[Suspect]:
                 excess = min(longer[rank], behind[rank])
                 excesses.setdefault((rank, stage), []).append(excess)
     candidates = [_suspect(rank, stage, values) for (rank, stage), values in excesses.items()]
-    return sorted(
+    longest_first = sorted(
         (suspect for suspect in candidates if suspect.seconds > 0),
         key=lambda suspect: suspect.seconds,
         reverse=True,
     )
+    return _cause_first(longest_first)
+
+
+def _cause_first(longest_first: list[Suspect]) -> list[Suspect]:
+    """Return suspects with that one first for which the first may only have waited."""
+    if not longest_first:
+        return []
+    first = longest_first[0]
+    earlier_stages = LOCAL[: LOCAL.index(first.stage)]
+    causes = [
+        suspect
+        for suspect in longest_first
+        if suspect.rank != first.rank
+        and suspect.stage in earlier_stages
+        and suspect.seconds >= ALIKE * first.seconds
+    ]
+    return list(dict.fromkeys([*causes[:1], *longest_first]))
 
 
 def _suspect(rank: int, stage: str, excesses: Sequence[float]) -> Suspect:

@@ -81,6 +81,36 @@ def test_ranks_that_waited_within_a_stage_are_not_accused(num_ranks):
     assert {suspect.stage for suspect in account.suspects if suspect.seconds > 0.002} == {"data"}
 
 
+def a_rank_waits_in(steps, *, waiting, late, place):
+    """Steps in which one rank ends a stage no sooner than a late rank does."""
+    for step in steps:
+        wait = sum(step[late][: place + 1]) - sum(step[waiting][: place + 1]) + MS // 10
+        step[waiting][place] += wait
+        step[waiting][-1] -= wait
+    return steps
+
+
+def test_a_rank_that_waited_for_a_late_one_is_not_accused():
+    """Such as the other half of a pair in an all-reduce between the steps."""
+    steps = steps_of(4, late=(3, "optimizer", 9.5))
+    account = stage_times.account(a_rank_waits_in(steps, waiting=1, late=3, place=1))
+    assert [(each.rank, each.stage) for each in account.suspects[:2]] == [
+        (3, "optimizer"),
+        (1, "other"),
+    ]
+    assert account.proven.rank == 3
+
+
+def test_a_longer_delay_of_its_own_is_first():
+    """Rank 1 cannot have waited for the little that rank 3 is late."""
+    steps = steps_of(4, late=(1, "data", 9.5))
+    for step in steps:
+        step[3][0] += 4 * MS
+        step[3][-1] -= 4 * MS
+    account = stage_times.account(steps)
+    assert (account.proven.rank, account.proven.stage) == (1, "data")
+
+
 def test_an_evaluation_now_and_then_is_left_out():
     steps = steps_of(2)
     for step in steps[::10]:
