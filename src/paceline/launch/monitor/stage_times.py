@@ -199,8 +199,9 @@ def suspects(steps: Sequence[Step]) -> list[Suspect]:
 
     A rank falls behind in a stage by as much as the stage takes it longer than the median of the
     others, but by no more than it is behind at the stage's end: a rank that waited for another one
-    *within* a stage takes long and is behind nobody, if most ranks waited. If only this rank did, it
-    is as far behind as the one that it waited for; that one fell behind earlier, and comes first.
+    *within* a stage takes long and is behind nobody, if most ranks waited. If only this rank did,
+    it is as far behind as the one that it waited for; that one fell behind earlier, and comes
+    first.
     """
     ranks = sorted(steps[0])
     if len(ranks) < 2:
