@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-ci test-all compat lint bench cluster cluster-stop clean
+.PHONY: demo test test-ci test-all compat lint bench bench-links bench-tune cluster cluster-stop clean
 
 demo: .make-demo
 	$(BIN)/paceline run $(DEMO_RANKS) examples/digits.py
@@ -61,13 +61,22 @@ lint: .make-test
 	$(BIN)/python scripts/figures.py
 
 bench: .make-test
-	$(BIN)/python benchmarks/launch.py
-	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/launch.py --rounds 3
+	$(BIN)/python benchmarks/overhead.py --rounds 3
 	$(BIN)/python benchmarks/sampler.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/roll_call.py
 	$(BIN)/python benchmarks/explain.py
+	$(BIN)/python benchmarks/stages.py --some 10
+	$(BIN)/python benchmarks/input.py --rounds 2
+
+# Those of links, which need root and iproute2, and tune's; each takes minutes.
+bench-links: .make-test
+	$(BIN)/python benchmarks/network.py
 	$(BIN)/python benchmarks/forecast.py
+
+bench-tune: .make-test
+	$(BIN)/python benchmarks/tune.py
 
 # A Slurm cluster of two nodes on this machine, to try things by hand: eval "$(make cluster)"
 cluster:
