@@ -138,10 +138,10 @@ class Gradients:
         gradient = None if part.factor == 1.0 else torch.full_like(loss, part.factor)
         with self._outside:
             if part.factor:
-                self._run_backward(loss, gradient, ends_group=part.ends_group)
+                self._run_backward(loss, gradient, part.ends_group)
             else:
                 with self._zeroed(loss):
-                    self._run_backward(loss, gradient, ends_group=part.ends_group)
+                    self._run_backward(loss, gradient, part.ends_group)
         if rows is None and self._accumulate > 1:  # no loader determines the next batch's place
             self._sync(self._group.num_batches + 1 >= self._accumulate)
         if part.ends_group:
@@ -164,11 +164,9 @@ class Gradients:
         if gradients:
             torch._foreach_mul_(gradients, factor)
 
-    def _run_backward(
-        self, loss: torch.Tensor, gradient: torch.Tensor | None, *, ends_group: bool
-    ) -> None:
+    def _run_backward(self, loss: torch.Tensor, gradient: torch.Tensor | None, ends: bool) -> None:
         """Run a backward; DDP averages gradients in the one that ends a group."""
-        if not ends_group:
+        if not ends:
             loss.backward(gradient)
             return
         if self._without_graph:
