@@ -7,7 +7,7 @@ each number of workers, with 2 and 4 batches ahead, with all threads and with on
 ``--rounds`` rounds. Its two best settings, those that tune names and the script's own are then
 measured again, side by side in alternating rounds: a figure of the search had luck, or it would not
 be the best one. The share is the median over those rounds of the speed with tune's settings over
-the speed with the best of the search, with its bootstrap interval: 1.00 is equally fast.
+the speed with the best of these, with its bootstrap interval: 1.00 is equally fast.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ def compare(workload: str, options: argparse.Namespace) -> float:
     )
     show("exhaustive search", searched, choice)
     show("side by side", final, choice)
-    shares = [share(final, choice, other) for other in by_rate[:NUM_BEST]]
+    shares = [share(final, choice, other) for other in finalists]
     least = min(shares, key=lambda interval: interval.value)
     gain = share(final, choice, WRITTEN)
     print(
-        f"  over the best of the search: {words(least)}; over the script as written: {words(gain)}\n",
+        f"  over the best side by side: {words(least)}; over the script as written: {words(gain)}\n",
         flush=True,
     )
     return least.value
