@@ -68,6 +68,7 @@ bench: .make-test
 	$(BIN)/python benchmarks/roll_call.py
 	$(BIN)/python benchmarks/explain.py
 	$(BIN)/python benchmarks/stages.py --some 10
+	$(PIP) -e ".[benchmarks]"
 	$(BIN)/python benchmarks/input.py --rounds 2
 
 # Those of links, which need root and iproute2, and tune's; each takes minutes.
