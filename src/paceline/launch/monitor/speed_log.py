@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import queue
 import socket
 import threading
@@ -62,7 +63,8 @@ class SpeedLog:
         self._every_s = _EVERY_S if channel is None else max(_EVERY_S, channel.num_nodes / 40)
         self._next_s = time.monotonic() + self._every_s
         self._lines = 0
-        self._before = (0.0, 0)  # time and steps of the last description
+        self._before = (0, 0.0)  # steps of the last description, and their time
+        self._last_step = (0, 0.0)  # number of the last step, and when it was seen first
         self._steps_per_s = 0.0
         self._is_closing = False
         self._with_gpus = with_gpus
@@ -145,21 +147,30 @@ class SpeedLog:
         }
 
     def _rate(self, steps: int, seconds: float) -> float:
-        """Return the steps per second since the last description.
+        """Return steps per second: since the last description, at the end of the whole attempt.
+
+        They are counted from step to step, so neither the start nor the end of the ranks is in it.
 
         Args:
             steps: Optimizer steps of the first rank.
             seconds: Time of all but the first of them.
         """
+        steps_before, seconds_before = self._before
+        if self._is_closing or steps_before < 1:
+            self._steps_per_s = (steps - 1) / seconds if seconds > 0 else 0.0
+            self._before = steps, seconds
+        elif seconds - seconds_before >= _LEAST_RATE_S:
+            self._steps_per_s = (steps - steps_before) / (seconds - seconds_before)
+            self._before = steps, seconds
+        return self._steps_per_s if self._is_closing else min(self._steps_per_s, self._most(steps))
+
+    def _most(self, steps: int) -> float:
+        """Return the greatest rate at which the next step may not have come yet."""
         now_s = time.monotonic()
-        before_s, steps_before = self._before
-        is_comparable = now_s - before_s >= _LEAST_RATE_S and steps >= steps_before > 0
-        if is_comparable and not self._is_closing:  # ranks end some time before this is closed
-            self._steps_per_s = (steps - steps_before) / (now_s - before_s)
-        elif not self._steps_per_s and seconds > 0:
-            self._steps_per_s = (steps - 1) / seconds
-        self._before = now_s, steps
-        return self._steps_per_s
+        if steps != self._last_step[0]:
+            self._last_step = steps, now_s
+        waiting_s = now_s - self._last_step[1]
+        return 1 / waiting_s if waiting_s > 0 else math.inf
 
     def _put(self, speed: dict[str, Any]) -> None:
         if self._thread is None:

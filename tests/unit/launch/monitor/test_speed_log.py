@@ -102,6 +102,26 @@ def test_the_rate_is_that_of_the_last_interval(node, monkeypatch):
     assert node.log._rate(32, 12.1) == 2.0  # an interval that is too short says nothing
 
 
+def test_the_rate_falls_while_no_step_comes(node, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(speed_log.time, "monotonic", lambda: clock[0])
+    node.log._rate(11, 2.0)
+    clock[0] += 10
+    assert node.log._rate(31, 12.0) == 2.0
+    clock[0] += 50
+    assert node.log._rate(31, 12.0) == pytest.approx(1 / 50)
+    clock[0] += 5
+    assert node.log._rate(32, 67.0) == pytest.approx(1 / 55)
+
+
+def test_the_last_rate_is_that_of_the_whole_attempt(node):
+    """As in the last lines of a run; how long the ranks needed to end is not in it."""
+    node.log._rate(11, 2.0)
+    node.log._rate(31, 12.0)
+    node.log._is_closing = True
+    assert node.log._rate(41, 20.0) == 2.0
+
+
 def test_lines_of_the_log_have_no_ranks(node):
     node.train(20)
     for _ in range(3):
