@@ -12,6 +12,7 @@ from paceline.text.quoting import printable
 from paceline.text.wording import few
 
 # The first of these that a run logged is its loss; see also slurm.jobs.
+_FEW = 4  # intervals of a run
 _LOSSES = ("loss", "train/loss", "train_loss", "loss/train")
 _LEAST_SHARE = 0.005  # of a step; smaller parts are not mentioned
 
@@ -60,14 +61,23 @@ def _ranks(run: Run) -> str:
 
 
 def _throughput(run: Run) -> str:
-    """Return the median throughput, so that an evaluation or a pause does not count."""
+    """Return the median throughput, so that an evaluation or a pause does not count.
+
+    Of few intervals the first, with the start in it, would weigh much: then it is the last one that
+    the launcher measured from step to step.
+    """
     rates = speed.rates(run.attempts, run.speed)
     if not rates:
         return ""
-    samples_per_s = statistics.median(rate.samples_per_s for rate in rates)
+    if len(rates) < _FEW and run.speed[-1].steps_per_s:
+        steps_per_s = run.speed[-1].steps_per_s
+        samples_per_s = steps_per_s * run.speed[-1].samples_per_step
+    else:
+        steps_per_s = statistics.median(rate.steps_per_s for rate in rates)
+        samples_per_s = statistics.median(rate.samples_per_s for rate in rates)
     if samples_per_s > 0:
         return f"{significant(samples_per_s)} samples/s"
-    return f"{significant(statistics.median(rate.steps_per_s for rate in rates))} steps/s"
+    return f"{significant(steps_per_s)} steps/s"
 
 
 def _loss(run: Run) -> str:
