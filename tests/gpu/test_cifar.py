@@ -32,6 +32,7 @@ def table(tmp_path, *options):
     return ended.stdout, {name: float(loss) for name, loss in rows}
 
 
+@pytest.mark.slow
 def test_both_sides_train_on_the_cpu(tmp_path):
     printed, losses = table(
         tmp_path,

@@ -112,6 +112,7 @@ def test_an_unknown_number_of_samples_is_said(tmp_path):
     assert "note: no scaling: the samples of a step are unknown" in " ".join(reported.split())
 
 
+@pytest.mark.slow
 def test_strong_scaling_keeps_the_batch_of_all_ranks(tmp_path):
     options = ("--scaling", "strong", "--batch-option", "{per_rank}")
     result = bench(tmp_path, *options, BRAKED, "none")

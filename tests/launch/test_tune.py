@@ -132,7 +132,7 @@ empty = []
 @pytest.mark.parametrize("name", ["train_set", "make"])
 def test_a_dataset_without_a_script(command, name):
     command.script(DATASET, "samples.py")
-    ended = tune(command, "--batch-size", 16, f"samples:{name}")
+    ended = tune(command, "--seconds", 10, "--batch-size", 16, f"samples:{name}")
     assert ended.status == 0, ended.err
     assert "no workers, the defaults" in ended.out
     assert "batches of 16 samples" in ended.out
