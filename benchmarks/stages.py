@@ -1,7 +1,7 @@
 """Is the stage and the rank that slows a run named? Fifty injected delays, and twenty runs without.
 
-    python benchmarks/stages.py                 # all: about 15 minutes
-    python benchmarks/stages.py --some 10       # each fifth delay, and as share of healthy runs
+    python benchmarks/stages.py                 # all: about 20 minutes
+    python benchmarks/stages.py --some 10       # each fifth delay and healthy run
 
 The cases are fixed: 2 ranks and 4; a delay of 10, 25 or 50 % of a step in one stage of one rank;
 the frameworks in turn. A case counts as "first" if the run's JSON names the stage and the rank,
@@ -83,9 +83,10 @@ def main() -> None:
     parser.add_argument("--some", type=int, default=0, metavar="N", help="only N delays")
     parser.add_argument("--steps", type=int, default=150)
     options = parser.parse_args()
-    chosen = cases() + healthy()
-    if options.some:
-        chosen = chosen[:: len(chosen) // options.some | 1]  # odd, so that all frameworks are met
+    delays = cases()
+    # odd, so that all frameworks are met
+    every = len(delays) // options.some | 1 if options.some else 1
+    chosen = delays[::every] + healthy()[::every]
     counts: dict[str, int] = {}
     seconds = []
     print(header())
