@@ -6,11 +6,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 .PHONY: demo test test-ci test-all compat lint bench bench-links bench-tune cluster cluster-stop clean
 
-demo: .make-demo
-	$(BIN)/paceline run $(DEMO_RANKS) examples/digits.py
-
 # Two ranks on CPUs; on a machine with GPUs one rank per GPU.
-DEMO_RANKS = $(shell $(BIN)/python scripts/demo_ranks.py)
+demo: .make-demo
+	ranks=$$($(BIN)/python scripts/demo_ranks.py) && $(BIN)/paceline run $$ranks examples/digits.py
 
 # Most tests wait for processes rather than compute, so three at a time suit two cores.
 PARALLEL := -n 3 --dist loadfile
