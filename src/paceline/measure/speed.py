@@ -96,14 +96,8 @@ def with_rates(description: Mapping[str, Any], *, now_s: float, script: str = ""
 
 
 def _findings(description: Mapping[str, Any], script: str) -> list[Finding]:
-    ranks = description["ranks"]
-    facts = RunFacts(
-        num_ranks=len(ranks),
-        num_hosts=len({rank["host"] for rank in ranks}),
-        num_steps=description["steps"],
-        script=script,
-    )
-    hint = bottleneck.judge(description["step"], facts)
+    facts = RunFacts.of_ranks(description["ranks"], num_steps=description["steps"], script=script)
+    hint = bottleneck.finding_of(description["step"], facts)
     return [hint] if hint is not None else []
 
 

@@ -6,7 +6,7 @@ whose steps wait is not broken. Training that has lost less than ``LEAST_LOST_S`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,14 @@ class RunFacts:
     num_steps: int
     script: str = ""
 
+    @classmethod
+    def of_ranks(
+        cls, ranks: Sequence[Mapping[str, Any]], *, num_steps: int, script: str
+    ) -> RunFacts:
+        """Return the facts of a run whose ranks are plain data, each with its ``"host"``."""
+        hosts = {rank["host"] for rank in ranks}
+        return cls(len(ranks), len(hosts), num_steps, script)
+
 
 def longest_wait(parts: Mapping[str, float]) -> str:
     """Return ``DATA`` or ``COMMUNICATION`` if steps wait for it longer than they compute, else "".
@@ -57,7 +65,7 @@ def longest_wait(parts: Mapping[str, float]) -> str:
     return DATA if data_s >= LEAST_DATA_S else ""
 
 
-def judge(step: Mapping[str, Any] | None, run: RunFacts) -> Finding | None:
+def finding_of(step: Mapping[str, Any] | None, run: RunFacts) -> Finding | None:
     """Return what most steps wait for; None if they compute longer, or too little was lost.
 
     Args:

@@ -53,8 +53,7 @@ class TimedSteps:
         for step in common - set(self._steps):
             self._steps[step] = {rank: steps[step] for rank, steps in by_rank.items()}
         if len(self._steps) > 2 * MOST:
-            chosen = choose(self._steps, MOST)
-            self._steps = {step: self._steps[step] for step in chosen}
+            self._steps = {step: self._steps[step] for step in choose(self._steps, MOST)}
 
     def latest(self, count: int) -> dict[int, dict[int, Durations]]:
         """Return the last ``count`` steps, durations by rank."""

@@ -277,13 +277,8 @@ def _succeeded(run: Run) -> Report:
 
 
 def _bottleneck(run: Run, figures: Mapping[str, Any]) -> Finding | None:
-    facts = RunFacts(
-        num_ranks=len(run.counters),
-        num_hosts=len({entry["host"] for entry in run.counters}),
-        num_steps=figures["steps"],
-        script=run.script,
-    )
-    return bottleneck.judge(figures.get("step"), facts)
+    facts = RunFacts.of_ranks(run.counters, num_steps=figures["steps"], script=run.script)
+    return bottleneck.finding_of(figures.get("step"), facts)
 
 
 def refused(error: PacelineError) -> Report:

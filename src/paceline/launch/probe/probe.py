@@ -148,7 +148,7 @@ def _count(  # noqa: PLR0915  # functions that share local variables: attributes
             call(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
         finally:
             mark = clock()
-            in_backward = before + mark - start  # whatever a backward within this one has added
+            in_backward = before + mark - start  # without what a backward within it has added
 
     @functools.wraps(fetch)
     def timed_fetch(self: Any) -> Any:

@@ -14,9 +14,8 @@ from paceline.rundir import files
 from paceline.rundir.files import RunDir
 
 _MOST_BYTES = 1 << 28  # every step of every rank
-_NO_SAMPLES = (
-    "no scaling: the samples of a step are unknown, because the batches do not come from a"
-    " DataLoader of torch"
+UNKNOWN_SAMPLES = (
+    "the samples of a step are unknown, because the batches do not come from a DataLoader of torch"
 )
 _Parsed = TypeVar("_Parsed")
 
@@ -25,7 +24,7 @@ def read_bench(run_dir: RunDir, notes: list[str]) -> Bench | None:
     """Return the bench of a folder; None without one, or with a note if it is unreadable."""
     bench = _read(run_dir.bench, parse_bench, notes)
     if bench is not None and not bench.figures and any(world.own_s for world in bench.worlds):
-        notes.append(_NO_SAMPLES)
+        notes.append(f"no scaling: {UNKNOWN_SAMPLES}")
     return bench
 
 

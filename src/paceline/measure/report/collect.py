@@ -102,10 +102,7 @@ def _step_notes(run: Run) -> list[str]:
     if run.split is None:
         notes.append(f"no split of a step: fewer than {MIN_STEPS} steps were timed")
     if run.speed and not any(point.samples_per_step for point in run.speed):
-        notes.append(
-            "no samples/s: the samples of a step are unknown, because the batches do not come from"
-            " a DataLoader of torch"
-        )
+        notes.append(f"no samples/s: {bench_files.UNKNOWN_SAMPLES}")
     return notes
 
 

@@ -65,6 +65,10 @@ class Answer:
         """The setting to use."""
         if not self.is_worth_tuning:
             return self.facts.setting
+        return self._best_measured
+
+    @cached_property
+    def _best_measured(self) -> LoaderSetting:
         return final.best_of(self.facts, self.measured)
 
     @cached_property
@@ -75,7 +79,7 @@ class Answer:
         share = self.waiting(self.facts.setting)
         if share is None or search.is_worth_tuning(share):
             return True
-        return final.best_of(self.facts, self.measured).threads != self.facts.setting.threads
+        return self._best_measured.threads != self.facts.setting.threads
 
     def waiting(self, setting: LoaderSetting) -> Interval | None:
         """Return the share of a step that waits for data; None for a bare dataset."""
@@ -91,12 +95,9 @@ class Answer:
         """Return how many times as fast the best setting is as the script's."""
         return final.speed_up(self.facts, self.best, self.measured)
 
-    def rows(self) -> list[Row]:
-        """Return all settings that were measured, in the order of their numbers of workers."""
-        return self._rows
-
     @cached_property
-    def _rows(self) -> list[Row]:
+    def rows(self) -> list[Row]:
+        """All settings that were measured, in the order of their numbers of workers."""
         rows = []
         for setting in self.measured.settings:
             windows = self.measured.windows(setting)
@@ -121,7 +122,7 @@ class Answer:
             "data_is_bottleneck": waiting and search.is_worth_tuning(waiting),
             "settings": [
                 {**asdict(row.setting), **asdict(row.samples_per_s), "windows": row.windows}
-                for row in self.rows()
+                for row in self.rows
             ],
             "failures": [
                 {**asdict(setting), "message": message}
@@ -166,7 +167,7 @@ class Answer:
             if threads != self.facts.setting.threads:
                 words += f", {threads} thread{'s' * (threads != 1)}"
             lines.append(_line(words, self.rate(blocks)))
-        for row in self.rows():
+        for row in self.rows:
             words = describe(row.setting, self.facts.setting)
             if row.setting == self.facts.setting:
                 words += ", as written" if self._memory() else ", the defaults"
@@ -229,7 +230,7 @@ class Answer:
                 f"with the best setting {_percent(waiting)} of a step still waits for data: read"
                 " cheaper samples, or give each rank more CPUs"
             )
-        if any(self._is_wide(row) for row in self.rows()):
+        if any(self._is_wide(row) for row in self.rows):
             notes.append("intervals are wide: other programs may use the same CPUs")
         if self.cut_short:
             notes.append(self.cut_short)

@@ -165,7 +165,7 @@ class Gradients:
             torch._foreach_mul_(gradients, factor)
 
     def _run_backward(self, loss: torch.Tensor, gradient: torch.Tensor | None, ends: bool) -> None:
-        """Run a backward; DDP averages gradients in the one that ends a group."""
+        """Run a backward; DDP averages gradients in the backward that ends a group."""
         if not ends:
             loss.backward(gradient)
             return

@@ -20,7 +20,7 @@ def described(*, data=0.001, forward=0.01, backward=0.02, exchange=0.001, waitin
 
 
 def name_of(step, facts=TWO):
-    finding = bottleneck.judge(step, facts)
+    finding = bottleneck.finding_of(step, facts)
     return finding and finding.name
 
 
@@ -64,7 +64,7 @@ def test_a_run_that_lost_less_than_ten_seconds_gets_no_hint(num_steps, name):
 
 
 def test_the_hint_has_its_figures_and_a_command_to_paste():
-    finding = bottleneck.judge(described(data=0.071, forward=0.01, backward=0.017), TWO)
+    finding = bottleneck.finding_of(described(data=0.071, forward=0.01, backward=0.017), TWO)
     assert finding.severity == "hint"
     assert finding.what == "waiting for data 71% of a step"
     assert finding.evidence == (
@@ -84,10 +84,10 @@ def test_the_hint_has_its_figures_and_a_command_to_paste():
 )
 def test_between_hosts_the_link_is_measured_first(num_hosts, script, fix):
     facts = RunFacts(num_ranks=2, num_hosts=num_hosts, num_steps=1000, script=script)
-    assert bottleneck.judge(described(exchange=0.05), facts).fix.startswith(fix)
+    assert bottleneck.finding_of(described(exchange=0.05), facts).fix.startswith(fix)
 
 
 @pytest.mark.parametrize("step", [described(data=0.05), described(exchange=0.05)])
 def test_lines_fit_into_80_columns(step):
-    finding = bottleneck.judge(step, TWO)
+    finding = bottleneck.finding_of(step, TWO)
     assert max(map(len, f"paceline: {finding.render()}".splitlines())) <= 80

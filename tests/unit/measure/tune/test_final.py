@@ -8,19 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
+from loader_facts import facts_of
+from paceline.launch.probe.loader_commands import LoaderSetting
 from paceline.measure.tune import final, search
 from paceline.measure.tune.measured import Measured
 
 WRITTEN = LoaderSetting(0, 0, False, 2)
-FACTS = LoaderFacts(
-    WRITTEN,
-    persistent_workers=False,
-    batch_samples=64,
-    batch_bytes=1 << 20,
-    is_stream=False,
-    on_gpu=False,
-)
+FACTS = facts_of(WRITTEN)
 ONE, TWO, THREE, FOUR = (search.with_workers(WRITTEN, count) for count in (1, 2, 3, 4))
 
 

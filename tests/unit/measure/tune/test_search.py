@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
+from loader_facts import facts_of
+from paceline.launch.probe.loader_commands import LoaderSetting
 from paceline.measure.intervals import Interval
 from paceline.measure.tune import final, search
 from paceline.measure.tune.measured import Limits, Measured, waiting_share
@@ -15,17 +16,7 @@ NO_WORKERS = LoaderSetting(0, 0, False, 4)
 
 
 def facts(setting=NO_WORKERS, **values):
-    return LoaderFacts(
-        **{
-            "setting": setting,
-            "persistent_workers": False,
-            "batch_samples": 64,
-            "batch_bytes": 1 << 20,
-            "is_stream": False,
-            "on_gpu": False,
-            **values,
-        }
-    )
+    return facts_of(setting, **values)
 
 
 def search_all(of_rank, limits, seconds, *, memory=0.01, fails=lambda setting: False):

@@ -6,22 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from loader_facts import facts_of
 from paceline.errors import RunError
-from paceline.launch.probe.loader_commands import CACHED, LoaderFacts, LoaderSetting
+from paceline.launch.probe.loader_commands import CACHED, LoaderSetting
 from paceline.measure.tune import final, tuning
 from paceline.measure.tune.trial_run import MemoryIsShort, ScriptEnded, Start, TimeIsUp
 from paceline.measure.tune.tuning import Tuning
 from paceline.measure.tune.windows import Window
 
 WRITTEN = LoaderSetting(0, 0, False, 1)
-FACTS = LoaderFacts(
-    WRITTEN,
-    persistent_workers=False,
-    batch_samples=64,
-    batch_bytes=1 << 10,
-    is_stream=False,
-    on_gpu=False,
-)
+FACTS = facts_of(WRITTEN, batch_bytes=1 << 10)
 STEP_S, READ_S = 0.01, 0.09
 
 
