@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-ci test-all compat lint bench bench-links bench-tune cluster cluster-stop clean
+.PHONY: demo test test-ci test-all compat lint bench bench-links bench-tune bench-jobs cluster cluster-stop clean
 
 # Two ranks on CPUs; on a machine with GPUs one rank per GPU.
 demo: .make-demo
@@ -76,6 +76,12 @@ bench-links: .make-test
 
 bench-tune: .make-test
 	$(BIN)/python benchmarks/tune.py
+
+# Twenty jobs beside submitit, on a cluster of its own, which needs root.
+bench-jobs: .make-test
+	bash scripts/install_system_packages.sh
+	$(PIP) submitit
+	$(BIN)/python benchmarks/functions.py
 
 # A Slurm cluster of two nodes on this machine, to try things by hand: eval "$(make cluster)"
 cluster:

@@ -36,7 +36,7 @@ class Block:
     def file(self):
         """The file that it is, None if it has no name."""
         match = re.match(r"# file: (\S+)", self.text)
-        return match[1] if match and self.language == "python" else None
+        return match[1] if match and self.language in ("python", "toml") else None
 
 
 def blocks(text: str, mark: re.Pattern = MARK) -> Iterator[Block]:

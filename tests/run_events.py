@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paceline.errors import Finding
 from paceline.rundir import events
 
 
@@ -19,4 +20,16 @@ def start(path: Path, *, node: int = 0, attempt: int = 0, world_size: int = 2) -
         world_size=world_size,
         host="node-a",
         launcher=9,
+    )
+
+
+def outcome(path: Path, status: int, *findings: Finding, node: int = 0) -> None:
+    """Append the event that a run has ended."""
+    events.append(
+        path,
+        node=node,
+        kind="outcome",
+        exit_status=status,
+        findings=[finding.to_json() for finding in findings],
+        summary={},
     )

@@ -11,44 +11,74 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from paceline import callbacks as callbacks
     from paceline import data as data
+    from paceline import loggers as loggers
     from paceline.errors import Finding as Finding
     from paceline.errors import PacelineError as PacelineError
+    from paceline.functions.api import map as map
+    from paceline.functions.api import submit as submit
+    from paceline.functions.job import Job as Job
+    from paceline.functions.job import JobError as JobError
+    from paceline.functions.job import as_completed as as_completed
     from paceline.launch.run.inline import launch as launch
     from paceline.train.logging import CSVLogger as CSVLogger
     from paceline.train.logging import TensorBoardLogger as TensorBoardLogger
     from paceline.train.model.local_sgd import LocalSGD as LocalSGD
     from paceline.train.model.strategy import DDP as DDP
     from paceline.train.model.strategy import FSDP as FSDP
+    from paceline.train.preemptible import preemptible as preemptible
     from paceline.train.session import Session as Session
+    from paceline.train.trainer import Callback as Callback
     from paceline.train.trainer import DataModule as DataModule
     from paceline.train.trainer import Module as Module
     from paceline.train.trainer import Trainer as Trainer
+    from paceline.train.trainer import seed_everything as seed_everything
+    from paceline.trainer import LightningDataModule as LightningDataModule
+    from paceline.trainer import LightningModule as LightningModule
 
-# launch checks for torch when it is called.
-_WITHOUT_TORCH = ("CSVLogger", "Finding", "PacelineError", "launch")
+# launch checks for torch when it is called; functions may be submitted where there is none.
+_WITHOUT_TORCH = (
+    *("CSVLogger", "Finding", "PacelineError", "launch"),
+    *("Job", "JobError", "as_completed", "map", "submit"),
+)
 
 _HOMES = {
+    "Callback": "paceline.trainer",
     "CSVLogger": "paceline.logging",
     "DDP": "paceline.train.model.strategy",
     "FSDP": "paceline.train.model.strategy",
     "DataModule": "paceline.trainer",
     "Finding": "paceline.errors",
+    "Job": "paceline.functions.job",
+    "JobError": "paceline.functions.job",
+    "LightningDataModule": "paceline.trainer",
+    "LightningModule": "paceline.trainer",
     "LocalSGD": "paceline.train.model.local_sgd",
     "Module": "paceline.trainer",
     "PacelineError": "paceline.errors",
     "Session": "paceline.train.session",
     "TensorBoardLogger": "paceline.logging",
     "Trainer": "paceline.trainer",
+    "as_completed": "paceline.functions.job",
     "launch": "paceline.launch.run.inline",
+    "map": "paceline.functions.api",
+    "preemptible": "paceline.train.preemptible",
+    "seed_everything": "paceline.trainer",
+    "submit": "paceline.functions.api",
 }
 
 __all__ = [
     "DDP",
     "FSDP",
     "CSVLogger",
+    "Callback",
     "DataModule",
     "Finding",
+    "Job",
+    "JobError",
+    "LightningDataModule",
+    "LightningModule",
     "LocalSGD",
     "Module",
     "PacelineError",
@@ -56,12 +86,19 @@ __all__ = [
     "TensorBoardLogger",
     "Trainer",
     "__version__",
+    "as_completed",
+    "callbacks",
     "data",
     "launch",
+    "loggers",
+    "preemptible",
+    "seed_everything",
+    "submit",
 ]
+# With "from paceline import *" this one would hide Python's own.
+_NOT_STARRED = ("map",)
 
-
-_MODULES = ("data",)
+_MODULES = ("callbacks", "data", "loggers")
 
 
 def __getattr__(name: str) -> Any:
@@ -81,4 +118,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted((*__all__, *_NOT_STARRED))

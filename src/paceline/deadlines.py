@@ -27,7 +27,8 @@ LEASE_LIVING = 10.0  # wait of a newcomer for an owner that is alive and may be 
 # Ends. Each time is at least as long as torchrun's or torch's, or requires a proof.
 STATIC_START = 900.0  # missing nodes, static rendezvous: torchrun's launcher/api.py
 C10D_START = 600.0  # the same for c10d: torch's RendezvousTimeout.join
-SLURM_START = 300.0  # the same inside a Slurm step, because its tasks start together
+SLURM_START = 300.0  # the same in tasks of a Slurm step or mpirun, which start together
+POD_START = 1800.0  # the same in pods: a node is started and gigabytes of image are pulled for each
 PORT_REFUSED = 60.0  # node 0's host refuses the port: its launcher has ended or never started
 WORKER_FORK = 5.0  # a forked DataLoader worker waits for a lock and never ran: proven, not scaled
 NODE_TIMEOUT = 90.0  # without a heartbeat and without steps of a node: default of --node-timeout

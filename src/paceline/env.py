@@ -38,8 +38,8 @@ def _variable(name: str, meaning: str, default: str = "") -> str:
 # paceline's variables
 LAUNCHER = _variable(
     "PACELINE_LAUNCHER",
-    "who started this process, for Session: paceline, torchrun, slurm or none; overrides what is"
-    " detected",
+    "who started this process, for Session: paceline, torchrun, slurm, mpi, kubernetes or none;"
+    " overrides what is detected",
     "detected",
 )
 TASK = _variable(
@@ -209,6 +209,63 @@ JOB_RESTARTS = _variable(
     "SLURM_RESTART_COUNT", "read: how often this job was queued again; it continues in its folder"
 )
 
+# mpirun and its relatives: rank, number of tasks, and the same on this node
+OMPI_RANK = _variable("OMPI_COMM_WORLD_RANK", "read: rank of this task of Open MPI's mpirun")
+OMPI_SIZE = _variable("OMPI_COMM_WORLD_SIZE", "read: number of its tasks")
+OMPI_LOCAL_RANK = _variable("OMPI_COMM_WORLD_LOCAL_RANK", "read: rank of this task on its node")
+OMPI_LOCAL_SIZE = _variable("OMPI_COMM_WORLD_LOCAL_SIZE", "read: number of tasks on this node")
+OMPI_HEAD = _variable(
+    "OMPI_MCA_orte_hnp_uri", "read: address of the host of mpirun (Open MPI 4), the head by default"
+)
+OMPI_BOUND = _variable(
+    "OMPI_MCA_orte_bound_at_launch", "read: mpirun has bound this task to some of the CPUs"
+)
+PMIX_NAMESPACE = _variable(
+    "PMIX_NAMESPACE", "read: name of mpirun's job, from which the port follows (Open MPI)"
+)
+PMI_RANK = _variable("PMI_RANK", "read: rank of this task of mpiexec (MPICH, Intel MPI, PALS)")
+PMI_SIZE = _variable("PMI_SIZE", "read: number of its tasks")
+PMI_LOCAL_RANK = _variable("PMI_LOCAL_RANK", "read: rank of this task on its node (PALS)")
+PMI_LOCAL_SIZE = _variable("PMI_LOCAL_SIZE", "read: number of tasks on this node (PALS)")
+PALS_APID = _variable("PALS_APID", "read: id of mpiexec's start, from which the port follows")
+HYDRA_LOCAL_RANK = _variable(
+    "MPI_LOCALRANKID", "read: rank of this task on its node (MPICH, Intel MPI)"
+)
+HYDRA_LOCAL_SIZE = _variable(
+    "MPI_LOCALNRANKS", "read: number of tasks on this node (MPICH, Intel MPI)"
+)
+JSM_RANK = _variable("JSM_NAMESPACE_RANK", "read: rank of this task of jsrun")
+JSM_SIZE = _variable("JSM_NAMESPACE_SIZE", "read: number of its tasks")
+JSM_LOCAL_RANK = _variable("JSM_NAMESPACE_LOCAL_RANK", "read: rank of this task on its node")
+JSM_LOCAL_SIZE = _variable("JSM_NAMESPACE_LOCAL_SIZE", "read: number of tasks on this node")
+MV2_RANK = _variable("MV2_COMM_WORLD_RANK", "read: rank of this task of mpirun_rsh (MVAPICH)")
+MV2_SIZE = _variable("MV2_COMM_WORLD_SIZE", "read: number of its tasks")
+MV2_LOCAL_RANK = _variable("MV2_COMM_WORLD_LOCAL_RANK", "read: rank of this task on its node")
+MV2_LOCAL_SIZE = _variable("MV2_COMM_WORLD_LOCAL_SIZE", "read: number of tasks on this node")
+
+# PBS and LSF
+PBS_JOB_ID = _variable("PBS_JOBID", "read: id of the PBS job")
+PBS_NODE_FILE = _variable("PBS_NODEFILE", "read: file with the hosts of the PBS job")
+PBS_NODE_NUMBER = _variable(
+    "PBS_NODENUM", "read: rank of this node in the PBS job, if --nnodes and the head are given"
+)
+LSF_JOB_ID = _variable("LSB_JOBID", "read: id of the LSF job")
+LSF_HOSTS = _variable("LSB_MCPU_HOSTS", "read: hosts of the LSF job, each with its slots")
+LSF_TASK = _variable("LSF_PM_TASKID", "read: number of this task of blaunch, from 1")
+
+# Pods of Kubernetes
+KUBERNETES = _variable("KUBERNETES_SERVICE_HOST", "read: this is a pod of Kubernetes")
+COMPLETION_INDEX = _variable(
+    "JOB_COMPLETION_INDEX", "read: index of this pod in its Job, as in a JobSet"
+)
+PET_NNODES = _variable(
+    "PET_NNODES", "default of --nnodes, as in torchrun; in a pod, number of pods"
+)
+PET_NODE_RANK = _variable("PET_NODE_RANK", "default of --node-rank; in a pod, its index")
+PET_NPROC = _variable("PET_NPROC_PER_NODE", "default of --nproc-per-node; in a pod, its ranks")
+PET_MASTER_ADDR = _variable("PET_MASTER_ADDR", "default of --master-addr; in a pod, the first pod")
+PET_MASTER_PORT = _variable("PET_MASTER_PORT", "default of --master-port")
+
 SBATCH_PARTITION = _variable(
     "SBATCH_PARTITION", "read by submit, as by sbatch: default of --partition"
 )
@@ -281,6 +338,17 @@ def put(name: str, value: str) -> None:
     """Set a variable for this process and its children."""
     _require(name)
     os.environ[name] = value
+
+
+def slurm_job() -> str:
+    """Return the id of this Slurm job as Slurm's commands take it, empty outside of one.
+
+    An element of an array is ``ARRAY_INDEX``: its ``SLURM_JOB_ID`` may be the number of the whole
+    array, and with that ``scontrol requeue`` and ``scancel`` mean all elements.
+    """
+    job, element = read(JOB_ID) or "", read(ARRAY_TASK_ID)
+    array = read(ARRAY_JOB_ID)
+    return f"{array}_{element}" if job and array and element else job
 
 
 def take(name: str) -> str | None:

@@ -2,6 +2,20 @@
 ``paceline.train.logging``.
 """
 
-from paceline.train.logging import CSVLogger, Logger, TensorBoardLogger
+from paceline.train.logging import (
+    CSVLogger,
+    Logger,
+    MLflowLogger,
+    TensorBoardLogger,
+    TrackioLogger,
+    WandbLogger,
+)
 
-__all__ = ["CSVLogger", "Logger", "TensorBoardLogger"]
+__all__ = [
+    "CSVLogger",
+    "Logger",
+    "MLflowLogger",
+    "TensorBoardLogger",
+    "TrackioLogger",
+    "WandbLogger",
+]

@@ -1,5 +1,30 @@
-"""The Trainer, and what its users derive from: the public names of ``paceline.train.trainer``."""
+"""The Trainer, and what its users derive from: the public names of ``paceline.train.trainer``.
 
-from paceline.train.trainer import Callback, DataModule, Module, Trainer
+``LightningModule`` and ``LightningDataModule`` are other names of ``Module`` and ``DataModule``.
+"""
 
-__all__ = ["Callback", "DataModule", "Module", "Trainer"]
+from paceline.train.trainer import (
+    Callback,
+    CombinedLoader,
+    DataModule,
+    Module,
+    Trainer,
+    callbacks,
+    loggers,
+    seed_everything,
+)
+
+LightningModule, LightningDataModule = Module, DataModule
+
+__all__ = [
+    "Callback",
+    "CombinedLoader",
+    "DataModule",
+    "LightningDataModule",
+    "LightningModule",
+    "Module",
+    "Trainer",
+    "callbacks",
+    "loggers",
+    "seed_everything",
+]

@@ -96,6 +96,32 @@ def test_what_is_wrong_is_found(old, new, name, what, check):
     assert "finding" in [item["state"] for item in told["items"]]
 
 
+def test_a_conda_environment_is_looked_for(check, tmp_path):
+    (tmp_path / ".bash_profile").write_text(
+        f"BIN={BIN}\n"
+        'conda() { case "$1 $2" in "shell.bash hook") ;; "activate torch") PATH=$BIN:$PATH ;;'
+        ' "activate bare") PATH=/usr/bin ;; *) return 1 ;; esac; }\n'
+    )
+    text = '[setup]\nconda = "torch"\n'
+    assert f"ok            conda torch: {BIN}/paceline" in check(text).out.splitlines()
+    said = check(text.replace("torch", "nosuch")).out
+    assert "there is no conda environment nosuch here" in said
+    assert "bare has no paceline" in check(text.replace("torch", "bare")).out
+    (tmp_path / ".bash_profile").write_text("PATH=/usr/bin\n")
+    assert "not answered  conda torch: the command conda is not" in check(text).out
+
+
+def test_a_container_is_looked_for(check, tmp_path):
+    text = f'[container]\nruntime = "pyxis"\nimage = "{tmp_path}/none.sif"\n'
+    check.slurm.answer("srun", "      --container-image=IMAGE  [pyxis] the image\n")
+    said = check(text).out
+    assert "ok            container pyxis" in said.splitlines()
+    assert f"finding       image {tmp_path}/none.sif" in said
+    check.slurm.answer("srun", "Usage: srun [OPTIONS...]\n")
+    assert "the plug-in pyxis is not installed here" in check(text).out
+    assert "there is no command apptainer here" in check(text.replace("pyxis", "apptainer")).out
+
+
 def test_a_value_that_a_shell_would_fill_in_is_warned_of(check):
     done = check(GOOD.replace('NCCL_DEBUG = "INFO"', 'PATH = "/opt/bin:$PATH"'))
     assert done.status == 0

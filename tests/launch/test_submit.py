@@ -139,6 +139,10 @@ CASES = {
     "profile": ("--nodes", "2", "--profile", str(EXAMPLE), "--time", "1-0", "train.py"),
     "lightning": (*PLAIN, "lightning_requeues.py"),
     "site": ("--profile", "site", "train.py", "--epochs", "3"),
+    "sweep": (
+        *("--nodes", "2", *PLAIN, "--param", "lr=0.1,0.01", "--param", "name=a b,$(touch x)"),
+        *("--array", "0-2%2", "--exclude", "n[1-2]", "train.py", "--lr={lr}", "--out", "{index}"),
+    ),
 }
 SCRIPTS = {
     "lightning_requeues.py": """\
@@ -575,17 +579,17 @@ MISUSE = [
     (["--sbatch", "--gres=gpu:4", "train.py"], "sets --gres itself", "--gpus-per-node 4"),
     (
         ["--sbatch", "--array=1-3", "train.py"],
-        "has no --array",
-        "for i in 0 1 2; do paceline submit",
+        "sets --array itself",
+        "--array 1-3",
     ),
     (["--sbatch", "--comment=a\nb", "train.py"], "without control characters", ""),
     (["--job-name", "a\nb", "train.py"], "without control characters", ""),
     (["--gpu-per-node", "4", "train.py"], "has no option --gpu-per-node", "--gpus-per-node"),
     (["--nnodes", "2", "train.py"], "has no option --nnodes", "--nodes"),
     (
-        ["--constraint", "a100", "train.py"],
-        "has no option --constraint",
-        "--sbatch --constraint=VALUE",
+        ["--comment", "a100", "train.py"],
+        "has no option --comment",
+        "--sbatch --comment=VALUE",
     ),
     (["--hang-timeout", "no", "train.py"], "--hang-timeout no", "--hang-timeout 15m"),
     (["--grace-s", "600", "--time", "10m", "train.py"], "leaves nothing of --time", "--time"),

@@ -12,10 +12,13 @@ FLOORS = {
     **dict.fromkeys(CORE, 0),
     **dict.fromkeys(("machine", "signatures"), 1),
     **dict.fromkeys(("diagnose", "train"), 2),
-    **dict.fromkeys(("launch", "data", "logging", "trainer"), 3),  # but launch, doors of train
+    **dict.fromkeys(
+        ("launch", "callbacks", "data", "loggers", "logging", "trainer"), 3
+    ),  # but launch, doors of train
     **dict.fromkeys(("measure", "slurm", "why"), 4),
-    "cli": 5,
-    "__main__": 6,
+    "functions": 5,
+    "cli": 6,
+    "__main__": 7,
 }
 INSIDE = {
     "launch": (
@@ -29,7 +32,16 @@ INSIDE = {
         "rendezvous",
         "run",
     ),
-    "train": ("runtime", "logging", "model", "data", "checkpoint", "session", "trainer"),
+    "train": (
+        "runtime",
+        "logging",
+        "model",
+        "data",
+        "checkpoint",
+        "session",
+        "preemptible",
+        "trainer",
+    ),
     "diagnose": ("variables", "catalogue", "explain", "lint", "doctor"),
     # The empty name is the package's own door.
     "diagnose.lint.job": (

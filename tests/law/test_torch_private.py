@@ -25,6 +25,8 @@ OTHERS = {
     "_computed",
     "_forward_cache",
 }
+# Of the wrappers of Lightning Fabric.
+OTHERS |= {"_num_iter_calls", "_optimizer", "_original_module", "_strategy"}
 OTHERS |= {"_popen", "_bootstrap", "_ctxt_switches"}
 # Of our own objects, which another of our modules looks at; ends of the names of hooks.
 OTHERS |= {"_collections_abc"}
@@ -36,7 +38,9 @@ OURS = {
     "_paceline_maker",
     "_hparams",
 }
-OURS |= {"_dataloader", "_epoch_start", "_epoch_end"}
+OURS |= {"_hparams_initial", "_logs_hparams"}
+OURS |= {"_dataloader", "_dataloaders", "_batches", "_epoch_start", "_epoch_end"}
+OURS |= {"_batch_start", "_batch_end", "_model_eval", "_model_train"}
 # Reads texts that any version of torch has printed, and scripts that are written for any version of it.
 READERS = ("diagnose/", "signatures/", "machine/torch_private.py")
 

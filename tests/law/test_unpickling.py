@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 
 # What each of them unpickles: a pipe from its own fork; what ranks send through their process group; a checkpoint's
-# parts on their way between ranks; files of a checkpoint, whose checksums are compared first; a dump of torch's
-# Flight Recorder, by an unpickler that knows no class.
+# parts on their way between ranks; files of a checkpoint, as plain data unless they are trusted; a dump of torch's
+# Flight Recorder, by an unpickler that knows no class; the call of a job and its result, in its run folder.
 MAY_UNPICKLE = {
+    "functions/pickles.py",
     "launch/run/inline.py",
     "train/session/together.py",
-    "train/checkpoint/portable.py",
-    "train/checkpoint/read.py",
+    "train/checkpoint/unpickling.py",
     "why/recorder.py",
 }
 MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}

@@ -86,6 +86,7 @@ class Ranks:
             f"rank {rank}:\n{text}" for rank, (done, text) in enumerate(answers) if not done
         ]
         if failures:
+            self.close()  # ranks that failed to make a group would number the next one differently
             raise AssertionError("\n".join(failures))
         return [result for _, result in answers]
 

@@ -241,11 +241,11 @@ def set_up():
     frozen = nn.Linear(2, 2).requires_grad_(False)
     return {
         "optimizer": same is optimizer and also is second,
-        "plain DDP": type(wrapped) is DistributedDataParallel,
+        "DDP": isinstance(wrapped, DistributedDataParallel),
         "unwrapped": session.unwrap(wrapped) is model and model.nickname == "own attribute",
         "keys": list(session.unwrap(wrapped).state_dict()) == keys,
         "parameters": all(a is b for a, b in zip(model.parameters(), parameters, strict=True)),
-        "alone": type(session.setup(net())) is DistributedDataParallel,
+        "alone": isinstance(session.setup(net()), DistributedDataParallel),
         "frozen": session.setup(frozen) is frozen and session.unwrap(frozen) is frozen,
         "frozen from rank 0": len(set(map(str, gathered(frozen.weight.tolist())))) == 1,
         "wrapped already": refused(lambda: session.setup(wrapped)) == "option-contradicted",

@@ -854,7 +854,7 @@ def keep_objects(precision):
     model, same = session.setup(mine, optimizer)
     session.backward(model(torch.ones(2, 6)).sum())
     return (
-        type(model) is DistributedDataParallel,
+        isinstance(model, DistributedDataParallel) and isinstance(model, Tagged),
         same is optimizer and type(optimizer.step.__func__) is type(Tagged.shout),
         session.unwrap(model) is mine and type(mine) is Tagged,
         mine.shout() == "MINE" and mine.calls == ["forward"],

@@ -88,7 +88,12 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     "paceline endpoint": ("paceline endpoint", "paceline endpoint --run-dir paceline-runs/NAME"),
     "paceline doctor": ("paceline doctor", "paceline doctor --json"),
     "paceline follow": ("paceline follow 4711", "paceline follow paceline-runs/NAME"),
-    "paceline jobs": ("paceline jobs", "paceline jobs --json /scratch/me/paceline-runs"),
+    "paceline jobs": ("paceline jobs", "paceline jobs SWEEP --sort val/accuracy --descending"),
+    "paceline cancel": ("paceline cancel 4711", "paceline cancel paceline-runs/SWEEP"),
+    "paceline call": (
+        "paceline call paceline-runs/NAME",
+        "paceline call paceline-runs/MAP/3",
+    ),
     "paceline requeue": (
         "paceline requeue paceline-runs/NAME --status $status",
         "paceline requeue paceline-runs/NAME --status 75",

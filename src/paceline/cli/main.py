@@ -27,6 +27,7 @@ from paceline.cli import (
 )
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError
+from paceline.rundir.files import RunDir
 from paceline.text import terminal
 
 _INTERRUPTED = 130
@@ -215,7 +216,7 @@ def _endpoint(run_dir: Path | None, job_script: Path | None, on_node_loss: str) 
         from paceline.launch.plan import endpoint
         from paceline.slurm import reserve
 
-        job_id = env.read(env.JOB_ID)
+        job_id = env.slurm_job()
         if run_dir is not None and job_id:
             reserve.reserve(run_dir, job_id, script=job_script, on_node_loss=on_node_loss)
         print(endpoint.find(env.read(env.NODE_NAME) or ""))
@@ -305,17 +306,39 @@ def _follow(run: str) -> Action:
 
 
 @cli.command("jobs")
-@click.argument("folder", type=click.Path(path_type=Path), required=False)
+@click.argument("folder", metavar="[FOLDER|SWEEP]", type=click.Path(path_type=Path), required=False)
+@click.option("--sort", default="", metavar="METRIC", help="Of a sweep: sort by its last value.")
+@click.option("--descending", is_flag=True, help="With --sort: the largest first.")
 @command_help.JSON
-def _jobs(folder: Path | None, as_json: bool) -> Action:
+def _jobs(folder: Path | None, sort: str, descending: bool, as_json: bool) -> Action:
     """List the runs of a folder, paceline-runs/ without one: state, nodes, last step, loss; the
     newest first.
+
+    A sweep is one row: its state, how many elements have succeeded, and the lowest loss. Named, it
+    is listed by element.
     """
 
     def action() -> int:
         from paceline.slurm import jobs
 
-        return jobs.jobs(folder, as_json=as_json)
+        return jobs.jobs(folder, as_json=as_json, metric=sort, descending=descending)
+
+    return action
+
+
+@cli.command("cancel")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN|SWEEP|JOBID...")
+def _cancel(runs: tuple[str, ...]) -> Action:
+    """End Slurm jobs for good: they are not queued again, and keep their checkpoints.
+
+    RUN is a run folder or the name of one in paceline-runs/, JOBID the number of a job. Of a SWEEP
+    all elements are ended; SWEEP/3 is one of them.
+    """
+
+    def action() -> int:
+        from paceline.slurm import cancel
+
+        return cancel.cancel(runs)
 
     return action
 
@@ -333,7 +356,27 @@ def _requeue(run: Path, status: int) -> Action:
     def action() -> int:
         from paceline.slurm import requeue
 
+        if RunDir(run).arguments.exists():
+            from paceline.functions import direct
+
+            direct.conclude(run, status=status)
         return requeue.requeue(run, status=status)
+
+    return action
+
+
+@cli.command("call")
+@click.argument("run", type=click.Path(path_type=Path))
+def _call(run: Path) -> Action:
+    """Make the call of a function that paceline.submit or paceline.map has stored; for job scripts.
+
+    RUN is its run folder. The result is written there.
+    """
+
+    def action() -> int:
+        from paceline.functions import direct
+
+        return direct.call(run)
 
     return action
 

@@ -6,7 +6,9 @@ are its arguments.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,10 +16,10 @@ from click.core import ParameterSource
 
 from paceline import __version__, env
 from paceline.cli import command_help
-from paceline.launch.plan import command_line, parsing, preferences, slurm_step
+from paceline.launch.plan import command_line, parsing, preferences, slurm_step, starter
 from paceline.launch.plan.option import Option
 from paceline.launch.plan.options import OPTIONS
-from paceline.machine import nodeaddr
+from paceline.machine import files, nodeaddr, own_world
 from paceline.slurm.option_table import FORWARDED, OWN
 
 Action = Callable[[], int]  # what a command does once its words are parsed; returns its exit status
@@ -50,21 +52,20 @@ def _run(**values: Any) -> Action:
     environ = env.snapshot()
     typed = slurm_step.reachable(environ, typed, address_of=nodeaddr.of_node)
     inherited = slurm_step.reachable(environ, env.torchrun_defaults(), address_of=nodeaddr.of_node)
-    slurm_defaults = slurm_step.choose_defaults(
+    starter_defaults = starter.choose_defaults(
         environ,
         requested={**inherited, **typed},
         program=[word for word in (values["script"], *values["arguments"]) if word],
-        address_of=nodeaddr.of_node,
-        in_terminal=env.in_terminal(),
+        surroundings=_surroundings(),
     )
-    settled = {**slurm_defaults.values, **inherited, **typed}
+    settled = {**starter_defaults.values, **inherited, **typed}
     from_file = _accelerate_options(typed.get("accelerate_config"), settled)
     requested = parsing.parse(
         values["script"],
         tuple(values["arguments"]),
         typed=typed,
         inherited={**from_file, **inherited},
-        slurm_defaults=slurm_defaults,
+        starter_defaults=starter_defaults,
         preferred=preferences.read(environ),
     )
 
@@ -74,6 +75,16 @@ def _run(**values: Any) -> Action:
         return run.run(requested)
 
     return action
+
+
+def _surroundings() -> starter.Surroundings:
+    return starter.Surroundings(
+        address_of=nodeaddr.of_node,
+        require_head_here=own_world.require_head_here,
+        read_file=lambda path: files.text(Path(path)),
+        host_name=socket.gethostname(),
+        in_terminal=env.in_terminal(),
+    )
 
 
 def _submit(**values: Any) -> Action:

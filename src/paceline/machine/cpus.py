@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from paceline import env
 from paceline.world import World
 
 
@@ -32,6 +33,9 @@ def of_ranks(world: World, *, granted: str) -> int:
         granted: Slurm's number of CPUs per task; empty if Slurm does not set it.
     """
     usable, _ = usable_cpus()
+    if world.launcher == "mpi" and env.read(env.OMPI_BOUND) is not None:
+        # each rank is bound to CPUs of its own, or with others to a package
+        return min(os.cpu_count() or usable, usable * world.local_world_size)
     if world.launcher != "slurm" or not granted.isdigit():
         return usable
     # each rank is a task with its own CPUs

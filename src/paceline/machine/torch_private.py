@@ -33,6 +33,9 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "torch.distributed.ProcessGroupGloo": ("_Options",),
     "torch.distributed.ProcessGroupGloo._Options": ("_devices", "_threads", "_timeout"),
     "torch.distributed.rendezvous": ("_create_c10d_store",),
+    # checkpoints
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.serialization": ("_get_layout",),
     # the elastic agent
     "torch.distributed.elastic.agent.server.api": ("_get_fq_hostname",),
     "torch.distributed.elastic.agent.server.api.SimpleElasticAgent": (
@@ -51,6 +54,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     # tensors, modules and the autograd graph
     "torch.Tensor": ("_backward_hooks", "_post_accumulate_grad_hooks", "_values", "_version"),
     "torch.UntypedStorage": ("_cdata",),
+    "torch._weights_only_unpickler": ("_get_allowed_globals",),
     "torch.amp.GradScaler": ("_found_inf_per_device",),
     "torch.distributed.tensor.DTensor": ("_local_tensor",),
     "torch.nn.Module": (
@@ -60,6 +64,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "_forward_hooks_always_called",
         "_forward_pre_hooks",
         "_forward_pre_hooks_with_kwargs",
+        "_load_state_dict_pre_hooks",
         "_parameters",
     ),
     "torch.nn.parallel.DistributedDataParallel": ("_get_ddp_logging_data",),

@@ -15,10 +15,10 @@ from typing import Any
 
 from paceline import env
 from paceline.errors import EXIT_OK, Finding, UsageError
-from paceline.machine import gpus
+from paceline.machine import gpus, own_world
 from paceline.measure import network_points, network_worker
 from paceline.text import terminal
-from paceline.world import World, from_environ
+from paceline.world import World
 
 _RANKS_WITHOUT_GPUS = 2
 
@@ -35,7 +35,7 @@ def main(*, nproc_per_node: int | None, seconds: float, rounds: int, as_json: bo
     Raises:
         UsageError: There is one rank only, or the launcher has chosen the ranks.
     """
-    world = from_environ(env.snapshot(), in_terminal=env.in_terminal())
+    world = own_world.read()
     if world.world_size > 1:
         if nproc_per_node is not None:
             raise UsageError(_already_started(world))

@@ -19,11 +19,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from paceline import env
 from paceline.errors import Finding, PacelineError, UsageError
+from paceline.machine import own_world
 from paceline.measure import network_points
 from paceline.text import terminal
-from paceline.world import World, from_environ
+from paceline.world import World
 
 SMALLEST_BYTES = 1 << 10
 LARGEST_BYTES = 256 << 20
@@ -85,7 +85,7 @@ def measure(*, rounds: int, budget_s: float) -> dict[str, Any] | None:
     Raises:
         UsageError: There is one rank only.
     """
-    world = from_environ(env.snapshot(), in_terminal=env.in_terminal())
+    world = own_world.read()
     if world.world_size < 2:
         raise UsageError(too_few_ranks())
     from paceline.train import runtime

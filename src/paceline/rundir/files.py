@@ -6,6 +6,7 @@ checkpoints. Reports read everything that they show from here. Standard library 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -14,6 +15,7 @@ import secrets
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +27,8 @@ _LEAST_BYTES = 65536  # space for a plan, short logs and the last events
 # Not "runs": scripts use that name, as TensorBoard's writer does by default.
 RUNS = Path("paceline-runs")
 EARLIER_RUNS = Path("runs")  # until paceline 0.1; still searched
+# The module that makes the call of a function which is stored in a run folder.
+IN_JOB = "paceline.functions.in_job"
 # In the folder of a checkpoint; written last, so it proves that the other files are complete.
 MANIFEST = "manifest.json"
 
@@ -134,6 +138,11 @@ class RunDir:
         return self.root / "tensorboard"
 
     @property
+    def trackers(self) -> Path:
+        """Names of the run in experiment trackers (JSON): wandb, mlflow, trackio."""
+        return self.root / "trackers.json"
+
+    @property
     def training(self) -> Path:
         """Identity of the training run (JSON): script, arguments, array element."""
         return self.root / "training.json"
@@ -152,6 +161,50 @@ class RunDir:
     def job(self) -> Path:
         """The run's Slurm job (JSON): its id, its name, how often it was queued again."""
         return self.root / "job.json"
+
+    @property
+    def sweep(self) -> Path:
+        """The elements of a sweep and their values (JSON); its run folders are below this one."""
+        return self.root / "sweep.json"
+
+    @property
+    def function(self) -> Path:
+        """The function of a job that is one, pickled; those of a map have it in common."""
+        return self.root / "function.pkl"
+
+    @property
+    def arguments(self) -> Path:
+        """The arguments of that function, pickled."""
+        return self.root / "arguments.pkl"
+
+    @property
+    def result(self) -> Path:
+        """What that function has returned on rank 0, pickled; there is none before its end."""
+        return self.root / "result.pkl"
+
+    def exception(self, rank: int) -> Path:
+        """The exception that ended that function on a rank, pickled."""
+        return self.root / "ranks" / f"rank-{rank:03d}.exception.pkl"
+
+    @property
+    def local(self) -> Path:
+        """State of a job that this machine runs without Slurm (JSON)."""
+        return self.root / "local.json"
+
+    @property
+    def local_output(self) -> Path:
+        """Output of such a job: the console of its launcher."""
+        return self.root / "local.out"
+
+    @property
+    def local_queue(self) -> Path:
+        """The jobs of this folder that one process starts on this machine (JSON)."""
+        return self.root / "queue.json"
+
+    @property
+    def cancelled(self) -> Path:
+        """Exists when such a job is to end."""
+        return self.root / "cancelled"
 
     @property
     def job_output(self) -> Path:
@@ -288,14 +341,23 @@ def read_bytes(path: Path, *, most_bytes: int) -> bytes:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically: a reader sees the old or the new content (temporary name, fsync,
-    rename).
+    """Write a file atomically: a reader sees the old or the new content."""
+    with whole(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that takes its place only when it is complete (temporary name, fsync, rename).
+
+    Raises:
+        OSError: The file cannot be written, for example on a full disk; what was written is gone.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         # not with tempfile, whose files only their owner can read
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("xb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -83,7 +83,7 @@ def this_job(*, element: str = "") -> Owner:
     return Owner(
         token=secrets.token_hex(8),
         host=socket.gethostname(),
-        job=env.read(env.JOB_ID) or "",
+        job=env.slurm_job(),
         element=element,
         restarts=int(restarts) if restarts.isdigit() else 0,
     )

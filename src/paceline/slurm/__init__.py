@@ -2,9 +2,12 @@
 
 request, batch   options in, the batch script out
 submit, follow   queue a job, and show its output
+sweep, sweep_*   arrays of runs with different arguments
+cancel           end jobs
 requeue          whether a job that has ended is queued again (``decide``)
 reserve          the address that all nodes of a job use
-jobs, jobstate   the runs in the queue and in the records
+jobs, run_rows, jobstate
+                 the runs in the queue and in the records
 limits, cluster  whether this cluster can ever run the job
 refusal, ending  what sbatch and Slurm say, as findings
 profile          the site's and the user's defaults

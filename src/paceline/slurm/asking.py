@@ -16,6 +16,18 @@ _GPUS = re.compile(r"(?:(?P<kind>\w[\w.+-]*):)?(?P<count>[0-9]+)")
 _SBATCH = re.compile(
     r"--(?P<long>[A-Za-z][\w-]*)(?:(?:=|\s+)(?P<value>.*))?|-(?P<short>[A-Za-z])(?:=|\s*)(?P<rest>.*)"
 )
+# Slurm documents these for --mail-type; ARRAY_TASKS asks for a mail of each element of an array.
+_MAIL_TYPES = (
+    *("NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT"),
+    *("TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS"),
+)
+_DEPENDENCIES = (
+    *("after", "afterany", "afterburstbuffer", "aftercorr", "afternotok", "afterok"),
+    *("expand", "singleton"),
+)
+_DEPENDENCY = re.compile(
+    r"(?P<kind>[a-z]+)(?P<jobs>(:[0-9]+(_([0-9]+|\*))?(\+[0-9]+)?)*)(\(\w+\))?"
+)
 _LONG = {option.name: option.long for option in OWN}
 
 
@@ -41,7 +53,7 @@ def num_gpus(text: str) -> int:
 
 
 def sbatch_options(words: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
-    """Parse the values of ``--sbatch``: ``--constraint=a100``, ``-C a100``, ``--exclusive``.
+    """Parse the values of ``--sbatch``: ``--nice=100``, ``-C a100``, ``--hold``.
 
     Returns:
         The long name of each option, and its value or None.
@@ -61,7 +73,7 @@ def _sbatch(typed: str) -> tuple[str, str | None]:
     match = _SBATCH.fullmatch(typed)
     if not match:
         lacks_dashes = re.fullmatch(r"[a-z][a-z-]+(=.+)?", typed) is not None
-        example = f"--{typed}" if lacks_dashes else "--constraint=a100"
+        example = f"--{typed}" if lacks_dashes else "--nice=100"
         rule = "begins with a dash, as sbatch has it, and has a name"
         raise _refused(typed, rule, f"--sbatch {example}")
     word, value = match["long"] or match["short"], match["value"] or match["rest"] or ""
@@ -146,6 +158,26 @@ def _on_node_loss(name: str, text: str) -> None:
         raise invalid(name, text, f"is one of {', '.join(ON_NODE_LOSS)}", f"--on-node-loss {near}")
 
 
+def _mail_type(name: str, text: str) -> None:
+    for word in text.split(","):
+        if word.upper() not in _MAIL_TYPES:
+            near = closest(word.upper(), _MAIL_TYPES) or "END,FAIL"
+            raise invalid(name, text, f"has no {word!r}", f"--mail-type {near}")
+
+
+def _dependency(name: str, text: str) -> None:
+    for part in re.split("[,?]", text):
+        match = _DEPENDENCY.fullmatch(part)
+        kind = match["kind"] if match else part.partition(":")[0]
+        if kind not in _DEPENDENCIES:
+            near = closest(kind, _DEPENDENCIES) or "afterok"
+            fix = f"--dependency {near}" + ("" if near == "singleton" else ":4711")
+            raise invalid(name, text, f"has no kind {kind!r}", fix)
+        if match is None or bool(match["jobs"]) == (kind == "singleton"):
+            rule = "is a kind and job ids, or singleton"
+            raise invalid(name, text, rule, "--dependency afterok:4711")
+
+
 _RULES: Mapping[str, Callable[[str, str], None]] = {
     "nodes": _nodes,
     "gpus_per_node": _gpus,
@@ -154,6 +186,8 @@ _RULES: Mapping[str, Callable[[str, str], None]] = {
     "mem": _mem,
     "time": _time,
     "on_node_loss": _on_node_loss,
+    "mail_type": _mail_type,
+    "dependency": _dependency,
 }
 
 

@@ -6,6 +6,7 @@ submits it again.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from paceline import env
 from paceline.errors import EXIT_UNFINISHED
 from paceline.launch.plan.option import as_words
+from paceline.slurm import container, sweep
 from paceline.slurm.request import Request
 from paceline.text.quoting import comment, directive, pattern, word
 
@@ -26,7 +28,8 @@ class Place:
 
     Attributes:
         folder: Working folder of the job.
-        run_dir: Absolute path of the run folder.
+        run_dir: Absolute path of the run folder; of a sweep, the folder that has those of its
+            elements.
         script: Path of the job script.
         output: Path of the job's output.
         paceline: Command that starts paceline, in words; the job script uses it too.
@@ -49,7 +52,8 @@ def render(request: Request, place: Place) -> str:
     blocks = (
         _head(request, place),
         list(_set_up(request, place)),
-        [*_start(request, place), *_end(request, place)],
+        list(_element(request, place)),
+        [*_program(request, place), *_end(request, place)],
     )
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
@@ -100,11 +104,16 @@ def _conduct(request: Request, place: Place) -> Iterator[str]:
     yield directive("open-mode", "append")
     if _by_directive(place.folder):
         yield directive("chdir", place.folder)
+    yield directive("output", _output(request, place))
+
+
+def _output(request: Request, place: Place) -> str:
     if place.printed:
         # Slurm opens this file before the job creates the run folder, where slurm.out links to it
-        yield directive("output", "slurm-%j.out")
-    else:
-        yield directive("output", pattern(place.output))
+        return "slurm-%A_%a.out" if request.sweep else "slurm-%j.out"
+    if request.sweep:
+        return f"{pattern(place.run_dir)}/%a/{os.path.basename(place.output)}"
+    return pattern(place.output)
 
 
 def _by_directive(folder: str) -> bool:
@@ -118,6 +127,10 @@ def _set_up(request: Request, place: Place) -> Iterator[str]:
         yield f"cd -- {word(place.folder)} || exit"
     for module in profile.modules:
         yield f"module load {word(module)} || exit"
+    if profile.conda:
+        yield "# activate is a function of the shell, which only conda's hook defines"
+        yield 'eval "$(conda shell.bash hook)" || exit'
+        yield f"conda activate {word(profile.conda)} || exit"
     yield from profile.lines
     for setting in profile.environment:
         yield from comment(setting.why)
@@ -149,15 +162,62 @@ def _quoted(text: str) -> str:
     return word(text) if text else ""
 
 
-def _start(request: Request, place: Place) -> list[str]:
-    # only before the run: the other two commands call Slurm, which a container does not have
-    prefix = request.profile.prefix
-    command = [word(part) for part in ((*prefix, "paceline") if prefix else place.paceline)]
+def _element(request: Request, place: Place) -> Iterator[str]:
+    """Return the lines that choose the folder and the arguments of an element of an array."""
+    if request.sweep is None:
+        return
+    if place.printed:
+        yield "# the values of each element, for the record that the job makes"
+        yield sweep.comment(request.sweep)
+    number = f'"${env.ARRAY_TASK_ID}"'
+    yield "# each element of the array has its own run folder and arguments"
+    yield f"run_dir={word(place.run_dir)}/{number}"
+    yield f"case {number} in"
+    for element in request.sweep.elements:
+        words = " ".join(map(word, (request.script, *element.arguments)))
+        yield f"{element.index}) program=({words}) ;;"
+    yield f'*) echo "the sweep has no element ${env.ARRAY_TASK_ID}" >&2; exit 2 ;;'
+    yield "esac"
+
+
+def _run_dir(request: Request, place: Place) -> str:
+    return '"$run_dir"' if request.sweep else word(place.run_dir)
+
+
+def _program(request: Request, place: Place) -> list[str]:
+    return _call(request, place) if request.direct else _start(request, place)
+
+
+def _call(request: Request, place: Place) -> list[str]:
+    """Return the lines that make the call of a function in one process."""
+    folders = _folders(place)
+    command = " ".join(map(word, _command(request, place, folders)))
+    container_options = container.srun_options(request.profile.container, folders)
+    return [
+        "status=0",
+        *_wrapped(
+            [
+                " ".join(_srun(request)),
+                *_filled([word(option) for option in container_options]),
+                f"{command} call {_run_dir(request, place)} || status=$?",
+            ]
+        ),
+    ]
+
+
+def _srun(request: Request) -> list[str]:
     # after --export=NONE for the job, srun would start the tasks without an environment
     srun = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--ntasks-per-node=1"]
     if request.cpus:
         # since Slurm 22.05 srun does not take this from the job
         srun.append(f"--cpus-per-task={request.cpus}")
+    return srun
+
+
+def _start(request: Request, place: Place) -> list[str]:
+    folders = _folders(place)
+    command = [word(part) for part in _command(request, place, folders)]
+    container_options = container.srun_options(request.profile.container, folders)
     # long words get separate lines, so that the layout does not depend on the length of paths
     run_command = " ".join(
         [*command, "run", '--rdzv-endpoint "$endpoint"', f"--grace-s {request.grace_s}"]
@@ -165,10 +225,13 @@ def _start(request: Request, place: Place) -> list[str]:
     options = _filled(
         [" ".join(map(word, as_words(name, value))) for name, value in request.forwarded]
     )
-    run_dir = f"--run-dir {word(place.run_dir)}"
+    run_dir = f"--run-dir {_run_dir(request, place)}"
     # a name that starts with a dash would be parsed as an option
     script = ["--"] if request.script.startswith("-") else []
-    script += [word(argument) for argument in (request.script, *request.script_args)]
+    if request.sweep:
+        script += ['"${program[@]}"']
+    else:
+        script += [word(argument) for argument in (request.script, *request.script_args)]
     return [
         *_secret_lines(request),
         (
@@ -177,14 +240,41 @@ def _start(request: Request, place: Place) -> list[str]:
         ),
         (
             f"endpoint=$({_own_command(place)} endpoint --run-dir"
-            f" {word(place.run_dir)}{_record(request, place)}) || exit"
+            f" {_run_dir(request, place)}{_record(request, place)}) || exit"
         ),
         "status=0",
         # in the same line as the command: after a profile's "set -e" the next line would not run
         *_wrapped(
-            [" ".join(srun), run_command, run_dir, *options, *_filled([*script, "|| status=$?"])]
+            [
+                " ".join(_srun(request)),
+                *_filled([word(option) for option in container_options]),
+                run_command,
+                run_dir,
+                *options,
+                *_filled([*script, "|| status=$?"]),
+            ]
         ),
     ]
+
+
+def _folders(place: Place) -> list[str]:
+    """Return the folders that a container needs: where the job works, and where its runs are."""
+    runs = os.path.dirname(place.run_dir)
+    is_below = os.path.commonpath([runs, place.folder]) == place.folder
+    return [place.folder] if is_below else [place.folder, runs]
+
+
+def _command(request: Request, place: Place, folders: Sequence[str]) -> list[str]:
+    """Return the command that starts ``paceline`` for the run.
+
+    Only the run has a prefix, a container or the paceline of a conda environment: the other
+    commands of the script call Slurm, which a container does not have.
+    """
+    site = request.profile
+    if not site.prefix and not site.conda and site.container is None:
+        return list(place.paceline)
+    outer = container.command(site.container, folders, gpus=bool(request.num_gpus))
+    return [*outer, *site.prefix, "paceline"]
 
 
 def _record(request: Request, place: Place) -> str:
@@ -232,12 +322,15 @@ def _wrapped(lines: Sequence[str]) -> list[str]:
 
 def _end(request: Request, place: Place) -> list[str]:
     lines = []
+    # the command takes a quarter of a second, which is long beside many functions
+    unless_done = '[ "$status" -eq 0 ] || ' if request.direct else ""
     if request.requeue:
         lines += [
             (
                 f"# {EXIT_UNFINISHED}: stopped unfinished, with a checkpoint; queued again, the job"
                 " continues from there"
             ),
-            f'{_own_command(place)} requeue {word(place.run_dir)} --status "$status"',
+            f"{unless_done}{_own_command(place)} requeue {_run_dir(request, place)}"
+            ' --status "$status"',
         ]
     return [*lines, 'exit "$status"']

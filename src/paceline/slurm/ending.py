@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from paceline.errors import EXIT_FAILED, Finding
 from paceline.launch.outcome.block import MOST_LINES
 from paceline.launch.outcome.report import Report
+from paceline.rundir import sweeps
 from paceline.rundir.events import Outcome
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
@@ -102,7 +103,8 @@ def judge(
         script: Path of the job script, to submit it again.
     """
     name = f"job {record.job_id}" + (f" ({record.name})" if record.name else "")
-    again = f"to submit it again: sbatch {word(script)}"
+    words = ("sbatch", *sweeps.element_option(record.job_id), script)
+    again = f"to submit it again: {' '.join(map(word, words))}"
     output = tuple(tail[-_MAX_EVIDENCE_LINES:])
     if job is None:
         return Finding(

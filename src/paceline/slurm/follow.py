@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from paceline.errors import EXIT_FAILED, EXIT_OK
 from paceline.launch.outcome import evidence
-from paceline.rundir import events
+from paceline.rundir import events, sweeps
 from paceline.rundir.events import Outcome
 from paceline.rundir.files import RUNS, RunDir
 from paceline.slurm import ending, lookup, profile_files, record, waiting
@@ -246,7 +246,10 @@ class Follower:
         tail = evidence.read_tail(self._run_dir.job_output, lines=_LAST_LINES)
         if is_incomplete:  # the run's own final report has just been shown
             tail = tuple(line for line in tail if line.startswith(("srun: error", "slurmstepd")))
-        where, script = str(self._run_dir.job_output), str(self._run_dir.job_script)
+        where, script = (
+            str(self._run_dir.job_output),
+            str(sweeps.job_script(self._run_dir, self._job.job_id)),
+        )
         finding = ending.judge(state, self._job, log=where, tail=tail, script=script)
         report = ending.report(finding, folder=folder)
         self._print(report.framed())

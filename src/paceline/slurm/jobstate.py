@@ -146,8 +146,9 @@ def from_sacct(text: str) -> JobState | None:
 def _pairs(text: str) -> Mapping[str, str]:
     """Return the ``Key=value`` pairs of a line; the first wins, as a path may look like another."""
     values: dict[str, str] = {}
-    # the job's name is the second field and may contain anything: parsing resumes after it
-    rest = re.sub(r"^(JobId=\S+ )JobName=.*? (?=UserId=)", r"\1", text.strip())
+    # the job's name comes after its ids and may contain anything: parsing resumes after it
+    name = r"^(JobId=\S+ (?:Array\w+=\S+ )*)JobName=.*? (?=UserId=)"
+    rest = re.sub(name, r"\1", text.strip())
     for key, value in re.findall(r"(?:^|\s)([A-Z]\w*)=(\S*)", rest):
         values.setdefault(key, value)
     return values

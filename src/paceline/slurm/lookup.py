@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from paceline.machine import slurm_commands as commands
 from paceline.slurm import jobstate
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
 
+States = Mapping[tuple[str, str], JobState]  # by cluster and job id
+
 _UNKNOWN = "Invalid job id"
+# -r: a line for each element of an array, also of those that wait
+_SHAPE = ("-h", "-r", "-t", "all", "-o", jobstate.SQUEUE_FORMAT)
 _CLOCKS_NS = 2_000_000_000  # the clocks of the nodes and the controller agree to within this
 
 
@@ -33,8 +37,7 @@ def _cluster(name: str) -> tuple[str, ...]:
 
 def state(job: JobRecord) -> Answer:
     """Query the state of a job: with squeue while it lives, in full once it has ended."""
-    shape = ("-h", "-t", "all", "-o", jobstate.SQUEUE_FORMAT)
-    result = commands.query("squeue", *_cluster(job.cluster), *shape, "-j", job.job_id)
+    result = commands.query("squeue", *_cluster(job.cluster), *_SHAPE, "-j", job.job_id)
     if result.status != 0 and _UNKNOWN not in result.err:
         return Answer(has_answered=False)
     current = jobstate.from_squeue(result.out).get(job.job_id)
@@ -49,10 +52,12 @@ def full(job: JobRecord) -> JobState | None:
     job_state = jobstate.from_scontrol(
         commands.ask("scontrol", *where, "show", "job", "-o", job.job_id) or ""
     )
-    if job_state is not None:
-        return job_state
-    shape = ("-X", "-n", "-P", "-o", jobstate.SACCT_FORMAT)
-    return jobstate.from_sacct(commands.ask("sacct", *where, *shape, "-j", job.job_id) or "")
+    if job_state is None:
+        shape = ("-X", "-n", "-P", "-o", jobstate.SACCT_FORMAT)
+        answer = commands.ask("sacct", *where, *shape, "-j", job.job_id)
+        job_state = jobstate.from_sacct(answer or "")
+    # both give an element of an array the number that it has in the queue, 128 for 124_4
+    return None if job_state is None else replace(job_state, job_id=job.job_id)
 
 
 def states(jobs: Iterable[JobRecord]) -> tuple[dict[tuple[str, str], JobState], list[str]]:
@@ -70,16 +75,29 @@ def states(jobs: Iterable[JobRecord]) -> tuple[dict[tuple[str, str], JobState], 
         if text is None:
             silent.append(cluster)
         else:
-            by_job |= {
-                (cluster, number): job_state
-                for number, job_state in jobstate.from_squeue(text).items()
-            }
+            table = jobstate.from_squeue(text)
+            table |= never_started(table, ids)
+            by_job |= {(cluster, number): job_state for number, job_state in table.items()}
     return by_job, silent
 
 
+def never_started(table: Mapping[str, JobState], ids: Iterable[str]) -> dict[str, JobState]:
+    """Return the elements that ended before their start. Pure.
+
+    squeue lists those of a cancelled array in one line, with the array's own number.
+    """
+    rest = [number for number in ids if number not in table]
+    arrays = {number: table.get(number.partition("_")[0]) for number in rest}
+    return {
+        number: replace(array, job_id=number)
+        for number, array in arrays.items()
+        if array is not None and array.ended and not array.succeeded
+    }
+
+
 def _table(cluster: str, ids: Sequence[str]) -> str | None:
-    shape = ("-h", "-t", "all", "-o", jobstate.SQUEUE_FORMAT)
-    result = commands.query("squeue", *_cluster(cluster), *shape, "-j", ",".join(ids))
+    arrays = dict.fromkeys(number.partition("_")[0] for number in ids)
+    result = commands.query("squeue", *_cluster(cluster), *_SHAPE, "-j", ",".join(arrays))
     is_forgotten = _UNKNOWN in result.err  # the only job in the list
     return result.out if result.status == 0 or is_forgotten else None
 

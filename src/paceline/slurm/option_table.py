@@ -11,6 +11,8 @@ from paceline.launch.plan.options import OPTIONS
 ON_NODE_LOSS = ("requeue", "fail")
 
 RESOURCES = "What is asked of Slurm"
+PLACEMENT = "Which nodes, when it may start, and mail"
+SWEEPS = "Sweeps: an array of runs with different arguments"
 LOSS = "When a job stops or a node is lost"
 SUBMITTING = "Submitting"
 
@@ -55,7 +57,7 @@ OWN: tuple[Option, ...] = (
     Option("job_name", "default the script's name", short="-J", metavar="NAME", group=RESOURCES),
     Option(
         "sbatch",
-        "any other option of sbatch: --sbatch --constraint=a100",
+        "any other option of sbatch: --sbatch --nice=100",
         many=True,
         metavar="OPTION",
         group=RESOURCES,
@@ -65,6 +67,84 @@ OWN: tuple[Option, ...] = (
         "a site's settings: profiles/NAME.toml, or a path",
         metavar="NAME",
         group=RESOURCES,
+    ),
+    Option(
+        "qos",
+        "quality of service, which sets priority and limits",
+        short="-q",
+        metavar="NAME",
+        group=PLACEMENT,
+    ),
+    Option(
+        "constraint",
+        "features that the nodes must have: a100, or 'a100|h100'",
+        short="-C",
+        metavar="FEATURES",
+        group=PLACEMENT,
+    ),
+    Option(
+        "nodelist",
+        "nodes that the job must have: node[1-2]",
+        short="-w",
+        metavar="NODES",
+        group=PLACEMENT,
+    ),
+    Option(
+        "exclude", "nodes that the job must not have", short="-x", metavar="NODES", group=PLACEMENT
+    ),
+    Option("exclusive", "share the nodes with no other job", flag=True, group=PLACEMENT),
+    Option("reservation", "nodes that are reserved", metavar="NAME", group=PLACEMENT),
+    Option(
+        "dependency",
+        "start after other jobs: afterok:4711, or singleton",
+        short="-d",
+        metavar="LIST",
+        group=PLACEMENT,
+    ),
+    Option(
+        "begin",
+        "start no earlier than this: 20:00, now+2hours, 2026-12-01T08:00",
+        short="-b",
+        metavar="TIME",
+        group=PLACEMENT,
+    ),
+    Option(
+        "mail_type",
+        "when Slurm sends mail: END,FAIL, or ALL",
+        metavar="LIST",
+        group=PLACEMENT,
+    ),
+    Option(
+        "mail_user",
+        "who gets it; default the user who submits",
+        metavar="ADDRESS",
+        group=PLACEMENT,
+    ),
+    Option(
+        "sweep",
+        "values for {lr} in the script's arguments, from a TOML file",
+        metavar="FILE",
+        group=SWEEPS,
+    ),
+    Option(
+        "param",
+        "values typed here: lr=0.1,0.01; several give every combination",
+        many=True,
+        metavar="NAME=VALUES",
+        group=SWEEPS,
+    ),
+    Option(
+        "array",
+        "the elements, and how many at a time: 0-49%8, or %8 for all of a sweep",
+        short="-a",
+        metavar="INDICES",
+        group=SWEEPS,
+    ),
+    Option(
+        "again",
+        "submit elements of the sweep SCRIPT again: failed (also the missing), or indices",
+        metavar="failed|INDICES",
+        group=SWEEPS,
     ),
     Option(
         "requeue",
@@ -98,6 +178,9 @@ OWN: tuple[Option, ...] = (
     Option("json", "print what was submitted as JSON to stdout", flag=True, group=SUBMITTING),
 )
 
+# Options that become a line of the job script as they are typed; all of them are sbatch's.
+DIRECT: tuple[Option, ...] = tuple(option for option in OWN if option.group == PLACEMENT)
+
 # Options that Slurm decides, that the two commands define differently, or that start no ranks.
 _NOT_FORWARDED = {
     *("nnodes", "node_rank", "master_addr", "master_port", "local_addr"),
@@ -127,6 +210,7 @@ INSTEAD: Mapping[str, str] = {
     "partition": "--partition",
     "job-name": "--job-name",
     "signal": "--grace-s",
+    "array": "--array",
     "requeue": "--requeue",
     "no-requeue": "--no-requeue",
     "output": "--run-dir",
@@ -141,7 +225,6 @@ NEVER: Mapping[str, str] = {
     "ntasks-per-gpu": "there is one task on each node, and it starts the ranks of the node",
     "ntasks-per-socket": "there is one task on each node, and it starts the ranks of the node",
     "ntasks-per-core": "there is one task on each node, and it starts the ranks of the node",
-    "array": "the jobs of an array would share one run folder; each is submitted separately",
     "chdir": "the job works in the folder that it is submitted from",
     "open-mode": "a job that is queued again appends to its output",
     "wrap": "the script is written by paceline",
@@ -154,5 +237,4 @@ NEVER: Mapping[str, str] = {
 NEVER_FIX: Mapping[str, str] = {
     "ntasks": "--nproc-per-node 4   (the ranks of each node)",
     "ntasks-per-node": "--nproc-per-node 4   (the ranks of each node)",
-    "array": 'for i in 0 1 2; do paceline submit ... train.py --seed "$i"; done',
 }

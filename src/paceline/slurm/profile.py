@@ -5,26 +5,24 @@ from __future__ import annotations
 import datetime
 import re
 import shlex
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
 from paceline.launch.plan import parsing
-from paceline.slurm import asking
-from paceline.slurm.option_table import FORWARDED, OWN
+from paceline.slurm import asking, toml_text
+from paceline.slurm.container import RUNTIMES, Container
+from paceline.slurm.option_table import DIRECT, FORWARDED, OWN
 from paceline.text.quoting import CONTROL
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 _NOT_IN_PROFILES = {"profile", "sbatch", "run_dir", "dry_run", "follow", "json"}
+_NOT_IN_PROFILES |= {"sweep", "param", "array", "again"}
+_NOT_IN_PROFILES |= {option.name for option in DIRECT}  # read as any other option of sbatch
 _OWN = {option.name: option for option in OWN if option.name not in _NOT_IN_PROFILES}
 _FORWARDED = {option.name: option for option in FORWARDED}
-_SETUP, _PATHS = ("modules", "lines"), ("runs", "tmp")
+_SETUP, _PATHS = ("modules", "conda", "lines"), ("runs", "tmp")
+_CONTAINER = ("runtime", "image", "mounts", "options")
 VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
@@ -56,9 +54,11 @@ class Profile:
         slurm: Defaults of submit's own options.
         sbatch: Further options of sbatch: long name, and value or None.
         modules: Modules to load.
+        conda: Name or path of the conda environment to activate; empty for none.
         lines: Lines of shell, copied unchanged.
         environment: Environment variables.
-        prefix: Command in front of ``paceline``, in words.
+        container: The container in which the ranks run, None for none.
+        prefix: Command in front of ``paceline``, in words; in the container if there is one.
         run: Defaults of options of ``paceline run``.
         runs: Parent of the run folders; empty for the default in the current folder.
         tmp: Value of ``TMPDIR`` in the job; empty to leave it unset.
@@ -70,8 +70,10 @@ class Profile:
     slurm: Mapping[str, str | bool] = field(default_factory=dict)
     sbatch: tuple[tuple[str, str | None], ...] = ()
     modules: tuple[str, ...] = ()
+    conda: str = ""
     lines: tuple[str, ...] = ()
     environment: tuple[Setting, ...] = ()
+    container: Container | None = None
     prefix: tuple[str, ...] = ()
     run: Mapping[str, str | bool] = field(default_factory=dict)
     runs: str = ""
@@ -100,11 +102,12 @@ class _Reader:
         self._text, self._path, self._environ = text, path, environ
 
     def read(self, name: str) -> Profile:
-        whole = self._parse()
+        whole = toml_text.parse(self._text, path=self._path, name="profile-invalid", kind="profile")
         readers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "slurm": self._slurm,
             "setup": self._setup,
             "environment": self._environment,
+            "container": self._container,
             "run": self._run,
             "paths": self._paths,
         }
@@ -118,32 +121,11 @@ class _Reader:
                 raise self._invalid("", key, f"[{key}] is a section", f"[{key}]")
             else:
                 values |= readers[key](value)
-        return Profile(**values)
-
-    def _parse(self) -> dict[str, Any]:
-        try:
-            whole: dict[str, Any] = tomllib.loads(self._text)
-            return whole
-        except tomllib.TOMLDecodeError as error:
-            place = re.search(r"\(at line (\d+), column \d+\)", str(error))
-            what = re.sub(r" *\(at .*\)", "", str(error))
-            number = int(place[1]) if place else self._text.count("\n") + 1
-            lines = self._text.splitlines()
-            faulty_line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
-            quotes = re.fullmatch(r"([\w-]+)\s*=\s*([^\"'\[{#]+?)\s*(#.*)?", faulty_line)
-            raise UsageError(
-                Finding(
-                    "profile-invalid",
-                    f"the profile is not TOML: {what[:1].lower()}{what[1:]}",
-                    where=f"{self._path}:{number}",
-                    evidence=(faulty_line,) if faulty_line else (),
-                    fix=(
-                        f'{quotes[1]} = "{quotes[2]}"'
-                        if quotes
-                        else f"correct line {number}; texts need quotes"
-                    ),
-                )
-            ) from None
+        site = Profile(**values)
+        if site.conda and site.container is not None:
+            rule = "conda has no effect on a run in a [container], whose image has its own software"
+            raise self._invalid("setup", "conda", rule, "leave out conda, or [container]")
+        return site
 
     def _slurm(self, table: Mapping[str, Any]) -> dict[str, Any]:
         own: dict[str, str | bool] = {}
@@ -226,10 +208,47 @@ class _Reader:
             raise self._invalid(
                 "setup", "modules", f"{bad!r} is not a module", 'modules = ["cuda/12.4"]'
             )
+        conda = self._string("setup", "conda", table.get("conda", ""))
+        if CONTROL.search(conda) or conda.startswith("-"):
+            raise self._invalid(
+                "setup", "conda", f"{conda!r} is not an environment", 'conda = "torch"'
+            )
         return {
             "modules": modules,
+            "conda": self._expanded("setup", "conda", conda, late=False),
             "lines": tuple(self._strings("setup", "lines", table.get("lines", []))),
         }
+
+    def _container(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        self._require_known("container", table, _CONTAINER)
+        runtime = self._string("container", "runtime", table.get("runtime", ""))
+        if runtime not in RUNTIMES:
+            near = closest(runtime, RUNTIMES) or RUNTIMES[0]
+            rule = f"runtime is one of {', '.join(RUNTIMES)}"
+            raise self._invalid("container", "runtime", rule, f'runtime = "{near}"')
+        image = self._string("container", "image", table.get("image", ""))
+        if not image.strip() or image.startswith("-"):
+            rule = "a container has an image: its path, or its address"
+            raise self._invalid("container", "image", rule, 'image = "/images/torch.sif"')
+        mounts = self._strings("container", "mounts", table.get("mounts", []))
+        return {
+            "container": Container(
+                runtime=runtime,
+                image=self._expanded("container", "image", image, late=False),
+                mounts=tuple(self._mount(mount) for mount in mounts),
+                options=tuple(
+                    self._expanded("container", "options", option, late=False)
+                    for option in self._strings("container", "options", table.get("options", []))
+                ),
+            )
+        }
+
+    def _mount(self, text: str) -> str:
+        mount = self._expanded("container", "mounts", text, late=False)
+        if not mount.startswith("/") or "," in mount:
+            rule = f"{text!r} is not a folder to mount: its whole path, without commas"
+            raise self._invalid("container", "mounts", rule, 'mounts = ["/data:/data:ro"]')
+        return mount
 
     def _environment(self, table: Mapping[str, Any]) -> dict[str, Any]:
         return {"environment": tuple(self._setting(name, value) for name, value in table.items())}
@@ -260,7 +279,7 @@ class _Reader:
             raise self._invalid(
                 "environment", name, f"the value of {name} is a text in quotes", fix
             )
-        return Setting(name, value, why, _line_of(self._text, "environment", name))
+        return Setting(name, value, why, toml_text.line_of(self._text, "environment", name))
 
     def _run(self, table: Mapping[str, Any]) -> dict[str, Any]:
         run: dict[str, str | bool] = {}
@@ -382,23 +401,6 @@ class _Reader:
         return self._invalid(section, key, what, fix)
 
     def _invalid(self, section: str, key: str, what: str, fix: str) -> UsageError:
-        number = _line_of(self._text, section, key)
+        number = toml_text.line_of(self._text, section, key)
         where = f"{self._path}:{number}" if number else self._path
         return UsageError(Finding("profile-invalid", what, where=where, fix=fix))
-
-
-def _line_of(text: str, section: str, key: str) -> int:
-    """Return the line of a key in its section, else the line of the section, else 0."""
-    inside, begins = not section, 0
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[+\s*\"?([\w.-]+)\"?\s*\]+", line):
-            name = header[1]
-            if not section and name == key:
-                return number
-            inside = name in (section, f"{section}.{key}")
-            if name == f"{section}.{key}":
-                return number
-            begins = number if name == section else begins
-        elif key and inside and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[.=]", line):
-            return number
-    return begins

@@ -14,6 +14,7 @@ from paceline.errors import Finding, UsageError, status_of
 from paceline.machine import slurm_commands as commands
 from paceline.slurm import limits, profile, profile_files, refusal, request, survey
 from paceline.slurm.cluster import Cluster
+from paceline.slurm.container import PYXIS, Container
 from paceline.slurm.profile import Profile
 from paceline.slurm.request import Request
 from paceline.text.quoting import word
@@ -27,7 +28,13 @@ _MODULE = (
     '[ $# -eq 0 ] || module load "$@" >/dev/null 2>&1; module is-avail "$last"'
 )
 _COMMAND = 'last=$1; shift; [ $# -eq 0 ] || module load "$@" >/dev/null 2>&1; command -v -- "$last"'
-_NO_MODULES = 42
+_CONDA = (
+    'name=$1; shift; [ $# -eq 0 ] || module load "$@" >/dev/null 2>&1; '
+    "type conda >/dev/null 2>&1 || exit 43; "
+    'eval "$(conda shell.bash hook)" && conda activate "$name" || exit 1; '
+    "command -v paceline || exit 44"
+)
+_NO_MODULES, _NO_CONDA, _NO_PACELINE = 42, 43, 44
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,12 @@ def _items(site: Profile, requested: Request) -> Iterator[Item]:
         yield _sbatch(requested)  # which would report the limits again, with less detail
     for number, module in enumerate(site.modules):
         yield _module(module, site.modules[:number])
-    if site.prefix:
+    if site.conda:
+        yield _conda(site)
+    if site.container is not None:
+        yield _runtime(site, site.container)
+        yield _image(site.container)
+    elif site.prefix:  # in a container it is the image's
         yield _prefix(site)
     if site.runs:
         yield _path("runs", site.runs, severity="error")
@@ -202,6 +214,61 @@ def _prefix(site: Profile) -> Item:
         f"there is no command {command} here",
         where="[run] prefix",
         fix="give its whole path, or the module that has it",
+    )
+    return _wrong(subject, finding)
+
+
+def _conda(site: Profile) -> Item:
+    """Check that conda knows the environment, as far as it is here."""
+    subject = f"conda {site.conda}"
+    reply = _shell(_CONDA, site.conda, *site.modules)
+    if reply.status == _NO_CONDA:
+        return Item(subject, SILENT, "the command conda is not available here")
+    if reply.status == 0:
+        return Item(subject, OK, reply.out.strip().splitlines()[-1] if reply.out.strip() else "")
+    if reply.status in (commands.UNANSWERED, commands.MISSING):
+        return Item(subject, SILENT, reply.err)
+    what, fix = f"there is no conda environment {site.conda} here", "conda env list"
+    if reply.status == _NO_PACELINE:
+        what = f"the conda environment {site.conda} has no paceline, which starts its ranks"
+        fix = f"conda activate {word(site.conda)} && pip install 'paceline[torch]'"
+    evidence = tuple(reply.err.strip().splitlines()[:3])
+    finding = Finding("profile-invalid", what, where="[setup] conda", evidence=evidence, fix=fix)
+    return _wrong(subject, finding)
+
+
+def _runtime(site: Profile, used: Container) -> Item:
+    """Check that containers can be started: the command, or srun's plug-in."""
+    subject = f"container {used.runtime}"
+    if used.runtime == PYXIS:
+        reply = commands.query("srun", "--help")
+        if reply.status:
+            return Item(subject, SILENT, "srun does not answer")
+        if "--container-image" in reply.out:
+            return Item(subject, OK)
+        what = "srun has no option --container-image: the plug-in pyxis is not installed here"
+        fix = 'runtime = "apptainer"'
+    else:
+        location = _shell(_COMMAND, used.runtime, *site.modules).out.strip()
+        if location:
+            return Item(subject, OK, location.splitlines()[-1])
+        what = f"there is no command {used.runtime} here"
+        fix = f'[setup] modules = ["{used.runtime}"]'
+    finding = Finding("profile-invalid", what, where="[container] runtime", fix=fix)
+    return _wrong(subject, finding)
+
+
+def _image(used: Container) -> Item:
+    subject = f"image {used.image}"
+    if not used.image.startswith("/"):
+        return Item(subject, SILENT, "it is in a registry, or relative to the folder of the job")
+    if os.path.exists(used.image):
+        return Item(subject, OK)
+    finding = Finding(
+        "profile-invalid",
+        f"there is no image {used.image} here",
+        where="[container] image",
+        fix=f"ls {word(os.path.dirname(used.image))}",
     )
     return _wrong(subject, finding)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
+from paceline.rundir import sweeps
 from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, read_json, write_whole
 from paceline.text.quoting import printable, word
 
@@ -58,6 +59,7 @@ class JobRecord:
         submitted_ns: Time of the first submission.
         on_node_loss: ``"requeue"`` or ``"fail"``.
         requeues: Requeues by the job script, in order.
+        values: Values of the parameters, if the run is an element of a sweep.
     """
 
     job_id: str
@@ -69,6 +71,7 @@ class JobRecord:
     submitted_ns: int = 0
     on_node_loss: str = "requeue"
     requeues: tuple[Requeue, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain data."""
@@ -94,9 +97,10 @@ class JobRecord:
                 )
                 for entry in fields.pop("requeues", ())
             )
+            own_values = {str(key): str(text) for key, text in fields.pop("values", {}).items()}
             earlier = tuple(str(number) for number in fields.pop("earlier_ids", ()))
-            record = cls(**fields, earlier_ids=earlier, requeues=requeues)
-        except (KeyError, TypeError, OverflowError) as error:
+            record = cls(**fields, earlier_ids=earlier, requeues=requeues, values=own_values)
+        except (AttributeError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"not the record of a job: {error}") from None
         record._check()
         return record
@@ -157,6 +161,20 @@ def read(run_dir: RunDir) -> JobRecord | None:
         return None
 
 
+def element_of(job_id: str) -> str:
+    """Return the part of a job id that names the element of an array, ``_4``; else empty."""
+    _, separator, element = job_id.partition("_")
+    return separator + element
+
+
+def sbatch_words(run_dir: RunDir, job_id: str) -> tuple[str, ...]:
+    """Return the arguments with which sbatch submits a run again: its script, and of an array the
+    element alone.
+    """
+    script = sweeps.job_script(RunDir(run_dir.root.absolute()), job_id)
+    return (*sweeps.element_option(job_id), str(script))
+
+
 def find(
     subject: str, *, places: Sequence[Path] = (RUNS, EARLIER_RUNS)
 ) -> tuple[RunDir, JobRecord]:
@@ -175,21 +193,56 @@ def find(
             continue
         record = read(run_dir)
         if record is None:
-            raise UsageError(_no_job(run_dir))
+            raise UsageError(_one_of_many(run_dir) or _no_job(run_dir))
         return run_dir, record
     matches = [
         (run_dir, record)
         for runs in places
-        for run_dir, record in _all(runs)
+        for run_dir, record in _all(runs, elements="_" in subject)
         if subject in record.ids
     ]
     if not matches:
-        raise UsageError(_unknown(subject, places))
+        of_sweep = _sweep_of(subject, places)
+        raise UsageError((of_sweep and _one_of_many(of_sweep)) or _unknown(subject, places))
     return max(matches, key=lambda match: match[1].submitted_ns)
 
 
-def _all(runs: Path) -> Iterator[tuple[RunDir, JobRecord]]:
-    for path in sorted(runs.glob("*/job.json")):
+def _sweep_of(array: str, places: Sequence[Path]) -> RunDir | None:
+    """Return the folder of the sweep that was submitted as an array, None without one."""
+    for runs in places:
+        for path in runs.glob("*/sweep.json"):
+            sweep_record = sweeps.read(path.parent)
+            if sweep_record is not None and array in sweep_record.jobs:
+                return RunDir(path.parent)
+    return None
+
+
+def _one_of_many(run_dir: RunDir) -> Finding | None:
+    """Return why a sweep is not one run, None if the folder is not that of a sweep."""
+    sweep_record = sweeps.read(run_dir.root)
+    if sweep_record is None:
+        return None
+    first = sweeps.folder_of(run_dir.root, min(sweep_record.elements, default=0))
+    return Finding(
+        "slurm-job-unknown",
+        printable(
+            f"{run_dir.root} is a sweep of {len(sweep_record.elements)} runs, and one is needed"
+        ),
+        where=printable(str(run_dir.root)),
+        evidence=(printable(f"paceline jobs {word(str(run_dir.root))}"),),
+        fix=f"paceline follow {word(str(first))}",
+    )
+
+
+def _all(runs: Path, *, elements: bool) -> Iterator[tuple[RunDir, JobRecord]]:
+    """Return the runs of a folder that have jobs.
+
+    Args:
+        runs: The folder.
+        elements: Whether the elements of sweeps are wanted too.
+    """
+    patterns = ("*/job.json", "*/[0-9]*/job.json") if elements else ("*/job.json",)
+    for path in sorted(path for pattern in patterns for path in runs.glob(pattern)):
         run_dir = RunDir(path.parent)
         record = read(run_dir)
         if record is not None:

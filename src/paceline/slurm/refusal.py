@@ -11,6 +11,11 @@ from paceline.machine.slurm_commands import MISSING, UNANSWERED, Reply
 # Pattern of Slurm's message, its meaning, and the fix. The first match wins.
 _MEANINGS: tuple[tuple[str, str, str], ...] = (
     (
+        r"[Ii]nvalid job array",
+        "the array has more elements, or higher indices, than this cluster allows",
+        "scontrol show config | grep MaxArraySize   (then smaller sweeps)",
+    ),
+    (
         r"account or account/partition",
         "the account is not known here, or not in this partition, or one must be named",
         "sacctmgr show assoc user=$USER format=account,partition,qos   (then --account NAME)",
@@ -49,7 +54,7 @@ _MEANINGS: tuple[tuple[str, str, str], ...] = (
     (
         r"[Ii]nvalid qos",
         "this account has no such QOS",
-        "sacctmgr show assoc user=$USER format=account,qos   (then --sbatch --qos=NAME)",
+        "sacctmgr show assoc user=$USER format=account,qos   (then --qos NAME)",
     ),
     (
         r"gres|GRES",
@@ -59,13 +64,13 @@ _MEANINGS: tuple[tuple[str, str, str], ...] = (
     (
         r"[Ii]nvalid feature",
         "no node has such a feature",
-        "sinfo -o '%R %f'   (then --sbatch --constraint=NAME)",
+        "sinfo -o '%R %f'   (then --constraint NAME)",
     ),
     (r"reservation", "the reservation is not there, or is for others", "scontrol show reservation"),
     (
         r"dependency",
         "the job that this one waits for is not there",
-        "leave out --sbatch --dependency",
+        "leave out --dependency",
     ),
 )
 _UNREACHABLE = re.compile(

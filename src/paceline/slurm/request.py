@@ -14,6 +14,7 @@ from paceline.launch.plan.option import long_form
 from paceline.launch.plan.options import Options
 from paceline.slurm import asking
 from paceline.slurm.option_table import (
+    DIRECT,
     FORWARDED,
     GRACE,
     INSTEAD,
@@ -23,6 +24,7 @@ from paceline.slurm.option_table import (
     OWN,
 )
 from paceline.slurm.profile import Profile
+from paceline.slurm.sweep import Sweep
 from paceline.text.quoting import CONTROL
 
 DEFAULT_GRACE_S = 120
@@ -31,6 +33,7 @@ HANG_TIMEOUT = "15m"
 # After the grace period the launcher still has to report, and the script calls Slurm's commands to
 # queue the job again, which a busy controller may delay.
 SIGNAL_MARGIN_S = 60
+_UNLIMITED = "UNLIMITED"
 NOTICES = ("SIGUSR1", "SIGUSR2")
 _FORWARDED = {option.name for option in FORWARDED}
 # Two options that exclude each other, the reason, and the fix.
@@ -50,6 +53,16 @@ _EXCLUSIVE = (
         "paceline submit --json ..., and paceline follow with the run folder that it prints",
     ),
     ("json", "dry_run", "the script is printed", "leave out --json"),
+    ("sweep", "param", "both give the parameters", "leave out --param, and add its line to FILE"),
+    *(
+        (
+            "follow",
+            name,
+            "the elements have an output each",
+            "leave out --follow; then paceline jobs SWEEP, and paceline follow SWEEP/0",
+        )
+        for name in ("array", "sweep", "param", "again")
+    ),
 )
 # Options of other commands, and those of submit that mean the same.
 _SYNONYMS = {
@@ -85,6 +98,9 @@ class Request:
         forwarded: Options of ``paceline run``: name, and value or an empty text for a flag.
         run_dir: Run folder as typed; empty for a new one.
         profile: The site's profile.
+        sweep: The elements of an array, None for a single job.
+        direct: Whether the job is one process that makes the call of a function, without a
+            launcher.
     """
 
     script: str
@@ -107,6 +123,8 @@ class Request:
     forwarded: tuple[tuple[str, str], ...] = ()
     run_dir: str = ""
     profile: Profile = field(default_factory=Profile)
+    sweep: Sweep | None = None
+    direct: bool = False
 
     @property
     def num_gpus(self) -> int:
@@ -149,8 +167,9 @@ class Request:
         """Return the options of sbatch: long names, each with its value or None."""
         time = clock(self.time_s) if self.time_s else ""
         if self.unlimited:
-            time = "UNLIMITED"
+            time = _UNLIMITED
         directives: list[tuple[str, str | None]] = [
+            ("array", self.sweep.array if self.sweep else ""),
             ("nodes", self.nodes),
             # with a range, Slurm would allocate no more nodes than the tasks of MIN nodes need
             ("ntasks-per-node", "1" if self.min_nodes == self.max_nodes else ""),
@@ -219,7 +238,7 @@ def parse(
         requeue=not raw.get("no_requeue"),
         on_node_loss=_on_node_loss(raw, set(typed)),
         grace_s=_grace(options.shutdown_timeout, time_s),
-        sbatch=_merge_sbatch(profile.sbatch, asking.sbatch_options(typed.get("sbatch", ()))),
+        sbatch=_merge_sbatch(profile.sbatch, _typed_sbatch(typed)),
         forwarded=tuple(
             (key, "" if value is True else str(value))
             for key, value in forwarded.items()
@@ -293,6 +312,12 @@ def _time(text: str) -> tuple[int | None, bool]:
     return ceil(option_values.seconds_of(text, bare_s=60)), False
 
 
+def sbatch_time(text: str) -> str:
+    """Return a time limit as typed in sbatch's syntax."""
+    time_s, is_unlimited = _time(text)
+    return _UNLIMITED if is_unlimited else clock(time_s or 0)
+
+
 def _grace(grace_s: int | None, time_s: int | None) -> int:
     limit_s = _limit(time_s)
     if grace_s is None:
@@ -326,6 +351,21 @@ def _name(script: str) -> str:
     """Return a job name: that of the script without the folder and ``.py``."""
     stem = re.sub(r"\.pyw?$", "", script.rstrip("/").rpartition("/")[2])
     return CONTROL.sub(" ", stem).encode("utf-8", "replace").decode() or "run"
+
+
+def _typed_sbatch(typed: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...]:
+    """Return the typed options that become lines of the job script as they are."""
+    direct = tuple(
+        (option.long[2:], None if option.flag else typed[option.name])
+        for option in DIRECT
+        if typed.get(option.name)
+    )
+    through_sbatch = asking.sbatch_options(typed.get("sbatch", ()))
+    for name, _ in direct:
+        if any(name == other for other, _ in through_sbatch):
+            what = f"--{name} and --sbatch --{name} set the same"
+            raise asking.contradicted(what, f"leave out --sbatch --{name}")
+    return (*direct, *through_sbatch)
 
 
 def _merge_sbatch(

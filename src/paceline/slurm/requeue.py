@@ -22,7 +22,7 @@ from paceline.launch.outcome import evidence
 from paceline.machine import slurm_commands as commands
 from paceline.rundir import events
 from paceline.rundir.events import History
-from paceline.rundir.files import RunDir
+from paceline.rundir.files import IN_JOB, RunDir
 from paceline.slurm import lookup, record, refusal
 from paceline.slurm.jobstate import COMPLETING, RUNNING, JobState
 from paceline.slurm.record import NODE_LOST, UNFINISHED, JobRecord, Requeue
@@ -83,7 +83,7 @@ def requeue(folder: Path, *, status: int) -> int:
         folder: The run folder.
         status: Exit status of the run.
     """
-    job_id = env.read(env.JOB_ID)
+    job_id = env.slurm_job()
     if status == EXIT_OK or not job_id:
         if not job_id:
             terminal.say("requeue is for job scripts: SLURM_JOB_ID is not set")
@@ -143,11 +143,18 @@ def decide(
     step = last_step or 0
     if why == NODE_LOST and last_step is None and history.steps:
         return Decision(finding=_no_checkpoint(job))
-    # a script that keeps its checkpoints elsewhere: its exit status decides, if it has trained
-    elsewhere = status == EXIT_UNFINISHED and last_step is None and history.steps != 0
+    elsewhere = status == EXIT_UNFINISHED and last_step is None and _has_worked(job, history)
     if not elsewhere and _times_from(job, step) >= _MAX_FRUITLESS:
         return Decision(finding=_no_progress(why, job, step, limit))
     return Decision(why=why, step=step, exclude=_names(lost, nodelist), elsewhere=elsewhere)
+
+
+def _has_worked(job: JobRecord, history: History) -> bool:
+    """Return whether the exit status of a script that keeps its checkpoints elsewhere decides.
+
+    It does if the script has trained; that of a function always does, since most have no steps.
+    """
+    return history.steps != 0 or job.script == IN_JOB
 
 
 def _why(status: int, job: JobRecord, history: History) -> str:
@@ -156,6 +163,8 @@ def _why(status: int, job: JobRecord, history: History) -> str:
     lost = status != EXIT_OK and history.outcome is not None and history.outcome.lost
     if lost:
         return NODE_LOST if job.on_node_loss == "requeue" else ""
+    if job.script == IN_JOB:
+        return ""  # a function without optimizer steps may have worked for hours, and saved nothing
     # stopped before the first step, for example by preemption: there was nothing new to save. After
     # scancel this code does not run, since scancel ends the job script too.
     stopped = history.outcome is None or history.outcome.stopped
@@ -211,10 +220,7 @@ def _no_progress(why: str, job: JobRecord, step: int, limit: str) -> Finding:
         )
     else:
         cause = "lost a node"
-        fix = (
-            "sinfo -R shows which nodes are down; exclude them: --sbatch --exclude=NODES; save more"
-            " often"
-        )
+        fix = "sinfo -R shows which nodes are down; exclude them: --exclude NODES; save more often"
     return Finding(
         "slurm-job-ended",
         f"the run {cause}, and {which} saved nothing new: the job is not queued again, it would go"
@@ -255,7 +261,7 @@ def _carry_out(
     run_dir: RunDir, job: JobRecord, decision: Decision, *, job_state: JobState | None
 ) -> None:
     """Queue the job again, or submit it as a new job if the site forbids requeueing."""
-    exclude = _possible(run_dir, decision.exclude, job_state)
+    exclude = _possible(run_dir, job, decision.exclude, job_state)
     entry = Requeue(decision.step, time.time_ns(), decision.why, decision.elsewhere)
     updated = replace(job, requeues=(*job.requeues, entry))
     # before the requeue, since Slurm then ends this script within moments
@@ -267,20 +273,21 @@ def _carry_out(
     if not failure.sure:
         # if the job was queued after all, a second one would write the same checkpoints
         record.write(run_dir, job)
-        command = f"sbatch {word(str(run_dir.job_script.absolute()))}"
+        command = " ".join(map(word, ("sbatch", *record.sbatch_words(run_dir, job.job_id))))
         terminal.say(
             f"Slurm does not say whether job {job.job_id} is queued again ({failure.text});"
             f" squeue --me shows it; if it is not: {command}"
         )
         return
     cannot = f"job {job.job_id} cannot be queued again ({failure.text})"
-    result = _submit(run_dir, exclude)
+    result = _submit(run_dir, job, exclude)
     number, _, cluster = result.out.strip().partition(";")
     if result.status != 0 or not number.isdigit():
         record.write(run_dir, job)
         maybe = "; squeue --me shows whether it was after all" if refusal.unsure(result) else ""
         terminal.say(f"{cannot}, nor submitted again: {_first_line(result)}{maybe}")
         return
+    number += record.element_of(job.job_id)
     record.write(run_dir, updated.resubmitted(number, cluster))
     terminal.say(f"{cannot}: submitted as job {number}{_words(decision, exclude)}")
 
@@ -337,13 +344,16 @@ def _sigterm_ignored() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _submit(run_dir: RunDir, exclude: Sequence[str], *more: str) -> commands.Reply:
+def _submit(run_dir: RunDir, job: JobRecord, exclude: Sequence[str], *more: str) -> commands.Reply:
     excluded = (f"--exclude={','.join(exclude)}",) if exclude else ()
-    words = ("sbatch", "--parsable", *excluded, *more, str(run_dir.job_script.absolute()))
+    script = record.sbatch_words(run_dir, job.job_id)
+    words = ("sbatch", "--parsable", *excluded, *more, *script)
     return commands.run(*words, environ=commands.outside())
 
 
-def _possible(run_dir: RunDir, lost: Sequence[str], job_state: JobState | None) -> tuple[str, ...]:
+def _possible(
+    run_dir: RunDir, job: JobRecord, lost: Sequence[str], job_state: JobState | None
+) -> tuple[str, ...]:
     """Return the nodes to exclude: lost and excluded ones; none if too few nodes would remain.
 
     Slurm holds a job permanently if no nodes remain for it, so ``sbatch --test-only`` is called
@@ -354,7 +364,7 @@ def _possible(run_dir: RunDir, lost: Sequence[str], job_state: JobState | None) 
     before = job_state.excluded if job_state is not None else ""
     excluded = expand_nodelist(before) if before else []
     nodes = tuple(dict.fromkeys([*excluded, *lost]))
-    return nodes if _submit(run_dir, nodes, "--test-only").status == 0 else ()
+    return nodes if _submit(run_dir, job, nodes, "--test-only").status == 0 else ()
 
 
 def _words(decision: Decision, exclude: Sequence[str]) -> str:

@@ -11,13 +11,15 @@ import contextlib
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from paceline import env
 from paceline.errors import UsageError
-from paceline.rundir import identity, lease, lease_file
+from paceline.rundir import identity, lease, lease_file, sweeps
 from paceline.rundir.files import RunDir
-from paceline.slurm import lookup, record
+from paceline.rundir.sweeps import SweepRecord
+from paceline.slurm import lookup, record, sweep
 from paceline.slurm.record import JobRecord
 from paceline.text import terminal
 
@@ -49,12 +51,35 @@ def reserve(
     job = record.read(run_dir)
     if job is None and script is not None:
         job = JobRecord(job_id, submitted_ns=time.time_ns(), on_node_loss=on_node_loss)
+        job = _in_sweep(run_dir, job, script)
         record.write(run_dir, job)
     elif job is not None and job.job_id != job_id:
         record.write(run_dir, job.under(job_id))
     if script is not None:
         with contextlib.suppress(OSError):  # the run works without these files
             _store_script(run_dir, script)
+
+
+def _in_sweep(run_dir: RunDir, job: JobRecord, script: Path) -> JobRecord:
+    """Return the record of a job with its values, and record the sweep, if it is an element of one.
+
+    All elements that start at the same time write the same.
+    """
+    array, _, element = job.job_id.partition("_")
+    elements = None
+    with contextlib.suppress(OSError, ValueError):  # the run works without the record of a sweep
+        elements = sweep.from_comment(script.read_text(encoding="utf-8"))
+    if not element or elements is None:
+        return job
+    folder = run_dir.root.parent
+    if sweeps.read(folder) is None:
+        sweep_record = SweepRecord(
+            jobs=(array,), submitted_ns=job.submitted_ns, elements=elements, name=script.name
+        )
+        with contextlib.suppress(OSError):
+            shutil.copyfile(script, RunDir(folder).job_script)
+            sweeps.write(folder, sweep_record)
+    return replace(job, values=elements.get(int(element), {}))
 
 
 def _store_script(run_dir: RunDir, script: Path) -> None:

@@ -9,8 +9,8 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from paceline.slurm import (
     refusal,
     request,
     saving,
+    sbatch,
 )
 from paceline.slurm.batch import Place
 from paceline.slurm.cluster import Cluster
@@ -38,31 +39,22 @@ from paceline.slurm.request import Request
 from paceline.text import terminal
 from paceline.text.quoting import CONTROL, word
 
-# sbatch prefers these variables to directives; they are removed for directives of the script.
-_OVERRIDING_VARIABLES = {
-    "job-name": ("SBATCH_JOB_NAME",),
-    "nodes": (
-        "SBATCH_ARRAY_INX",
-        "SBATCH_WAIT",
-        "SBATCH_OUTPUT",
-        "SBATCH_ERROR",
-        "SBATCH_OPEN_MODE",
-        "SBATCH_SIGNAL",
-    ),
-    "requeue": ("SBATCH_NO_REQUEUE", "SBATCH_REQUEUE"),
-    "gpus-per-node": ("SBATCH_GPUS_PER_NODE", "SBATCH_GPUS", "SBATCH_GPUS_PER_TASK", "SBATCH_GRES"),
-    "cpus-per-task": ("SBATCH_CPUS_PER_GPU",),
-    "mem": ("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"),
-    "time": (env.SBATCH_TIME,),
-    "account": (env.SBATCH_ACCOUNT,),
-    "partition": (env.SBATCH_PARTITION,),
-    "qos": ("SBATCH_QOS",),
-    "constraint": ("SBATCH_CONSTRAINT",),
-    "exclusive": ("SBATCH_EXCLUSIVE",),
-    "export": ("SBATCH_EXPORT",),
-    "reservation": ("SBATCH_RESERVATION",),
-}
 _MIN_RUN_S = 120  # Slurm may send the signal a minute early, and starting takes up to a minute
+
+Fill = Callable[[Path], None]  # writes further files into a folder
+
+
+@dataclass(frozen=True)
+class Queued:
+    """What was queued.
+
+    Attributes:
+        job: Record of the job; of a sweep, what the records of its elements have in common.
+        place: Where its run folder, script and output are.
+    """
+
+    job: JobRecord
+    place: Place
 
 
 def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> int:
@@ -80,31 +72,85 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
         PacelineError: The job cannot be submitted.
     """
     _require_folder()
-    site = profile_files.load(typed["profile"]) if typed.get("profile") else Profile()
-    if "time" not in typed and "time" not in site.slurm:
-        site = _with_time(site)
-    requested = request.parse(name, arguments, typed=typed, profile=site)
+    if "again" in typed:
+        from paceline.slurm import sweep_again
+
+        return sweep_again.again(name, arguments, typed=typed)
+    requested = parse(name, arguments, typed=typed)
     requested = _with_signal(requested, _require_script(requested))
-    place = replace(_place(requested), printed=bool(typed.get("dry_run")))
-    cluster = None
-    if not typed.get("dry_run"):
-        _require_sbatch()
-        cluster = _ask_cluster(requested)
-        _require_possible(requested, cluster)
-    if limits.lacks_cpus(requested):
-        requested = _with_cpus(requested, cluster or _ask_cluster(requested))
-    text = batch.render(requested, place)
     if typed.get("dry_run"):
-        _print(text)
+        _print(_printed(requested))
         return EXIT_OK
-    _warn_of_early_signal(requested)
-    job = _submit(requested, place, text)
-    _report(job, place, as_json=bool(typed.get("json")))
+    queued = queue(requested)
+    as_json = bool(typed.get("json"))
+    if requested.sweep is not None:
+        from paceline.slurm import sweep_submit
+
+        sweep_submit.report(queued.job, Path(queued.place.run_dir), requested.sweep, as_json)
+        return EXIT_OK
+    _report(queued.job, queued.place, as_json=as_json)
     if typed.get("follow"):
         from paceline.slurm import follow
 
-        return follow.follow(RunDir(Path(place.run_dir)))
+        return follow.follow(RunDir(Path(queued.place.run_dir)))
     return EXIT_OK
+
+
+def parse(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> Request:
+    """Return the request of a command line: its options, those of its profile, and its sweep.
+
+    Raises:
+        PacelineError: An option or the profile is invalid.
+    """
+    site = profile_files.load(typed["profile"]) if typed.get("profile") else Profile()
+    if "time" not in typed and "time" not in site.slurm:
+        site = _with_time(site)
+    return _with_sweep(request.parse(name, arguments, typed=typed, profile=site), typed)
+
+
+def _printed(requested: Request) -> str:
+    """Return the job script of ``--dry-run``: Slurm is asked only for what the script needs."""
+    place = replace(_place(requested), printed=True)
+    if limits.lacks_cpus(requested):
+        requested = _with_cpus(requested, _ask_cluster(requested))
+    return batch.render(requested, place)
+
+
+def queue(requested: Request, *, fill: Fill | None = None) -> Queued:
+    """Check a request against the cluster, create its run folder, and call sbatch.
+
+    Args:
+        requested: The request; with a sweep, it becomes an array.
+        fill: Writes further files into the folder before sbatch is called; None writes none.
+
+    Raises:
+        PacelineError: The request cannot be granted, the folder cannot be written, or sbatch does
+            not accept the job.
+    """
+    place = _place(requested)
+    _require_sbatch()
+    cluster = _ask_cluster(requested)
+    _require_possible(requested, cluster)
+    if limits.lacks_cpus(requested):
+        requested = _with_cpus(requested, cluster)
+    text = batch.render(requested, place)
+    _warn_of_early_signal(requested)
+    if requested.sweep is not None:
+        from paceline.slurm import sweep_submit
+
+        environ = _environ(requested)
+        job = sweep_submit.submit(requested, place, text, environ=environ, fill=fill)
+    else:
+        job = _submit(requested, place, text, fill)
+    return Queued(job, place)
+
+
+def _with_sweep(requested: Request, typed: Mapping[str, Any]) -> Request:
+    if not any(name in typed for name in ("array", "sweep", "param")):
+        return requested
+    from paceline.slurm import sweep_submit  # which a single job does not need
+
+    return replace(requested, sweep=sweep_submit.choose(typed, requested.script_args))
 
 
 def _with_time(site: Profile) -> Profile:
@@ -141,7 +187,8 @@ def _require_script(requested: Request) -> str:
     """Check that the script exists before the job is queued; return its text, empty if unknown."""
     options, site = requested.options, requested.profile
     by_name = options.module or (options.no_python and "/" not in options.script)
-    if by_name and (site.prefix or site.modules or site.lines):
+    provides_more = site.prefix or site.modules or site.lines or site.conda or site.container
+    if by_name and provides_more:
         return ""  # a module or a setup line of the job may provide it
     try:
         return script.read(options)
@@ -163,9 +210,10 @@ def _place(requested: Request) -> Place:
     now_s = time.time()
     runs = requested.profile.runs or str(RUNS)
     # Slurm itself prints these paths, and only plain text survives that
-    run_dir = requested.run_dir or os.path.join(
-        runs, new_run_id(requested.script, now_s=now_s, salt=os.urandom(2).hex())
-    )
+    name = new_run_id(requested.script, now_s=now_s, salt=os.urandom(2).hex())
+    if requested.sweep is not None:
+        name += "-sweep"
+    run_dir = requested.run_dir or os.path.join(runs, name)
     run = RunDir(Path(os.path.abspath(run_dir)))
     _require_nameable(folder, "the current folder", "cd to a folder without them")
     _require_nameable(str(run.root), "the run folder", "--run-dir FOLDER", also="\\")
@@ -174,7 +222,7 @@ def _place(requested: Request) -> Place:
         run_dir=str(run.root),
         script=str(run.job_script),
         output=str(run.job_output),
-        paceline=_own_command(),
+        paceline=own_command(),
         when=time.strftime("%Y-%m-%d %H:%M", time.localtime(now_s)),
     )
 
@@ -193,7 +241,7 @@ def _require_nameable(path: str, what: str, fix: str, *, also: str = "") -> None
         )
 
 
-def _own_command() -> tuple[str, ...]:
+def own_command() -> tuple[str, ...]:
     """Return the command that starts this installation of paceline, independent of the job's PATH.
 
     The installed script is preferred to ``python -m``, which imports from the current folder first:
@@ -270,7 +318,7 @@ def _require_possible(requested: Request, cluster: Cluster) -> None:
         raise UsageError(fatal)
 
 
-def _submit(requested: Request, place: Place, text: str) -> JobRecord:
+def _submit(requested: Request, place: Place, text: str, fill: Fill | None) -> JobRecord:
     run = RunDir(Path(place.run_dir))
     previous = record.read(run)
     _require_ended(previous, place)
@@ -279,7 +327,11 @@ def _submit(requested: Request, place: Place, text: str) -> JobRecord:
         old = run.job_script.read_bytes() if run.job_script.exists() else None
         run.create(new=new and not requested.run_dir)
         write_whole(run.job_script, text)
+        if fill is not None:
+            fill(run.root)
     except OSError as error:
+        if new:
+            shutil.rmtree(run.root, ignore_errors=True)
         finding = Finding(
             "folder-not-writable",
             f"the run folder {run.root} cannot be written: {error.strerror}",
@@ -287,19 +339,14 @@ def _submit(requested: Request, place: Place, text: str) -> JobRecord:
             fix="give another folder with --run-dir",
         )
         raise SetupError(finding) from None
-    result = commands.run(
-        "sbatch", "--parsable", place.script, timeout_s=60.0, environ=_environ(requested)
-    )
-    match = re.search(r"^(\d+)(?:;(\S+))?\s*$", result.out, re.MULTILINE)
-    if result.status or not match:
-        raise SetupError(_submission_failure(result, run, new=new, old=old))
-    warnings = result.err.strip()
-    if warnings:
-        print(warnings, file=sys.stderr)
+    answer = sbatch.submit(place.script, environ=_environ(requested))
+    if not answer.job_id:
+        raise SetupError(_submission_failure(answer.reply, run, new=new, old=old))
+    answer.show_warnings()
     job = JobRecord(
-        job_id=match[1],
+        job_id=answer.job_id,
         earlier_ids=previous.ids if previous else (),
-        cluster=match[2] or "",
+        cluster=answer.cluster,
         name=requested.job_name,
         script=requested.script,
         nodes=requested.nodes,
@@ -376,10 +423,9 @@ def _require_ended(previous: JobRecord | None, place: Place) -> None:
 
 
 def _environ(requested: Request) -> dict[str, str]:
-    """Return the environment of sbatch and the job, without variables that override directives."""
+    """Return the environment of sbatch and the job."""
     names = {"job-name", "requeue", *(name for name, _ in requested.directives())}
-    dropped = {variable for name in names for variable in _OVERRIDING_VARIABLES.get(name, ())}
-    return {name: value for name, value in commands.outside().items() if name not in dropped}
+    return sbatch.environ(names)
 
 
 def _report(job: JobRecord, place: Place, *, as_json: bool) -> None:

@@ -8,5 +8,6 @@ model        parallelism, precision and activation checkpointing
 data         the loader: an epoch's order, each rank's share, and weights of batches
 checkpoint   checkpoints that all ranks write, for any world size
 session      the Session class
+preemptible  stopping and resuming for loops without a Session
 trainer      the Trainer class, a training loop built on Session
 """

@@ -55,8 +55,7 @@ def take_device(world: World) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     num_gpus = torch.cuda.device_count()
-    # Slurm can bind a GPU to each task; a task then sees only its own, as number 0.
-    index = 0 if world.launcher == "slurm" and num_gpus == 1 else world.local_rank
+    index = 0 if num_gpus == 1 and _has_own_gpu(world) else world.local_rank
     if index >= num_gpus and world.launcher == "slurm":
         raise SetupError(
             Finding(
@@ -88,6 +87,17 @@ def take_device(world: World) -> torch.device:
     return torch.device("cuda", index)
 
 
+def _has_own_gpu(world: World) -> bool:
+    """Return whether the one GPU that this rank sees may be its own and not the node's only one.
+
+    Slurm can bind a GPU to each task, which then sees it as number 0. With mpirun a script around
+    each task does so by the variable.
+    """
+    return world.launcher == "slurm" or (
+        world.launcher == "mpi" and env.read(env.CUDA_DEVICES) is not None
+    )
+
+
 def open_group(world: World, device: torch.device, *, timeout_s: float | None = None) -> None:
     """Initialize torch's default process group, and close it at the end of a script that succeeds.
 
@@ -110,8 +120,8 @@ def open_group(world: World, device: torch.device, *, timeout_s: float | None = 
     on_gpu = device.type == "cuda"
     backend = "cpu:gloo,cuda:nccl" if on_gpu and dist.is_nccl_available() else "gloo"
     # A node's name in Slurm may not resolve; a job script may have set MASTER_ADDR and RANK itself.
-    torchrun_in_slurm = world.launcher == "torchrun" and env.read(env.JOB_ID)
-    of_slurm = world.launcher == "slurm" or torchrun_in_slurm
+    other_in_slurm = world.launcher in ("torchrun", "mpi") and env.read(env.JOB_ID)
+    of_slurm = world.launcher == "slurm" or other_in_slurm
     address = nodeaddr.of_node(world.master_addr) if of_slurm else world.master_addr
     dist.init_process_group(
         backend,
@@ -136,6 +146,16 @@ def _spare_children() -> None:
     if not _spared and hasattr(os, "register_at_fork"):
         _spared.append(True)
         os.register_at_fork(after_in_child=gc.freeze)
+
+
+def keep_groups() -> None:
+    """Never free the process groups that exist, because the script may end without destroying them.
+
+    Destroying them works as before.
+    """
+    if dist.is_initialized():
+        for group in dist.distributed_c10d._world.pg_map:
+            keep_until_exit(group)
 
 
 def close_group() -> None:

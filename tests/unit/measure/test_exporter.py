@@ -11,9 +11,9 @@ import urllib.request
 
 import pytest
 
+import run_events
 from paceline.errors import SetupError
 from paceline.measure import exporter
-from paceline.rundir import events
 from paceline.rundir.files import RunDir
 from unit.measure.test_top import description, rank
 
@@ -57,7 +57,7 @@ def test_metrics_are_served_until_the_run_ends(run_dir, monkeypatch):
     assert 'paceline_gpu_utilization_ratio{gpu="0",host="node-a"} 0.5' in text
     assert "\npaceline_loss " not in text  # it is unknown, and no number stands for that
     assert "paceline_gpu_memory_used_bytes{" not in text
-    events.append(run_dir.events(0), node=0, kind="outcome", exit_status=0, findings=[], summary={})
+    run_events.outcome(run_dir.events(0), 0)
     server.join(10)
     assert not server.is_alive()
 

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
+import run_events
 from paceline.errors import SetupError
 from paceline.measure import speed
-from paceline.rundir import events
 from paceline.rundir.files import RunDir
 
 DESCRIPTION = {
@@ -54,12 +54,12 @@ def test_rates_follow_from_the_description(run_dir):
 def test_a_run_that_has_ended_says_how(run_dir):
     description = {**DESCRIPTION, "time_s": time.time() - 1}
     run_dir.speed.write_text(json.dumps(description))
-    events.append(run_dir.events(0), node=0, kind="outcome", exit_status=1, findings=[], summary={})
+    run_events.outcome(run_dir.events(0), 1)
     assert speed.read(run_dir)["outcome"] == "failed"
 
 
 def test_the_end_of_an_earlier_start_does_not_count(run_dir):
-    events.append(run_dir.events(0), node=0, kind="outcome", exit_status=1, findings=[], summary={})
+    run_events.outcome(run_dir.events(0), 1)
     description = {**DESCRIPTION, "time_s": time.time() + 60}
     run_dir.speed.write_text(json.dumps(description))
     assert speed.read(run_dir)["outcome"] == ""

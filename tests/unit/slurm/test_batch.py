@@ -9,6 +9,7 @@ import pytest
 from paceline.diagnose.lint.job.directives import split
 from paceline.slurm import batch, request
 from paceline.slurm.batch import Place
+from paceline.slurm.container import Container
 from paceline.slurm.profile import Profile, Setting
 from paceline.text import quoting
 
@@ -105,6 +106,48 @@ def test_a_prefix_stands_before_the_run_alone():
         "$(/opt/venv/bin/paceline endpoint --run-dir /home/ada/runs/1)" in text
         and "\n/opt/venv/bin/paceline requeue " in text
     )
+
+
+def test_a_container_of_apptainer_has_the_run_and_its_folders():
+    box = Container("apptainer", "/img/my torch.sif", mounts=("/data:/data:ro",))
+    text = script(profile=Profile(container=box), gpus_per_node="2", cpus_per_gpu="1")
+    assert (
+        "apptainer exec --nv --bind=/home/ada,/data:/data:ro --pwd=/home/ada"
+        " '/img/my torch.sif' paceline run "
+    ) in text
+    assert "$(/opt/venv/bin/paceline endpoint " in text
+    assert "--nv" not in script(profile=Profile(container=box))
+    rocm = Container("singularity", "a.sif", options=("--rocm",))
+    text = script(profile=Profile(container=rocm), gpus_per_node="2", cpus_per_gpu="1")
+    assert "singularity exec --rocm --bind=" in text
+
+
+def test_a_container_of_pyxis_is_asked_of_srun():
+    box = Container(
+        "pyxis", "nvcr.io#nvidia/pytorch:25.06-py3", ("/data",), ("--no-container-mount-home",)
+    )
+    place = Place(**{**PLACE.__dict__, "run_dir": "/scratch/ada/1"})
+    text = script(place, profile=Profile(container=box, prefix=("uv", "run")))
+    command = text[text.index("srun --export=ALL --kill") :].replace("\\\n", " ")
+    assert " ".join(command.split()).startswith(
+        "srun --export=ALL --kill-on-bad-exit=1 --ntasks-per-node=1"
+        " '--container-image=nvcr.io#nvidia/pytorch:25.06-py3'"
+        " --container-mounts=/home/ada:/home/ada,/scratch/ada:/scratch/ada,/data:/data"
+        " --container-workdir=/home/ada --no-container-mount-home uv run paceline run "
+    )
+
+
+def test_the_run_has_the_paceline_of_its_conda_environment():
+    text = script(profile=Profile(conda="my torch", modules=("conda",), lines=("a=1",)))
+    block = text[text.index("module load") : text.index("# if the latest")]
+    assert block.splitlines() == [
+        "module load conda || exit",
+        "# activate is a function of the shell, which only conda's hook defines",
+        'eval "$(conda shell.bash hook)" || exit',
+        "conda activate 'my torch' || exit",
+        "a=1",
+    ]
+    assert "\n    paceline run " in text and "$(/opt/venv/bin/paceline endpoint " in text
 
 
 def test_a_profile_sets_up_in_the_order_of_modules_lines_and_variables():

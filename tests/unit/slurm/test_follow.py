@@ -12,7 +12,6 @@ import commits
 import run_events
 from paceline.errors import EXIT_UNFINISHED, Finding, UsageError
 from paceline.launch.outcome import root_cause
-from paceline.rundir import events
 from paceline.rundir.files import RunDir
 from paceline.slurm import follow as module
 from paceline.slurm import lookup, record
@@ -75,10 +74,9 @@ def prints(run_dir, text):
 
 
 def ends(run_dir, *findings, status, node=0, attempt=0):
-    told = [finding.to_json() for finding in findings]
     path = run_dir.events(node)
     run_events.start(path, node=node, attempt=attempt)
-    events.append(path, node=node, kind="outcome", exit_status=status, findings=told, summary={})
+    run_events.outcome(path, status, *findings, node=node)
 
 
 def scontrol(state, **more):

@@ -14,13 +14,12 @@ import commits
 import run_events
 from paceline.cli import main as cli
 from paceline.errors import Finding, UsageError
-from paceline.rundir import events
 from paceline.rundir.events import History, Outcome
 from paceline.rundir.files import MANIFEST, RunDir
-from paceline.slurm import jobs, profile_files, record
-from paceline.slurm.jobs import Row
+from paceline.slurm import jobs, profile_files, record, run_rows
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
+from paceline.slurm.run_rows import Row
 from paceline.train.logging import CSVLogger
 
 NOON_S = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
@@ -56,15 +55,7 @@ def makes(name, *, job_id="", minute=0, status=None, loss=None, folder="paceline
         )
     if status is not None:
         run_events.start(run_dir.events(0), world_size=1)
-        findings = [FAILED.to_json()] if status else []
-        events.append(
-            run_dir.events(0),
-            node=0,
-            kind="outcome",
-            exit_status=status,
-            findings=findings,
-            summary={},
-        )
+        run_events.outcome(run_dir.events(0), status, *([FAILED] if status else []))
     if loss is not None:
         logger = CSVLogger(run_dir.metrics)
         for step in (10, 20):
@@ -83,7 +74,7 @@ def test_slurm_is_asked_once_for_all(slurm, listed):
         "2|RUNNING|node[1-2]|2026-11-21T12:30:00|None\n3|PENDING||2026-11-21T14:00:00|Resources\n",
     )
     out = listed().out
-    assert slurm.calls == ["squeue -h -t all -o %i|%T|%N|%S|%r -j 3,2,1"]
+    assert slurm.calls == ["squeue -h -r -t all -o %i|%T|%N|%S|%r -j 3,2,1"]
     assert out.splitlines() == [
         "run  job  state                nodes      step  loss  since",
         "c      3  pending (Resources)  2             -     -  2026-11-21 12:02",
@@ -141,6 +132,7 @@ def test_json_has_the_same_and_more(slurm, listed):
         "loss": 0.55,
         "since_s": NOON_S,
         "reason": "BeginTime",
+        "cause": "",
     }
 
 
@@ -210,7 +202,7 @@ def test_steps_come_from_a_checkpoint_where_nothing_was_logged(slurm, listed):
 def test_the_state_in_one_word(slurm_says, status, state):
     job = JobState("7", slurm_says) if slurm_says else None
     history = History(outcome=None if status is None else Outcome(status))
-    assert jobs.judge(job, history, submitted_s=1.0)[0] == state
+    assert run_rows.judge(job, history, submitted_s=1.0)[0] == state
 
 
 @pytest.mark.parametrize(
@@ -229,7 +221,7 @@ def test_the_state_in_one_word(slurm_says, status, state):
     ],
 )
 def test_the_last_figures_of_a_table(head, lines, figures):
-    assert jobs.last_figures(head, lines) == figures
+    assert run_rows.last_figures(head, lines) == figures
 
 
 def test_of_a_long_table_only_the_end_is_read(slurm, listed):

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from paceline.rundir.events import Outcome
-from paceline.slurm import ending, jobstate, waiting
+from paceline.slurm import ending, jobstate, lookup, waiting
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
 
@@ -192,3 +192,16 @@ def test_an_outcome_whose_block_is_lost_is_told_again():
     assert ending.from_outcome(Outcome(0), folder="runs/a").framed() == [
         "paceline: the run has succeeded · run folder runs/a"
     ]
+
+
+def test_elements_that_a_cancelled_array_had_not_started_are_cancelled():
+    text = "1|CANCELLED||2026-11-23T04:29:54|JobArrayTaskLimit\n1_0|COMPLETED|node1|N/A|None\n"
+    table = jobstate.from_squeue(text)
+    rest = lookup.never_started(table, ["1_0", "1_1", "1_2", "2_0", "3"])
+    assert {number: job.state for number, job in rest.items()} == {
+        "1_1": "CANCELLED",
+        "1_2": "CANCELLED",
+    }
+    assert rest["1_2"].job_id == "1_2"
+    running = jobstate.from_squeue("1|PENDING||N/A|None\n4|COMPLETED|node1|N/A|None\n")
+    assert lookup.never_started(running, ["1_1", "4_0"]) == {}

@@ -6,6 +6,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.slurm import profile, profile_files
+from paceline.slurm.container import Container
 from paceline.slurm.profile import Setting
 
 ENVIRON = {"HOME": "/home/ada", "USER": "ada", "WORK": "/work/ada"}
@@ -113,6 +114,24 @@ def test_a_profile_is_read_whole():
         ('[paths]\nruns = "$SLURM_JOB_ID"\n', 2, "runs names $SLURM_JOB_ID", ""),
         ('[paths]\nrun = "x"\n', 2, "no key run", 'runs = "x"'),
         ("[paths]\nruns = 1\n", 2, "runs is a text", ""),
+        ("[setup]\nconda = true\n", 2, "conda is a text", ""),
+        ('[setup]\nconda = "--help"\n', 2, "is not an environment", 'conda = "torch"'),
+        ('[container]\nimage = "a.sif"\n', 1, "runtime is one of", 'runtime = "apptainer"'),
+        ('[container]\nruntime = "aptainer"\n', 2, "is one of", 'runtime = "apptainer"'),
+        ('[container]\nruntime = "pyxis"\n', 1, "has an image", 'image = "/images/torch.sif"'),
+        ('[container]\nimages = "a.sif"\n', 2, "no key images", 'image = "a.sif"'),
+        (
+            '[container]\nruntime = "pyxis"\nimage = "a"\n[setup]\nconda = "torch"\n',
+            5,
+            "conda has no effect",
+            "leave out conda",
+        ),
+        (
+            '[container]\nruntime = "pyxis"\nimage = "a"\nmounts = ["data"]\n',
+            4,
+            "is not a folder to mount",
+            'mounts = ["/data:/data:ro"]',
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -121,6 +140,17 @@ def test_what_is_wrong_is_told_with_its_line(text, line, what, fix):
     assert what in finding.what
     assert finding.where == f"site.toml:{line}"
     assert fix in finding.fix
+
+
+def test_a_container_is_read_and_its_paths_filled_in():
+    site = read(
+        '[container]\nruntime = "apptainer"\nimage = "~/torch.sif"\n'
+        'mounts = ["/s/$USER:/scratch"]\noptions = ["--cleanenv"]\n'
+    )
+    assert site.container == Container(
+        "apptainer", "/home/ada/torch.sif", ("/s/ada:/scratch",), ("--cleanenv",)
+    )
+    assert read('[setup]\nconda = "~/envs/torch"\n').conda == "/home/ada/envs/torch"
 
 
 def test_values_are_not_filled_in_for_variables():

@@ -17,7 +17,7 @@ from paceline.errors import Finding
 from paceline.launch.outcome import root_cause
 from paceline.rundir import events
 from paceline.rundir.events import History, Outcome
-from paceline.rundir.files import RunDir
+from paceline.rundir.files import IN_JOB, RunDir
 from paceline.slurm import record, requeue
 from paceline.slurm.record import JobRecord, Requeue
 
@@ -66,15 +66,7 @@ def checkpoint(run_dir, step, number=1):
 def ends(run_dir, *findings, status=1):
     run_events.start(run_dir.events(0))
     events.append(run_dir.events(0), node=0, kind="end", attempt=0, ends=[{"steps": 30}])
-    finding_list = [finding.to_json() for finding in findings]
-    events.append(
-        run_dir.events(0),
-        node=0,
-        kind="outcome",
-        exit_status=status,
-        findings=finding_list,
-        summary={},
-    )
+    run_events.outcome(run_dir.events(0), status, *findings)
 
 
 def call(run_dir, status):
@@ -342,9 +334,7 @@ def test_a_stop_before_the_first_step_is_not_the_end(status, history, earlier, w
 
 def test_a_job_that_was_preempted_while_it_started_is_queued_again(run_dir, slurm):
     run_events.start(run_dir.events(0))
-    events.append(
-        run_dir.events(0), node=0, kind="outcome", exit_status=143, findings=[], summary={}
-    )
+    run_events.outcome(run_dir.events(0), 143)
     assert call(run_dir, 143) == 0
     assert slurm.calls[-1] == "scontrol requeue 12"
 
@@ -526,3 +516,21 @@ def test_a_time_limit_that_is_shorter_than_the_start_is_named(run_dir, slurm, ca
     assert "saved nothing new: the job is not queued again" in err
     assert "of its time limit, --time 00:02:00" in err
     assert "this start ran for 00:01:0" in err
+
+
+@pytest.mark.parametrize(
+    ("status", "steps", "why"),
+    [
+        (75, 0, UNFINISHED),  # it works without optimizer steps, and says itself that it continues
+        (75, None, UNFINISHED),
+        (143, 0, ""),  # it may have worked for hours, and has saved nothing
+        (143, None, ""),
+    ],
+)
+def test_a_function_is_queued_again_when_it_asks_for_that_and_only_then(status, steps, why):
+    requeues = tuple(Requeue(0, number, UNFINISHED, elsewhere=True) for number in range(5))
+    job = replace(JOB, script=IN_JOB, requeues=requeues)
+    history = History(outcome=Outcome(status, time_ns=1), steps=steps)
+    decision = requeue.decide(status, job=job, history=history, last_step=None, nodelist="")
+    assert decision.why == why
+    assert (decision.finding is None) is (status == 75)

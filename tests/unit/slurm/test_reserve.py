@@ -8,11 +8,11 @@ import pytest
 
 from paceline import env
 from paceline.errors import UsageError
-from paceline.rundir import identity, lease, lease_file
+from paceline.rundir import identity, lease, lease_file, sweeps
 from paceline.rundir.files import RunDir
 from paceline.rundir.identity import Training
 from paceline.rundir.lease_file import Owner
-from paceline.slurm import record, reserve
+from paceline.slurm import record, reserve, sweep
 from paceline.slurm.record import JobRecord
 
 
@@ -67,6 +67,28 @@ def test_one_that_gives_no_sign_is_taken_when_it_has_expired(run_dir, monkeypatc
     slurm_says(monkeypatch, state)
     assert reserved(run_dir, "13", monkeypatch)[0].job == "13"
     assert "last used by job 12, process 7 on node9: waiting up to 0.6 s" in capsys.readouterr().err
+
+
+def test_a_printed_sweep_records_itself(tmp_path, monkeypatch):
+    """Its elements start at the same time, and any of them may be the first."""
+    chosen = sweep.choose((), sweep.from_command_line(["lr=0.1,1", "name=a b"]))
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/bash\n{sweep.comment(chosen)}\n")
+    folder = tmp_path / "sweep"
+    for index in (1, 0):
+        monkeypatch.setenv(env.JOB_ID, str(13 - index))
+        monkeypatch.setenv(env.ARRAY_JOB_ID, "12")
+        monkeypatch.setenv(env.ARRAY_TASK_ID, str(index))
+        reserve.reserve(folder / str(index), env.slurm_job(), script=script)
+    sweep_record = sweeps.read(folder)
+    assert (sweep_record.jobs, dict(sweep_record.elements)) == (
+        ("12",),
+        {0: {"lr": "0.1", "name": "a b"}, 1: {"lr": "1", "name": "a b"}},
+    )
+    job = record.read(RunDir(folder / "1"))
+    assert (job.job_id, job.values) == ("12_1", {"lr": "1", "name": "a b"})
+    assert lease_file.read(folder / "0").job == "12_0"
+    assert (folder / "job.sh").read_text() == script.read_text()
 
 
 def test_that_of_a_living_run_is_refused_with_its_name(run_dir, monkeypatch):

@@ -26,6 +26,7 @@ class Host:
         slurm_job: Whether this process belongs to a Slurm job, including its batch script.
         slurm_step: Whether this process belongs to a Slurm step.
         slurm_tasks: Tasks of that step on this node.
+        mpi_tasks: Tasks of mpirun on this node, if this process is one; else 0.
     """
 
     name: str = ""
@@ -36,6 +37,7 @@ class Host:
     slurm_job: bool = False
     slurm_step: bool = False
     slurm_tasks: int | None = None
+    mpi_tasks: int = 0
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ def _machine(facts: Facts) -> str:
         "virtual machine" if host.virtual else "",
         "Windows Subsystem for Linux" if host.wsl else "",
         "Slurm step" if host.slurm_step else slurm,
+        "task of mpirun" if host.mpi_tasks else "",
     ]
     return ", ".join([host.name or "?", *filter(None, kinds)])
 

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from paceline.diagnose.explain.compressed import Readable
 from paceline.errors import Finding, UsageError, closest
+from paceline.rundir.files import RunDir
 
 _CHUNK_BYTES = 1 << 20
 _LINE_BYTES = 16 << 10  # maximum length; the rest of a longer line is skipped
@@ -27,6 +28,9 @@ def open_subject(subject: str) -> BinaryIO:
         return sys.stdin.buffer
     path = Path(subject)
     try:
+        if RunDir(path).sweep.exists():
+            what = f"{subject} is the folder of a sweep, and each of its elements is a run"
+            raise _unreadable(what, fix=f"paceline jobs {subject}   (it says why some failed)")
         if path.is_dir():
             raise _unreadable(f"{subject} is a folder", fix=f"name a file in it: ls {subject}")
         return path.open("rb")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline import env
@@ -15,6 +15,9 @@ from paceline.errors import EXIT_UNFINISHED
 from paceline.launch.plan import command_line
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.slurm_step import srun
+from paceline.launch.plan.starter_defaults import LSF, MPI, POD
+
+_PLACES = {MPI: "by the same mpirun", LSF: "by the same blaunch", POD: "in every pod"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class ResumeCommand:
         step: Whether the run was inside a Slurm step, and not in the job script's shell.
         submitted: Whether the script of ``paceline submit`` started it, which requeues it
             automatically.
+        place: Who types the command or where, as a phrase; empty for a person on each node.
     """
 
     line: str = ""
@@ -56,6 +60,7 @@ class ResumeCommand:
     slurm: bool = False
     step: bool = False
     submitted: bool = False
+    place: str = ""
 
 
 def plan(
@@ -65,7 +70,7 @@ def plan(
     function: bool,
     numbered: bool,
     environ: Mapping[str, str],
-    job_script: str = "",
+    submission: Sequence[str] = (),
 ) -> ResumeCommand:
     """Return how a run is started again.
 
@@ -75,15 +80,19 @@ def plan(
         function: Whether the run executed a function of a program.
         numbered: Whether its nodes were given node ranks.
         environ: The environment.
-        job_script: The script of ``paceline submit`` that started the run; empty without one.
+        submission: Arguments of sbatch that submit the run again: the script of ``paceline
+            submit``, after an option that names one element of an array; empty without a script.
     """
     slurm = bool(environ.get(env.JOB_ID))
-    if slurm and job_script and not function:
+    if slurm and submission and not function:
         return ResumeCommand(
-            line=shlex.join(["sbatch", job_script]), slurm=True, step=True, submitted=True
+            line=shlex.join(["sbatch", *submission]), slurm=True, step=True, submitted=True
         )
     line = recall(options.script, run_dir=run_dir) if function else repeat(options, run_dir=run_dir)
-    if options.slurm_defaults.shared_output:  # one command for all nodes; each finds its rank
+    starter = options.starter_defaults.starter
+    if starter in _PLACES and options.max_nodes > 1:
+        return ResumeCommand(line=line, nodes=options.max_nodes, place=_PLACES[starter])
+    if options.starter_defaults.shared_output:  # one command for all nodes; each finds its rank
         return ResumeCommand(line=srun(options.max_nodes, words=line), slurm=True, step=True)
     return ResumeCommand(
         line=line,
@@ -115,7 +124,7 @@ def after_stop(last: Checkpoint | None, command: ResumeCommand) -> list[str]:
         # The script keeps the run's status: Slurm must show whether the job finished or failed.
         requeue = f"[ $status -ne {EXIT_UNFINISHED} ] || scontrol requeue $SLURM_JOB_ID"
         loop = f"in the job script, after that line: status=$?; {requeue}; exit $status"
-    elif command.shell and not command.slurm:
+    elif _may_loop(command):
         loop = _loop(command.line, f"[ $? -eq {EXIT_UNFINISHED} ] || break")
     label = "the job script queues it again; if it does not" if command.submitted else "resume"
     return [f"last checkpoint: {newest}", *_lines(label, command, loop)]
@@ -131,12 +140,17 @@ def after_failure(last: Checkpoint | None, command: ResumeCommand) -> list[str]:
 
 def after_loss(last: Checkpoint | None, command: ResumeCommand) -> list[str]:
     """Return the lines about resuming a run that lost a node, where another try may help."""
-    loop = _loop(command.line, "sleep 10") if command.shell and not command.slurm else ""
+    loop = _loop(command.line, "sleep 10") if _may_loop(command) else ""
     if command.slurm and not command.submitted:
         loop = (
             "sbatch --requeue, or in the job script after that line: scontrol requeue $SLURM_JOB_ID"
         )
     return _lines(f"resume from step {last.step}" if last else "start again", command, loop)
+
+
+def _may_loop(command: ResumeCommand) -> bool:
+    """Return whether a shell on one node can repeat the command."""
+    return command.shell and not command.slurm and not command.place
 
 
 def _loop(line: str, between: str) -> str:
@@ -147,7 +161,9 @@ def _loop(line: str, between: str) -> str:
 def _lines(label: str, command: ResumeCommand, loop: str) -> list[str]:
     if not command.line:
         return []
-    if command.nodes > 1:
+    if command.place:
+        label += f", {command.place}"
+    elif command.nodes > 1:
         label += f", on all {command.nodes} nodes"
         if command.numbered:
             label += ", each with its own --node-rank"

@@ -100,7 +100,7 @@ class _Fit:
 
     def __init__(self, options: Options, typed: Collection[str]) -> None:
         self.options = options
-        self.warnings: list[Finding] = []
+        self.warnings: list[Finding] = [*options.starter_defaults.warnings]
         self._typed = typed
 
     def ignore(self, name: str, why: str, *, fix: str = "") -> None:

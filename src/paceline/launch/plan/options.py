@@ -12,7 +12,7 @@ from paceline import env
 from paceline.errors import Finding
 from paceline.launch.plan import option_values as values
 from paceline.launch.plan.option import flag, option, options_of, text
-from paceline.launch.plan.slurm_defaults import SlurmDefaults
+from paceline.launch.plan.starter_defaults import StarterDefaults
 
 START_METHODS = ("fork", "forkserver", "spawn", "exec")
 NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
@@ -170,7 +170,7 @@ class Options:
     )
     roll_call_timeout: float | None = option(
         "how long nodes are awaited before the start (300, 5m); default 15m (static) or 10m (c10d)"
-        " as in torchrun, 5m in a Slurm step",
+        " as in torchrun, 5m in a Slurm step or under mpirun, 30m in pods",
         None,
         parse=values.duration("300"),
         ours=True,
@@ -357,7 +357,7 @@ class Options:
     secret: str = field(default="", compare=False, repr=False)
     # options as typed, to repeat the command
     typed: tuple[tuple[str, str], ...] = field(default=(), compare=False)
-    slurm_defaults: SlurmDefaults = field(default=SlurmDefaults(), compare=False)
+    starter_defaults: StarterDefaults = field(default=StarterDefaults(), compare=False)
     # option and source
     preferred: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     # about options without effect

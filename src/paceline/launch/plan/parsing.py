@@ -12,7 +12,7 @@ from paceline.errors import Finding, UsageError, closest
 from paceline.launch.plan import option_fit, preferences
 from paceline.launch.plan.options import OPTION, OPTIONS, Options
 from paceline.launch.plan.preferences import Preferences
-from paceline.launch.plan.slurm_defaults import SlurmDefaults
+from paceline.launch.plan.starter_defaults import StarterDefaults
 
 
 def parse(
@@ -21,7 +21,7 @@ def parse(
     *,
     typed: Mapping[str, Any],
     inherited: Mapping[str, str],
-    slurm_defaults: SlurmDefaults = SlurmDefaults(),  # noqa: B008  # frozen
+    starter_defaults: StarterDefaults = StarterDefaults(),  # noqa: B008  # frozen
     preferred: Preferences | None = None,
 ) -> Options:
     """Parse and check typed options and torchrun's ``PET_*`` variables; the command line wins.
@@ -31,14 +31,14 @@ def parse(
         script_args: Its arguments, passed on unchanged.
         typed: ``{name: text}`` of the options on the command line, True for a flag.
         inherited: ``{name: text}`` from the environment.
-        slurm_defaults: Options from Slurm; the other two win.
+        starter_defaults: Options from Slurm, mpirun or a pod; the other two win.
         preferred: Preferences of this user or site for all runs, with their sources.
 
     Raises:
         UsageError: A value is wrong, or options cannot work together.
     """
     decided = preferences.apply(preferred or {}, typed=typed)
-    raw: dict[str, Any] = dict(slurm_defaults.values)
+    raw: dict[str, Any] = dict(starter_defaults.values)
     raw |= {name: value for name, value in inherited.items() if _is_torchruns(name)}
     raw |= {name: value for name, (value, _) in decided.items()}
     raw.update(typed)
@@ -48,7 +48,7 @@ def parse(
         script,
         script_args,
         **_values(raw),
-        slurm_defaults=slurm_defaults,
+        starter_defaults=starter_defaults,
         preferred=tuple((name, source) for name, (_, source) in decided.items()),
         typed=tuple((name, "" if value is True else str(value)) for name, value in typed.items()),
     )

@@ -171,14 +171,15 @@ def choose_endpoint(options: Options) -> tuple[str, str, Choice]:
         if options.rdzv_backend != "c10d":
             return options.rdzv_backend, options.rdzv_endpoint, Choice(0, "in --rdzv-endpoint")
         host, port = split_endpoint(options.rdzv_endpoint, DEFAULT_C10D_PORT)
-        is_slurms = "rdzv_endpoint" in options.slurm_defaults.values
-        return "c10d", host, Choice(port, "the step's number" if is_slurms else "--rdzv-endpoint")
+        starter = options.starter_defaults
+        is_starters = "rdzv_endpoint" in starter.values
+        return "c10d", host, Choice(port, starter.port_reason if is_starters else "--rdzv-endpoint")
     if options.rdzv_endpoint:
         host, port = split_endpoint(options.rdzv_endpoint, DEFAULT_PORT)
         return "static", host, Choice(port, "--rdzv-endpoint")
     if options.master_port is not None:
-        is_slurms = "master_port" in options.slurm_defaults.values
-        reason = "the step's number" if is_slurms else "--master-port"
+        starter = options.starter_defaults
+        reason = starter.port_reason if "master_port" in starter.values else "--master-port"
         return "static", options.master_addr, Choice(options.master_port, reason)
     if options.one_node:
         return "local", "127.0.0.1", Choice(0, "chosen by the kernel")
@@ -278,7 +279,7 @@ def _contradictions(
         yield Finding(
             "gpus-fewer-than-processes",
             f"{nproc} ranks on this node, and Slurm gave it {granted}",
-            where=options.slurm_defaults.source,
+            where=options.starter_defaults.source,
             fix=(
                 f"#SBATCH --gpus-per-node={nproc}, or --nproc-per-node {facts.granted_gpus}; "
                 "on CPUs: export CUDA_VISIBLE_DEVICES=; to share GPUs: --no-slurm"
@@ -361,8 +362,8 @@ def describe(
         parts.append(plan.accelerate)
     if not is_signed and not options.one_node:
         parts.append("unauthenticated store")
-    if options.slurm_defaults.source:
-        parts.insert(1, options.slurm_defaults.source)
+    if options.starter_defaults.source:
+        parts.insert(1, options.starter_defaults.source)
     return " · ".join([*parts, run_dir])
 
 

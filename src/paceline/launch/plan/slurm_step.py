@@ -14,21 +14,11 @@ from typing import Any
 
 from paceline import env
 from paceline.errors import Finding, UsageError
-from paceline.launch.plan import command_line
-from paceline.launch.plan.options import OPTIONS
-from paceline.launch.plan.slurm_defaults import SlurmDefaults
+from paceline.launch.plan.starter_defaults import SLURM, StarterDefaults
+from paceline.launch.plan.typed_nodes import without_node_options
 from paceline.text.quoting import bracketed
 from paceline.world import expand_counts, expand_nodelist, step_port
 
-_NODE_OPTIONS = (
-    "nnodes",
-    "node_rank",
-    "master_addr",
-    "master_port",
-    "rdzv_endpoint",
-    "rdzv_backend",
-    "rdzv_id",
-)
 # Ids from here on are special steps, such as the batch script and the interactive step.
 _NO_STEP = 0xFFFFFF00
 
@@ -116,7 +106,7 @@ def choose_defaults(
     program: Sequence[str],
     address_of: Callable[[str], str],
     in_terminal: bool = False,
-) -> SlurmDefaults:
+) -> StarterDefaults:
     """Return the defaults of a run's options from Slurm.
 
     Args:
@@ -132,30 +122,31 @@ def choose_defaults(
     """
     job = environ.get(env.JOB_ID, "")
     if not job:
-        return SlurmDefaults()
+        return StarterDefaults()
     if requested.get("no_slurm"):
-        return SlurmDefaults(source=f"Slurm job {job} seen, not used (--no-slurm)")
+        return StarterDefaults(source=f"Slurm job {job} seen, not used (--no-slurm)")
     step = read_step(environ, in_terminal=in_terminal)
     if step is None:
         return _without_step(job, environ, requested=requested, program=program)
     if _each_task_is_a_node(step, requested):
         # the GPUs of one task are unknown
-        return SlurmDefaults(source=f"{step.name}, each task a node")
+        return StarterDefaults(source=f"{step.name}, each task a node", starter=SLURM)
     if max(step.tasks) > 1:
         raise _once(step, _double_launch(step, requested, program))
     if len(step.nodes) == 1:
         num_nodes = environ.get(env.JOB_NUM_NODES) or "1"
         more = f", one of the job's {num_nodes} nodes" if num_nodes != "1" else ""
-        return SlurmDefaults(source=step.name + more, num_gpus=len(step.gpus))
+        return StarterDefaults(source=step.name + more, num_gpus=len(step.gpus), starter=SLURM)
     if requested.get("standalone"):
         alone = f": each of its {len(step.nodes)} nodes alone (--standalone)"
-        return SlurmDefaults(source=step.name + alone, num_gpus=len(step.gpus))
+        return StarterDefaults(source=step.name + alone, num_gpus=len(step.gpus), starter=SLURM)
     _compare(step, requested)
-    return SlurmDefaults(
+    return StarterDefaults(
         values=_values(step, environ, requested, address_of),
         source=f"{step.name}: {environ[env.STEP_NODELIST]}, head {step.nodes[0]}",
         num_gpus=len(step.gpus),
         shared_output=True,
+        starter=SLURM,
     )
 
 
@@ -225,7 +216,7 @@ def _double_launch(step: Step, requested: Mapping[str, object], program: Sequenc
         ),
         fix=(
             "#SBATCH --ntasks-per-node=1, or:"
-            f" {srun(len(step.nodes), words=_without_node_options(requested, program))}"
+            f" {srun(len(step.nodes), words=without_node_options(requested, program))}"
         ),
         evidence=(
             (
@@ -280,7 +271,7 @@ def _compare(step: Step, requested: Mapping[str, object]) -> None:
 
 def _without_step(
     job: str, environ: Mapping[str, str], *, requested: Mapping[str, object], program: Sequence[str]
-) -> SlurmDefaults:
+) -> StarterDefaults:
     """Return the source outside a step, where no default is used.
 
     Raises:
@@ -290,18 +281,18 @@ def _without_step(
     num_nodes = int(text) if text.isdigit() else 1
     most_nodes = str(requested.get("nnodes") or "").rpartition(":")[2]
     if num_nodes == 1:
-        return SlurmDefaults(source=f"Slurm job {job} seen, nothing taken from it")
+        return StarterDefaults(source=f"Slurm job {job} seen, nothing taken from it")
     if requested.get("standalone") or most_nodes == "1":
-        return SlurmDefaults(source=f"Slurm job {job} has {num_nodes} nodes, one is used")
+        return StarterDefaults(source=f"Slurm job {job} has {num_nodes} nodes, one is used")
     if str(requested.get("node_rank") or "0") != "0":
         # started on this node by other means than srun
-        return SlurmDefaults(source=f"Slurm job {job} seen, not used (--node-rank)")
+        return StarterDefaults(source=f"Slurm job {job} seen, not used (--node-rank)")
     # the terminal of `srun --pty` is a step that has all resources of the job
     shares = environ.get(env.STEP_ID, "").isdigit() and int(environ[env.STEP_ID]) < _NO_STEP
     line = srun(
         num_nodes,
         cpus=_cpus(environ),
-        words=_without_node_options(requested, program),
+        words=without_node_options(requested, program),
         overlap=shares,
     )
     raise UsageError(
@@ -347,16 +338,6 @@ def srun(num_nodes: int, *, words: str, cpus: int = 0, overlap: bool = False) ->
         + "--overlap " * overlap
     )
     return tasks + (f"--cpus-per-task={cpus} " if cpus else "") + words
-
-
-def _without_node_options(requested: Mapping[str, object], program: Sequence[str]) -> str:
-    """Return the command as requested, without the options that Slurm decides."""
-    options = [
-        (option.name, "" if option.flag else str(requested[option.name]))
-        for option in OPTIONS
-        if option.name not in _NODE_OPTIONS and requested.get(option.name) not in (None, "", False)
-    ]
-    return command_line.write(options, program)
 
 
 def _once(step: Step, finding: Finding) -> UsageError:

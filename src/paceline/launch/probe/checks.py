@@ -16,9 +16,9 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from paceline.launch.probe.compiled import left_alone, not_traced
 from paceline.launch.probe.finite import FiniteCheck
 from paceline.launch.probe.replicas import ReplicaCheck
+from paceline.machine.compiled import left_alone, not_traced
 
 
 def install(

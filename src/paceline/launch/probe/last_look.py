@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import Any
 
 from paceline import counters
-from paceline.launch.probe.compiled import left_alone
+from paceline.machine.compiled import left_alone
 
 _BUDGET_S = 2.0  # for all checks of a process
 _CHUNK = 1 << 22  # elements of a parameter that are checked at a time

@@ -17,7 +17,6 @@ from typing import Any
 
 from paceline import counters
 from paceline.launch.probe import stack_responder
-from paceline.launch.probe.compiled import not_traced
 from paceline.launch.probe.gradients import LocalGradients, losses_of
 from paceline.launch.probe.orders import (
     FIRST,
@@ -30,6 +29,7 @@ from paceline.launch.probe.orders import (
     whole_numbers,
 )
 from paceline.launch.probe.padding import Evaluations, padding_of
+from paceline.machine.compiled import not_traced
 
 # Loops. A script that shuffled them all will shuffle the next, and some begin a loop every step.
 _ENOUGH = 16

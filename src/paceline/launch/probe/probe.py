@@ -27,10 +27,10 @@ from paceline.counters import (
     STEPS,
 )
 from paceline.launch.probe import last_look, trial_end
-from paceline.launch.probe.compiled import left_alone, not_traced
 from paceline.launch.probe.loops import Loop, Loops, watch
 from paceline.launch.probe.stage_clock import StageClock
 from paceline.machine import system
+from paceline.machine.compiled import left_alone, not_traced
 
 _looks: list[last_look.LastLook] = []  # of this rank, once torch has been imported
 

@@ -20,7 +20,7 @@ from time import monotonic_ns
 from typing import Any
 
 from paceline import counters
-from paceline.launch.probe.compiled import left_alone
+from paceline.machine.compiled import left_alone
 
 OPTIMIZER, OTHER, DATA, FORWARD, BACKWARD, EXCHANGE = range(6)
 SHARE = 0.002  # of the time of a step

@@ -118,7 +118,10 @@ def _describe_gradients() -> dict[str, Any]:
 def _parallel_models() -> Iterator[Any]:
     module: Any = sys.modules.get("torch.nn.parallel.distributed")
     kind = getattr(module, "DistributedDataParallel", ())
-    return (thing for thing in gc.get_objects() if issubclass(type(thing), kind))
+    things = (thing for thing in gc.get_objects() if issubclass(type(thing), kind))
+    return iter(
+        {id(thing.module): thing for thing in things}.values()
+    )  # Session wraps a second time
 
 
 def _buckets(models: list[Any]) -> list[int] | None:

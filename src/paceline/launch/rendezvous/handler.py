@@ -32,6 +32,7 @@ from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.channel.signing import Signing
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
+from paceline.launch.plan.starter_defaults import POD
 from paceline.launch.rendezvous.gathering import Gathering
 from paceline.launch.rendezvous.held_rendezvous import HeldRendezvous
 from paceline.launch.rendezvous.node_wait import join_limit_s, rejoin_limit_s
@@ -262,7 +263,7 @@ def _await_nodes(node: _Node, entry: _Entry, secret_file: SharedFile) -> Gatheri
         RunError: Nodes are missing or disagree, or this node does not have the run's secret.
     """
     is_quiet = (
-        node.options.slurm_defaults.shared_output and not entry.is_head
+        node.options.starter_defaults.shared_output and not entry.is_head
     )  # the head prints the same
     inform = (lambda notice: None) if is_quiet else node.inform
     roll = _call_roll(node, entry, inform=inform)
@@ -299,6 +300,7 @@ def _call_roll(node: _Node, entry: _Entry, *, inform: Callable[[Notice], None]) 
         notes=node.notes,
         inform=inform,
         needs_secret=bool(node.own_secret),
+        in_pods=node.options.starter_defaults.starter == POD,
     )
     roll.answer()
     return roll
@@ -336,7 +338,9 @@ def node_timeout_s(options: Options) -> float:
 
 
 def hosts_by_rank(options: Options) -> list[str]:
-    """Return the host of each node rank if this Slurm step has all nodes of the run; else empty."""
+    """Return the host of each node rank if the starter has all nodes of the run; else empty."""
+    if len(options.starter_defaults.hosts) == options.max_nodes:
+        return list(options.starter_defaults.hosts)
     names = env.read(env.STEP_NODELIST)
     if names is None or env.read(env.NODEID) != str(options.node_rank):
         return []

@@ -11,6 +11,7 @@ from dataclasses import replace
 from paceline import deadlines
 from paceline.errors import Notice
 from paceline.launch.plan.options import Options
+from paceline.launch.plan.starter_defaults import POD
 from paceline.text.wording import duration
 
 _DEFAULT_JOIN_S = 600
@@ -23,8 +24,10 @@ def join_limit_s(options: Options) -> float:
         return typed
     if options.no_check:
         return _DEFAULT_JOIN_S
-    if options.slurm_defaults.source.startswith("Slurm step"):
+    if options.starter_defaults.starts_together:
         return deadlines.scaled(deadlines.SLURM_START)
+    if options.starter_defaults.starter == POD:
+        return deadlines.scaled(deadlines.POD_START)
     is_static = options.rdzv_backend == "static"
     return deadlines.scaled(deadlines.STATIC_START if is_static else deadlines.C10D_START)
 

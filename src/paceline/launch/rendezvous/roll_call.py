@@ -74,6 +74,7 @@ class Roll:
         notes: The notes of the nodes in the shared folder.
         inform: Prints a notice.
         needs_secret: Whether nodes that do not sign are excluded from the run.
+        in_pods: Whether the nodes are pods, which nobody starts by hand.
 
     Attributes:
         members: The nodes that begin the run, on the node that hosts the store; empty elsewhere.
@@ -92,9 +93,11 @@ class Roll:
         notes: Notes,
         inform: Callable[[Notice], None],
         needs_secret: bool = False,
+        in_pods: bool = False,
     ) -> None:
         self._store = SignedStore.of(store)
         self._needs_secret = needs_secret
+        self._in_pods = in_pods
         self._me = me
         self._head = head
         self._is_head = is_head
@@ -198,12 +201,13 @@ class Roll:
             self._absent_notes = self._notes_of_absent(present)
         mine = self._notes.mine
         num_missing = presence.num_missing(present, head=self._head)
+        advice = unreachable.advice(mine, self._absent_notes, num_missing=num_missing)
         return presence.notice(
             present,
             head=self._head,
             hosts=self._hosts_by_rank,
             evidence=unreachable.evidence(mine, self._absent_notes),
-            fix=unreachable.advice(mine, self._absent_notes, num_missing=num_missing),
+            fix=advice or unreachable.LOOK_AT_PODS * self._in_pods,
         )
 
     def _notes_of_absent(self, present: list[Arrived]) -> list[Note]:
@@ -267,6 +271,8 @@ class Roll:
         finding = presence.missing(
             present, head=self._head, waited_s=waited_s, hosts=self._hosts_by_rank, evidence=()
         )
+        if self._in_pods:
+            finding = replace(finding, fix=unreachable.LOOK_AT_PODS)
         notes = self._notes_of_absent(present)
         if self._is_head and notes:
             self._notes.leave(ended=True)  # the absent nodes may still read where the head was

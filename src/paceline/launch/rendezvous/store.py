@@ -30,6 +30,7 @@ from paceline.launch.in_rank import store_token_check
 from paceline.launch.plan import ports
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
+from paceline.launch.plan.starter_defaults import POD
 from paceline.launch.rendezvous import unreachable
 from paceline.launch.rendezvous.node_wait import Waiting, join_limit_s, typed_limit_s
 from paceline.launch.rendezvous.notes import Notes
@@ -166,7 +167,9 @@ def is_only_address(options: Options, plan: Plan) -> bool:
     address is numeric. A name may resolve to another interface of the head elsewhere, and another
     address may have been typed on another node.
     """
-    return options.one_node or (options.slurm_defaults.shared_output and host.is_numeric(plan.host))
+    return options.one_node or (
+        options.starter_defaults.shared_output and host.is_numeric(plan.host)
+    )
 
 
 def _is_plain(name: object) -> bool:
@@ -250,6 +253,8 @@ class _Reaching:
         self._refused_since_s: float | None = None
         self._refused_limit_s = deadlines.scaled(deadlines.PORT_REFUSED)
         self._is_limited = typed_limit_s(options) is not None or options.no_check  # by the user
+        # A pod has its address before its image is pulled, and refuses connections until then.
+        self._is_limited |= options.starter_defaults.starter == POD
 
     def await_name(self) -> str:
         """Return the head's numeric address as soon as its name resolves.
@@ -300,7 +305,10 @@ class _Reaching:
     def _judge(self, probe: ConnectionProbe) -> Finding:
         notes = self._notes
         waited_s = self._waiting.waited_s
-        return unreachable.judge(probe, notes.mine, notes.read(), waited_s=waited_s)
+        finding = unreachable.judge(probe, notes.mine, notes.read(), waited_s=waited_s)
+        if self._options.starter_defaults.starter == POD:
+            return replace(finding, fix=unreachable.LOOK_AT_PODS)
+        return finding
 
     def _is_hopeless(self, probe: ConnectionProbe) -> bool:
         """Return whether the wait is over, or the head's host has refused the port for too long."""

@@ -27,6 +27,9 @@ _MEANINGS = {
     "no-route": "no route to the host",
 }
 
+# What to do where pods are awaited: nobody starts a launcher there by hand.
+LOOK_AT_PODS = "kubectl get pods, and kubectl describe pod NAME, show what the others wait for"
+
 
 def in_words(probe: ConnectionProbe) -> str:
     """Return the result of a connection probe in words, for the notice printed during the wait."""

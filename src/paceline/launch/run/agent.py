@@ -169,7 +169,7 @@ class Agent(LocalElasticAgent):
             node_state=lambda node: _node_state(options, node),
             node_timeout_s=node_timeout_s(options),
             store_host=self._peers.store_host,
-            is_quiet=options.slurm_defaults.head_reports(self._peers.node),
+            is_quiet=options.starter_defaults.head_reports(self._peers.node),
         )
 
     def _count_steps(self) -> int:
@@ -199,7 +199,7 @@ class Agent(LocalElasticAgent):
         )
         for finding in result.warnings:
             context.notices.warn(finding)
-        if result.line and not context.options.slurm_defaults.head_reports(node):
+        if result.line and not context.options.starter_defaults.head_reports(node):
             context.console.say(result.line)
         self._rank_env = {**self._rank_env, **result.env}
         if result.master and interfaces.is_loopback(self._master[0]):
@@ -295,7 +295,7 @@ class Agent(LocalElasticAgent):
         )
         is_known = verdict.causes or verdict.lost or previous.hang
         what = verdict.finding.what if is_known else "a rank on another node failed"
-        if not context.options.slurm_defaults.head_reports(self._peers.node):
+        if not context.options.starter_defaults.head_reports(self._peers.node):
             count = f"{restarts} of {context.options.max_restarts}"
             context.console.say(f"{what}; ranks were started again ({count})")
         why = verdict.finding.to_json()

@@ -57,7 +57,7 @@ def run(options: Options, conduct: Conduct) -> int:
         nodes_file.seek(0)
         nodes = json.load(nodes_file)
     findings = join(nodes)
-    if options.slurm_defaults.head_reports(options.node_rank):
+    if options.starter_defaults.head_reports(options.node_rank):
         return status_of(findings)  # the head prints the findings to the same output
     if options.json:
         print(json.dumps(_to_json(findings, nodes), indent=1))

@@ -21,7 +21,7 @@ from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.task import FUNCTION, RankTask
 from paceline.launch.run.console import Console
 from paceline.launch.run.notices import Notices
-from paceline.rundir import events, identity, lease, lease_file
+from paceline.rundir import events, identity, lease, lease_file, sweeps
 from paceline.rundir.files import RUNS, RunDir, display_path, new_run_id
 from paceline.rundir.identity import Training
 from paceline.rundir.lease import Lease
@@ -163,13 +163,16 @@ def _make_spare(
 
 def resume_command(run_dir: RunDir, options: Options, plan: Plan, task: RankTask) -> ResumeCommand:
     """Return the resume command of the run."""
+    job_id = env.slurm_job()
+    script = sweeps.job_script(run_dir, job_id)
+    submission = (*sweeps.element_option(job_id), display_path(script)) if script.exists() else ()
     return resume.plan(
         options,
         run_dir=display_path(run_dir.root),
         function=task.kind == FUNCTION,
         numbered=plan.rendezvous == "static",
         environ=env.snapshot(),
-        job_script=display_path(run_dir.job_script) if run_dir.job_script.exists() else "",
+        submission=submission,
     )
 
 

@@ -212,7 +212,7 @@ class Launcher:
         self._stop = Stop(number, name, sender, socket.gethostname(), time.time_ns())
         supervision = self._link.progress.supervision
         # the head got the signal too
-        is_quiet = self._options.slurm_defaults.head_reports(self._peers.node)
+        is_quiet = self._options.starter_defaults.head_reports(self._peers.node)
         if supervision is not None and not is_quiet:
             self._console.say(self._describe_stop(name, sender))
         by_slurm = "Slurm" in sender and self._slurm_times.limits.signals_all
@@ -275,7 +275,7 @@ class Launcher:
         own = self._own_account(supervision, alone).shifted(self._peers.clock_offset_ns).to_json()
         others = self._exchange(own, succeeded=succeeded)
         entries = {self._peers.node: own} | others
-        is_left_to_head = self._options.slurm_defaults.head_reports(self._peers.node)
+        is_left_to_head = self._options.starter_defaults.head_reports(self._peers.node)
         self._head_reports = is_left_to_head and 0 in entries
         losses = self._peers.losses_at_end(heard=entries)
         run = replace(

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from paceline import env
 from paceline.errors import Finding
+from paceline.launch.plan import mpi_start, slurm_step
 from paceline.launch.plan import plan as planning
-from paceline.launch.plan import slurm_step
+from paceline.launch.plan.starter_defaults import MPI
 from paceline.launch.run import folder as run_folder
 from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.folder import RunFolder
@@ -60,7 +62,7 @@ class Node:
 
         from paceline.launch.run import agent as agents
 
-        if not self._options.slurm_defaults.head_reports(self._options.node_rank):
+        if not self._options.starter_defaults.head_reports(self._options.node_rank):
             for finding in (*self._options.warnings, *self._plan.warnings):
                 self._context.notices.warn(finding)
         if self._options.event_log_handler == "console":
@@ -117,7 +119,7 @@ class Node:
                 path = folder.run_dir.plan(folder.first_attempt)
                 values = {**self._plan.to_json(), "software": asdict(software.installed())}
                 write_whole(path, json.dumps(values, indent=2) + "\n")
-        if self._options.slurm_defaults.shared_output and not meeting.hosts_store:
+        if self._options.starter_defaults.shared_output and not meeting.hosts_store:
             return
         self._context.console.say(
             planning.describe(
@@ -133,6 +135,14 @@ class Node:
         """Print known problems with the environment of this node."""
         if (env.read(env.DEBUG_LEVEL) or "").upper() == "DETAIL" and self._plan.backend == "gloo":
             self._context.console.say(_detail_warning().render())
+        starter = self._options.starter_defaults
+        if starter.starter == MPI and not starter.head_reports(self._options.node_rank):
+            installed = os.cpu_count() or 1
+            bound = mpi_start.bound_cpus(
+                env.snapshot(), usable=usable_cpus()[0], installed=installed
+            )
+            if bound is not None:
+                self._context.notices.warn(bound)
         if not self._options.no_slurm:
             dropped = slurm_step.dropped_cpus(env.snapshot(), usable_cpus()[0])
             if dropped is not None:

@@ -72,7 +72,7 @@ def _plan(options: Options, source: str) -> tuple[Options, Plan]:
     facts = host.gather(
         environ.get(env.CUDA_DEVICES),
         granted_cpus=None if options.no_slurm else slurm_step.granted_cpus(environ),
-        granted_gpus=options.slurm_defaults.num_gpus,
+        granted_gpus=options.starter_defaults.num_gpus,
     )
     if options.nproc_per_node in ("xpu", "auto") and not facts.num_gpus:
         count = host.count_devices_by_torch(options.nproc_per_node)

@@ -19,7 +19,7 @@ from paceline.measure.report import bench_files, metrics, speed_files
 from paceline.measure.report.facts import Attempt, Run, SpeedPoint, StepSplit
 from paceline.measure.report.speed import mean_split
 from paceline.measure.report.untrusted import OTHER_CONTENT
-from paceline.rundir import events, files, identity
+from paceline.rundir import events, files, identity, sweeps
 from paceline.rundir.events import History
 from paceline.rundir.files import RunDir
 
@@ -31,7 +31,8 @@ def collect(names: Sequence[str]) -> list[Run]:
     """Return the runs that a user names; without names the latest one.
 
     Args:
-        names: Run folders, or names of such in ``paceline-runs``.
+        names: Run folders or sweeps, or names of such in ``paceline-runs``. Of a sweep, all
+            elements that have started.
 
     Raises:
         SetupError: A folder does not exist, or there is nothing of a run in it.
@@ -39,7 +40,30 @@ def collect(names: Sequence[str]) -> list[Run]:
     if not names:
         what = "no run in paceline-runs has been started"
         return [read(run_choice.latest(_EVENTS, _BENCH, advice=_no_run(what)))]
-    return [read(run_choice.named(name, advice=_no_run(""))) for name in dict.fromkeys(names)]
+    run_dirs = [run_dir for name in names for run_dir in _run_dirs(name)]
+    return [read(run_dir) for run_dir in dict.fromkeys(run_dirs)]
+
+
+def sweep_folder(name: str) -> Path | None:
+    """Return the folder of a sweep, None if a name is not that of a sweep.
+
+    Raises:
+        SetupError: The folder does not exist.
+    """
+    folder = run_choice.named(name, advice=_no_run("")).root
+    return folder if sweeps.read(folder) is not None else None
+
+
+def _run_dirs(name: str) -> list[RunDir]:
+    run_dir = run_choice.named(name, advice=_no_run(""))
+    sweep_record = sweeps.read(run_dir.root)
+    if sweep_record is None:
+        return [run_dir]
+    folders = (sweeps.folder_of(run_dir.root, index) for index in sorted(sweep_record.elements))
+    started = [RunDir(folder) for folder in folders if (folder / _EVENTS).exists()]
+    if not started:
+        raise SetupError(_no_run(f"no element of the sweep {name} has started"))
+    return started
 
 
 def _no_run(what: str) -> Finding:
@@ -204,7 +228,8 @@ def _environment(run_dir: RunDir, gpus: Mapping[str, int]) -> dict[str, str]:
         plan = files.read_json(_latest_plan(run_dir))
         for name, label in (("nproc", "ranks on node 0"), ("threads", "threads of a rank")):
             choice = plan[name]
-            values[label] = f"{choice['value']} ({choice['reason']})"
+            if choice["value"] is not None:  # paceline leaves the threads as they are
+                values[label] = f"{choice['value']} ({choice['reason']})"
         values["backend"] = str(plan["backend"])
         values["start method"] = str(plan["start_method"]["value"])
         versions = plan.get("software", {})  # not in plans of earlier versions

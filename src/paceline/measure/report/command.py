@@ -20,9 +20,9 @@ def report(names: Sequence[str], *, output: Path | None, as_text: bool, as_json:
     """Print the report of some runs, and write its page.
 
     Args:
-        names: Run folders or their names; without one the latest run.
+        names: Run folders or sweeps, or their names; without one the latest run.
         output: The page; None for ``report.html`` in the folder of the run, and
-            ``comparison.html`` in that of the first of several.
+            ``comparison.html`` in that of the sweep, or of the first of several runs.
         as_text: Whether only the text is wanted.
         as_json: Whether only data for a program are wanted.
 
@@ -51,10 +51,18 @@ def report(names: Sequence[str], *, output: Path | None, as_text: bool, as_json:
         terminal.show(rendered)
         return
     page.require()
-    path = output or Path(runs[0].folder) / (ONE if len(runs) == 1 else SEVERAL)
+    path = output or _default_page(names, runs)
     # before the text, of which a reader such as head may not want all
     write(path, page.render(runs, text=rendered, now_s=time.time()))
     terminal.show(f"{rendered}\n\nreport: {files.display_path(path)}")
+
+
+def _default_page(names: Sequence[str], runs: Sequence[Run]) -> Path:
+    """Return where a page is written if the user does not say it."""
+    sweep = collect.sweep_folder(names[0]) if len(names) == 1 else None
+    if sweep is not None:
+        return sweep / SEVERAL
+    return Path(runs[0].folder) / (ONE if len(runs) == 1 else SEVERAL)
 
 
 def write(path: Path, html: str) -> None:

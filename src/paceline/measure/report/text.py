@@ -18,11 +18,13 @@ _COLUMNS = 80
 _BAR = 30  # columns of a whole step
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKS = 24  # columns of a curve
-_MOST_METRICS, _MOST_RANKS = 12, 8
+_MOST_METRICS, _MOST_RANKS, _MOST_RUNS = 12, 8, 8
 
 
 def render(runs: Sequence[Run]) -> str:
-    """Return the report of each run, one below the other."""
+    """Return the report of each run, one below the other; of many runs their comparison."""
+    if len(runs) > _MOST_RUNS:
+        return "\n".join([*_comparison(runs), "", "each of them: paceline report RUN"])
     blocks = ["\n".join(_run(run)) for run in runs]
     if len(runs) > 1:
         blocks.insert(0, "\n".join(_comparison(runs)))

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from paceline.train.checkpoint.checkpoints import Checkpoints as Checkpoints
     from paceline.train.checkpoint.description import describe as describe
     from paceline.train.checkpoint.description import render as render
+    from paceline.train.checkpoint.entries import load_entries as load_entries
     from paceline.train.checkpoint.folder import last_committed as last_committed
     from paceline.train.checkpoint.folder import list_of as list_of
     from paceline.train.checkpoint.folder import resolve as resolve
+    from paceline.train.checkpoint.foreign import read_saved as read_saved
     from paceline.train.checkpoint.manifest import Saved as Saved
     from paceline.train.checkpoint.onefile import export as export
     from paceline.train.checkpoint.verification import verify as verify
@@ -26,12 +28,14 @@ _HOMES = {
     "export": "onefile",
     "last_committed": "folder",
     "list_of": "folder",
+    "load_entries": "entries",
+    "read_saved": "foreign",
     "render": "description",
     "resolve": "folder",
     "verify": "verification",
 }
 
-_WITH_TORCH = ("Checkpoints", "export")
+_WITH_TORCH = ("Checkpoints", "export", "load_entries", "read_saved")
 
 __all__ = [
     "Checkpoints",
@@ -40,6 +44,8 @@ __all__ = [
     "export",
     "last_committed",
     "list_of",
+    "load_entries",
+    "read_saved",
     "render",
     "resolve",
     "verify",

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from paceline.world import World
 if TYPE_CHECKING:
     from paceline.train.checkpoint.write import Draft
 
+T = TypeVar("T")
 _VISIBLE_S = 3.0  # a network file system may need this long to show a new file to another machine
 
 
@@ -184,23 +185,25 @@ class Checkpoints:
         into: Mapping[str, torch.Tensor],
         beside: Collection[str] | None = None,
         own: int | None = None,
+        *,
+        trust: bool = False,
     ) -> dict[str, Any]:
         """Load a checkpoint; a collective.
-
-        Objects are unpickled, so load only checkpoints that you trust.
 
         Args:
             saved: A result of ``find``.
             into: Tensors to fill in place: plain or sharded, on any device, of any type.
             beside: Names of the models' other entries; None if unknown.
             own: The rank whose own entries are loaded; this rank if None.
+            trust: Whether objects of any class are unpickled, which may run code of the file.
 
         Returns:
             All other entries by name: new tensors on the CPU, and objects, whose tensors are on
             this rank's device if they were on a GPU. Entries of other ranks are left out.
 
         Raises:
-            UsageError: The checkpoint is of another model. Nothing was overwritten.
+            UsageError: The checkpoint is of another model, or holds objects of classes that are not
+                plain data, see ``unpickling.load``.
             RunError: The checkpoint is damaged. Nothing was overwritten.
             SetupError: A rank does not see the folder.
         """
@@ -218,13 +221,25 @@ class Checkpoints:
         others = [name for name in names if name not in into]
         loaded: list[dict[str, Any]] = []
         self._exchange.gather(
-            lambda: loaded.append(read.read(saved, into, others, device=self._device))
+            lambda: loaded.append(read.read(saved, into, others, device=self._device, trust=trust))
         )
         # Runs that start from one checkpoint of another folder are different: each has its own
         # best.
         if saved.path.resolve().parent == self._folder.resolve():
             self._run = saved.run
         return loaded[0]
+
+    def agree(self, work: Callable[[], T]) -> T:
+        """Return this rank's result of ``work``; a collective, in which all ranks fail together."""
+        self._prepare()
+        results: list[T] = []
+        self._exchange.gather(lambda: results.append(work()))
+        return results[0]
+
+    def ask_main(self, work: Callable[[], T]) -> T:
+        """Return the result of ``work`` on rank 0, on all ranks; a collective."""
+        self._prepare()
+        return self._exchange.ask_main(work)
 
     def _write(self, work: Callable[[], None]) -> None:
         try:

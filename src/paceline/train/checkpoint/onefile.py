@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from paceline.errors import Finding, SetupError, UsageError
-from paceline.train.checkpoint import folder, manifest, read
-from paceline.train.checkpoint.manifest import MODEL, Saved
+from paceline.train.checkpoint import entries, folder
 
 SAFETENSORS = ".safetensors"
 
@@ -32,8 +31,7 @@ def export(path: Path, outfile: Path) -> list[str]:
         RunError: The checkpoint is damaged.
         SetupError: safetensors is not installed, or the file cannot be written.
     """
-    saved = read.describe(folder.resolve(path))
-    values = _read_model(saved)
+    values = read_model(folder.resolve(path))
     temporary = outfile.with_name(f".{outfile.name}.{secrets.token_hex(4)}")
     try:
         if outfile.suffix == SAFETENSORS:
@@ -49,21 +47,24 @@ def export(path: Path, outfile: Path) -> list[str]:
     return list(values)
 
 
-def _read_model(saved: Saved) -> dict[str, Any]:
-    names = [
-        name for name in [*saved.tensors, *sorted(saved.objects)] if manifest.is_of_model(name)
-    ]
-    if not names:
-        what = "there is no model in this checkpoint"
-        raise UsageError(
-            Finding(
-                "checkpoint-missing", what, where=str(saved.path), fix="paceline checkpoint list"
-            )
-        )
-    read.check_files(saved, rank=0, world_size=1, where="")
-    values = read.read(saved, {}, names)
-    # A second model's keys keep their prefix: model.1/weight.
-    return {name.removeprefix(MODEL): values[name] for name in names}
+def read_model(path: Path, *, trust: bool = True) -> dict[str, Any]:
+    """Return the model of a checkpoint, by the keys of its ``state_dict``.
+
+    Args:
+        path: Folder of a checkpoint.
+        trust: Whether its extra state may be of any class, see ``unpickling.load``.
+
+    Raises:
+        UsageError: There is no model in it, or it needs classes that are not plain data.
+        RunError: The checkpoint is damaged.
+    """
+    model = entries.load_model(path, trust=trust)
+    if model:
+        return model
+    what = "there is no model in this checkpoint"
+    raise UsageError(
+        Finding("checkpoint-missing", what, where=str(path), fix="paceline checkpoint list")
+    )
 
 
 def _save_safetensors(values: dict[str, Any], path: Path) -> None:

@@ -28,10 +28,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.errors import Finding, UsageError
+from paceline.train.checkpoint import optimizer_state, unpickling
+from paceline.train.model import keys
 
 _OBJECT = "object/"
 
 
+@unpickling.allow
 class Tensor(NamedTuple):
     """Placeholder in a nested state for a tensor that is stored under its own name."""
 
@@ -107,6 +110,8 @@ class Saved(Protocol):
     @property
     def tensors(self) -> Mapping[str, Any]: ...
     @property
+    def objects(self) -> Collection[str]: ...
+    @property
     def world_size(self) -> int: ...
 
 
@@ -119,6 +124,8 @@ class Source(Protocol):
         into: Mapping[str, torch.Tensor],
         beside: Collection[str] | None = None,
         own: int | None = None,
+        *,
+        trust: bool = False,
     ) -> dict[str, Any]: ...
 
 
@@ -142,7 +149,7 @@ def snapshot(
     names = parameter_names(models)
     state = of_models(models)
     for number, optimizer in enumerate(optimizers):
-        state |= of_optimizer(optimizer, number, names)
+        state |= optimizer_state.of_optimizer(optimizer, number, names)
     tensors: dict[str, Any] = {}
     state["session"] = lift(own, "session", tensors)
     return {**state, **tensors, f"rank/{rank}/random": as_tensor(random)}
@@ -159,7 +166,7 @@ def of_rank(own: Mapping[str, Any], rank: int) -> dict[str, Any]:
     return entries
 
 
-def _own_of(state: Mapping[str, Any]) -> dict[str, Any]:
+def _own_of(state: Mapping[str, Any], unpickle: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
     """Return the tensors and objects that only one rank has, by name."""
     own = {}
     for entry, value in state.items():
@@ -167,7 +174,7 @@ def _own_of(state: Mapping[str, Any]) -> dict[str, Any]:
             continue
         name = entry.split("/", 2)[2]
         if name.startswith(_OBJECT):
-            own[name.removeprefix(_OBJECT)] = from_tensor(value)
+            own[name.removeprefix(_OBJECT)] = unpickle(value)
         else:
             own[name] = value
     return own
@@ -179,6 +186,8 @@ def load(
     models: Sequence[nn.Module],
     optimizers: Sequence[Optimizer],
     own: int | None = None,
+    *,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Load a snapshot.
 
@@ -188,172 +197,81 @@ def load(
         models: The user's modules, to fill.
         optimizers: Their optimizers, to fill.
         own: The rank whose own entries are loaded; this rank if None.
+        trust: Whether objects of any class are unpickled, see ``unpickling.load``.
 
     Returns:
         Its ``session``, ``random`` (or None) and ``world_size``; ``own``, the rank's own entries;
         and ``all``, all entries.
     """
-    names = parameter_names(models)
     present = of_models(models)
+    there = entries_elsewhere([*saved.tensors, *saved.objects], present)
+    names = parameter_names(models, there)
     held, copies = targets_of_models(models, present)
     momenta: dict[str, torch.Tensor] = {}
     for number in range(len(optimizers)):
-        momenta |= targets_of_optimizer(saved.tensors, number, names)
+        momenta |= optimizer_state.targets_of_optimizer(saved.tensors, number, names)
     beside = present.keys() - held.keys() - copies.keys()
-    state = source.load(saved, {**held, **copies, **momenta}, beside, own) | momenta
-    of_one_rank = _own_of(state)
+    targets = {there.get(name, name): value for name, value in {**held, **copies}.items()}
+    loaded = source.load(
+        saved, targets | momenta, {there.get(name, name) for name in beside}, own, trust=trust
+    )
+    here = {entry: name for name, entry in there.items()}
+    state = {here.get(entry, entry): value for entry, value in loaded.items()} | momenta
+    where = str(getattr(saved, "path", ""))
+
+    def unpickle(tensor: torch.Tensor) -> Any:
+        return from_tensor(tensor, trust=trust, where=where)
+
+    of_one_rank = _own_of(state, unpickle)
     state |= {name: value for name, value in of_one_rank.items() if name.startswith("optimizer/")}
     load_models(models, copies | state)
     for number, optimizer in enumerate(optimizers):
-        load_optimizer(optimizer, number, names, state)
+        optimizer_state.load_optimizer(optimizer, number, names, state)
     random = of_one_rank.get("random")
     return {
         "session": lower(state["session"], state),
-        "random": None if random is None else from_tensor(random),
+        "random": None if random is None else unpickle(random),
         "world_size": saved.world_size,
         "own": of_one_rank,
         "all": state,
     }
 
 
-def parameter_names(models: Sequence[nn.Module]) -> dict[nn.Parameter, str]:
-    """Return a name for each parameter, unique over all models."""
-    return {
-        parameter: name if number == 0 else f"model.{number}.{name}"
-        for number, model in enumerate(models)
-        for name, parameter in model.named_parameters()
-    }
+def entries_elsewhere(saved: Collection[str], present: Collection[str]) -> dict[str, str]:
+    """Return a checkpoint's name for entries of models that it names in another way.
 
-
-def of_optimizer(
-    optimizer: Optimizer, number: int, names: Mapping[nn.Parameter, str]
-) -> dict[str, Any]:
-    """Return the state of an optimizer, keyed by the names of its parameters."""
-    prefix = f"optimizer/{number}"
-    entries: dict[str, Any] = {}
-    plain: dict[str, dict[str, Any]] = {}
-    # From state_dict, which hooks of an optimizer may change; its numbers follow the parameters'
-    # order.
-    state = optimizer.state_dict()
-    order = [
-        _name(names, parameter, optimizer)
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    ]
-    numbers = [number for group in state["param_groups"] for number in group["params"]]
-    name_of = dict(zip(numbers, order, strict=True))
-    for key, values in state["state"].items():
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor):
-                entries[f"{prefix}/{name_of[key]}/{name}"] = value
-            else:
-                plain.setdefault(name_of[key], {})[name] = value
-    groups = [
-        {**group, "params": [name_of[number] for number in group["params"]]}
-        for group in state["param_groups"]
-    ]
-    kind = type(optimizer).__name__
-    return {**entries, f"{prefix}/groups": {"kind": kind, "groups": groups, "plain": plain}}
-
-
-def targets_of_optimizer(
-    saved: Mapping[str, Any], number: int, names: Mapping[nn.Parameter, str]
-) -> dict[str, torch.Tensor]:
-    """Return tensors to load sharded state into: shards for sharded parameters, nothing for others.
+    A model may be compiled, or wrapped, where it is loaded and not where it was saved, or the
+    other way round.
 
     Args:
-        saved: Shape (``.shape``) and type (``.dtype``, as text) of the checkpoint's tensors, by
-            name.
-        number: Number of the optimizer.
-        names: Names of parameters.
+        saved: Names of the checkpoint's entries.
+        present: Names of the models' entries.
     """
-    targets = {}
-    for parameter, name in names.items():
-        if not hasattr(parameter, "device_mesh"):
-            continue
-        prefix = f"optimizer/{number}/{name}/"
-        for key, info in saved.items():
-            is_of_parameter = key.startswith(prefix) and "/" not in key[len(prefix) :]
-            if is_of_parameter and tuple(info.shape) == tuple(parameter.shape):
-                dtype = getattr(torch, str(info.dtype).removeprefix("torch."))
-                targets[key] = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    return targets
+    elsewhere: dict[str, str] = {}
+    for prefix in {f"{name.partition('/')[0]}/" for name in present}:
+        there = [name.removeprefix(prefix) for name in saved if name.startswith(prefix)]
+        here = [name.removeprefix(prefix) for name in present if name.startswith(prefix)]
+        for entry, name in keys.match(there, here).items():
+            elsewhere[prefix + name] = prefix + entry
+    return elsewhere
 
 
-def _name(names: Mapping[nn.Parameter, str], parameter: nn.Parameter, optimizer: Optimizer) -> str:
-    if parameter in names:
-        return names[parameter]
-    raise UsageError(
-        Finding(
-            "optimizer-of-other-model",
-            f"{type(optimizer).__name__} holds a parameter of shape {list(parameter.shape)} that"
-            " belongs to no model",
-            where="session.save(...)",
-            why="a checkpoint names optimizer state after parameters",
-            fix="pass the model with this parameter to session.setup too",
-        )
-    )
-
-
-def load_optimizer(
-    optimizer: Optimizer, number: int, names: Mapping[nn.Parameter, str], state: Mapping[str, Any]
-) -> None:
-    """Load the result of ``of_optimizer``.
-
-    Raises:
-        UsageError: The checkpoint has no such optimizer, or its groups hold other parameters.
-    """
-    prefix = f"optimizer/{number}/"
-    saved = state.get(f"{prefix}groups")
-    if saved is None:
-        raise _other(
-            f"the checkpoint has no optimizer number {number} ({type(optimizer).__name__})"
-        )
-    order = _matching_groups(optimizer, saved, names)
-    flat = (name for group in order for name in group)
-    numbers = {name: place for place, name in enumerate(flat)}
-    values: dict[int, dict[str, Any]] = {
-        numbers[name]: dict(plain) for name, plain in saved["plain"].items() if name in numbers
-    }
-    for key, value in state.items():
-        if key.startswith(prefix) and key != f"{prefix}groups":
-            name, _, kind = key[len(prefix) :].rpartition("/")
-            values.setdefault(numbers[name], {})[kind] = value
-    groups = [
-        {**group, "params": [numbers[name] for name in present]}
-        for group, present in zip(saved["groups"], order, strict=True)
-    ]
-    optimizer.load_state_dict({"state": values, "param_groups": groups})
-
-
-def _matching_groups(
-    optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[nn.Parameter, str]
-) -> list[list[str]]:
-    """Return the names of the parameters in each group of an optimizer.
+def parameter_names(
+    models: Sequence[nn.Module], elsewhere: Mapping[str, str] | None = None
+) -> dict[nn.Parameter, str]:
+    """Return a name for each parameter, unique over all models.
 
     Args:
-        optimizer: The optimizer.
-        saved: The entry ``groups`` of the checkpoint's optimizer.
-        names: Names of parameters.
-
-    Raises:
-        UsageError: The checkpoint's optimizer is of another class, or its groups hold other
-            parameters.
+        models: The user's modules.
+        elsewhere: Result of ``entries_elsewhere``, for the names in a checkpoint.
     """
-    kind = type(optimizer).__name__
-    if saved["kind"] != kind:
-        raise _other(f"the checkpoint is of {saved['kind']}, and the optimizer is {kind}")
-    order = [
-        [_name(names, parameter, optimizer) for parameter in group["params"]]
-        for group in optimizer.param_groups
-    ]
-    in_checkpoint = [group["params"] for group in saved["groups"]]
-    if [sorted(group) for group in order] != [sorted(group) for group in in_checkpoint]:
-        raise _other(
-            f"the groups of {kind} hold other parameters than those in the checkpoint",
-            evidence=(f"now: {_sizes(order)}", f"in the checkpoint: {_sizes(in_checkpoint)}"),
-        )
-    return order
+    names: dict[nn.Parameter, str] = {}
+    for number, model in enumerate(models):
+        prefix = f"{_prefix(number)}/"
+        for own, parameter in model.named_parameters():
+            name = (elsewhere or {}).get(prefix + own, prefix + own).removeprefix(prefix)
+            names[parameter] = name if number == 0 else f"model.{number}.{name}"
+    return names
 
 
 def of_object(value: Any) -> Any:
@@ -424,11 +342,11 @@ def as_tensor(value: Any) -> torch.Tensor:
     return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
 
 
-def from_tensor(tensor: torch.Tensor) -> Any:
-    """Return the object that ``as_tensor`` pickled."""
+def from_tensor(tensor: torch.Tensor, *, trust: bool = False, where: str = "") -> Any:
+    """Return the object that ``as_tensor`` pickled; see ``unpickling.load``."""
     whole = tensor.contiguous()
     memory = ctypes.string_at(whole.data_ptr(), whole.nbytes)  # works without NumPy
-    return torch.load(io.BytesIO(memory), weights_only=False)
+    return unpickling.load(io.BytesIO(memory), trust=trust, where=where)
 
 
 def _rebuilt(value: Any, function: Callable[[Any, Any], Any]) -> Any:
@@ -459,12 +377,6 @@ def _prefix(number: int) -> str:
     return "model" if number == 0 else f"model.{number}"
 
 
-def _sizes(groups: Sequence[Sequence[str]]) -> str:
-    return ", ".join(
-        f"{len(group)} parameters from {group[0] if group else 'nothing'}" for group in groups
-    )
-
-
 def _not_accepted(model: nn.Module, keys: list[str]) -> UsageError:
     return UsageError(
         Finding(
@@ -474,18 +386,5 @@ def _not_accepted(model: nn.Module, keys: list[str]) -> UsageError:
             where="session.restore(...)",
             why="their values would be lost silently",
             fix="the counterpart of its hook: module.register_load_state_dict_pre_hook(...)",
-        )
-    )
-
-
-def _other(what: str, evidence: tuple[str, ...] = ()) -> UsageError:
-    return UsageError(
-        Finding(
-            "checkpoint-other-model",
-            what,
-            where="session.restore(...)",
-            evidence=evidence,
-            why="its momenta would go to the wrong parameters",
-            fix="set up the model and its optimizers as they were when the checkpoint was saved",
         )
     )

@@ -9,16 +9,14 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.serialization import default_restore_location
 
-from paceline.train.checkpoint import division, findings, folder, manifest
+from paceline.train.checkpoint import division, findings, folder, manifest, unpickling
 from paceline.train.checkpoint.manifest import Saved, TensorInfo
 from paceline.train.checkpoint.verification import damages
 
-METADATA = ".metadata"  # DCP's index of the other files
 _CPU = torch.device("cpu")
 
 
@@ -29,10 +27,9 @@ def describe(path: Path) -> Saved:
         RunError: The checkpoint is damaged.
     """
     content = folder.read_manifest(path)
-    # The index is a pickle, so it is not opened unless its checksum is right.
-    if lines := damages(path, content.files, [METADATA]):
+    if lines := damages(path, content.files, [unpickling.INDEX]):
         raise findings.damaged(path, lines).error()
-    entries = FileSystemReader(path).read_metadata().state_dict_metadata
+    entries = unpickling.IndexReader(path).read_metadata().state_dict_metadata
     tensors = {
         name: _info(entry)
         for name, entry in entries.items()
@@ -72,6 +69,7 @@ def read(
     others: Sequence[str],
     *,
     device: torch.device = _CPU,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Read values of a checkpoint; not a collective.
 
@@ -80,13 +78,14 @@ def read(
         into: Tensors to fill, plain or sharded, on any device.
         others: Names of the entries to return.
         device: Target of those tensors inside objects that were on a GPU.
+        trust: Whether objects may be of any class, see ``unpickling.load``.
 
     Returns:
         The entries ``others``: tensors on the CPU, and objects.
     """
     fresh: dict[str, Any] = {name: _empty(saved.tensors.get(name)) for name in others}
-    planner = _Planner({**into, **fresh}, device)
-    reader = FileSystemReader(saved.path)
+    planner = _Planner({**into, **fresh}, device, trust=trust, where=str(saved.path))
+    reader = unpickling.IndexReader(saved.path)
     metadata: Metadata = reader.read_metadata()
     reader.set_up_storage_reader(metadata, is_coordinator=False)
     planner.set_up_planner(planner.state_dict, metadata)
@@ -98,13 +97,18 @@ def read(
 class _Planner(DefaultLoadPlanner):
     """Reads a flat state; loaded objects replace the placeholders under their names."""
 
-    def __init__(self, state: dict[str, Any], device: torch.device) -> None:
+    def __init__(
+        self, state: dict[str, Any], device: torch.device, *, trust: bool, where: str
+    ) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.state_dict = state
         self._device = str(device)
+        self._trust, self._where = trust, where
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        loaded = torch.load(value, map_location=self._place, weights_only=False)
+        loaded = unpickling.load(
+            value, trust=self._trust, where=self._where, map_location=self._place
+        )
         self.state_dict[read_item.dest_index.fqn] = loaded
 
     def _place(self, storage: Any, location: str) -> Any:

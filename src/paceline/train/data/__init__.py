@@ -3,11 +3,15 @@
 from paceline.train.data.arguments import adopted
 from paceline.train.data.array_batches import ArrayBatches
 from paceline.train.data.array_dataset import ArrayDataset, arrays
-from paceline.train.data.batch import parts_of_batch, rebuilt
+from paceline.train.data.batch import parts_of_batch, rebuilt, to_device
 from paceline.train.data.batch_tracker import BatchTracker, not_of_samples
 from paceline.train.data.context import LoaderContext
 from paceline.train.data.counter_random import SampleRandom
-from paceline.train.data.generators import random_state, seed_all, set_random_state
+from paceline.train.data.generators import (
+    device_random_state,
+    seed_device,
+    set_device_random_state,
+)
 from paceline.train.data.iteration import Iteration
 from paceline.train.data.loader import Loader
 from paceline.train.data.order import derive
@@ -29,11 +33,12 @@ __all__ = [
     "adopted",
     "arrays",
     "derive",
+    "device_random_state",
     "in_order",
     "not_of_samples",
     "parts_of_batch",
-    "random_state",
     "rebuilt",
-    "seed_all",
-    "set_random_state",
+    "seed_device",
+    "set_device_random_state",
+    "to_device",
 ]

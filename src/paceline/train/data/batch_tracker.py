@@ -16,19 +16,17 @@ class BatchTracker:
     batch, or by ``break``, which closes the loader's generator at once. An evaluation loop between
     two training batches has therefore ended before the next backward.
 
-    Args:
+    Attributes:
         on_sync: Called with whether the next backward ends its group; None if groups have one
             batch.
-
-    Attributes:
         last: The loop that yielded a batch last.
         is_uneven: Whether a rank was left out of all batches of some loop; known to all ranks.
         is_borrowed: Whether the last backward is of another rank's rows.
         is_again: Whether the last backward was a second one of its batch.
     """
 
-    def __init__(self, on_sync: Callable[[bool], None] | None = None) -> None:
-        self._on_sync = on_sync
+    def __init__(self) -> None:
+        self.on_sync: Callable[[bool], None] | None = None
         self._iterations: list[Iteration] = []
         self._rows: Rows | None = None
         self.last: Iteration | None = None
@@ -82,8 +80,8 @@ class BatchTracker:
     def close(self, iteration: Iteration) -> None:
         """Record that a loop has ended."""
         iteration.live = False
-        if self._on_sync is not None:  # this may be an evaluation between two batches of a group
-            self._on_sync(self._ends_group())
+        if self.on_sync is not None:  # this may be an evaluation between two batches of a group
+            self.on_sync(self._ends_group())
 
     def yields(self, iteration: Iteration, rows: Rows, *, with_grad: bool) -> None:
         """Record that a loop is about to yield a batch."""
@@ -98,8 +96,8 @@ class BatchTracker:
         iteration.num_batches += 1
         iteration.with_grad = with_grad
         self.last = iteration
-        if with_grad and self._on_sync is not None:
-            self._on_sync(self._ends_group())
+        if with_grad and self.on_sync is not None:
+            self.on_sync(self._ends_group())
 
     def _ends_group(self) -> bool:
         """Whether a group ends with the current batches; with several loops, if it ends for one."""
@@ -107,6 +105,12 @@ class BatchTracker:
             loop.rows for loop in self._iterations if loop.live and loop.with_grad and loop.rows
         ]
         return any(rows.ends_group for rows in batches) if batches else True
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a loop that trains has yielded a batch and not ended."""
+        begun = [loop for loop in self._iterations if loop.rows is not None]
+        return any(self.state_of(loop).trains for loop in begun)
 
     def note_collective(self) -> None:
         """Record that the bodies of all live loops run collectives."""

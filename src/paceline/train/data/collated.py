@@ -62,11 +62,12 @@ class Units:
         matter: Whether weights can matter: with several ranks, or with accumulation.
 
     Attributes:
+        matter: The argument.
         is_counted: Whether the collate function returns units beside batches.
     """
 
     def __init__(self, first_of: Callable[[str, str], str], *, matter: bool) -> None:
-        self._first_of, self._matter = first_of, matter
+        self._first_of, self.matter = first_of, matter
         self._usual: dict[str, int] = {}
         self.is_counted = False
 
@@ -80,7 +81,7 @@ class Units:
             only_labels: Tensors or arrays of a dataset whose batches are indexed at once and need
                 no collation.
         """
-        if not self._matter or (only_labels and not any(map(_may_ignore, only_labels))):
+        if not self.matter or (only_labels and not any(map(_may_ignore, only_labels))):
             return collate
         self.is_counted = True
         return Counted(as_it_is if only_labels else collate or default, of_rows=collate is not None)

@@ -39,7 +39,7 @@ class LoaderContext:
         device: Target of batches; on the CPU they are not moved.
         tracker: Records the batches that each loop yields.
         seed: Seed of the order and of the samples' random numbers.
-        accumulate: Batches in a group.
+        accumulate: Returns the number of batches in a group; it changes between loops only.
         cpus: CPUs that the ranks of this node may use.
         at_boundary: Called before the first batch of each group of a loop with autograd, where a
             step is complete. Its arguments are whether the loop begins and whether it trains.
@@ -56,7 +56,7 @@ class LoaderContext:
     device: torch.device
     tracker: BatchTracker
     seed: int = 0
-    accumulate: int = 1
+    accumulate: Callable[[], int] = lambda: 1
     cpus: int = 1
     at_boundary: Callable[[bool, bool], None] = _nothing
     few_rows: Watch | None = None

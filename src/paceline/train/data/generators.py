@@ -63,6 +63,25 @@ def set_random_state(state: dict[str, Any]) -> None:
         np.random.set_state(state["numpy"])
 
 
+def device_random_state(device: torch.device) -> dict[str, Any]:
+    """Return the state of the global generators, with that of the GPU that a rank uses."""
+    cuda = torch.cuda.get_rng_state() if device.type == "cuda" else None
+    return {**random_state(), "cuda": cuda}
+
+
+def set_device_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Set the global generators to a state that ``device_random_state`` returned."""
+    set_random_state(state)
+    if state["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def seed_device(seed: int) -> None:
+    """Seed the global generators, including those of GPUs."""
+    seed_all(seed)
+    torch.cuda.manual_seed_all(seed)  # does nothing without a GPU
+
+
 @contextmanager
 def kept_state() -> Iterator[Fingerprint]:
     """Restore the global random states at the end, as if nothing had been drawn.

@@ -41,6 +41,7 @@ class Loader:
         reason: Why the number of workers was chosen; empty if the user has set it.
         iteration: The last loop over the loader.
         training_loops: Number of training loops over it that have begun.
+        moves: Whether it moves batches to the device; otherwise the caller does.
         takes_any: Whether the caller leaves batches with ``rows`` 0 out of its results. In an
             evaluation whose forward is a collective, a rank without a row then gets another rank's.
     """
@@ -103,10 +104,11 @@ class Loader:
             self._source = StreamBatches(dataset, context, divided, sharded=sharded, **common)
         else:
             self._source = MapBatches(dataset, context, divided, **common)
-        self.takes_any = False
+        self.takes_any, self.moves = False, True
         self.iteration: Iteration | None = None
         self.training_loops = 0
         self._position = Position(0, 0)
+        self._length = 0  # samples of the epoch in which the position is, by the checkpoint
         self._with_grad: Iteration | None = None  # the last loop that began with autograd enabled
         self._is_few = False  # whether this rank has one row or none of the last batch
         self._runs_collectives = False  # whether the body of a loop over it has run collectives
@@ -147,6 +149,8 @@ class Loader:
         # An evaluation of data that a training run will resume with sees all of it, and does not
         # change the position.
         resumes = done > 0 and torch.is_grad_enabled()
+        if resumes:
+            self._check_length(done)
         start = done if resumes else 0
         previous = self._with_grad
         shard, batches = self._source.begin(epoch, start)
@@ -161,8 +165,9 @@ class Loader:
             end=start,
         )
         self._tracker.open(self.iteration)
-        on_device = moved(batches, self._context.device)
-        return self.iteration, self._source.finished(epoch, on_device)
+        if self.moves:
+            batches = moved(batches, self._context.device)
+        return self.iteration, self._source.finished(epoch, batches)
 
     def _before_batch(self, iteration: Iteration, *, with_grad: bool) -> None:
         """Record that a loop fetches its next batch, and act if all ranks are at a boundary."""
@@ -242,10 +247,10 @@ class Loader:
     def _note_few(self, rows: Rows | None) -> None:
         """Begin or end the watch of a batch with one row or none on this rank."""
         was_few = self._is_few
-        has_other_ranks = self._context.world.world_size > 1
-        self._is_few = rows is not None and rows.of_rank < 2 and has_other_ranks
+        self._is_few = rows is not None and rows.of_rank < 2
         watch = self._context.few_rows
-        if watch is None:
+        is_alone = self._context.world.world_size == 1
+        if watch is None or (is_alone and was_few and self._is_few):  # the hooks are there
             return
         if self._is_few:
             watch.watch(rows, self._advice())
@@ -280,7 +285,7 @@ class Loader:
 
     def describe(self) -> str:
         """Return the choices that the script did not make, one line to print; empty without any."""
-        ranks, groups = self._context.world.world_size, self._context.accumulate
+        ranks, groups = self._context.world.world_size, self._context.accumulate()
         size = self.batch_size
         per_rank = f"{size // ranks}" + (f" to {size // ranks + 1}" if size % ranks else "")
         parts = []
@@ -311,26 +316,58 @@ class Loader:
         if self._with_grad is not None and self.under_way:
             epoch = self._with_grad.epoch
             done = self._with_grad.done() if self._source.has_position else done
-        return {"epoch": epoch, "done": done, "length": self._source.num_samples}
+            return {"epoch": epoch, "done": done, "length": self._source.num_samples}
+        length = self._length if done else self._source.num_samples
+        return {"epoch": epoch, "done": done, "length": length}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue from the position of a checkpoint.
 
-        Raises:
-            UsageError: The position is in the middle of an epoch with another number of samples.
+        In the middle of an epoch it needs the data of then. That is checked when a loop continues
+        it: until then another loader may take this one's place.
         """
-        if state["done"] and state["length"] != self._source.num_samples:
+        self._position, self._length = Position(state["epoch"], state["done"]), state["length"]
+
+    def take_place_of(self, former: Loader) -> None:
+        """Continue with the next epoch of another loader, or with the rest of a restored one.
+
+        Raises:
+            UsageError: A loop over the other loader has not ended.
+        """
+        if former.iteration is not None and former.iteration.live:
             raise UsageError(
                 Finding(
-                    "data-changed",
-                    f"the checkpoint was made after {state['done']} of {state['length']} samples of"
-                    f" an epoch, and this dataset has {self._source.num_samples}",
-                    where="session.restore(...)",
-                    why="the remaining samples would differ from those that remained then",
-                    fix=(
-                        "train on the same data, or restore a checkpoint that was saved at the end"
-                        " of an epoch"
-                    ),
+                    "option-contradicted",
+                    "a loop over the loader that is replaced has not ended",
+                    where="session.loader(..., instead_of=...)",
+                    fix="replace it before the loop over it, at the start of an epoch",
                 )
             )
-        self._position = Position(state["epoch"], state["done"])
+        former.release()
+        self._position, self._length, self._with_grad, self.training_loops = former.past()
+
+    def past(self) -> tuple[Position, int, Iteration | None, int]:
+        """Return what a loader in its place continues with: position and training loops."""
+        return self._position, self._length, self._with_grad, self.training_loops
+
+    def _check_length(self, done: int) -> None:
+        """Refuse to continue in the middle of an epoch that had another number of samples.
+
+        Raises:
+            UsageError: The number differs.
+        """
+        if self._length == self._source.num_samples:
+            return
+        raise UsageError(
+            Finding(
+                "data-changed",
+                f"the checkpoint was made after {done} of {self._length} samples of an epoch, and"
+                f" this dataset has {self._source.num_samples}",
+                where="session.restore(...)",
+                why="the remaining samples would differ from those that remained then",
+                fix=(
+                    "train on the same data, or restore a checkpoint that was saved at the end of"
+                    " an epoch"
+                ),
+            )
+        )

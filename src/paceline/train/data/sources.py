@@ -67,9 +67,7 @@ class Source:
         self._dataset, self._context, self._divided = dataset, context, divided
         self._likeness = likeness
         self._collate = None if collate is default_collate else collate
-        self._units = Units(
-            context.first_of, matter=context.world.world_size > 1 or context.accumulate > 1
-        )
+        self._units = Units(context.first_of, matter=self._weights_matter())
         self._torch_loader: DataLoader[Any]
         self._state_of_dataset: Any = None  # when the workers were started
 
@@ -91,8 +89,19 @@ class Source:
         """
         if callable(getattr(self._dataset, "set_epoch", None)):
             self._dataset.set_epoch(epoch)
+        if self._weights_matter() and not self._units.matter:  # batches are accumulated from now on
+            self.release()
+            self._units.matter = True
+            self._open()
         self._restart_workers_if_changed()
         return self._begin(epoch, start)
+
+    def _weights_matter(self) -> bool:
+        return self._context.world.world_size > 1 or self._context.accumulate() > 1
+
+    def _open(self) -> None:
+        """Make torch's DataLoader of what reads the dataset."""
+        raise NotImplementedError
 
     def _begin(self, epoch: int, start: int) -> tuple[ShardOf, Iterator[Served]]:
         raise NotImplementedError
@@ -181,15 +190,19 @@ class MapBatches(Source):
         self._draws = Draws(divided.sampler, context.seed)
         self._requests = _Requests()
         self._arrays = self._array_reader()
+        self._settings = settings
+        self._open()
+
+    def _open(self) -> None:
         reader, columns = self._whole_batches()
         is_stacked = reader is not None and self._collate is None
         collate = self._units.counted(self._collate, only_labels=columns if is_stacked else ())
         usual = as_it_is if is_stacked else default
         self._torch_loader = self._fetch(
-            Samples(dataset, seed=context.seed, reader=reader),
-            settings,
+            Samples(self._dataset, seed=self._context.seed, reader=reader),
+            self._settings,
             batch_sampler=cast(Any, self._requests),
-            collate_fn=self._packing(collate or usual, settings),
+            collate_fn=self._packing(collate or usual, self._settings),
         )
 
     def _array_reader(self) -> ArrayReader | None:
@@ -236,7 +249,7 @@ class MapBatches(Source):
     def _begin(self, epoch: int, start: int) -> tuple[ShardOf, Iterator[Served]]:
         world = self._context.world
         order, batches = self._order(epoch, start)
-        shard = Shard(batches, world.rank, world.world_size, self._context.accumulate)
+        shard = Shard(batches, world.rank, world.world_size, self._context.accumulate())
         self._requests.begin(epoch, order, shard)
         # The DataLoader comes first in zip, so that its iterator sees its end and releases its
         # workers.
@@ -312,9 +325,14 @@ class StreamBatches(Source):
             check_stream(dataset)
             check_library(dataset, world_size=context.world.world_size)
         self.has_position = not sharded
-        self._stream = self._stream_of_own() if sharded else self._whole_stream()
+        self._settings = settings
+        self._open()
+
+    def _open(self) -> None:
+        self._stream = self._whole_stream() if self.has_position else self._stream_of_own()
+        collate = self._packing(as_it_is, self._settings)
         self._torch_loader = self._fetch(
-            self._stream, settings, batch_size=None, collate_fn=self._packing(as_it_is, settings)
+            self._stream, self._settings, batch_size=None, collate_fn=collate
         )
 
     def __len__(self) -> int:
@@ -380,5 +398,5 @@ class StreamBatches(Source):
             yield self._served(piece._replace(of_batch=total, is_last=is_last), number)
 
     def _served(self, piece: Piece, number: int) -> Served:
-        rows = whole_rows(piece, number, self._context.accumulate)
+        rows = whole_rows(piece, number, self._context.accumulate())
         return rows, piece.batch, self._units.see(piece.unit, rows.of_rank)

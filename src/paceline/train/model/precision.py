@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils import _pytree as tree
 
 from paceline.errors import Finding, SetupError, UsageError, closest
+from paceline.machine.compiled import left_alone, not_compiled
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 
@@ -100,13 +101,32 @@ def attach(model: nn.Module, precision: Precision, device: torch.device) -> None
     _detach(model)
     if precision.stored is not None:
         model.to(precision.stored)
-        model.register_forward_pre_hook(_cast_inputs(precision.stored), with_kwargs=True)
+        model.register_forward_pre_hook(_Hook(_cast_inputs(precision.stored)), with_kwargs=True)
     if precision.computed is not None:
         _autocast_forward(model, lambda: autocast(precision, device))
-    if precision.name not in ("32-true", "64-true"):
-        model.register_forward_hook(
-            lambda _module, _args, output: cast_floats(output, torch.float32)
-        )
+    if precision.stored == torch.bfloat16:
+        model.register_forward_hook(_Hook(_cast_output))
+
+
+class _Hook:
+    """A hook of ours: a copy of a module has it too, a pickled module has not.
+
+    So a file of ``torch.save(model)`` needs no paceline to be read, and has the user's module.
+    """
+
+    def __init__(self, act: Callable[..., Any]) -> None:
+        self._act = act
+
+    @left_alone
+    def __call__(self, *args: Any) -> Any:
+        return self._act(*args)
+
+    def __deepcopy__(self, _: Any) -> _Hook:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle a function of Python's library that takes any arguments and returns None."""
+        return getattr, (nullcontext(), "__exit__")
 
 
 def _detach(model: nn.Module) -> None:
@@ -124,7 +144,7 @@ def _detach(model: nn.Module) -> None:
 
 
 def _is_own(hook: Any) -> bool:
-    return getattr(hook, "__module__", None) == __name__
+    return isinstance(hook, _Hook)
 
 
 def cast_floats(values: Any, dtype: torch.dtype) -> Any:
@@ -143,18 +163,27 @@ def _cast_inputs(dtype: torch.dtype) -> Callable[..., Any]:
     return cast_inputs
 
 
+def _cast_output(_module: nn.Module, _args: Any, output: Any) -> Any:
+    return cast_floats(output, torch.float32)
+
+
 def _autocast_forward(model: nn.Module, context: Callable[[], AbstractContextManager[Any]]) -> None:
     entered: list[AbstractContextManager[Any]] = []  # a stack, because a module may call itself
 
+    # Dynamo cannot trace an __exit__ that is called by name: it compiled these two again in every
+    # step, until its limit. Between them it compiles forward as a whole.
+    @not_compiled
     def enter(*_: Any) -> None:
         entered.append(context())
         entered[-1].__enter__()
 
-    def leave(*_: Any) -> None:
+    @not_compiled
+    def leave(_module: nn.Module, _args: Any, output: Any) -> Any:
         entered.pop().__exit__(None, None, None)
+        return cast_floats(output, torch.float32)
 
-    model.register_forward_pre_hook(enter)
-    model.register_forward_hook(leave, always_call=True)  # even if forward raises
+    model.register_forward_pre_hook(_Hook(enter))
+    model.register_forward_hook(_Hook(leave), always_call=True)  # even if forward raises
 
 
 class LossScale:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
@@ -14,14 +13,14 @@ from paceline.train import logging
 from paceline.train.checkpoint import Checkpoints
 
 
-def finish(checkpoints: Checkpoints, loggers: Sequence[logging.Logger]) -> None:
+def finish(checkpoints: Checkpoints, loggers: logging.Loggers | None) -> None:
     """Finish the pending writes of a script that succeeded; exit with status 1 if one fails."""
     if hasattr(sys, "last_type"):
         return
     try:
         checkpoints.close()
-        for logger in loggers:
-            logger.close()
+        if loggers is not None:
+            loggers.close()
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         if isinstance(error, PacelineError):

@@ -10,14 +10,17 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from paceline.errors import Finding, UsageError
 from paceline.train import runtime
 from paceline.train.data import BatchTracker, Rows, not_of_samples
-from paceline.train.model import local_sgd
+from paceline.train.model import keys, local_sgd, parallel
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
+from paceline.train.session import averaging, checks, weights
 from paceline.train.session.accumulation import Group, Part
+from paceline.train.session.copies import Copies
 from paceline.train.session.few_rows import BATCH_NORMS, FewRows
 from paceline.train.session.forwards import ForwardTracker, not_averaged
 from paceline.train.session.local_steps import LocalSteps
@@ -68,15 +71,14 @@ class Gradients:
         accumulate: int,
         say: Callable[[str], None],
     ) -> None:
-        _check_together(precision, strategy)
+        checks.check_together(precision, strategy)
         self.models: list[nn.Module] = []
         self.optimizers: list[Optimizer] = []
         self.scale = precisions.LossScale(device, world.world_size) if precision.scaled else None
         self.steps = 0
         self._world_size, self.device = world.world_size, device
-        self._precision, self._strategy, self._accumulate = precision, strategy, accumulate
-        self._say = say
-        self.tracker = BatchTracker(self._sync if accumulate > 1 and world.world_size > 1 else None)
+        self._precision, self._strategy, self._say = precision, strategy, say
+        self.tracker = BatchTracker()
         self.few_rows = FewRows(self.models, self.forward_is_collective, rank=world.rank)
         self._group = Group(
             world.world_size, accumulate, lambda weight: float(runtime.sum_over_ranks(weight))
@@ -89,25 +91,37 @@ class Gradients:
         self._frozen: dict[nn.Parameter, str] = {}  # names of parameters frozen at setup
         self._forwards = ForwardTracker()
         self._outside = OutsideBackward()
+        self._copies = Copies()
         self._num_losses = 0  # losses inspected so far
         self._without_graph: set[DistributedDataParallel] = set()  # DDP has no static graph yet
         self._shards: dict[nn.Parameter, nn.Parameter] = {}  # parameter to its shard, with fsdp
+        self.accumulate = accumulate
+
+    @property
+    def accumulate(self) -> int:
+        """Batches in a step."""
+        return self._group.accumulate
+
+    @accumulate.setter
+    def accumulate(self, accumulate: int) -> None:
+        checks.check_accumulate(accumulate)
+        is_in_group = self._group.num_batches > 0 and not self.tracker.has_left_group
+        if accumulate != self._group.accumulate and (self.tracker.is_training or is_in_group):
+            raise checks.inside_a_loop()
+        self._group.accumulate = accumulate
+        self._num_losses = 0  # a loss that is right alone may be wrong beside others
+        is_alone = accumulate == 1 or self._world_size == 1
+        self.tracker.on_sync = None if is_alone else self._sync
+        self._sync(accumulate == 1)
 
     def setup(self, model: nn.Module, optimizers: tuple[Optimizer, ...]) -> nn.Module:
         """Move a model to the device, set its precision and make it parallel; return it."""
-        _check_kinds(model, optimizers)
-        if isinstance(model, DistributedDataParallel):
-            raise UsageError(
-                Finding(
-                    "option-contradicted",
-                    "the model is a DistributedDataParallel already",
-                    where="session.setup(model)",
-                    fix="session.setup(model.module)",
-                )
-            )
+        checks.check_kinds(model, optimizers)
+        checks.check_is_plain(model)
         model.to(self.device)
         local_sgd.release(model)
         precisions.attach(model, self._precision, self.device)
+        keys.accept_wrapped(model)
         self._parameters.update(dict.fromkeys(model.parameters()))
         for optimizer in optimizers:
             strategies.replace_parameters(optimizer, self._shards)  # of models sharded earlier
@@ -124,8 +138,7 @@ class Gradients:
 
     def backward(self, loss: torch.Tensor, weight: float | None) -> bool:
         """Compute gradients; return whether the step's gradients are complete."""
-        if loss.numel() != 1:
-            raise _not_a_scalar(loss)
+        checks.require_loss(loss)
         part, rows = self._place_in_group(loss, weight)
         if part.ends_group and self._forwards.models and not self._forwards:
             raise not_averaged()
@@ -142,8 +155,8 @@ class Gradients:
             else:
                 with self._zeroed(loss):
                     self._run_backward(loss, gradient, part.ends_group)
-        if rows is None and self._accumulate > 1:  # no loader determines the next batch's place
-            self._sync(self._group.num_batches + 1 >= self._accumulate)
+        if rows is None and self.accumulate > 1:  # no loader determines the next batch's place
+            self._sync(self._group.num_batches + 1 >= self.accumulate)
         if part.ends_group:
             self._complete()
         return part.ends_group
@@ -186,7 +199,7 @@ class Gradients:
                 batches.
         """
         self._num_losses += 1
-        is_alone = self._world_size == 1 and self._accumulate == 1
+        is_alone = self._world_size == 1 and self.accumulate == 1
         if function := function_that_sums(loss, num_rows):
             if not is_alone:
                 raise loss_is_a_sum(function)
@@ -264,6 +277,47 @@ class Gradients:
         if self.local is not None:
             self.local.exchange_if_due()
 
+    def module_of(self, model: nn.Module | None) -> nn.Module:
+        """Return a module that was set up; the only one if None.
+
+        Raises:
+            UsageError: There are several, or none, or the module was not set up.
+        """
+        where = "session.load(FILE, model)"
+        if model is not None:
+            checks.check_is_set_up(model, self.models, where=where)
+            return model
+        if len(self.models) != 1:
+            raise checks.which_model(len(self.models), where=where)
+        return self.models[0]
+
+    def load(self, model: nn.Module, state: dict[str, torch.Tensor]) -> None:
+        """Load weights into a module that was set up; a collective."""
+        weights.load(model, state)
+        if self._world_size > 1 and isinstance(self._strategy, strategies.DDP):
+            # Files at the same path on different nodes may differ.
+            runtime.copy_from_main([*model.parameters(), *model.buffers()])
+
+    def average(self, model: nn.Module, decay: float) -> AveragedModel:
+        """Return the moving average of a module that was set up; updated after each step.
+
+        Raises:
+            UsageError: The module was not set up, or the strategy is not ddp.
+        """
+        checks.check_is_set_up(model, self.models, where="session.average(model, decay=...)")
+        if not isinstance(self._strategy, strategies.DDP) and self._world_size > 1:
+            raise averaging.not_whole(type(self._strategy).__name__)
+        return averaging.average(model, decay, self.optimizers, say=self._say)
+
+    def check_steps_together(self) -> None:
+        """Refuse gradients between ranks that train apart.
+
+        Raises:
+            UsageError: The strategy is local SGD.
+        """
+        if self.local is not None:
+            raise checks.trained_apart()
+
     def begin_collective(self) -> None:
         """Prepare for a collective of the script, for which all ranks must be at the same place."""
         self.exchange_if_due()
@@ -291,7 +345,7 @@ class Gradients:
         # After an all-reduce all ranks hold the same gradients. Shards differ between ranks, and so
         # do another model's gradients that are still being accumulated.
         is_ddp = isinstance(self._strategy, strategies.DDP)
-        is_all_reduced = is_ddp and (len(self._forwards.models) == 1 or self._accumulate == 1)
+        is_all_reduced = is_ddp and (len(self._forwards.models) == 1 or self.accumulate == 1)
         if is_all_reduced or self._world_size == 1:
             return bad
         return bool(runtime.maxima([bad])[0])
@@ -319,12 +373,17 @@ class Gradients:
             ready = self._shard(model, self._strategy, optimizers)
         else:
             assert isinstance(self._strategy, strategies.DDP)
-            ready = replica = strategies.replicate(model, self._strategy)
+            replica = strategies.replicate(model, self._strategy)
+            ready = parallel.wrap(replica, self._copies.watch)
+            if hasattr(model, "module"):
+                self._say(
+                    f"model.module is the {type(model).__name__} on several ranks, as of every"
+                    " DistributedDataParallel; its own attribute: model.module.module"
+                )
             self._forwards.watch(replica)
-            if self._accumulate > 1:
-                replica.require_backward_grad_sync = self._strategy.static_graph
-                if self._strategy.static_graph:
-                    self._without_graph.add(replica)
+            if self._strategy.static_graph:
+                self._without_graph.add(replica)
+            replica.require_backward_grad_sync = self.accumulate == 1 or self._strategy.static_graph
             self._note_frozen(model)
         self._buffered += [
             module for module in model.modules() if any(True for _ in module.buffers(recurse=False))
@@ -335,7 +394,7 @@ class Gradients:
         self, model: nn.Module, optimizers: tuple[Optimizer, ...], local: LocalSteps
     ) -> None:
         strategies.check_whole(model)
-        _check_steps(optimizers)
+        checks.check_steps(optimizers)
         if self._world_size > 1:
             self._say_limits(model)
         self._note_frozen(model)
@@ -406,94 +465,3 @@ def _leaves(loss: torch.Tensor) -> dict[torch.Tensor, None]:
         if node.name() == "torch::autograd::AccumulateGrad":
             leaves[node.variable] = None
     return leaves
-
-
-def _check_kinds(model: Any, optimizers: tuple[Any, ...]) -> None:
-    misfits = [value for value in optimizers if not isinstance(value, Optimizer)]
-    if isinstance(model, nn.Module) and not misfits:
-        return
-    misfit, role = (misfits[0], "an optimizer") if misfits else (model, "the model")
-    if isinstance(misfit, type):
-        what = f"a {misfit.__name__} that was not called"
-    else:
-        what = f"a {type(misfit).__name__}"
-    raise UsageError(
-        Finding(
-            "option-invalid",
-            f"session.setup got {what} as {role}",
-            where="session.setup(model, optimizer)",
-            fix=(
-                "session.setup(model, torch.optim.AdamW(model.parameters())); a scheduler goes to"
-                " session.register"
-            ),
-        )
-    )
-
-
-def _check_together(precision: precisions.Precision, strategy: strategies.Strategy) -> None:
-    if isinstance(strategy, local_sgd.LocalSGD) and precision.scaled:
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                f"{precision.name} skips a step on all ranks where a gradient overflows on one,"
-                " and the ranks of local SGD step apart",
-                where=f'Session(precision="{precision.name}", strategy=LocalSGD(...))',
-                fix='Session(precision="bf16-mixed")',
-            )
-        )
-    is_powersgd = isinstance(strategy, strategies.DDP) and strategy.comm_hook == "powersgd"
-    if not (is_powersgd and precision.scaled):
-        return
-    raise UsageError(
-        Finding(
-            "option-contradicted",
-            "powersgd adds what it left unsent to the next step, and the loss scale of"
-            f" {precision.name} has changed then",
-            where=f'Session(precision="{precision.name}", strategy=DDP(comm_hook="powersgd"))',
-            fix='Session(precision="bf16-mixed"), or DDP(comm_hook="fp16")',
-        )
-    )
-
-
-def _check_steps(optimizers: tuple[Optimizer, ...]) -> None:
-    """Refuse an optimizer that makes several backwards a step, each rank as many as it likes."""
-    if not any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
-        return
-    raise UsageError(
-        Finding(
-            "option-contradicted",
-            "LBFGS decides by the loss how many backwards a step has, and ranks that train apart"
-            " have other losses",
-            where="session.setup(model, optimizer)",
-            why="their exchanges would not be at the same step",
-            fix='strategy="ddp", or an optimizer with one backward a step, such as AdamW',
-        )
-    )
-
-
-def _not_a_scalar(loss: torch.Tensor) -> UsageError:
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"the loss has shape {list(loss.shape)}, and one number is needed",
-            where="session.backward(loss)",
-            fix="session.backward(loss.mean())",
-        )
-    )
-
-
-def check_accumulate(accumulate: int) -> None:
-    """Refuse a value that is not a positive number of batches.
-
-    Raises:
-        UsageError: The value is not a positive int.
-    """
-    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"accumulate={accumulate!r} is not a positive int",
-                where="Session(accumulate=...)",
-                fix="Session(accumulate=4): gradients of four batches make one step",
-            )
-        )

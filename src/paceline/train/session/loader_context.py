@@ -20,7 +20,6 @@ def loader_context(
     *,
     world: World,
     seed: int,
-    accumulate: int,
 ) -> LoaderContext:
     """Return the context for a new loader."""
     return LoaderContext(
@@ -28,7 +27,7 @@ def loader_context(
         device=gradients.device,
         tracker=gradients.tracker,
         seed=seed,
-        accumulate=accumulate,
+        accumulate=lambda: gradients.accumulate,
         cpus=cpus.of_ranks(world, granted=env.read(env.CPUS_PER_TASK) or ""),
         at_boundary=at_boundary,
         few_rows=gradients.few_rows,

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from paceline.errors import Finding, UsageError
 from paceline.train import runtime
-from paceline.train.checkpoint import Saved, portable
+from paceline.train.checkpoint import Saved, optimizer_state, portable
 from paceline.train.model.local_sgd import LocalSGD, OuterModel
 from paceline.world import World
 
@@ -92,7 +92,7 @@ class LocalSteps:
                 own[_own(number, name)] = value.detach()
         names = portable.parameter_names(models)
         for number, optimizer in enumerate(optimizers):
-            own |= portable.of_optimizer(optimizer, number, names)
+            own |= optimizer_state.of_optimizer(optimizer, number, names)
         own[_OWN] = {"num_steps": self._num_steps, "registered": dict(registered)}
         return entries | portable.of_rank(own, self._world.rank)
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.errors import Finding, UsageError
+from paceline.train.session import copies
 
 
 class OutsideBackward:
@@ -111,7 +112,8 @@ class _Watch:
 
 
 def _take_off(parameter: torch.Tensor) -> None:
-    """Remove the hook of an earlier session, which does not see the backward of this one."""
+    """Remove the hooks of an earlier session, which does not see the backward of this one."""
+    copies.forget(parameter)
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
     for number in [number for number, hook in hooks.items() if isinstance(hook, _Watch)]:
         del hooks[number]

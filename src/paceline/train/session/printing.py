@@ -14,15 +14,18 @@ class MainPrinter:
 
     Args:
         is_main: Whether this is rank 0.
+
+    Attributes:
+        is_main: Whether this is rank 0.
     """
 
     def __init__(self, *, is_main: bool) -> None:
-        self._is_main = is_main
+        self.is_main = is_main
         self._printed: set[str] = set()
 
     def say(self, text: str) -> None:
         """Print a line."""
-        if self._is_main:
+        if self.is_main:
             terminal.say(text)
 
     def say_once(self, text: str) -> None:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import operator
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +18,16 @@ from paceline import env
 from paceline.errors import EXIT_UNFINISHED, Finding, Notice, UsageError
 from paceline.train import runtime
 from paceline.train.checkpoint import Checkpoints, Saved, portable
-from paceline.train.data import Loader, derive, random_state, seed_all, set_random_state
+from paceline.train.data import (
+    Loader,
+    derive,
+    device_random_state,
+    seed_device,
+    set_device_random_state,
+)
 from paceline.train.session import local_steps, restoring
 from paceline.train.session.gradients import Gradients
+from paceline.train.session.periodic import Periodic
 from paceline.train.session.run_folder import Place
 from paceline.train.session.stopping import Stop
 from paceline.world import World
@@ -58,7 +65,10 @@ class Progress:
         reseed: int | None,
     ) -> None:
         self.has_restored = False
-        self.stop = Stop(runtime.maxima, alone=world.world_size == 1)
+        self._periodic = Periodic()
+        self.stop = Stop(
+            runtime.maxima, alone=world.world_size == 1, is_late=self._periodic.is_late
+        )
         self._world, self._device, self._seed = world, device, seed
         self._gradients, self._checkpoints, self._say = gradients, checkpoints, say
         self._reseed, self._place = reseed, place
@@ -68,22 +78,32 @@ class Progress:
         # for seconds.
         self._loaders: list[weakref.ref[Loader]] = []
         self._registered: dict[str, Any] = {}
+        self._num_averages = 0
         self._waiting: dict[str, Any] = {}  # restored state of loaders and objects not yet made
         self._rates: dict[int, list[float]] = {}  # restored learning rates, by the optimizer's id
-        # The script's options of save; nothing is deleted before its first call.
-        self._keeping: dict[str, Any] = {"mode": "max", "keep_last": sys.maxsize, "keep_best": 0}
+        # The script's options of save; before its first call nothing of its is deleted.
+        self._keeping: dict[str, Any] | None = None
         self._loops = self._epoch = 0  # calls of epochs(); current epoch of the last one
         self._in_epoch = False
         self._before = (0, 0)  # training loops over loaders and steps, counted before this epoch
         self._resume_at = (0, 0)  # which call of epochs() to resume, and its epoch
 
-    def add_loader(self, loader: Loader) -> None:
+    def add_loader(self, loader: Loader, *, instead_of: Loader | None = None) -> None:
         """Track a loader's position; set it if a checkpoint holds one.
+
+        Args:
+            loader: The loader.
+            instead_of: A loader whose place it takes; None for a place of its own.
 
         Raises:
             UsageError: The loader shuffles and is made in every epoch, so its order would not
-                change.
+                change; or the place to take is not that of a loader of this session.
         """
+        if instead_of is not None:
+            number = self._number_of(instead_of)
+            loader.take_place_of(instead_of)
+            self._loaders[number] = weakref.ref(loader)
+            return
         if self._in_epoch and loader.shuffles:
             raise UsageError(
                 Finding(
@@ -91,7 +111,10 @@ class Progress:
                     "a loader that shuffles is made inside the epoch",
                     where="session.loader(..., shuffle=True) in the body of session.epochs(...)",
                     why="its own first epoch is all that it ever serves, in one and the same order",
-                    fix="make it before the loop over epochs: it reshuffles automatically",
+                    fix=(
+                        "make it before the loop over epochs: it reshuffles automatically; for"
+                        " other data in each epoch: session.loader(..., instead_of=before)"
+                    ),
                 )
             )
         if self._in_epoch:
@@ -123,6 +146,11 @@ class Progress:
         self._registered[name] = value
         if self._load_waiting(f"registered/{name}", value):
             self._restore_rates(value)
+
+    def register_average(self, averaged: Any) -> None:
+        """Track the state of an average, under a name that no script uses."""
+        self._num_averages += 1
+        self.register(f"average/{self._num_averages}", averaged)
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield epochs, beginning with the current one."""
@@ -156,14 +184,27 @@ class Progress:
         self._keeping = keeping
         self._write(metric=metric, wait=wait)
 
-    def restore(self, which: str | os.PathLike[str], *, damaged: str | None) -> bool:
+    def save_every(self, *, steps: int | None, minutes: float | None, keep_last: int) -> None:
+        """Save checkpoints at boundaries from now on."""
+        self._periodic.begin(
+            steps=steps, minutes=minutes, keep_last=keep_last, step=self._gradients.steps
+        )
+        self._use_checkpoints()
+
+    def restore(self, which: str | os.PathLike[str], *, damaged: str | None, trust: bool) -> bool:
         """Resume from a checkpoint; return whether there is one."""
         damaged = restoring.read_damaged(damaged or env.read(env.DAMAGED))
         self._use_checkpoints()
         if which == restoring.LATEST:
             self._place.look()
+        # The run folder is this run's own; a path may be of anybody.
+        trust = trust or which in (restoring.LATEST, restoring.BEST)
         checkpoint = restoring.find_intact(
-            self._checkpoints, which, damaged, load=self._load, inform=self._place.inform
+            self._checkpoints,
+            which,
+            damaged,
+            load=partial(self._load, trust=trust),
+            inform=self._place.inform,
         )
         if checkpoint is None:
             self._place.say_what_is_beside()
@@ -177,6 +218,7 @@ class Progress:
         is_same_world = state["world_size"] == self._world.world_size and is_own
         self._restore_own(state["session"] | local_steps.registered_of(state["own"]))
         self._restore_random(state["random"] if is_same_world else None)
+        self._periodic.note_saved(self._gradients.steps)
         self._say(restoring.describe(saved, which))
         if self._gradients.local is not None:
             lost = self._gradients.local.load(
@@ -186,7 +228,7 @@ class Progress:
                 self._say(local_steps.describe_lost(lost, saved.world_size))
         return True
 
-    def _load(self, saved: Saved) -> dict[str, Any]:
+    def _load(self, saved: Saved, *, trust: bool) -> dict[str, Any]:
         from_rank = local_steps.choose_source(
             saved,
             rank=self._world.rank,
@@ -199,6 +241,7 @@ class Progress:
             self._gradients.models,
             self._gradients.optimizers,
             from_rank,
+            trust=trust,
         )
         return {**state, "from_rank": from_rank}
 
@@ -231,8 +274,12 @@ class Progress:
             self._reseed = None
         self._gradients.drop_unfinished()
         self._gradients.exchange_if_due()
-        if is_of_training and self.stop.agreed():
+        if not is_of_training:
+            return
+        if self.stop.agreed():
             self.leave()
+        if self._periodic.is_due(self._gradients.steps, is_late=self.stop.saves_now):
+            self._write(metric=None, wait=False)
 
     def leave(self) -> None:
         """Save a checkpoint and end the script, on all ranks."""
@@ -251,8 +298,9 @@ class Progress:
             epoch=self._epoch,
             metric=metric,
             wait=wait,
-            **self._keeping,
+            **(self._keeping or self._periodic.keeping()),
         )
+        self._periodic.note_saved(self._gradients.steps)
 
     def _state(self) -> dict[str, Any]:
         scale = self._gradients.scale
@@ -270,8 +318,7 @@ class Progress:
                 for name, value in self._registered.items()
             },
         }
-        cuda = torch.cuda.get_rng_state() if self._device.type == "cuda" else None
-        random = {**random_state(), "cuda": cuda}
+        random = device_random_state(self._device)
         models, optimizers = self._gradients.models, self._gradients.optimizers
         local, rank = self._gradients.local, self._world.rank
         if local is None:
@@ -290,6 +337,19 @@ class Progress:
             for number, reference in enumerate(self._loaders)
             if (loader := reference()) is not None
         }
+
+    def _number_of(self, loader: Loader) -> int:
+        for number, other in self._loaders_alive().items():
+            if other is loader:
+                return number
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                "instead_of is not a loader that has a position in this session's checkpoints",
+                where="session.loader(..., instead_of=...)",
+                fix="the loader made before the loop over epochs, or in its place",
+            )
+        )
 
     def _is_epoch_done(self) -> bool:
         """Whether a run that resumes from here begins with the next epoch.
@@ -338,9 +398,7 @@ class Progress:
         if random is None:  # another number of ranks: new seeds, the same each time
             seed_device(derive("resumed", self._seed, self._gradients.steps, self._world.rank))
             return
-        set_random_state(random)
-        if random["cuda"] is not None and self._device.type == "cuda":
-            torch.cuda.set_rng_state(random["cuda"])
+        set_device_random_state(random, self._device)
 
 
 def _rates_of(optimizer: Optimizer) -> list[float]:
@@ -360,9 +418,3 @@ def read_seed(seed: Any) -> int:
         raise UsageError(
             Finding("option-invalid", what, where="Session(seed=...)", fix="Session(seed=0)")
         ) from None
-
-
-def seed_device(seed: int) -> None:
-    """Seed the global generators, including those of GPUs."""
-    seed_all(seed)
-    torch.cuda.manual_seed_all(seed)  # does nothing without a GPU

@@ -3,47 +3,45 @@
 from __future__ import annotations
 
 import atexit
-import builtins
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline import env, world
+from paceline.machine import own_world
 from paceline.rundir.files import RunDir
 from paceline.train import logging, runtime
 from paceline.train.checkpoint import Checkpoints
-from paceline.train.data import Loader, adopted, derive
-from paceline.train.model import activations
+from paceline.train.data import Loader, adopted, derive, seed_device
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
-from paceline.train.session import ending, scaling, together
-from paceline.train.session.gradients import Gradients, check_accumulate
+from paceline.train.session import ending, scaling
+from paceline.train.session.checks import check_accumulate, check_names
+from paceline.train.session.gradients import Gradients
 from paceline.train.session.loader_context import loader_context
+from paceline.train.session.models import SessionModels
 from paceline.train.session.printing import MainPrinter, describe_world
-from paceline.train.session.progress import Progress, read_seed, seed_device
+from paceline.train.session.progress import Progress, read_seed
 from paceline.train.session.run_folder import Place
 
-T = TypeVar("T")
 Module = TypeVar("Module", bound=nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 
-class Session:
+class Session(SessionModels):
     """Data-parallel training in which the number of processes is not a hyperparameter.
 
-    The same script runs without a launcher (a world of one), and under ``paceline run``, torchrun
-    or srun. It sees the same samples in the same order, the same batches and the same updates, also
-    when it is stopped at any step and resumed with another number of ranks. Two things still depend
-    on the number of ranks: batch norm's statistics cover each rank's share of a batch (unless
-    synchronized, on GPUs), and dropout masks are drawn on each rank.
+    The same script runs without a launcher (a world of one), and under ``paceline run``, torchrun,
+    srun or mpirun. It sees the same samples in the same order, the same batches and the same
+    updates, also when it is stopped at any step and resumed with another number of ranks. Two
+    things still depend on the number of ranks: batch norm's statistics cover each rank's share of a
+    batch (unless synchronized, on GPUs), and dropout masks are drawn on each rank.
 
         session = paceline.Session(seed=0)
         model, optimizer = session.setup(model, optimizer)
@@ -73,12 +71,19 @@ class Session:
         run_dir: Folder of checkpoints and logs. None means the folder of ``paceline run``, or one
             in ``paceline-runs/`` for this script, arguments, array element and Session.
             ``other.run_dir`` shares the folder of another Session.
-        loggers: Targets of ``log``: ``"csv"``, ``"tensorboard"`` (in the run folder) or objects.
+        loggers: Where ``log`` writes: "csv", "tensorboard", "wandb", "mlflow", "trackio", objects.
 
     Raises:
         UsageError: The environment describes no world, or an argument is invalid or has no effect.
         SetupError: There are fewer GPUs than ranks on this node, or the GPU only emulates bfloat16.
     """
+
+    if not TYPE_CHECKING:  # a type checker reports unknown names itself
+
+        def __new__(cls, *_: Any, **options: Any) -> Session:
+            """Refuse options that do not exist, with the closest one that does."""
+            check_names(cls, options)
+            return super().__new__(cls)
 
     def __init__(
         self,
@@ -92,12 +97,10 @@ class Session:
         loggers: Sequence[logging.Logger | str] = ("csv",),
     ) -> None:
         check_accumulate(accumulate)
-        self._world = runtime.actual_world(
-            world.from_environ(env.snapshot(), in_terminal=env.in_terminal())
-        )
+        self._world = runtime.actual_world(own_world.read())
         self._device = runtime.take_device(self._world)
         self._precision = precisions.choose(precision, self._device)
-        self._seed, self._seeded, self._accumulate = read_seed(seed), seed is not None, accumulate
+        self._seed, self._seeded = read_seed(seed), seed is not None
         self._printer = MainPrinter(is_main=self.is_main)
         self._gradients = Gradients(
             world=self._world,
@@ -116,8 +119,7 @@ class Session:
             device=self._device,
             guard=self._place.require_own,
         )
-        # At the end of the process, ending.finish runs before the folder is released.
-        weakref.finalize(self, self._place.release_soon).atexit = False
+        weakref.finalize(self, self._place.release_soon).atexit = False  # after ending.finish
         self._progress = Progress(
             world=self._world,
             device=self._device,
@@ -128,42 +130,30 @@ class Session:
             say=self._printer.say_once,
             reseed=derive("rank", self._seed, self.rank) if self._seeded else None,
         )
-        self._loggers = [logging.of_name(logger, self.run_dir) for logger in loggers or ()]
+        self._loggers = logging.Loggers(loggers, self.run_dir, self._printer)
         if self._seeded:
             seed_device(self._seed)
-        atexit.register(ending.finish, self._checkpoints, self._loggers if self.is_main else ())
+        atexit.register(ending.finish, self._checkpoints, self._loggers)
         if self._world.launcher != "paceline":  # paceline's launcher prints its own line
             self._printer.say(describe_world(self._world, self._device))
-
-    @property
-    def rank(self) -> int:
-        """Global rank, 0 to ``world_size - 1``."""
-        return self._world.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self._world.world_size
-
-    @property
-    def local_rank(self) -> int:
-        """Rank on this node, 0 to the node's number of ranks - 1."""
-        return self._world.local_rank
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0."""
-        return self._world.rank == 0
-
-    @property
-    def device(self) -> torch.device:
-        """This rank's device."""
-        return self._device
 
     @property
     def step(self) -> int:
         """Number of completed steps (``backward`` returned True), also before a restore."""
         return self._gradients.steps
+
+    @property
+    def accumulate(self) -> int:
+        """Batches in a step; set it before a loop over a loader to change it for this epoch.
+
+        Raises:
+            UsageError: It is set to less than 1, or in the middle of a loop.
+        """
+        return self._gradients.accumulate
+
+    @accumulate.setter
+    def accumulate(self, accumulate: int) -> None:
+        self._gradients.accumulate = accumulate
 
     @property
     def run_dir(self) -> RunDir:
@@ -187,8 +177,8 @@ class Session:
 
         Returns:
             The model itself in a world of one, with fsdp or local SGD, or if no parameter is
-            trained; else a ``DistributedDataParallel`` around it. With optimizers, a tuple of the
-            model and them.
+            trained; else a ``DistributedDataParallel`` with the model's attributes, methods and
+            keys, also for ``isinstance``. With optimizers, a tuple of the model and them.
 
         Raises:
             UsageError: The model is wrapped already, or an optimizer holds other parameters.
@@ -211,6 +201,7 @@ class Session:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
+        instead_of: Loader | None = None,
         **options: Any,
     ) -> Loader:
         """Return an iterable of batches on the device, distributed over the ranks.
@@ -238,6 +229,8 @@ class Session:
             collate_fn: Makes a batch of a list of samples; torch's default if None.
             num_workers: Worker processes of each rank; chosen from the usable CPUs if None.
             worker_init_fn: Called in each worker, as in torch's DataLoader.
+            instead_of: A loader of this session whose place this one takes, at the start of an
+                epoch: it continues with that epoch's order, and in checkpoints with its position.
             **options: ``pin_memory``, ``persistent_workers``, ``prefetch_factor``, ``timeout`` and
                 ``multiprocessing_context`` of torch's DataLoader. Missing ones are chosen too.
                 Workers are kept between epochs, also those of a DataLoader, unless
@@ -266,12 +259,11 @@ class Session:
             self._progress.at_boundary,
             world=self._world,
             seed=self._seed,
-            accumulate=self._accumulate,
         )
         loader = Loader(dataset, context, **requested)
         if description := loader.describe():
             self._printer.say_once(f"loader: {description}")
-        self._progress.add_loader(loader)
+        self._progress.add_loader(loader, instead_of=instead_of)
         return loader
 
     def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None) -> bool:
@@ -317,21 +309,6 @@ class Session:
         """Return the context of mixed precision, for computations outside of ``forward``."""
         return precisions.autocast(self._precision, self._device)
 
-    def recompute(
-        self, model: nn.Module, layers: tuple[type[nn.Module], ...] | None = None
-    ) -> None:
-        """Recompute activations in backward: less memory, about a third more time.
-
-        Args:
-            model: The user's module, or the result of ``setup``.
-            layers: Classes of these layers; None means the entries of every ``nn.ModuleList``.
-
-        Raises:
-            UsageError: The model has no such layers.
-        """
-        count = activations.recompute(self.unwrap(model), layers)
-        self._printer.say(f"{count} layers of {type(model).__name__} recompute their activations")
-
     def scale_lr(
         self,
         optimizer: Optimizer,
@@ -359,55 +336,6 @@ class Session:
         scaling.check_is_new(self._progress.has_restored)
         growth = scaling.choose(batch_size=batch_size, base_batch_size=base_batch_size, rule=rule)
         return scaling.apply(optimizer, growth, warmup_steps, say=self._printer.say)
-
-    def reduce(self, value: T) -> T:
-        """Return the sum of ``value`` over all ranks, on all ranks.
-
-        Args:
-            value: An int (summed exactly), a float (in float64), a tensor of any shape (the same on
-                all ranks), or a dict, list or tuple of them. A bool counts as an int. Tensors of
-                booleans or narrow integers are returned as int64, as from ``torch.sum``.
-
-        Raises:
-            UsageError: ``value`` is, or holds, another type.
-        """
-        self._gradients.begin_collective()
-        if self._tracker.is_uneven:
-            value = together.as_the_others(value)
-        return cast(T, runtime.sum_over_ranks(value))
-
-    def gather(self, value: T, loader: Loader | None = None) -> T:
-        """Return the rows of all ranks, on all ranks, in the order of the dataset.
-
-        Pass the rows of a batch, or all rows of a loop over a loader, concatenated: the detached
-        result is what a single rank would have seen. Other rows are returned in the order of ranks.
-
-        Args:
-            value: A tensor of shape ``[rows, ...]``, or a dict, list or tuple of them.
-            loader: The loader of the rows; None means the loader that yielded last.
-
-        Raises:
-            UsageError: ``value`` holds another type.
-        """
-        self._gradients.begin_collective()
-        iteration = self._tracker.last if loader is None else loader.iteration
-        return cast(T, together.gather(value, iteration))
-
-    def once(self, fn: Callable[[], T], scope: str = "job") -> T:
-        """Run ``fn`` on one rank while the others wait, and return its value on all ranks.
-
-        For downloads and preprocessing. It may take any time: waiting ranks get heartbeats.
-
-        Args:
-            fn: Takes no argument; its return value must be picklable.
-            scope: ``"job"`` runs it on rank 0, ``"node"`` on each node's first (for local disks).
-
-        Raises:
-            RunError: ``fn`` failed on another rank (which raises the original), or that rank ended.
-            UsageError: The scope is unknown.
-        """
-        self._gradients.begin_collective()
-        return cast(T, together.do_once(fn, scope, world=self._world))
 
     def register(self, **objects: Any) -> None:
         """Add objects with ``state_dict`` and ``load_state_dict`` to checkpoints, by name."""
@@ -442,8 +370,31 @@ class Session:
             metric=metric, wait=wait, mode=mode, keep_last=keep_last, keep_best=keep_best
         )
 
+    def save_every(
+        self, *, steps: int | None = None, minutes: float | None = None, keep_last: int = 2
+    ) -> None:
+        """Save checkpoints inside loops over training data too, for long epochs.
+
+        A checkpoint is saved between two steps, while training continues, every so many steps or
+        minutes after the last one, whichever comes first.
+
+        Args:
+            steps: Steps from one checkpoint to the next; None for no limit.
+            minutes: Minutes from one to the next; None for no limit. Ranks look about once a
+                second.
+            keep_last: Number of latest checkpoints to keep; that of ``save`` once it was called.
+
+        Raises:
+            UsageError: Neither steps nor minutes is given, or a value is not positive.
+        """
+        self._progress.save_every(steps=steps, minutes=minutes, keep_last=keep_last)
+
     def restore(
-        self, which: str | os.PathLike[str] = "latest", *, damaged: str | None = None
+        self,
+        which: str | os.PathLike[str] = "latest",
+        *,
+        damaged: str | None = None,
+        trust: bool = False,
     ) -> bool:
         """Restore models, optimizers, loaders, epochs and registered objects from a checkpoint.
 
@@ -454,15 +405,20 @@ class Session:
             which: ``"latest"`` or ``"best"`` of the run folder, or a path.
             damaged: Whether to ``"refuse"`` a damaged latest checkpoint, or to ``"skip"`` to the
                 latest intact one with a warning. None: ``PACELINE_DAMAGED``, or else refuse.
+            trust: Whether a path may hold objects of any class, of registered objects for example.
+                Unpickling them can run code that the file names. Otherwise plain data is read only,
+                and classes of ``torch.serialization.add_safe_globals``. ``"latest"`` and ``"best"``
+                are trusted.
 
         Returns:
             Whether there was a checkpoint.
 
         Raises:
-            UsageError: The checkpoint is of another model or other data, or the path holds none.
+            UsageError: The checkpoint is of another model or other data, the path holds none, or
+                holds objects of classes that are not plain data.
             RunError: The checkpoint is damaged.
         """
-        return self._progress.restore(which, damaged=damaged)
+        return self._progress.restore(which, damaged=damaged, trust=trust)
 
     def stop(self) -> None:
         """Make all ranks save a checkpoint and exit with status 75 at the next step boundary."""
@@ -473,28 +429,17 @@ class Session:
         return self._progress.epochs(num_epochs)
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Write numbers to the loggers, on rank 0 only; reduce them before.
+        """Write to the loggers, on rank 0 only.
 
         Args:
-            values: Numbers, or tensors with one element, by name.
+            values: Numbers, texts, or images (Pillow's, or of shape ``[3, H, W]``), by name.
             step: Position on the axis; ``session.step`` if None.
+
+        Raises:
+            UsageError: A value is neither a number, a text nor an image.
         """
-        if self.is_main:
-            numbers = {name: float(value) for name, value in values.items()}
-            for logger in self._loggers:
-                logger.log(numbers, self.step if step is None else step)
+        self._loggers.log(values, self.step if step is None else step)
 
-    def print(self, *values: object) -> None:
-        """Print on rank 0 only."""
-        if self.is_main:
-            builtins.print(*values, flush=True)
-
-    def barrier(self) -> None:
-        """Wait until all ranks have called this method."""
-        self._gradients.begin_collective()
-        runtime.barrier()
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the user's module inside one that ``setup`` returned."""
-        is_parallel = isinstance(model, DistributedDataParallel)
-        return cast(nn.Module, model.module) if is_parallel else model
+    def log_hyperparameters(self, values: Mapping[str, Any]) -> None:
+        """Write the arguments of the run to the loggers."""
+        self._loggers.log_hyperparameters(values)

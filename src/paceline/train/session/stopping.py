@@ -27,13 +27,23 @@ class Stop:
     Args:
         greatest: Returns the element-wise maximum of a list of ints over all ranks; a collective.
         alone: Whether there is only one rank.
+        is_late: Returns whether a checkpoint is due by this rank's clock.
 
     Attributes:
         asked_by: Signal name or call that requested the stop; empty without a request.
+        saves_now: Whether ranks have just agreed that a checkpoint is due.
     """
 
-    def __init__(self, greatest: Callable[[list[int]], list[int]], *, alone: bool) -> None:
+    def __init__(
+        self,
+        greatest: Callable[[list[int]], list[int]],
+        *,
+        alone: bool,
+        is_late: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.asked_by = ""  # a signal's name, or the script
+        self.saves_now = False
+        self._is_late = is_late
         self._greatest, self._alone = greatest, alone
         self._armed = False
         self._groups = 0  # groups since the last agreement
@@ -71,6 +81,7 @@ class Stop:
         """
         if not self._armed and not now:
             return False  # a script that has not saved or restored agrees between epochs only
+        self.saves_now = self._alone and self._is_late()
         if self._alone:
             return bool(self.asked_by)
         self._groups += 1
@@ -78,7 +89,8 @@ class Stop:
             return False
         now_s = time.monotonic()
         group_us = int((now_s - self._met_at_s) / max(1, self._groups) * 1e6)
-        stop, slowest_us = self._greatest([bool(self.asked_by), group_us])
+        stop, slowest_us, late = self._greatest([bool(self.asked_by), group_us, self._is_late()])
+        self.saves_now = bool(late)
         self._groups, self._met_at_s = 0, now_s
         # Computed from figures that all ranks have, so all choose the same next boundary.
         self._until = max(1, int(MEETING_EVERY_S * 1e6) // max(1, slowest_us))

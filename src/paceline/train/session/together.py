@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -14,30 +15,34 @@ import torch.distributed as dist
 from paceline.errors import Finding, UsageError
 from paceline.train import runtime
 from paceline.train.data import Iteration, in_order, rebuilt
-from paceline.train.session import once
+from paceline.train.session import gathering, once
 from paceline.world import World
 
 SCOPES = ("job", "node")
 
 
-def gather(value: Any, iteration: Iteration | None) -> Any:
+def gather(value: Any, iteration: Iteration | None, *, gradients: bool = False) -> Any:
     """Return the rows of all ranks, in the order of the loop if their number fits it.
 
     Args:
         value: Tensors of shape ``[rows, ...]`` in dicts, lists and tuples.
         iteration: The loop that the rows come from; None without a loop.
+        gradients: Whether a backward continues through the rows.
 
     Raises:
         UsageError: A value has no rows.
     """
     if isinstance(value, dict):
         # Ranks may have filled their dicts in different orders.
-        parts = {key: gather(value[key], iteration) for key in sorted(value, key=repr)}
+        parts = {
+            key: gather(value[key], iteration, gradients=gradients)
+            for key in sorted(value, key=repr)
+        }
         gathered = copy.copy(value)
         gathered.update(parts)
         return gathered
     if isinstance(value, list | tuple):
-        return rebuilt(value, lambda part: gather(part, iteration))
+        return rebuilt(value, lambda part: gather(part, iteration, gradients=gradients))
     if not isinstance(value, torch.Tensor) or not value.dim():
         is_tensor = isinstance(value, torch.Tensor)
         kind = "a tensor of shape []" if is_tensor else f"an object of type {type(value).__name__}"
@@ -52,7 +57,10 @@ def gather(value: Any, iteration: Iteration | None) -> Any:
     own = None if iteration is None else iteration.own_of(len(value))
     if own is not None:  # a borrowed row is gathered from the rank that owns it
         value = value[torch.tensor(own, dtype=torch.int64, device=value.device)]
-    rows, sizes = runtime.all_rows(value)
+    if gradients:
+        rows, sizes = gathering.rows_of_all(value, has_weight=own is None)
+    else:
+        rows, sizes = runtime.all_rows(value)
     spans = iteration.spans_of(sizes) if iteration is not None and len(sizes) > 1 else None
     if spans is None:
         return rows
@@ -151,6 +159,8 @@ def _workers(store: Any, key: str, world: World) -> dict[str, int]:
 
 def _node(world: World) -> str:
     """Return a name that the ranks of a node share, even if the launcher reports only one node."""
+    if world.launcher == "mpi":  # which may give nodes different numbers of tasks, in any order
+        return f"host {socket.gethostname()}"
     return (
         f"node {world.node_rank}"
         if world.num_nodes > 1

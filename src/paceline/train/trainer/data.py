@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, SequentialSampler
 
 from paceline.errors import Finding, UsageError
 from paceline.train.session import Session
+from paceline.train.trainer.combining import (
+    SEQUENTIAL,
+    Batches,
+    CombinedLoader,
+    InTurn,
+    Together,
+    combined,
+    leaves,
+)
+from paceline.train.trainer.options import contradiction
+from paceline.train.trainer.transfer import Transfer
+
+STAGES = ("train", "val", "test", "predict")
 
 
 class Data:
@@ -26,6 +40,7 @@ class Data:
     def __init__(self, task: Any, data: Any, loaders: dict[str, Any]) -> None:
         self._owners = [owner for owner in (data, task) if owner is not None]
         self._loaders = loaders
+        self._found: dict[str, Any] = {}
 
     def prepare(self, session: Session, stage: str, *, seed: int) -> None:
         """Call ``prepare_data`` once a node, then ``setup`` with the same seed on all ranks."""
@@ -37,63 +52,165 @@ class Data:
                 with alike(seed):
                     owner.setup(stage)
 
-    def loader(
-        self, session: Session, stage: str, *, per_rank: bool, evaluates: bool = False
-    ) -> Any:
-        """Return the loader of a stage, divided among the ranks; None if there is none.
+    def train(
+        self, session: Session, *, per_rank: bool, in_order: bool, former: Sequence[Any] = ()
+    ) -> Batches | Together | InTurn | None:
+        """Return the training batches, divided among the ranks; None without a loader.
 
         Args:
             session: Divides the data.
-            stage: ``"train"``, ``"val"`` or ``"test"``.
-            per_rank: Whether the batch size is per rank.
-            evaluates: Whether to begin with the first sample, even after a restore.
+            per_rank: Whether batch sizes are per rank.
+            in_order: Whether no loader shuffles, against what the script says.
+            former: Loaders of the session that the new ones take the place of.
         """
-        data = self._find(stage)
-        if data is None:
+        tree = self.find("train")
+        if tree is None:
             return None
-        if not evaluates:
-            return session.loader(data, per_rank=per_rank)
-        # A session's first loader takes the checkpoint's position of the training loader, or is
-        # refused because of it. The second one has no position to take.
-        try:
-            loader = session.loader(data, per_rank=per_rank)
-        except UsageError as error:
-            if error.finding.name != "data-changed":
-                raise
-            loader = session.loader(data, per_rank=per_rank)
-        loader.load_state_dict({"epoch": 0, "done": 0, "length": 0})
-        return loader
+        mode = tree.mode if isinstance(tree, CombinedLoader) else "max_size_cycle"
+        tree = tree.iterables if isinstance(tree, CombinedLoader) else tree
+        own = [_unshuffled(loader) if in_order else loader for loader in leaves(tree)]
+        _check_number(own, former, "train")
+        loaders = self._divided(session, own, former, per_rank=per_rank)
+        return combined(tree, mode, loaders)
 
-    def _find(self, stage: str) -> Any:
-        """Return the user's loader of a stage; None if there is none."""
+    def evaluated(
+        self,
+        session: Session,
+        stage: str,
+        *,
+        per_rank: bool,
+        trains: bool,
+        former: Sequence[Any] = (),
+    ) -> list[Any]:
+        """Return the loaders of an evaluation, divided among the ranks; empty without one.
+
+        Args:
+            session: Divides the data.
+            stage: ``"val"``, ``"test"`` or ``"predict"``.
+            per_rank: Whether batch sizes are per rank.
+            trains: Whether it is part of a training run.
+            former: Loaders of the session that the new ones take the place of.
+        """
+        tree = self.find(stage)
+        if isinstance(tree, CombinedLoader):
+            if tree.mode != SEQUENTIAL:
+                raise _evaluated_together(tree.mode, stage)
+            tree = tree.iterables
+        loaders = [] if tree is None else leaves(tree)
+        _check_number(loaders, former, stage)
+        ready = self._divided(session, loaders, former, per_rank=per_rank)
+        for loader in ready:
+            loader.takes_any = True
+            if not trains:  # a session's first loaders take the position of the training's
+                loader.load_state_dict({"epoch": 0, "done": 0, "length": 0})
+        return ready
+
+    def makes(self, stage: str) -> bool:
+        """Return whether the loader of a stage is made by a method, and was not passed."""
+        methods = [getattr(owner, f"{stage}_dataloader", None) for owner in self._owners]
+        return self._loaders.get(stage) is None and any(map(callable, methods))
+
+    def find(self, stage: str) -> Any:
+        """Return the user's loader of a stage, or a list or dict of them; None if there is none."""
         data = self._loaders.get(stage)
         for owner in self._owners:
             make = getattr(owner, f"{stage}_dataloader", None)
             if data is None and callable(make):
                 data = make()
-        return _single(data, stage) if isinstance(data, list | tuple) else data
+        if isinstance(data, list | tuple) and len(data) <= 1:
+            data = data[0] if data else None
+        self._found[stage] = data
+        return data
+
+    def found(self, stage: str) -> Any:
+        """Return what ``find`` returned last for a stage; None before."""
+        return self._found.get(stage)
+
+    def call(self, method: str, *args: Any) -> None:
+        """Call a method of the data object and the task, where they have it."""
+        for owner in self._owners:
+            if callable(getattr(owner, method, None)):
+                getattr(owner, method)(*args)
+
+    def owners(self) -> list[Any]:
+        """Return the data object and the task, those that there are."""
+        return list(self._owners)
+
+    def transfer(self, session: Session) -> Transfer | None:
+        """Return what passes batches through the script's hooks; None without hooks."""
+        transfer = Transfer(self._owners, session.device)
+        return None if transfer.is_plain else transfer
+
+    def _divided(
+        self, session: Session, loaders: Sequence[Any], former: Sequence[Any], **options: Any
+    ) -> list[Any]:
+        """Return the session's loaders of a stage, in place of former ones if there are any."""
+        ready = [
+            session.loader(loader, instead_of=before, **options)
+            for loader, before in zip(loaders, former or [None] * len(loaders), strict=True)
+        ]
+        for loader in ready:
+            loader.moves = not Transfer(self._owners, session.device).moves
+        return ready
+
+
+def _check_number(loaders: Sequence[Any], former: Sequence[Any], stage: str) -> None:
+    """Refuse another number of loaders than those whose places they take.
+
+    Raises:
+        UsageError: There are more or fewer than before.
+    """
+    if former and len(loaders) != len(former):
+        raise contradiction(
+            f"{stage}_dataloader returned {len(loaders)} loaders, and {len(former)} before",
+            where="Trainer(reload_dataloaders_every_n_epochs=...)",
+            fix="the same number of loaders each time, of other datasets or batch sizes",
+        )
+
+
+def no_loader(stage: str, method: str) -> UsageError:
+    """Return the error that there is no loader for a stage."""
+    return UsageError(
+        Finding(
+            "option-invalid",
+            f"there is no loader for {stage}",
+            where=f"trainer.{method}(...)",
+            fix=f"def {stage}_dataloader(self): return DataLoader(...), or pass one",
+        )
+    )
+
+
+def _unshuffled(loader: Any) -> Any:
+    """Return a DataLoader of the same batches in the dataset's order."""
+    is_plain = isinstance(loader, DataLoader) and loader.batch_size is not None
+    if not is_plain or isinstance(loader.sampler, SequentialSampler):
+        return loader
+    return DataLoader(
+        loader.dataset,
+        batch_size=loader.batch_size,
+        collate_fn=loader.collate_fn,
+        drop_last=loader.drop_last,
+        num_workers=loader.num_workers,
+        worker_init_fn=loader.worker_init_fn,
+    )
 
 
 def is_data(thing: Any) -> bool:
     """Return whether an object is a data object, and not a loader."""
-    return any(
-        callable(getattr(thing, f"{stage}_dataloader", None)) for stage in ("train", "val", "test")
-    )
+    return any(callable(getattr(thing, f"{stage}_dataloader", None)) for stage in STAGES)
 
 
-def _single(loaders: list[Any] | tuple[Any, ...], stage: str) -> Any:
-    if len(loaders) > 1:
-        method = "validate" if stage == "val" else stage
-        other = "" if stage == "train" else f", or trainer.{method} for each of them"
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"there are {len(loaders)} loaders for {stage}, and the Trainer takes one",
-                where=f"{stage}_dataloader",
-                fix=f"torch.utils.data.ConcatDataset(datasets){other}",
-            )
+def _evaluated_together(mode: str, stage: str) -> UsageError:
+    return UsageError(
+        Finding(
+            "option-invalid",
+            f"CombinedLoader(mode={mode!r}) for {stage}: an evaluation serves one loader after the"
+            " other",
+            where=f"{stage}_dataloader",
+            why="each row counts once, and loaders of different lengths have no rows in common",
+            fix=f"return a list from {stage}_dataloader: steps get dataloader_idx",
         )
-    return loaders[0] if loaders else None
+    )
 
 
 @contextmanager

@@ -2,101 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
 
-import torch
-
-from paceline.errors import Finding, UsageError
-from paceline.train.trainer.hooks import Hooks
+from paceline.train.trainer.evaluating import Evaluation
+from paceline.train.trainer.fit_loaders import FitLoaders
 from paceline.train.trainer.metrics import Metrics, Values
 from paceline.train.trainer.monitor import Monitor
 from paceline.train.trainer.optimizers import Schedule, never_logged
+from paceline.train.trainer.optimizing import ManualOptimization, Optimization
 from paceline.train.trainer.options import Plan, no_batches, num_batches
-from paceline.train.trainer.progress import Display
-from paceline.train.trainer.recorder import Recorder
-from paceline.train.trainer.work import Work
-
-if TYPE_CHECKING:
-    from paceline.train.trainer.trainer import Trainer
-
-
-class Evaluation:
-    """Runs a task over a loader without training it.
-
-    Args:
-        trainer: Receives the means.
-        work: The task.
-        recorder: Records what the task logs.
-        display: Shows the progress.
-        hooks: Hooks called during the evaluation.
-    """
-
-    def __init__(
-        self, trainer: Trainer, work: Work, recorder: Recorder, display: Display, hooks: Hooks
-    ) -> None:
-        self.trainer, self.work, self.recorder = trainer, work, recorder
-        self.display, self.hooks = display, hooks
-
-    def run(self, stage: str, loader: Any, *, limit: int | None, keep: bool = True) -> Values:
-        """Return the exact means of what the task logged.
-
-        Args:
-            stage: ``"validation"`` or ``"test"``.
-            loader: A loader of the session.
-            limit: Maximum number of batches; None for all.
-            keep: Whether the trainer receives the means.
-        """
-        metrics, progress = Metrics(self.trainer.session), self.display.progress
-        has_run, num_rows = False, 0
-        loader.takes_any = True
-        with self.recorder.within(metrics), self.work.evaluating(), progress.aside(stage, limit):
-            self.hooks.call(f"on_{stage}_start")
-            self.hooks.call(f"on_{stage}_epoch_start")
-            for batch_idx, batch in enumerate(itertools.islice(loader, limit)):
-                self.recorder.begin_batch(loader.rows)
-                if loader.rows:
-                    self.work.evaluate(f"{stage}_step", batch, batch_idx)
-                    has_run = True
-                    num_rows += loader.rows
-                elif self.work.is_sharded:  # every forward is a collective
-                    with self.work.uncounted():
-                        self.work.evaluate(f"{stage}_step", batch, batch_idx)
-                progress.batch = batch_idx + 1
-            metrics.has_rows = has_run
-            self.recorder.end_batches(num_rows)
-            self._agree_on_names(metrics, has_run=has_run)
-            self._end(stage, metrics, has_run=has_run)
-            values = metrics.of_epoch()
-            self.recorder.remark(metrics, is_main=self.trainer.is_global_zero)
-            metrics.end()
-            if keep:
-                self.trainer.take(values.of_all)
-                progress.shown.update(metrics.in_bar(values))
-            with self.recorder.within(None):  # the means are computed: later numbers are refused
-                self.hooks.call(f"on_{stage}_end")
-        return values
-
-    def _end(self, stage: str, metrics: Metrics, *, has_run: bool) -> None:
-        """Call the hooks of the end, which may log; ignore their errors on a rank without rows."""
-        try:
-            self.hooks.call(f"on_{stage}_epoch_end")
-        except Exception:
-            if has_run:
-                raise
-        self._agree_on_names(metrics, has_run=has_run)
-
-    def _agree_on_names(self, metrics: Metrics, *, has_run: bool) -> None:
-        """Make a rank without rows take part in the means of rank 0, which always has rows."""
-        session = self.trainer.session
-        if session.world_size > 1 and session.reduce(int(not has_run)):
-            parts = list(self.work.parts())
-            names = session.once(lambda: metrics.names(parts))
-            if not has_run:
-                metrics.take_names(names, parts)
+from paceline.train.trainer.profiling import NoProfiler
+from paceline.train.trainer.saving import Saving
 
 
 class Fit:
@@ -105,9 +24,10 @@ class Fit:
     Args:
         evaluation: Validates the task; also holds the trainer, task and display.
         plan: The Trainer's arguments.
-        train: Loader of batches to train on.
-        val: Loader to validate with; None without validation.
+        loaders: The batches to train on, and loaders to validate with.
         schedules: Schedulers and when they step.
+        saving: Saves checkpoints, and holds the state of callbacks.
+        profiler: Measures the parts of the loop.
     """
 
     def __init__(
@@ -115,22 +35,24 @@ class Fit:
         evaluation: Evaluation,
         plan: Plan,
         *,
-        train: Any,
-        val: Any,
+        loaders: FitLoaders,
         schedules: Sequence[Schedule],
+        saving: Saving,
+        profiler: NoProfiler,
     ) -> None:
-        self._plan, self._evaluation, self._train, self._val = plan, evaluation, train, val
-        train.takes_any = True
+        self._plan, self._evaluation, self._loaders = plan, evaluation, loaders
+        self._saving, self._transfer = saving, evaluation.transfer
         self._trainer, self._session = evaluation.trainer, evaluation.trainer.session
-        self._work, self._recorder = evaluation.work, evaluation.recorder
+        self._recorder = evaluation.recorder
         self._display, self._hooks = evaluation.display, evaluation.hooks
-        self._of_steps = [schedule for schedule in schedules if schedule.interval == "step"]
-        self._of_epochs = [schedule for schedule in schedules if schedule.interval == "epoch"]
-        self._batches = plan.train_batches(length_of(train))
-        self._val_batches = num_batches(
-            "limit_val_batches", plan.limit_val_batches, None if val is None else length_of(val)
-        )
-        self._validates = val is not None and self._val_batches != 0
+        task = evaluation.work.task
+        is_manual = getattr(task, "automatic_optimization", True) is False
+        kind = ManualOptimization if is_manual else Optimization
+        self.optimization = kind(self._trainer, plan, evaluation.work, self._hooks)
+        self.take_schedules(schedules)
+        self._profile(profiler)
+        self._schedule_of = self.optimization.schedule_of
+        self._take_loaders()
         self._monitor = None
         if plan.monitor is not None:
             self._monitor = Monitor(
@@ -141,10 +63,38 @@ class Fit:
         self._rows = 0  # of this rank, in the current epoch
         self._done = 0  # batches of the epoch whose steps are complete
         self._is_rest = False  # whether the epoch was begun before a checkpoint
+        self._epochs_done = 0
+        self._total_batches = self._total_done = 0  # of all epochs; those with complete steps
         self._begin_batch = self._hooks.caller("on_train_batch_start")
-        self._after_backward = self._hooks.caller("on_after_backward")
-        self._before_step = self._hooks.caller("on_before_optimizer_step")
         self._end_batch = self._hooks.caller("on_train_batch_end")
+
+    def take_schedules(self, schedules: Sequence[Schedule]) -> None:
+        """Step these schedulers; under manual optimization the script steps its own."""
+        due = [] if self.optimization.is_manual else schedules
+        self._of_epochs = [schedule for schedule in due if schedule.interval == "epoch"]
+        self.optimization.schedules = [schedule for schedule in due if schedule.interval == "step"]
+
+    def _take_loaders(self) -> None:
+        """Note the loaders, which may have been made again."""
+        self._train, self._val = self._loaders.train, self._loaders.val
+        self._batches = self._trainer.num_training_batches
+        self._val_batches = self._trainer.num_val_batches
+        self._validates = any(number != 0 for number in self._val_batches)
+
+    def _profile(self, profiler: NoProfiler) -> None:
+        """Let a profiler measure the parts of the loop."""
+        self._profiler = profiler
+        optimization = self.optimization
+        parts: list[tuple[Any, str, str]] = [
+            (optimization, "run", "training batch"),
+            (optimization, "_backward", "  backward"),
+            (optimization, "_step", "  optimizer step"),
+            (self, "_validate", "validation"),
+            (self, "_save", "checkpoint"),
+        ]
+        if type(profiler) is not NoProfiler:
+            for owner, name, label in parts:
+                setattr(owner, name, profiler.wrap(label, getattr(owner, name)))
 
     # The state of the loop in a checkpoint
 
@@ -158,12 +108,20 @@ class Fit:
             "monitor": self._monitor.state_dict() if self._monitor else None,
             "epoch": sums,
             "batches": self._done,
+            "epochs": self._epochs_done,
+            "total_batches": self._total_done,
+            "optimization": self.optimization.state_dict(),
+            **self._saving.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state."""
         self._trainer.take(state["metrics"])
-        self._done = state.get("batches", 0)  # missing in older checkpoints
+        self._done = state.get("batches", 0)  # missing in older checkpoints, as are the next
+        self._epochs_done = state.get("epochs", sys.maxsize)
+        self._total_batches = self._total_done = state.get("total_batches", 0)
+        self.optimization.load_state_dict(state.get("optimization", {}))
+        self._saving.load_state_dict(state)
         if self._monitor and state["monitor"]:
             self._monitor.load_state_dict(state["monitor"])
         if state["epoch"]:
@@ -175,19 +133,19 @@ class Fit:
     def run(self) -> None:
         """Train until the last epoch, the last step, or a stop."""
         session, progress, ran = self._session, self._display.progress, False
+        self._check_sanity()
         self._hooks.call("on_train_start")
-        if self._plan.num_sanity_val_steps and self._val is not None:
-            self._evaluation.run(
-                "validation", self._val, limit=self._plan.num_sanity_val_steps, keep=False
-            )
         with self._display.bar():
-            for epoch in () if self._is_over() else session.epochs(self._plan.epochs):
+            for epoch in (
+                () if self._is_over(self._epochs_done) else session.epochs(self._plan.epochs)
+            ):
+                if self._loaders.renew(epoch):
+                    self._take_loaders()
                 start = self._batches_done()
                 if not ran:
                     done = epoch * (self._batches or 0) + start
-                    total = self._plan.batches(self._batches)
-                    group = self._plan.accumulate_grad_batches
-                    progress.begin(done=done, total=total, batches_per_step=group)
+                    groups = self._trainer.accumulation_by_epoch
+                    progress.begin(done=done, total=self._plan.batches(self._batches, groups))
                 ran = True
                 if self._epoch(epoch, start):
                     break
@@ -197,36 +155,53 @@ class Fit:
             )
         self._hooks.call("on_train_end")
 
+    def _check_sanity(self) -> None:
+        """Validate with a few batches; the results are discarded."""
+        number = self._plan.num_sanity_val_steps
+        if not number or not self._validates:
+            return
+        self._hooks.call_callbacks("on_sanity_check_start")
+        limits = [number if limit is None else min(number, limit) for limit in self._val_batches]
+        with self._trainer.state.during("sanity_check"):
+            self._evaluation.run("validation", self._val, limits, keep=False)
+        self._hooks.call_callbacks("on_sanity_check_end")
+
     def _batches_done(self) -> int:
         """Return how many batches of the beginning epoch were done before a checkpoint."""
-        samples, size = self._train.state_dict()["done"], self._train.batch_size
-        self._is_rest = samples > 0
-        if not samples:
+        done = self._train.num_done(self._done)
+        self._is_rest = self._train.has_begun
+        if not self._is_rest:
             self._metrics = None  # a new epoch has new means
-            return 0
-        return samples // size if size else self._done  # batches of a batch_sampler vary in size
+        return done
 
-    def _is_over(self) -> bool:
+    def _is_over(self, epochs_done: int = 0) -> bool:
         """Whether training ends before its last epoch; a collective."""
-        plan = self._plan
+        plan, steps = self._plan, self.optimization.num_steps
         stopped = self._session.reduce(int(self._trainer.should_stop)) > 0
         out_of_patience = self._monitor is not None and self._monitor.is_over
-        return stopped or out_of_patience or 0 <= plan.max_steps <= self._session.step
+        is_early = (stopped or out_of_patience) and self._may_stop(epochs_done)
+        return is_early or 0 <= plan.max_steps <= steps
+
+    def _may_stop(self, epochs_done: int) -> bool:
+        """Whether training has reached its least numbers of epochs and steps."""
+        plan, steps = self._plan, self.optimization.num_steps
+        return epochs_done >= (plan.min_epochs or 0) and steps >= (plan.min_steps or 0)
 
     def _epoch(self, epoch: int, start: int) -> bool:
         """Train for the rest of an epoch; return whether training is over."""
         self._trainer.current_epoch = epoch
         metrics = self._metrics = self._metrics or Metrics(self._session)
         self._done, self._rows = start, 0
-        self._begin_stage(epoch, start)
         # If the last step comes first, the loop stays open until the checkpoint: the epoch is
         # unfinished.
         with self._recorder.within(metrics), closing(iter(self._train)) as batches:
             self._hooks.call("on_train_epoch_start")
+            self._begin_stage(epoch, start)
             whole = self._train_on(batches, start, between=self._batches_between_validations(epoch))
+            self._saving.defers = True  # what follows belongs to the checkpoints of the epoch
             if whole:
                 batches.close()
-                self._leave_rest()
+                self._train.skip_rest()
             val = self._validate_if_due(epoch)
             if not whole:
                 self._sums = metrics.state_dict()
@@ -235,82 +210,72 @@ class Fit:
             if whole:
                 self._metrics, self._done = None, 0
                 self._look_at(epoch, {**train.of_all, **val.of_all})
-            is_over = self._is_over()
+            self._epochs_done = epoch + whole
+            is_over = self._is_over(self._epochs_done)
             is_last = is_over or epoch + 1 >= self._plan.epochs
             self._save({**train.of_all, **val.of_all}, is_last=is_last)
             self._show(epoch, {**train.for_loggers, **val.for_loggers})
             return is_over
 
-    def _leave_rest(self) -> None:
-        """Advance the loader to the next epoch if a limit left a rest of this one."""
-        place = self._train.state_dict()
-        if place["done"]:
-            self._train.load_state_dict(
-                {"epoch": place["epoch"] + 1, "done": 0, "length": place["length"]}
-            )
-
     def _train_on(self, batches: Iterator[Any], start: int, *, between: int) -> bool:
         """Train on the rest of an epoch; return whether the epoch is complete."""
-        plan, done = self._plan, start
+        done = start
         last = sys.maxsize if self._batches is None else self._batches
-        for batch_idx, batch in enumerate(batches, start):
+        for batch_idx, batch in enumerate(self._profiler.iterate("next batch", batches), start):
             if batch_idx >= last:  # 0 batches, or a checkpoint after the last batch
                 break
             self._train_batch(batch, batch_idx)
             done = batch_idx + 1
             if done >= last:
                 break
-            if 0 <= plan.max_steps <= self._session.step:
+            if self._ends_here() or self._ends_by_validation(done, between):
                 return False
-            if between and done % between == 0:
-                self._log(self._validate().for_loggers)
         if not done and last and not self._is_rest:
             raise no_batches()  # the length of a stream is unknown before
         return True
 
-    def _train_batch(self, batch: Any, batch_idx: int) -> None:
-        session, progress = self._session, self._display.progress
-        rows = self._train.rows
+    def _ends_here(self) -> bool:
+        """Whether training ends after a batch that is not the last of its epoch."""
+        if 0 <= self._plan.max_steps <= self.optimization.num_steps:
+            return True
+        return self._trainer.stops_at_once and self._may_stop(self._trainer.current_epoch)
+
+    def _ends_by_validation(self, done: int, between: int) -> bool:
+        """Validate if it is due after ``done`` batches; return whether training ends with it."""
+        is_of_epoch = self._plan.check_val_every_n_epoch is not None
+        counted = done if is_of_epoch else self._total_batches
+        if not between or counted % between:
+            return False
+        self._log(self._validate().for_loggers)
+        return self._is_over(self._trainer.current_epoch)
+
+    def _train_batch(self, raw: Any, batch_idx: int) -> None:
+        session, progress, rows = self._session, self._display.progress, self._train.rows
         self._rows += rows
+        self._total_batches += 1
+        batch = raw
+        if self._transfer:
+            batch = self._transfer(raw, self._train.dataloader_idx or 0)
         self._recorder.begin_batch(rows, is_step=True)
         if self._begin_batch:
             self._begin_batch(batch, batch_idx)
-        with nullcontext() if rows else self._work.uncounted():
-            outputs = self._work.train(batch, batch_idx)
-        loss = outputs if isinstance(outputs, torch.Tensor) else loss_of(outputs)
-        weight = outputs.get("weight") if isinstance(outputs, Mapping) else None
-        ends_group = session.backward(loss, weight)
-        progress.loss, progress.batch = loss.detach(), batch_idx + 1
-        if self._after_backward:
-            self._after_backward()
-        if ends_group:
-            self._done = batch_idx + 1
-            self._step()
+        self._trainer.batch_idx = batch_idx
+        outputs, is_step = self.optimization.run(self._train, batch, batch_idx)
+        if is_step:
+            self._done, self._total_done = batch_idx + 1, self._total_batches
+        progress.loss, progress.batch = self.optimization.loss, batch_idx + 1
         if self._end_batch:
             self._end_batch(outputs, batch, batch_idx)
-        if ends_group and session.step % self._plan.log_every_n_steps == 0:
+        every, position = self._plan.log_every_n_steps, session.step
+        if self.optimization.is_manual:
+            position = self._total_batches  # a batch may have several backwards
+        if is_step and every and position % every == 0:
             self._log_step()
-
-    def _step(self) -> None:
-        plan, session, optimizers = self._plan, self._session, self._trainer.optimizers
-        for optimizer in optimizers:
-            if self._before_step:
-                self._before_step(optimizer)
-            if plan.gradient_clip_val is not None:
-                if plan.gradient_clip_algorithm == "norm":
-                    session.clip_grad_norm(optimizer, plan.gradient_clip_val)
-                else:
-                    session.clip_grad_value(optimizer, plan.gradient_clip_val)
-            optimizer.step()
-            optimizer.zero_grad()
-        for schedule in self._of_steps:
-            if session.step % schedule.frequency == 0:
-                schedule.step(self._trainer.callback_metrics, required=False)
 
     def _log_step(self) -> None:
         assert self._recorder.metrics is not None
         values = self._recorder.metrics.of_step()
-        self._trainer.take(values.of_all)
+        self._trainer.take(values.of_all, values.for_loggers)
         self._log(values.for_loggers)
 
     def _log(self, values: dict[str, float]) -> None:
@@ -321,30 +286,38 @@ class Fit:
 
     def _batches_between_validations(self, epoch: int) -> int:
         interval = self._plan.val_check_interval
+        if self._plan.check_val_every_n_epoch is None:
+            return int(interval or 0) if self._validates else 0
         is_whole_epoch = isinstance(interval, float) and interval == 1
         if interval is None or is_whole_epoch or not self._is_due(epoch):
             return 0
         return num_batches("val_check_interval", interval, self._batches, least=1) or 0
 
     def _is_due(self, epoch: int) -> bool:
-        return self._validates and (epoch + 1) % self._plan.check_val_every_n_epoch == 0
+        every = self._plan.check_val_every_n_epoch
+        if every is None:  # the epoch may end with a batch that is due
+            between = self._batches_between_validations(epoch)
+            return between > 0 and self._total_batches % between == 0
+        return self._validates and (epoch + 1) % every == 0
 
     def _validate_if_due(self, epoch: int) -> Values:
         return self._validate() if self._is_due(epoch) else Values({}, {})
 
     def _validate(self) -> Values:
-        return self._evaluation.run("validation", self._val, limit=self._val_batches)
+        with self._trainer.state.during("validate"):
+            return self._evaluation.run("validation", self._val, self._val_batches)
 
     def _end_metrics(self, metrics: Metrics) -> Values:
         """Call the hooks of the epoch's end, which may log too, and return the means."""
         self._recorder.end_batches(self._rows)
+        self._trainer.take(metrics.of_step().of_all)  # of the last step, reported or not
         self._hooks.call_task("on_train_epoch_end")
         self._trainer.take(metrics.of_epoch().of_all)
         self._hooks.call_callbacks("on_train_epoch_end")
         values = metrics.of_epoch()
         self._recorder.remark(metrics, is_main=self._session.is_main)
         metrics.end()
-        self._trainer.take(values.of_all)
+        self._trainer.take(values.of_all, values.for_loggers)
         self._display.progress.shown.update(metrics.in_bar(values))
         return values
 
@@ -353,20 +326,15 @@ class Fit:
         complete = self._is_due(epoch) or not self._validates  # no more metrics will be logged
         for schedule in self._of_epochs:
             if (epoch + 1) % schedule.frequency == 0:
-                schedule.step(values, required=complete)
+                schedule.step(values, required=complete, how=self._schedule_of)
         if self._monitor is not None and self._monitor.name in values:
             self._monitor.see(values[self._monitor.name])
         elif self._monitor is not None and complete:
             raise never_logged(self._monitor.name, values, where="Trainer(monitor=...)")
 
     def _save(self, values: dict[str, float], *, is_last: bool) -> None:
-        if self._plan.enable_checkpointing:
-            self._session.save(
-                values.get(self._monitor.name) if self._monitor else None,
-                mode=self._plan.mode,
-                keep_best=self._plan.save_top_k,
-                wait=is_last,  # the script may end right after it
-            )
+        metric = values.get(self._monitor.name) if self._monitor else None
+        self._saving.end_epoch(metric, wait=is_last)  # the script may end right after it
 
     # Display
 
@@ -383,39 +351,9 @@ class Fit:
     def _begin_stage(self, epoch: int, start: int) -> None:
         before = epoch * (self._batches or 0)
         self._display.progress.begin_stage(
-            self._title(epoch), self._batches, before=before, batch=start
+            self._title(epoch),
+            self._batches,
+            before=before,
+            batch=start,
+            batches_per_step=self._session.accumulate,
         )
-
-
-def length_of(loader: Any) -> int | None:
-    """Return the number of batches of a loader; None if it is unknown."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None
-
-
-def loss_of(outputs: Any) -> torch.Tensor:
-    """Return the loss in the result of ``training_step``.
-
-    Raises:
-        UsageError: The result holds no loss.
-    """
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-    if isinstance(loss, torch.Tensor):
-        return loss
-    what = type(outputs).__name__
-    if isinstance(outputs, Mapping):
-        what = f"a dict with {', '.join(map(str, outputs))}"
-    raise UsageError(
-        Finding(
-            "option-invalid",
-            f"training_step returned {what}, and no loss",
-            where="training_step",
-            why="if one rank leaves out a batch, the others wait for it",
-            fix=(
-                'return the loss, a tensor or a dict with it as "loss"; to leave a batch out:'
-                " return 0 * loss"
-            ),
-        )
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,20 +17,24 @@ import torch
 from paceline.errors import Finding, UsageError
 from paceline.train.session import Session
 from paceline.train.trainer.ends import NO_END, End, mean_of_ends
+from paceline.train.trainer.gathering import gathered
 from paceline.train.trainer.meters import Place, found_at, place_of
 
+EXTREMES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"max": torch.max, "min": torch.min}
+REDUCTIONS = ("mean", "sum", *EXTREMES)
 FOLD_AT = 64  # numbers to add at once: adding each takes several tensor operations
 
 
 class Sum:
-    """The float64 sums of ``number * rows`` and of rows; numbers over no rows are ignored.
+    """Numbers put together in float64, and their rows; numbers over no rows are ignored.
 
     Args:
-        mean: Whether numbers are means over rows; otherwise they are sums, and added unweighted.
+        fx: One of ``REDUCTIONS``: ``"mean"`` adds up ``number * rows``, ``"sum"`` the numbers; the
+            others keep the greatest or the least number.
     """
 
-    def __init__(self, *, mean: bool) -> None:
-        self.mean = mean
+    def __init__(self, fx: str) -> None:
+        self.fx = fx
         self._waiting: list[tuple[Any, int]] = []
         self._total: torch.Tensor | float = 0.0
         self._rows = 0
@@ -58,10 +62,17 @@ class Sum:
             numbers = torch.stack(
                 [torch.as_tensor(number, dtype=torch.float64) for number, _ in waiting]
             )
-            weights = numbers.new_tensor([rows if self.mean else 1 for _, rows in waiting])
-            self._total = self._total + (numbers * weights).sum()
+            self._total = self._with(numbers, [rows for _, rows in waiting])
             self._rows += sum(rows for _, rows in waiting)
         return self._total, self._rows
+
+    def _with(self, numbers: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        """Return the total with more numbers."""
+        if self.fx in EXTREMES:
+            so_far = numbers.new_tensor([float(self._total)] if self._rows else [])
+            return EXTREMES[self.fx](torch.cat([so_far, numbers]))
+        weighted = numbers * numbers.new_tensor(rows) if self.fx == "mean" else numbers
+        return self._total + weighted.sum()
 
 
 class Values(NamedTuple):
@@ -85,7 +96,7 @@ class Entry:
         on_epoch: Whether its mean over the epoch is reported.
         prog_bar: Whether the progress bar shows it.
         logger: Whether loggers get it.
-        mean: As for ``Sum``.
+        fx: As for ``Sum``.
         is_end: Whether it was logged after the last batch, as one number for all rows of a rank.
     """
 
@@ -96,21 +107,21 @@ class Entry:
         on_epoch: bool,
         prog_bar: bool,
         logger: bool,
-        mean: bool,
+        fx: str,
         is_end: bool = False,
     ) -> None:
         self.on_step, self.on_epoch = on_step, on_epoch
         self.prog_bar, self.logger = prog_bar, logger
-        self._how = {
+        self._how: dict[str, Any] = {
             "on_step": on_step,
             "on_epoch": on_epoch,
             "prog_bar": prog_bar,
             "logger": logger,
-            "mean": mean,
+            "fx": fx,
         }
         self.is_end = is_end
         self.last: tuple[Any, int] | None = None
-        self.sum = Sum(mean=mean)
+        self.sum = Sum(fx)
         self.end: End | None = None
         self.meter: Any = None  # an object that computes its own value, as in torchmetrics
 
@@ -122,14 +133,14 @@ class Entry:
             self.sum.add(value, rows)
 
     @property
-    def how(self) -> dict[str, bool]:
+    def how(self) -> dict[str, Any]:
         """The options it was logged with, as arguments for another entry."""
         return {**self._how, "is_end": self.is_end}
 
     @property
     def takes_ends(self) -> bool:
         """Whether a number logged after the last batch is a separate mean."""
-        return self.on_epoch and self.sum.mean and self.sum.is_empty
+        return self.on_epoch and self.sum.fx == "mean" and self.sum.is_empty
 
     def add_end(self, value: Any, rows: int) -> None:
         """Record a number for all rows of this rank; the last one counts."""
@@ -163,7 +174,7 @@ class Metrics:
         sums = []
         for name in names:
             entry = self.entries[name]
-            sums.append(Sum(mean=entry.sum.mean))
+            sums.append(Sum(entry.sum.fx))
             sums[-1].add(*entry.last or (0.0, 0))
             entry.last = None
         return self._named(self._over_ranks(names, sums), ending="_step")
@@ -194,7 +205,7 @@ class Metrics:
 
     def names(
         self, parts: Sequence[tuple[str, Any]]
-    ) -> dict[str, tuple[dict[str, bool], Place | None]]:
+    ) -> dict[str, tuple[dict[str, Any], Place | None]]:
         """Return each name's options and the location of its object, if it has one that computes.
 
         Args:
@@ -210,7 +221,7 @@ class Metrics:
 
     def take_names(
         self,
-        names: Mapping[str, tuple[dict[str, bool], Place | None]],
+        names: Mapping[str, tuple[dict[str, Any], Place | None]],
         parts: Sequence[tuple[str, Any]],
     ) -> None:
         """Record the names of another rank's ``names`` here too, over no rows."""
@@ -231,7 +242,7 @@ class Metrics:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from sums over all ranks; rank 0 holds them from now on."""
         for name, (how, total, rows) in state.items():
-            entry = self.entries[name] = Entry(**how)
+            entry = self.entries[name] = Entry(**_of_older(how))
             if self._session.is_main:
                 entry.sum.begin(total, rows)
 
@@ -257,7 +268,7 @@ class Metrics:
     ) -> dict[str, float]:
         totals = self._totals(names, sums, also=also)
         return {
-            name: _mean(total, rows) if partial.mean else total
+            name: _value(partial.fx, total, rows)
             for name, partial, (total, rows) in zip(names, sums, totals, strict=True)
         }
 
@@ -275,9 +286,8 @@ class Metrics:
         if not names:
             return {}
         mine = [self.entries[name].end or NO_END for name in names]
-        table = self._session.gather(
-            torch.tensor([mine], dtype=torch.float64, device=self._session.device)
-        )
+        ends = torch.tensor(mine, dtype=torch.float64, device=self._session.device)
+        table = gathered(self._session, ends).view(-1, *ends.shape)
         of_ranks = {
             name: [
                 End(value, int(rows), bool(whole), bool(tensor))
@@ -300,8 +310,16 @@ class Metrics:
             for partial in sums
             for part in partial.totals()
         ]
-        whole = self._session.reduce(torch.stack(mine)).tolist()
-        return [(total, int(rows)) for total, rows in zip(whole[::2], whole[1::2], strict=True)]
+        pairs = torch.stack(mine).view(-1, 2)
+        whole = self._session.reduce(pairs).tolist()
+        extremes = [number for number, partial in enumerate(sums) if partial.fx in EXTREMES]
+        if extremes:
+            of_ranks = gathered(self._session, pairs[extremes]).view(-1, len(extremes), 2)
+            for number, column in zip(extremes, of_ranks.unbind(1), strict=True):
+                values = column[column[:, 1] > 0, 0]  # of ranks with rows
+                if len(values):
+                    whole[number][0] = EXTREMES[sums[number].fx](values).item()
+        return [(total, int(rows)) for total, rows in whole]
 
     def _check_names(self, names: Sequence[str]) -> None:
         # Ranks with different names would add up different numbers, or hang. Sum and sum of squares
@@ -325,8 +343,20 @@ class Metrics:
         )
 
 
-def _mean(total: float, rows: int) -> float:
-    return total / rows if rows else math.nan
+def _value(fx: str, total: float, rows: int) -> float:
+    if fx == "sum":
+        return total
+    if not rows:
+        return math.nan
+    return total / rows if fx == "mean" else total
+
+
+def _of_older(how: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a name in a checkpoint, which once had means and sums only."""
+    options = dict(how)
+    if "mean" in options:
+        options["fx"] = "mean" if options.pop("mean") else "sum"
+    return options
 
 
 def number_of(name: str, value: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,30 +25,45 @@ class Schedule:
         interval: ``"epoch"`` or ``"step"``.
         frequency: Number of intervals between steps.
         monitor: Metric passed to its ``step``; empty without one.
+        name: Name for a LearningRateMonitor; None without one.
     """
 
     scheduler: Any
     interval: str = "epoch"
     frequency: int = 1
     monitor: str = ""
+    name: str | None = None
 
-    def step(self, metrics: Mapping[str, Any], *, required: bool) -> None:
+    def step(
+        self,
+        metrics: Mapping[str, Any],
+        *,
+        required: bool,
+        how: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
         """Step the scheduler.
 
         Args:
             metrics: Logged values, by name.
             required: Whether the monitored metric must be among them; otherwise a missing one is
                 ignored.
+            how: Steps it, given the scheduler and the metric or None; its own ``step`` if None.
 
         Raises:
             UsageError: The monitored metric is required and missing.
         """
         if not self.monitor:
-            self.scheduler.step()
+            self._step(how)
         elif self.monitor in metrics:
-            self.scheduler.step(float(metrics[self.monitor]))
+            self._step(how, float(metrics[self.monitor]))
         elif required:
             raise never_logged(self.monitor, metrics, where="configure_optimizers")
+
+    def _step(self, how: Callable[[Any, Any], Any] | None, *metric: float) -> None:
+        if how is None:
+            self.scheduler.step(*metric)
+        else:
+            how(self.scheduler, metric[0] if metric else None)
 
 
 def never_logged(monitor: str, metrics: Mapping[str, Any], *, where: str) -> UsageError:
@@ -97,6 +113,32 @@ def read(configured: Any) -> tuple[list[Optimizer], list[Schedule]]:
         optimizers, _ = _joined(first)
         return optimizers, [_schedule(scheduler) for scheduler in second]
     return _joined(configured)
+
+
+def check_steps(optimizers: Sequence[Optimizer]) -> None:
+    """Refuse optimizers that compute the loss themselves, such as LBFGS.
+
+    Raises:
+        UsageError: ``step`` of an optimizer requires a closure.
+    """
+    for optimizer in optimizers:
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise _needs_closure(type(optimizer).__name__)
+
+
+def _needs_closure(kind: str) -> UsageError:
+    return UsageError(
+        Finding(
+            "option-contradicted",
+            f"{kind} computes the loss several times in a step, and Trainer computes it once",
+            where="configure_optimizers",
+            fix=(
+                "an optimizer with one backward a step, such as AdamW; or a loop over Session with"
+                " optimizer.step(closure)"
+            ),
+        )
+    )
 
 
 def _read_dict(configured: Mapping[str, Any]) -> tuple[list[Optimizer], list[Schedule]]:
@@ -159,6 +201,7 @@ def _schedule(configured: Any, *, monitor: str | None = None) -> Schedule:
         settings.get("interval", "epoch"),
         settings.get("frequency", 1),
         metric if takes_metric else "",  # the other schedulers' step takes no metric
+        settings.get("name"),
     )
 
 

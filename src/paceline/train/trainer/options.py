@@ -4,48 +4,20 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
-
-PRECISIONS = {
-    "32": "32-true",
-    "64": "64-true",
-    "16": "16-mixed",
-    "bf16": "bf16-mixed",
-    "single": "32-true",
-    "double": "64-true",
-}
-ACCELERATORS = {"auto": "", "cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}
-
-# Arguments of Lightning's Trainer that are missing here, with the replacement.
-INSTEAD = {
-    "barebones": "leave it out: features that are off cost nothing",
-    "benchmark": "torch.backends.cudnn.benchmark = True",
-    "detect_anomaly": "torch.autograd.set_detect_anomaly(True)",
-    "deterministic": "torch.use_deterministic_algorithms(True)",
-    "enable_model_summary": "leave it out; print(model) shows the layers",
-    "fast_dev_run": (
-        "Trainer(max_steps=1, limit_val_batches=1, logger=False, enable_checkpointing=False)"
-    ),
-    "inference_mode": "leave it out: evaluation runs under torch.no_grad()",
-    "max_time": "paceline run --max-time 3h script.py",
-    "overfit_batches": "Trainer(limit_train_batches=...) with a DataLoader that does not shuffle",
-    "profiler": "with torch.profiler.profile(): trainer.fit(...)",
-    "sync_batchnorm": "Trainer(strategy=paceline.DDP(sync_batchnorm=True)), on GPUs",
-    "use_distributed_sampler": "leave it out: samples are shared out exactly",
-}
-
+from paceline.train.trainer.lightning_names import refused
 
 # Options of Lightning's self.log without effect here: a mean is always over all rows of all ranks.
 LOG_WITHOUT_EFFECT = (
     "sync_dist",
     "sync_dist_group",
-    "add_dataloader_idx",
     "metric_attribute",
     "enable_graph",
+    "rank_zero_only",
 )
 LOG_OPTIONS = (
     "prog_bar",
@@ -54,6 +26,7 @@ LOG_OPTIONS = (
     "on_epoch",
     "reduce_fx",
     "batch_size",
+    "add_dataloader_idx",
     *LOG_WITHOUT_EFFECT,
 )
 
@@ -75,7 +48,7 @@ def refuse_unknown_log(names: Iterable[str]) -> None:
                     fix=(
                         f"self.log(..., {near}=...)"
                         if near
-                        else f"one of {', '.join(LOG_OPTIONS[:6])}"
+                        else f"one of {', '.join(LOG_OPTIONS[:7])}"
                     ),
                 )
             )
@@ -88,25 +61,27 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
         UsageError: An argument is unknown.
     """
     for name in names:
+        of_lightning = refused("trainer arguments", name)
         near = closest(name, known)
+        hint = f"Trainer({near}=...)" if near else "see help(paceline.Trainer)"
         raise UsageError(
             Finding(
                 "option-unknown",
                 f"Trainer has no argument {name}",
                 where=f"Trainer({name}=...)",
-                fix=INSTEAD.get(name)
-                or (f"Trainer({near}=...)" if near else "see help(paceline.Trainer)"),
+                why=of_lightning.text if of_lightning else "",
+                fix=of_lightning.instead if of_lightning else hint,
             )
         )
 
 
-def invalid(name: str, value: object, what: str, *, fix: str) -> UsageError:
+def invalid(name: str, value: object, what: str, *, fix: str, where: str = "Trainer") -> UsageError:
     """Return the error for an argument's value."""
     return UsageError(
         Finding(
             "option-invalid",
             f"{name}={value!r} is not {what}",
-            where=f"Trainer({name}=...)",
+            where=f"{where}({name}=...)",
             fix=fix,
         )
     )
@@ -117,44 +92,7 @@ def contradiction(what: str, *, where: str, fix: str, why: str = "") -> UsageErr
     return UsageError(Finding("option-contradicted", what, where=where, why=why, fix=fix))
 
 
-def read_precision(precision: str | int) -> str:
-    """Return Session's name of a precision, given in any of Lightning's spellings."""
-    return PRECISIONS.get(str(precision), str(precision))
-
-
-def read_accelerator(accelerator: str) -> str:
-    """Return the requested type of device; empty if any is accepted.
-
-    Raises:
-        UsageError: The accelerator is unknown.
-    """
-    if accelerator not in ACCELERATORS:
-        near = closest(str(accelerator), ACCELERATORS) or "auto"
-        raise invalid(
-            "accelerator",
-            accelerator,
-            f"one of {', '.join(ACCELERATORS)}",
-            fix=f'Trainer(accelerator="{near}")',
-        )
-    return ACCELERATORS[accelerator]
-
-
-def read_devices(devices: int | str | list[int]) -> int | None:
-    """Return the requested number of ranks on a node; None if it follows the launcher.
-
-    Raises:
-        UsageError: The value is not a positive number, or it names devices.
-    """
-    text = str(devices)
-    if text in ("auto", "-1"):
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        fix = "CUDA_VISIBLE_DEVICES=0,1 chooses GPUs; Trainer(devices=2) sets their number"
-        raise invalid("devices", devices, 'a number of ranks or "auto"', fix=fix)
-    return int(text)
-
-
-def count(name: str, value: Any, *, least: int = 1) -> int:
+def count(name: str, value: Any, *, least: int = 1, where: str = "Trainer") -> int:
     """Return a value that must be a whole number.
 
     Raises:
@@ -163,11 +101,15 @@ def count(name: str, value: Any, *, least: int = 1) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return value
     raise invalid(
-        name, value, f"a whole number of at least {least}", fix=f"Trainer({name}={least})"
+        name,
+        value,
+        f"a whole number of at least {least}",
+        where=where,
+        fix=f"{where}({name}={least})",
     )
 
 
-def one_of(name: str, value: str, known: tuple[str, ...]) -> str:
+def one_of(name: str, value: str, known: tuple[str, ...], *, where: str = "Trainer") -> str:
     """Return a value that must be one of ``known``.
 
     Raises:
@@ -176,7 +118,9 @@ def one_of(name: str, value: str, known: tuple[str, ...]) -> str:
     if value in known:
         return value
     near = closest(str(value), known) or known[0]
-    raise invalid(name, value, f"one of {', '.join(known)}", fix=f'Trainer({name}="{near}")')
+    raise invalid(
+        name, value, f"one of {', '.join(known)}", fix=f'{where}({name}="{near}")', where=where
+    )
 
 
 def either(first: str, value: Any, second: str, other: Any) -> Any:
@@ -266,16 +210,23 @@ class Plan:
 
     max_epochs: int | None
     max_steps: int
+    min_epochs: int | None
+    min_steps: int | None
     accumulate_grad_batches: int
     gradient_clip_val: float | None
     gradient_clip_algorithm: str
     log_every_n_steps: int
     val_check_interval: int | float | None
-    check_val_every_n_epoch: int
+    check_val_every_n_epoch: int | None
     num_sanity_val_steps: int
+    reload_dataloaders_every_n_epochs: int
     limit_train_batches: int | float | None
     limit_val_batches: int | float | None
     limit_test_batches: int | float | None
+    limit_predict_batches: int | float | None
+    overfit_batches: int | float
+    fast_dev_run: int | bool
+    max_time: float | None
     enable_checkpointing: bool
     monitor: str | None
     mode: str
@@ -287,15 +238,20 @@ class Plan:
         count("max_epochs", 0 if self.max_epochs is None else self.max_epochs, least=-1)
         count("max_steps", self.max_steps, least=-1)
         count("accumulate_grad_batches", self.accumulate_grad_batches)
-        count("log_every_n_steps", self.log_every_n_steps)
-        count("check_val_every_n_epoch", self.check_val_every_n_epoch)
+        count("log_every_n_steps", self.log_every_n_steps, least=0)
+        count("min_epochs", self.min_epochs or 0, least=0)
+        count("min_steps", self.min_steps or 0, least=0)
+        self._check_when_validated()
         count("num_sanity_val_steps", self.num_sanity_val_steps, least=0)
         count("save_top_k", self.save_top_k, least=0)
+        name = "reload_dataloaders_every_n_epochs"
+        count(name, self.reload_dataloaders_every_n_epochs, least=0)
         for name in (
             "val_check_interval",
             "limit_train_batches",
             "limit_val_batches",
             "limit_test_batches",
+            "limit_predict_batches",
         ):
             part(name, getattr(self, name))
         if self.val_check_interval == 0:
@@ -320,6 +276,17 @@ class Plan:
                     fix=f'Trainer(monitor="val_loss", patience={self.patience})',
                 )
 
+    def _check_when_validated(self) -> None:
+        if self.check_val_every_n_epoch is not None:
+            count("check_val_every_n_epoch", self.check_val_every_n_epoch)
+        elif isinstance(self.val_check_interval, float) or not self.val_check_interval:
+            raise contradiction(
+                "check_val_every_n_epoch=None counts batches over epochs, and val_check_interval is"
+                f" {self.val_check_interval!r}",
+                where="Trainer(check_val_every_n_epoch=None)",
+                fix="Trainer(check_val_every_n_epoch=None, val_check_interval=1000)",
+            )
+
     @property
     def epochs(self) -> int:
         """Number of epochs; ``sys.maxsize`` without a limit."""
@@ -336,7 +303,7 @@ class Plan:
         Raises:
             UsageError: Neither epochs nor steps are limited.
         """
-        if self.max_epochs is None and self.max_steps < 0:
+        if self.max_epochs is None and self.max_steps < 0 and self.max_time is None:
             raise invalid(
                 "max_epochs", None, "a number, nor is max_steps", fix="Trainer(max_epochs=10)"
             )
@@ -347,8 +314,31 @@ class Plan:
                 fix="Trainer(max_epochs=1, limit_train_batches=0)",
             )
 
-    def train_batches(self, length: int | None) -> int | None:
+    def check_manual(self) -> None:
+        """Refuse arguments that manual optimization leaves to the script.
+
+        Raises:
+            UsageError: Clipping or accumulation is requested.
+        """
+        fixes = {
+            "gradient_clip_val": "self.clip_gradients(optimizer, 1.0) in training_step",
+            "accumulate_grad_batches": "step the optimizer in every n-th training_step",
+        }
+        defaults = {"gradient_clip_val": None, "accumulate_grad_batches": 1}
+        for name, fix in fixes.items():
+            if getattr(self, name) != defaults[name]:
+                raise contradiction(
+                    f"under manual optimization training_step does this, and {name} is given",
+                    where=f"Trainer({name}=...)",
+                    fix=fix,
+                )
+
+    def train_batches(self, length: int | None, group: int) -> int | None:
         """Return the number of batches to train on in an epoch; None if it is unknown.
+
+        Args:
+            length: Batches of the loader; None if unknown.
+            group: Batches in a step.
 
         Raises:
             UsageError: There is no batch, or the limit cuts through a group of accumulated batches,
@@ -357,7 +347,6 @@ class Plan:
         if length == 0:
             raise no_batches()
         number = num_batches("limit_train_batches", self.limit_train_batches, length)
-        group = self.accumulate_grad_batches
         if number is None or number == length or number % group == 0:
             return number
         raise contradiction(
@@ -368,18 +357,45 @@ class Plan:
             fix=f"Trainer(limit_train_batches={-(-number // group) * group})",
         )
 
-    def steps(self, num_batches: int | None) -> float:
-        """Return the number of optimizer steps of a whole fit; ``inf`` if it is unknown."""
+    def steps(self, num_batches: int | None, groups: Mapping[int, int]) -> float:
+        """Return the number of optimizer steps of a whole fit; ``inf`` if it is unknown.
+
+        Args:
+            num_batches: Batches of an epoch; None if unknown.
+            groups: For each epoch in which it changes, how many batches make a step.
+        """
         in_epochs = math.inf
         if num_batches is not None and self.epochs < sys.maxsize:
-            in_epochs = self.epochs * math.ceil(num_batches / self.accumulate_grad_batches)
+            in_epochs = sum(
+                num_epochs * math.ceil(num_batches / group)
+                for num_epochs, group in self._spans(groups)
+            )
         return in_epochs if self.max_steps < 0 else min(in_epochs, self.max_steps)
 
-    def batches(self, num_batches: int | None) -> int | None:
-        """Return the number of batches of a whole fit; None if it is unknown."""
-        limits = []
-        if num_batches is not None and self.epochs < sys.maxsize:
-            limits.append(self.epochs * num_batches)
-        if self.max_steps >= 0:
-            limits.append(self.max_steps * self.accumulate_grad_batches)
-        return min(limits, default=None)
+    def batches(self, num_batches: int | None, groups: Mapping[int, int]) -> int | None:
+        """Return the number of batches of a whole fit; None if it is unknown.
+
+        Args:
+            num_batches: As for ``steps``.
+            groups: As for ``steps``.
+        """
+        if self.max_steps < 0:
+            is_known = num_batches is not None and self.epochs < sys.maxsize
+            return self.epochs * (num_batches or 0) if is_known else None
+        if num_batches is None:
+            return self.max_steps * groups[0] if len(groups) == 1 else None
+        done, steps_left = 0, self.max_steps
+        for num_epochs, group in self._spans(groups):
+            steps_of_epoch = math.ceil(num_batches / group)
+            whole = min(num_epochs, steps_left // steps_of_epoch if steps_of_epoch else num_epochs)
+            done += whole * num_batches
+            steps_left -= whole * steps_of_epoch
+            if whole < num_epochs:
+                return done + steps_left * group
+        return done
+
+    def _spans(self, groups: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+        """Yield how many epochs have the same number of batches in a step, and that number."""
+        starts = sorted(groups)
+        for start, end in zip(starts, [*starts[1:], self.epochs], strict=True):
+            yield max(0, min(end, self.epochs) - start), groups[start]

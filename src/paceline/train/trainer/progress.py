@@ -47,16 +47,22 @@ class Progress:
         self._start_s = monotonic()
         self._marks: deque[tuple[float, int]] = deque()
 
-    def begin(self, *, done: int, total: int | None, batches_per_step: int) -> None:
+    def begin(self, *, done: int, total: int | None) -> None:
         """Record that training begins after ``done`` of ``total`` batches."""
-        self._batches_per_step = batches_per_step
         self._start_s, self._done_at_start, self.total = monotonic(), done, total
         self.loss, self.shown = None, {}
 
     def begin_stage(
-        self, stage: str, num_batches: int | None, *, before: int = 0, batch: int = 0
+        self,
+        stage: str,
+        num_batches: int | None,
+        *,
+        before: int = 0,
+        batch: int = 0,
+        batches_per_step: int = 1,
     ) -> None:
         """Begin a stage, after ``before`` batches of earlier stages and ``batch`` of this one."""
+        self._batches_per_step = batches_per_step
         self.stage, self.num_batches, self._before, self.batch = stage, num_batches, before, batch
         self._marks = deque()  # a new object: the bar's thread may iterate over the old one
 

@@ -11,7 +11,7 @@ import torch
 from paceline.errors import Finding, UsageError
 from paceline.text import terminal
 from paceline.train.trainer.ends import differ, remarks
-from paceline.train.trainer.metrics import Entry, Metrics, number_of
+from paceline.train.trainer.metrics import REDUCTIONS, Entry, Metrics, number_of
 from paceline.train.trainer.options import one_of
 from paceline.train.trainer.progress import Progress
 
@@ -27,6 +27,7 @@ class Recorder:
         self.metrics: Metrics | None = None
         self._in_step = False  # in a training batch, numbers are reported by step and not as a mean
         self._rows: int | None = None
+        self._loader: int | None = None  # number of the evaluated loader, if there are several
         self._at_end = False  # after the last batch: numbers are of all rows of this rank
         self._progress = progress
         self._remarked: set[tuple[str, bool]] = set()  # reported names; whether ranks differed
@@ -41,6 +42,10 @@ class Recorder:
         """
         self._rows, self._in_step, self._at_end = rows, is_step, False
 
+    def begin_loader(self, number: int | None) -> None:
+        """Record that an evaluation of several loaders begins one of them; None ends it."""
+        self._loader = number
+
     def end_batches(self, num_rows: int) -> None:
         """Begin the end of an epoch or evaluation, in which this rank had ``num_rows`` rows."""
         self._rows, self._in_step, self._at_end = num_rows, False, True
@@ -48,15 +53,26 @@ class Recorder:
     @contextmanager
     def within(self, metrics: Metrics | None) -> Iterator[None]:
         """Record numbers logged inside the context in ``metrics``; None refuses them."""
-        before = self.metrics, self._in_step, self._rows, self._at_end
+        before = self.metrics, self._in_step, self._rows, self._at_end, self._loader
         self.metrics, self._in_step, self._rows, self._at_end = metrics, False, None, False
+        self._loader = None
         try:
             yield
         finally:
-            self.metrics, self._in_step, self._rows, self._at_end = before
+            self.metrics, self._in_step, self._rows, self._at_end, self._loader = before
 
-    def log(self, name: str, value: Any, *, batch_size: int | None, **how: Any) -> None:
+    def log(
+        self,
+        name: str,
+        value: Any,
+        *,
+        batch_size: int | None,
+        add_dataloader_idx: bool = True,
+        **how: Any,
+    ) -> None:
         """Record a number; see ``Trainer.log``."""
+        if self._loader is not None and add_dataloader_idx:
+            name = f"{name}/dataloader_idx_{self._loader}"
         if self.metrics is None:
             raise _refusal(
                 name,
@@ -121,10 +137,8 @@ def _entry(
             f"on_step={on_step} and on_epoch={on_epoch} leave nothing to log{where}",
             "on_epoch=True",
         )
-    fx = one_of("reduce_fx", getattr(reduce_fx, "__name__", reduce_fx), ("mean", "sum"))
-    return Entry(
-        on_step=on_step, on_epoch=on_epoch, prog_bar=prog_bar, logger=logger, mean=fx == "mean"
-    )
+    fx = one_of("reduce_fx", getattr(reduce_fx, "__name__", reduce_fx), REDUCTIONS)
+    return Entry(on_step=on_step, on_epoch=on_epoch, prog_bar=prog_bar, logger=logger, fx=fx)
 
 
 def _refusal(name: str, what: str, fix: str) -> UsageError:

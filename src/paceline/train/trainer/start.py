@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from paceline import env, world
+from paceline import env
+from paceline.machine import own_world
 from paceline.text import terminal
 from paceline.train.session import Session
 from paceline.train.trainer.options import contradiction
@@ -49,7 +50,12 @@ def start_ranks(devices: int | None, num_nodes: int) -> None:
 
 
 def _launcher() -> str:
-    return world.from_environ(env.snapshot(), in_terminal=env.in_terminal()).launcher
+    return own_world.read().launcher
+
+
+def local_world_size() -> int:
+    """Return the number of ranks on this node."""
+    return own_world.read().local_world_size
 
 
 def _script() -> list[str] | None:

@@ -1,37 +1,37 @@
-"""The public Trainer class: its arguments, properties and methods; ``fitting`` has the loop."""
+"""The public Trainer class: its arguments and methods; ``running`` and ``fitting`` do the work."""
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch.optim import Optimizer
 
-from paceline.errors import Finding, UsageError
 from paceline.rundir.files import RunDir
 from paceline.train.logging import Logger
 from paceline.train.session import Session
-from paceline.train.trainer import optimizers, options, resuming
-from paceline.train.trainer.data import Data, is_data
-from paceline.train.trainer.fitting import Evaluation, Fit, length_of
-from paceline.train.trainer.hooks import Callback, Hooks, check_callbacks, check_data, check_task
-from paceline.train.trainer.progress import Display, Progress
-from paceline.train.trainer.recorder import Recorder
+from paceline.train.trainer import loggers as logger_kinds
+from paceline.train.trainer import options, profiling
+from paceline.train.trainer.arguments import (
+    normalized,
+    read_accelerator,
+    read_devices,
+    read_precision,
+    read_strategy,
+)
+from paceline.train.trainer.callback import Callback
+from paceline.train.trainer.callbacks import ModelSummary, Timer
+from paceline.train.trainer.checks import check_callbacks, check_task
+from paceline.train.trainer.running import Running, Settings
 from paceline.train.trainer.start import check_device, check_world, start_ranks
-from paceline.train.trainer.work import Work
-
-STAGES = {"validation": ("val", "validate"), "test": ("test", "test")}  # for loaders and setup
 
 
-class Trainer:
+class Trainer(Running):
     """Runs the training loop of a task; the result is the same with any number of ranks.
 
         trainer = paceline.Trainer(max_epochs=10, monitor="val_loss", patience=3)
@@ -48,26 +48,50 @@ class Trainer:
     Args:
         max_epochs: Epochs to train. None, if ``max_steps`` is set, or -1 means no limit.
         max_steps: Optimizer steps to train; -1 means no limit.
+        min_epochs: Epochs before which neither ``should_stop`` nor ``patience`` ends training.
+        min_steps: The same for optimizer steps.
+        max_time: When to end training: ``"DD:HH:MM:SS"``, a timedelta, or its arguments in a dict.
         accelerator: Required device of the ranks: ``"auto"``, ``"cpu"`` or ``"gpu"``.
         devices: Ranks on a node; ``"auto"`` (or -1) keeps those of the launcher. A script started
-            by ``python script.py`` restarts itself under ``paceline run``.
+            by ``python script.py`` restarts itself under ``paceline run``. A list of devices must
+            count up from 0.
         num_nodes: Nodes that the run must have been started on.
-        strategy: As for ``Session``.
+        strategy: As for ``Session``, or in Lightning's spellings.
+        sync_batchnorm: Whether batch norm computes its statistics over all ranks; on GPUs only.
         precision: As for ``Session``, or in Lightning's spellings.
         accumulate_grad_batches: Batches in an optimizer step.
-        gradient_clip_val: Norm or value to clip gradients to; None for no clipping.
+        gradient_clip_val: Norm or value to clip gradients to; None or 0 for no clipping.
         gradient_clip_algorithm: ``"norm"`` or ``"value"``.
-        log_every_n_steps: Steps between reports of ``on_step`` numbers; each is a collective.
+        log_every_n_steps: Steps between reports of ``on_step`` numbers; each is a collective. 0
+            means never.
         val_check_interval: Batches, or fraction of them, between validations within an epoch; there
             is always one after the epoch.
-        check_val_every_n_epoch: Validation runs in every n-th epoch only.
+        check_val_every_n_epoch: Validation runs in every n-th epoch only. None counts the batches
+            of ``val_check_interval`` over epochs, without a validation after the epoch.
         num_sanity_val_steps: Batches to validate with before training; the results are discarded.
+            -1 means all.
+        reload_dataloaders_every_n_epochs: Epochs after which ``train_dataloader`` and
+            ``val_dataloader`` are called again; 0 for once a ``fit``.
         limit_train_batches: Batches, or fraction of them, to train on in each epoch.
         limit_val_batches: The same for validation; 0 disables it.
         limit_test_batches: The same for tests.
+        limit_predict_batches: The same for predictions.
+        overfit_batches: Batches, or fraction of them, to train on in each epoch in the dataset's
+            order, and to validate with. 0 means no such limit.
+        fast_dev_run: Whether to run one batch of everything, or so many, and to leave no traces.
+        deterministic: Whether torch must use deterministic algorithms; ``"warn"`` only warns where
+            there are none. None leaves the setting as it is.
+        benchmark: Whether cuDNN tries its algorithms; None leaves the setting as it is.
+        inference_mode: Whether evaluations run in torch's inference mode instead of ``no_grad``.
+        detect_anomaly: Whether backward reports which operation made a NaN; slow.
+        profiler: ``"simple"`` for a table of the loop's parts, ``"pytorch"`` for torch's profiler,
+            or a ``torch.profiler.profile``.
+        use_distributed_sampler: Must be True: samples are shared out exactly.
         callbacks: Objects with some of the methods of ``paceline.trainer.Callback``.
-        logger: True for ``metrics.csv`` in the run folder, False for none, or as ``loggers`` of
-            Session.
+        logger: True for ``metrics.csv`` in the run folder, False for none, or as
+            ``loggers`` of Session, or loggers of ``paceline.loggers``, or any
+            object with ``log_metrics``.
+        enable_model_summary: Whether a ``fit`` begins with a table of the model's parts.
         enable_progress_bar: Whether to show a bar, on a terminal, and a line for each epoch.
         enable_checkpointing: Whether to save after each epoch, and keep the last two and the best.
         monitor: Metric that determines the best checkpoint, and when to stop.
@@ -86,38 +110,47 @@ class Trainer:
 
     Raises:
         UsageError: An argument is unknown, invalid, or contradicts how the run was started.
-
-    Attributes:
-        session: The Session of the Trainer.
-        callback_metrics: Values logged last, by name: exact means as tensors.
-        should_stop: Set it to end training after the epoch; one rank is enough.
-        console: Console of the progress, rich's for stderr.
     """
 
     def __init__(
         self,
         *,
         max_epochs: int | None = None,
-        max_steps: int = -1,
-        accelerator: str = "auto",
-        devices: int | str = "auto",
+        max_steps: int | None = -1,
+        min_epochs: int | None = None,
+        min_steps: int | None = None,
+        max_time: Any = None,
+        accelerator: str | None = "auto",
+        devices: int | str | list[int] | None = "auto",
         num_nodes: int = 1,
         strategy: Any = "ddp",
-        precision: str | int = "32-true",
-        accumulate_grad_batches: int = 1,
+        sync_batchnorm: bool = False,
+        precision: str | int | None = "32-true",
+        accumulate_grad_batches: int | None = 1,
         gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str = "norm",
-        log_every_n_steps: int = 50,
+        gradient_clip_algorithm: str | None = "norm",
+        log_every_n_steps: int | None = 50,
         val_check_interval: int | float | None = None,
-        check_val_every_n_epoch: int = 1,
-        num_sanity_val_steps: int = 0,
+        check_val_every_n_epoch: int | None = 1,
+        num_sanity_val_steps: int | None = 0,
+        reload_dataloaders_every_n_epochs: int | None = 0,
         limit_train_batches: int | float | None = None,
         limit_val_batches: int | float | None = None,
         limit_test_batches: int | float | None = None,
-        callbacks: Callback | Sequence[Any] = (),
-        logger: bool | str | Logger | Sequence[Logger | str] = True,
-        enable_progress_bar: bool = True,
-        enable_checkpointing: bool = True,
+        limit_predict_batches: int | float | None = None,
+        overfit_batches: int | float | None = 0,
+        fast_dev_run: int | bool = False,
+        deterministic: bool | str | None = None,
+        benchmark: bool | None = None,
+        inference_mode: bool | None = False,
+        detect_anomaly: bool = False,
+        profiler: Any = None,
+        use_distributed_sampler: bool | None = True,
+        callbacks: Callback | Sequence[Any] | None = (),
+        logger: bool | str | Logger | Sequence[Any] | None = True,
+        enable_progress_bar: bool | None = True,
+        enable_model_summary: bool | None = False,
+        enable_checkpointing: bool | None = True,
         monitor: str | None = None,
         mode: str = "min",
         patience: int | None = None,
@@ -132,81 +165,38 @@ class Trainer:
     ) -> None:
         arguments = dict(locals())
         options.refuse_unknown(unknown, set(inspect.signature(Trainer).parameters) - {"unknown"})
-        self._plan = options.Plan(
-            **{field.name: arguments[field.name] for field in fields(options.Plan)}
-        )
-        self._callbacks = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-        check_callbacks(self._callbacks)
-        device_type = options.read_accelerator(accelerator)
-        num_ranks = options.read_devices(devices)
+        values = normalized(arguments)
+        plan = options.Plan(**{field.name: values[field.name] for field in fields(options.Plan)})
+        callback_list = _callbacks(values)
+        loggers = logger_kinds.read(values["logger"])
+        device_type, num_ranks = read_accelerator(accelerator), read_devices(devices)
         start_ranks(num_ranks, options.count("num_nodes", num_nodes))
-        self._for_session = {
-            "precision": options.read_precision(precision),
-            "accumulate": accumulate_grad_batches,
-            "strategy": "ddp" if strategy == "auto" else strategy,
+        for_session = {
+            "precision": read_precision(precision),
+            "accumulate": values["accumulate_grad_batches"],
+            "strategy": read_strategy(strategy, sync_batchnorm=sync_batchnorm),
             "seed": seed,
             "run_dir": _shared(
                 options.either("run_dir", run_dir, "default_root_dir", default_root_dir)
             ),
-            "loggers": _loggers(logger),
+            "loggers": logger_kinds.for_session(loggers),
         }
-        self.session = Session(**self._for_session)
-        check_world(num_ranks, num_nodes, self.session)
-        check_device(device_type, self.session)
-        self._seed, self._per_rank, self._resume = seed or 0, per_rank_batch_size, resume
-        self._with_bar, self.console = enable_progress_bar, Console(stderr=True)
-        self._progress = Progress()
-        self._recorder = Recorder(self._progress)
-        self._work: Work | None = None
-        self._data: Data | None = None
-        self.optimizers: list[Optimizer] = []
-        self.num_training_batches: int | None = None
-        self.current_epoch = 0
-        self.should_stop = False
-        self.callback_metrics: dict[str, torch.Tensor] = {}
-
-    # Properties
-
-    @property
-    def global_step(self) -> int:
-        """Number of optimizer steps so far."""
-        return self.session.step
-
-    @property
-    def global_rank(self) -> int:
-        """Global rank of this process."""
-        return self.session.rank
-
-    @property
-    def local_rank(self) -> int:
-        """Rank on this node."""
-        return self.session.local_rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.session.world_size
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is rank 0."""
-        return self.session.is_main
-
-    @property
-    def max_epochs(self) -> int | None:
-        """The argument ``max_epochs``."""
-        return self._plan.max_epochs
-
-    @property
-    def max_steps(self) -> int:
-        """The argument ``max_steps``."""
-        return self._plan.max_steps
-
-    @property
-    def estimated_stepping_batches(self) -> int | float:
-        """Optimizer steps of the whole ``fit``, for a scheduler; ``inf`` if unknown."""
-        steps = self._plan.steps(self.num_training_batches)
-        return steps if math.isinf(steps) else int(steps)
+        session = Session(**for_session)
+        check_world(num_ranks, num_nodes, session)
+        check_device(device_type, session)
+        logger_kinds.join(loggers, session)
+        settings = Settings(
+            for_session=for_session,
+            per_rank=per_rank_batch_size,
+            resume=resume,
+            seed=seed or 0,
+            detects_anomaly=detect_anomaly,
+            profiler=profiling.read(profiler),
+        )
+        super().__init__(plan, settings, session=session, callbacks=callback_list, loggers=loggers)
+        self.shows_progress = values["enable_progress_bar"]
+        self.inference_mode, self.profiler = values["inference_mode"], profiler
+        _set_algorithms(deterministic, benchmark)
 
     # Methods
 
@@ -217,47 +207,28 @@ class Trainer:
         val_dataloaders: Any = None,
         datamodule: Any = None,
         ckpt_path: str | os.PathLike[str] | None = None,
+        weights_only: bool | None = None,
     ) -> None:
         """Train a task.
 
         Args:
             model: The task.
-            train_dataloaders: A DataLoader, or the data object.
-            val_dataloaders: A DataLoader to validate with, without a data object.
+            train_dataloaders: A DataLoader, a list, dict or CombinedLoader of them, or the data
+                object.
+            val_dataloaders: A DataLoader to validate with, or several, without a data object.
             datamodule: The data object.
             ckpt_path: Checkpoint to resume from: ``"last"``, ``"best"`` or a path; else see
                 ``resume``.
+            weights_only: Accepted; the checkpoint is one that the Trainer saved.
 
         Raises:
             UsageError: The task or the data is unsuitable, or the checkpoint does not exist.
         """
         check_task(model, "training_step", "configure_optimizers")
         self._plan.check_has_end()
-        data = self._connect(
-            model, train_dataloaders, datamodule, train=train_dataloaders, val=val_dataloaders
-        )
-        if self._work is not None:  # another fit is a new run, with other steps and models
-            self.session = self._another_session()
-        data.prepare(self.session, "fit", seed=self._seed)
-        train = self._loader(data, "train")
-        validates = callable(getattr(model, "validation_step", None))
-        val = self._loader(data, "val") if validates else None
-        self.num_training_batches = self._plan.train_batches(length_of(train))
-        self.optimizers, schedules = optimizers.read(model.configure_optimizers())
-        self.should_stop, self.callback_metrics = False, {}
-        self._work = Work(model, self.session, self.optimizers)
-        evaluation = self._evaluation(self._work)
-        fit = Fit(evaluation, self._plan, train=train, val=val, schedules=schedules)
-        evaluation.hooks.call("on_fit_start")
-        self.session.register(trainer=fit, **optimizers.with_state(schedules))
-        resuming.restore_for_fit(
-            self.session,
-            ckpt_path,
-            resume=self._resume,
-            chose_folder=self._for_session["run_dir"] is not None,
-        )
-        fit.run()
-        evaluation.hooks.call("on_fit_end")
+        loaders = {"train": train_dataloaders, "val": val_dataloaders}
+        data = self._connect(model, train_dataloaders, datamodule, **loaders)
+        self._run_fit(model, data, ckpt_path)
 
     def validate(
         self,
@@ -266,22 +237,28 @@ class Trainer:
         ckpt_path: str | os.PathLike[str] | None = None,
         verbose: bool = True,
         datamodule: Any = None,
+        weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
         """Return the exact means over all samples of what ``validation_step`` logs, in a list.
 
         Args:
             model: The task. None means the last ``fit``'s, from its best checkpoint with a
-                ``monitor``.
-            dataloaders: A DataLoader, or the data object; those of the last ``fit`` if None.
+                ``monitor`` or a ModelCheckpoint.
+            dataloaders: A DataLoader, a list of them, or the data object; those of the last
+                ``fit`` if None.
             ckpt_path: Checkpoint to evaluate instead: ``"last"``, ``"best"`` or a path.
             verbose: Whether to print the means.
             datamodule: The data object.
+            weights_only: Accepted; the checkpoint is one that the Trainer saved.
+
+        Returns:
+            A dict for each loader.
 
         Raises:
             UsageError: The task, data or checkpoint is missing or unsuitable.
         """
         return self._evaluate(
-            "validation", model, ckpt_path, verbose, dataloaders=dataloaders, datamodule=datamodule
+            "validate", model, ckpt_path, verbose, dataloaders=dataloaders, datamodule=datamodule
         )
 
     def test(
@@ -291,10 +268,48 @@ class Trainer:
         ckpt_path: str | os.PathLike[str] | None = None,
         verbose: bool = True,
         datamodule: Any = None,
+        weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
         """Return the exact means over all samples of what ``test_step`` logs; as ``validate``."""
         return self._evaluate(
             "test", model, ckpt_path, verbose, dataloaders=dataloaders, datamodule=datamodule
+        )
+
+    def predict(
+        self,
+        model: Any = None,
+        dataloaders: Any = None,
+        datamodule: Any = None,
+        return_predictions: bool | None = None,
+        ckpt_path: str | os.PathLike[str] | None = None,
+        weights_only: bool | None = None,
+    ) -> list[Any] | None:
+        """Return what ``predict_step`` returns for each batch; the same on any number of ranks.
+
+        Args:
+            model: The task; as for ``validate``.
+            dataloaders: A DataLoader, a list of them, or the data object; those of the last
+                ``fit`` if None.
+            datamodule: The data object.
+            return_predictions: Whether to return them, and so to keep them in memory; True if
+                None.
+            ckpt_path: Checkpoint to predict with instead: ``"last"``, ``"best"`` or a path.
+            weights_only: Accepted; the checkpoint is one that the Trainer saved.
+
+        Returns:
+            A list with the result for each batch, all samples in the dataset's order on every rank;
+            with several loaders a list of these lists; None without ``return_predictions``.
+
+        Raises:
+            UsageError: The task, data or checkpoint is missing or unsuitable, or on several ranks
+                a result is not made of tensors with a row for each sample.
+        """
+        return self._predict(
+            model,
+            ckpt_path,
+            dataloaders=dataloaders,
+            datamodule=datamodule,
+            returns=return_predictions is not False,
         )
 
     def log(
@@ -308,6 +323,7 @@ class Trainer:
         on_epoch: bool | None = None,
         reduce_fx: Any = "mean",
         batch_size: int | None = None,
+        add_dataloader_idx: bool = True,
         **without_effect: Any,
     ) -> None:
         """Log a number from inside a step or a hook of the epoch's end. Call it on all ranks.
@@ -322,8 +338,11 @@ class Trainer:
                 default in ``training_step``. (The progress bar shows rank 0's at once.)
             on_epoch: Whether loggers get the mean over all rows of the epoch; the default
                 elsewhere. With both, the names end in ``_step`` and ``_epoch``.
-            reduce_fx: ``"mean"``, or ``"sum"`` for numbers that are sums.
+            reduce_fx: ``"mean"``; ``"sum"`` for numbers that are sums; ``"max"`` or ``"min"`` for
+                those that are the greatest or the least of their rows.
             batch_size: Rows that the number is the mean of; taken from the batch if None.
+            add_dataloader_idx: Whether the name ends in ``/dataloader_idx_0`` if an evaluation has
+                several loaders.
             **without_effect: ``sync_dist`` and others of Lightning; means are always exact.
 
         Raises:
@@ -335,6 +354,7 @@ class Trainer:
             name,
             value,
             batch_size=batch_size,
+            add_dataloader_idx=add_dataloader_idx,
             prog_bar=prog_bar,
             logger=logger,
             on_step=on_step,
@@ -342,106 +362,71 @@ class Trainer:
             reduce_fx=reduce_fx,
         )
 
-    def take(self, values: Mapping[str, float]) -> None:
-        """Store exact values for callbacks."""
-        self.callback_metrics.update(
-            {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
-        )
-
-    # Implementation
-
-    def _connect(self, task: Any, first: Any, datamodule: Any, **loaders: Any) -> Data:
-        """Connect task and data to this trainer."""
-        if is_data(first):
-            loaders = {
-                stage: None if loader is first else loader for stage, loader in loaders.items()
-            }
-            datamodule = options.either("the second argument", first, "datamodule", datamodule)
-        if datamodule is not None and any(loader is not None for loader in loaders.values()):
-            raise options.contradiction(
-                "a data object and loaders are both given",
-                where="Trainer",
-                fix="trainer.fit(task, data), or trainer.fit(task, train_loader, val_loader)",
-            )
-        check_data(datamodule)
-        for owner in (task, datamodule):
-            if owner is not None:
-                with contextlib.suppress(AttributeError):  # a class with slots works without it
-                    owner.trainer = self
-        self._data = Data(task, datamodule, loaders)
-        return self._data
-
-    def _loader(self, data: Data, stage: str, *, evaluates: bool = False) -> Any:
-        loader = data.loader(self.session, stage, per_rank=self._per_rank, evaluates=evaluates)
-        if loader is None and stage != "val":
-            raise UsageError(
-                Finding(
-                    "option-invalid",
-                    f"there is no loader for {stage}",
-                    where=f"trainer.{'fit' if stage == 'train' else stage}(...)",
-                    fix=f"def {stage}_dataloader(self): return DataLoader(...), or pass one",
-                )
-            )
-        return loader
-
-    def _evaluation(self, work: Work) -> Evaluation:
-        display = Display(
-            self._progress, self.console, enabled=self._with_bar and self.session.is_main
-        )
-        return Evaluation(
-            self, work, self._recorder, display, Hooks(self, work.task, self._callbacks)
-        )
-
-    def _evaluate(
+    def save_checkpoint(
         self,
-        stage: str,
-        model: Any,
-        ckpt_path: str | os.PathLike[str] | None,
-        verbose: bool,
-        *,
-        dataloaders: Any,
-        datamodule: Any,
-    ) -> list[dict[str, float]]:
-        if model is None and self._work is not None:
-            model = self._work.task
-            ckpt_path = ckpt_path or ("best" if self._plan.saves_best else None)
-        check_task(model, f"{stage}_step")
-        loader_stage, data_stage = STAGES[stage]
-        is_known = self._work is not None and self._work.task is model
-        has_new_data = dataloaders is not None or datamodule is not None
-        data = self._data
-        if data is None or has_new_data or not is_known:
-            data = self._connect(model, dataloaders, datamodule, **{loader_stage: dataloaders})
-        work = self._work_of(model)
-        data.prepare(self.session, data_stage, seed=self._seed)
-        if ckpt_path is not None:
-            # By its folder, so that the message reports a loaded checkpoint: nothing is resumed
-            # here.
-            folder = self.session.run_dir.checkpoints
-            resuming.restore(self.session, folder if ckpt_path == "last" else ckpt_path)
-        loader = self._loader(data, loader_stage, evaluates=True)
-        option = f"limit_{loader_stage}_batches"
-        limit = options.num_batches(option, getattr(self._plan, option), length_of(loader))
-        evaluation = self._evaluation(work)
-        with evaluation.display.bar():
-            values = evaluation.run(stage, loader, limit=limit).for_loggers
-        self.session.log(values)
-        if verbose:
-            evaluation.display.line(stage, values)
-        return [values]
+        filepath: str | os.PathLike[str],
+        weights_only: bool | None = None,
+        storage_options: Any = None,
+    ) -> None:
+        """Save a checkpoint to a path, on all ranks together.
 
-    def _work_of(self, task: Any) -> Work:
-        """Return a task that is set up, in a new Session if another task used this one."""
-        if self._work is not None and self._work.task is task:
-            return self._work
-        if self._work is not None:
-            self.session = self._another_session()
-        self._work = Work(task, self.session)
-        return self._work
+        While an epoch ends (in ``on_train_epoch_end``, for example) it is saved when its schedulers
+        have stepped; a file of weights is always written at once.
 
-    def _another_session(self) -> Session:
-        """Return a new Session in the same run folder; ``restore_for_fit`` keeps fits separate."""
-        return Session(**{**self._for_session, "run_dir": self.session.run_dir})
+        Args:
+            filepath: Folder of the checkpoint, which is replaced if it exists; or a file.
+            weights_only: Whether to save only weights and hyperparameters in one file, as
+                ``torch.load`` and Lightning read it.
+            storage_options: Must be None.
+
+        Raises:
+            UsageError: No task was run before, or an option is unsuitable.
+            RunError: The checkpoint cannot be written.
+        """
+        if storage_options is not None:
+            raise options.invalid(
+                "storage_options", storage_options, "None", fix="trainer.save_checkpoint(path)"
+            )
+        self._save_to(Path(filepath), weights_only=bool(weights_only))
+
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip the gradients of an optimizer; None means the Trainer's own arguments."""
+        limit = self.gradient_clip_val if gradient_clip_val is None else gradient_clip_val
+        algorithm = gradient_clip_algorithm or self.gradient_clip_algorithm
+        if not limit:
+            return
+        if options.one_of("gradient_clip_algorithm", algorithm, ("norm", "value")) == "norm":
+            self.session.clip_grad_norm(optimizer, limit)
+        else:
+            self.session.clip_grad_value(optimizer, limit)
+
+
+def _callbacks(values: dict[str, Any]) -> list[Any]:
+    """Return the callbacks, with those that other arguments stand for.
+
+    Raises:
+        UsageError: A callback is unsuitable, or contradicts an argument.
+    """
+    requested = values["callbacks"]
+    callbacks = list(requested) if isinstance(requested, list | tuple) else [requested]
+    check_callbacks(callbacks)
+    if values["max_time"] is not None:
+        callbacks.append(Timer({"seconds": values["max_time"]}))
+    if values["enable_model_summary"]:
+        callbacks.append(ModelSummary())
+    saves = [callback for callback in callbacks if hasattr(callback, "best_model_path")]
+    if saves and not values["enable_checkpointing"] and not values["fast_dev_run"]:
+        raise options.contradiction(
+            f"enable_checkpointing=False, and there is a {type(saves[0]).__name__}",
+            where="Trainer(callbacks=...)",
+            fix="leave one of them out",
+        )
+    return callbacks
 
 
 def _shared(run_dir: Any) -> Any:
@@ -449,21 +434,11 @@ def _shared(run_dir: Any) -> Any:
     return None if run_dir is None else RunDir(Path(run_dir))
 
 
-def _loggers(logger: Any) -> Sequence[Logger | str]:
-    """Return the loggers for Session."""
-    if isinstance(logger, bool):
-        return ("csv",) if logger else ()
-    loggers = list(logger) if isinstance(logger, list | tuple) else [logger]
-    for target in loggers:
-        if not isinstance(target, str) and not _can_log(target):
-            raise options.invalid(
-                "logger",
-                type(target).__name__,
-                "a name, or an object with log(values, step) and close()",
-                fix='Trainer(logger="tensorboard")',
-            )
-    return loggers
-
-
-def _can_log(target: Any) -> bool:
-    return all(callable(getattr(target, method, None)) for method in ("log", "close"))
+def _set_algorithms(deterministic: bool | str | None, benchmark: bool | None) -> None:
+    """Set which algorithms torch chooses, for the whole process."""
+    if deterministic is not None:
+        if deterministic is not True and deterministic is not False:
+            options.one_of("deterministic", deterministic, ("warn",))
+        torch.use_deterministic_algorithms(bool(deterministic), warn_only=deterministic == "warn")
+    if benchmark is not None:
+        torch.backends.cudnn.benchmark = benchmark

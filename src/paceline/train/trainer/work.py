@@ -54,13 +54,23 @@ class Work:
         )
         self._methods: dict[str, Callable[..., Any]] = {}
 
-    def train(self, batch: Any, batch_idx: int) -> Any:
+    def train(self, *inputs: Any) -> Any:
         """Return the result of ``training_step``, called so that backward averages gradients."""
-        return self._call(self._wrapped, "training_step", batch, batch_idx)
+        return self._call(self._wrapped, self._method("training_step"), *inputs)
 
-    def evaluate(self, step: str, batch: Any, batch_idx: int) -> Any:
-        """Return the result of ``validation_step`` or ``test_step``, called without DDP."""
-        return self._call(self.module, step, batch, batch_idx)
+    def evaluate(self, step: str, *inputs: Any) -> Any:
+        """Return the result of a step, called without DDP."""
+        return self._call(self.module, self._method(step), *inputs)
+
+    def reduced(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return a loss that was computed without DDP, so that its backward averages gradients.
+
+        DDP prepares for a backward at the end of its forward, by the graph of what that returns.
+        """
+        if self._wrapped is self.module:
+            return loss
+        result: torch.Tensor = self._call(self._wrapped, lambda: loss)
+        return result
 
     def parts(self) -> Iterator[tuple[str, Any]]:
         """Yield the task's modules and attributes by name."""
@@ -68,12 +78,16 @@ class Work:
         yield from vars(self.task).items()
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Switch to evaluation mode; afterwards restore every module's mode."""
+    def evaluating(self, *, inference: bool = False) -> Iterator[None]:
+        """Switch to evaluation mode; afterwards restore every module's mode.
+
+        Args:
+            inference: Whether to use torch's inference mode instead of ``no_grad``.
+        """
         modes = [(module, module.training) for module in self.module.modules()]
         self.module.eval()
         try:
-            with torch.no_grad():
+            with torch.inference_mode() if inference else torch.no_grad():
                 yield
         finally:
             for module, mode in modes:
@@ -94,8 +108,7 @@ class Work:
             for value, length in lengths:
                 del value[length:]
 
-    def _call(self, wrapped: nn.Module, name: str, batch: Any, batch_idx: int) -> Any:
-        method = self._methods.get(name) or self._look_up(name)
+    def _call(self, wrapped: nn.Module, method: Callable[..., Any], *inputs: Any) -> Any:
         # In the instance's __dict__, because nn.Module's setattr takes microseconds, and because a
         # forward that was set on the instance must be restored.
         attributes = self.module.__dict__
@@ -113,16 +126,30 @@ class Work:
 
         attributes["forward"] = forward
         try:
-            return wrapped(batch, batch_idx)
+            return wrapped(*inputs)
         finally:
             restore()
 
-    def _look_up(self, name: str) -> Callable[..., Any]:
-        """Return a method of the task, which may omit the parameter ``batch_idx``."""
-        method = getattr(self.task, name)
-        try:
-            inspect.signature(method).bind("batch", 0)
-            self._methods[name] = method
-        except TypeError:
-            self._methods[name] = lambda batch, _: method(batch)
+    def _method(self, name: str) -> Callable[..., Any]:
+        """Return a method of the task, which may omit the parameters after ``batch``."""
+        if name not in self._methods:
+            self._methods[name] = accepting(getattr(self.task, name))
         return self._methods[name]
+
+
+def accepting(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that passes a step as many of ``batch, batch_idx, dataloader_idx`` as fit.
+
+    Args:
+        method: A step of the user's.
+    """
+    accepted = 3
+    while accepted > 1:
+        try:
+            inspect.signature(method).bind(*range(accepted))
+            break
+        except TypeError:
+            accepted -= 1
+    if accepted == 3:
+        return method
+    return lambda *inputs: method(*inputs[:accepted])

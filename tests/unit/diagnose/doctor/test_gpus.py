@@ -309,6 +309,14 @@ def test_cpus(limits, tasks, expected):
     assert found(judge(facts)) == expected
 
 
+def test_cpus_of_a_task_that_mpirun_has_bound():
+    bound = limited(machine(BOX), cpus=1, affinity="0")
+    (finding,) = [each for each in judge(hosted(bound, mpi_tasks=8)) if each.name == "cpu-starved"]
+    assert finding.fix.startswith("mpirun --bind-to none")
+    roomy = limited(machine(BOX), cpus=4, affinity="0-1,52-53")
+    assert found(judge(hosted(roomy, mpi_tasks=8))) == []
+
+
 def test_the_gpus_of_the_other_socket_are_named():
     (finding,) = judge(limited(machine(BOX), affinity="0-51"))
     assert finding.name == "numa-affinity"

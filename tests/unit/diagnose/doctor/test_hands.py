@@ -27,6 +27,7 @@ from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu, GpuProcess
 from paceline.diagnose.doctor.report import Report
 from paceline.errors import Finding
+from recorded import environment
 
 
 def write(path, text):
@@ -312,6 +313,15 @@ def test_tasks_of_a_slurm_step(counts, node, tasks, monkeypatch):
     monkeypatch.setenv("SLURM_NODEID", node)
     told = host.gather_host()
     assert (told.slurm_step, told.slurm_tasks) == (True, tasks)
+
+
+def test_tasks_of_mpirun(monkeypatch):
+    assert host.gather_host().mpi_tasks == 0
+    for name, value in environment("open-mpi-4-one-host").items():
+        monkeypatch.setenv(name, value)
+    assert host.gather_host().mpi_tasks == 2
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "two")
+    assert host.gather_host().mpi_tasks == 0
 
 
 def test_disks_that_cannot_be_written_or_do_not_tell_are_no_disks(monkeypatch):

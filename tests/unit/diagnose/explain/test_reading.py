@@ -39,6 +39,8 @@ def test_a_mistyped_code_gets_the_nearest_one():
 
 def test_a_folder_is_said(tmp_path):
     assert "is a folder" in refused(tmp_path).what
+    (tmp_path / "sweep.json").touch()
+    assert f"paceline jobs {tmp_path}" in refused(tmp_path).fix
 
 
 @pytest.mark.parametrize("subject", ["a\0b", "x" * 5000])

@@ -22,7 +22,7 @@ from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.channel.signing import Message, Signing, sign, unsigned, verify
 from paceline.launch.channel.surroundings import Surroundings
 from paceline.launch.plan.options import Options
-from paceline.launch.plan.slurm_defaults import SlurmDefaults
+from paceline.launch.plan.starter_defaults import StarterDefaults
 from paceline.launch.rendezvous import store
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived
@@ -273,7 +273,9 @@ def test_the_store_listens_at_one_address_where_all_know_it_by_that(
     head, shared_output, nodes, only
 ):
     options = Options(
-        "train.py", nnodes=(nodes, nodes), slurm_defaults=SlurmDefaults(shared_output=shared_output)
+        "train.py",
+        nnodes=(nodes, nodes),
+        starter_defaults=StarterDefaults(shared_output=shared_output),
     )
     assert store.is_only_address(options, SimpleNamespace(host=head)) == only
 

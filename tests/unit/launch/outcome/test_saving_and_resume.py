@@ -13,12 +13,12 @@ from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 from paceline.launch.plan import endpoint
 from paceline.launch.plan import plan as planning
 from paceline.launch.plan.parsing import parse
-from paceline.launch.plan.slurm_defaults import SlurmDefaults
+from paceline.launch.plan.starter_defaults import StarterDefaults
 from paceline.machine import cpus, host, nodeaddr
 from paceline.train import runtime
 from paceline.world import World
 
-SLURM_DEFAULTS = SlurmDefaults(
+SLURM_DEFAULTS = StarterDefaults(
     values={"nnodes": "2", "node_rank": "0", "master_addr": "10.0.0.1", "master_port": "15001"},
     source="Slurm step 12.0: node[1-2], head node1",
     num_gpus=4,
@@ -26,8 +26,8 @@ SLURM_DEFAULTS = SlurmDefaults(
 )
 
 
-def asked(slurm_defaults=SLURM_DEFAULTS, **typed):
-    return parse("train.py", (), typed=typed, inherited={}, slurm_defaults=slurm_defaults)
+def asked(starter_defaults=SLURM_DEFAULTS, **typed):
+    return parse("train.py", (), typed=typed, inherited={}, starter_defaults=starter_defaults)
 
 
 def facts(granted_gpus=0, num_gpus=0):
@@ -186,6 +186,17 @@ def test_cpus_of_the_ranks_of_a_node(monkeypatch, launcher, granted, expected):
     assert cpus.of_ranks(World(local_world_size=4, launcher=launcher), granted=granted) == expected
 
 
+@pytest.mark.parametrize(("bound", "expected"), [("1", 32), (None, 8)])
+def test_cpus_of_ranks_that_mpirun_has_bound(monkeypatch, bound, expected):
+    monkeypatch.setattr(cpus, "usable_cpus", lambda: (8, "CPU affinity"))
+    monkeypatch.setattr(cpus.os, "cpu_count", lambda: 48)
+    if bound is not None:
+        monkeypatch.setenv("OMPI_MCA_orte_bound_at_launch", bound)
+    assert cpus.of_ranks(World(local_world_size=4, launcher="mpi"), granted="") == expected
+    packages = World(local_world_size=8, launcher="mpi")  # which several tasks share
+    assert cpus.of_ranks(packages, granted="") == (48 if bound else 8)
+
+
 # ------------------------------------------------------------------------------------------------- tasks and devices
 
 
@@ -208,22 +219,42 @@ def test_more_tasks_than_gpus(monkeypatch):
     assert "#SBATCH --ntasks-per-node=2" in finding.fix
 
 
+@pytest.mark.parametrize(("devices", "index"), [("2", 0), (None, None)], ids=["own", "the node's"])
+def test_a_task_of_mpirun_may_have_a_gpu_of_its_own(monkeypatch, devices, index):
+    """A script around each task shows it one GPU; without one, the node has one for all tasks."""
+    chosen = []
+    monkeypatch.setattr(runtime.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(runtime.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(runtime.torch.cuda, "set_device", chosen.append)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if devices is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+    world = World(rank=2, world_size=4, local_rank=2, local_world_size=4, launcher="mpi")
+    if index is None:
+        with pytest.raises(SetupError) as caught:
+            runtime.take_device(world)
+        assert caught.value.finding.name == "gpus-fewer-than-processes"
+    else:
+        assert runtime.take_device(world).index == index
+        assert chosen == [index]
+
+
 # ------------------------------------------------------------------------------------------------- going on
 
 
-def again(environ, job_script="", slurm_defaults=SLURM_DEFAULTS):
+def again(environ, submission=(), starter_defaults=SLURM_DEFAULTS):
     return resume.plan(
-        asked(slurm_defaults, max_restarts="1"),
+        asked(starter_defaults, max_restarts="1"),
         run_dir="runs/x",
         function=False,
         numbered=True,
         environ=environ,
-        job_script=job_script,
+        submission=submission,
     )
 
 
 def test_a_submitted_run_goes_on_by_its_script():
-    found = again({"SLURM_JOB_ID": "12"}, "runs/the run/job.sh")
+    found = again({"SLURM_JOB_ID": "12"}, ("runs/the run/job.sh",))
     last = Checkpoint("runs/x/checkpoints/00007-step-450", 7, 450)
     assert resume.after_stop(last, found)[1:] == [
         "the job script queues it again; if it does not: sbatch 'runs/the run/job.sh'"
@@ -233,7 +264,7 @@ def test_a_submitted_run_goes_on_by_its_script():
 
 def test_the_same_folder_without_slurm_goes_on_by_hand():
     assert (
-        again({}, "runs/x/job.sh", SlurmDefaults()).line
+        again({}, ("runs/x/job.sh",), StarterDefaults()).line
         == "paceline run --max-restarts 1 --run-dir runs/x train.py"
     )
 
@@ -244,6 +275,18 @@ def test_in_a_step_one_line_is_for_all_nodes():
     run = "paceline run --max-restarts 1 --run-dir runs/x train.py"
     assert lines[1] == f"resume: srun --nodes=2 --ntasks=2 --ntasks-per-node=1 {run}"
     assert "scontrol requeue" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("starter", "words"),
+    [("mpi", "by the same mpirun"), ("lsf", "by the same blaunch"), ("pod", "in every pod")],
+)
+def test_launchers_that_others_start_are_started_again_by_them(starter, words):
+    defaults = replace(SLURM_DEFAULTS, starter=starter)
+    found = again({}, starter_defaults=defaults)
+    run = "paceline run --max-restarts 1 --run-dir runs/x train.py"
+    assert resume.after_stop(None, found)[1:] == [f"resume, {words}: {run}"]
+    assert resume.after_loss(None, found) == [f"start again, {words}: {run}"]
 
 
 # ------------------------------------------------------------------------------------------------- the time to save

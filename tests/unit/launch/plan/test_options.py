@@ -616,7 +616,7 @@ def test_every_field_is_an_option():
         "script",
         "script_args",
         "typed",
-        "slurm_defaults",
+        "starter_defaults",
         "preferred",
         "warnings",
         "secret",

@@ -118,7 +118,7 @@ def test_srun_in_a_terminal_of_a_step_starts_tasks():
 def test_options_are_whole_with_what_is_taken():
     defaults = choose(step(node=1))
     asked = parse(
-        "train.py", (), typed={"nproc_per_node": "2"}, inherited={}, slurm_defaults=defaults
+        "train.py", (), typed={"nproc_per_node": "2"}, inherited={}, starter_defaults=defaults
     )
     assert (asked.max_nodes, asked.node_rank, asked.master_addr) == (2, 1, "node1.cluster")
     assert asked.typed == (("nproc_per_node", "2"),)

@@ -10,7 +10,7 @@ from paceline import deadlines, env
 from paceline.errors import RunError, SetupError
 from paceline.launch.channel.connection_probe import ConnectionProbe
 from paceline.launch.plan.options import Options
-from paceline.launch.plan.slurm_defaults import SlurmDefaults
+from paceline.launch.plan.starter_defaults import StarterDefaults
 from paceline.launch.rendezvous import node_wait
 from paceline.launch.rendezvous import store as stores
 from paceline.launch.rendezvous.notes import Note, Notes
@@ -31,7 +31,10 @@ def settings(options, **values):
         (C10D, deadlines.C10D_START),
         (
             settings(
-                STATIC, slurm_defaults=SlurmDefaults(source="Slurm step 7.0: n[1-2], head n1")
+                STATIC,
+                starter_defaults=StarterDefaults(
+                    source="Slurm step 7.0: n[1-2], head n1", starter="slurm"
+                ),
             ),
             deadlines.SLURM_START,
         ),

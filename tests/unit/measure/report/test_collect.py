@@ -39,6 +39,15 @@ def test_a_whole_run(tmp_path):
     assert run.notes == ()
 
 
+def test_threads_that_were_left_as_they_are(tmp_path):
+    folder = report_runs.write_run(tmp_path / "run")
+    plan = next(folder.rglob("plan*.json"))
+    values = json.loads(plan.read_text())
+    values["threads"] = {"value": None, "reason": "OMP_NUM_THREADS is set"}
+    plan.write_text(json.dumps(values))
+    assert "threads of a rank" not in read(folder).environment
+
+
 def test_steps_of_an_unknown_number_of_samples_are_said(tmp_path):
     folder = report_runs.write_run(tmp_path / "run", lines=0)
     lines = [report_runs.speed_line(number, samples_per_batch=0) for number in range(1, 13)]

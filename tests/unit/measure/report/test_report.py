@@ -12,6 +12,8 @@ import report_runs
 from paceline.errors import SetupError, UsageError
 from paceline.measure.report import collect, command, page, text
 from paceline.measure.report.sections import sections
+from paceline.rundir import sweeps
+from paceline.rundir.sweeps import SweepRecord
 
 NO_PACKAGE = "an HTML report needs jinja2 and plotly"
 
@@ -259,3 +261,22 @@ def test_a_folder_that_is_missing_is_said(tmp_path, capsys):
     folder = report_runs.write_run(tmp_path / "run")
     with pytest.raises(SetupError, match="cannot be written"):
         report(folder, output=tmp_path / "missing" / "page.html")
+
+
+def test_a_sweep_is_compared_by_the_values_of_its_elements(tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    values = {index: {"lr": f"0.{index}"} for index in range(12)}
+    for index in range(10):  # the last two have not started
+        command = ("train.py", "--lr", f"0.{index}")
+        report_runs.write_run(sweeps.folder_of(folder, index), command=command)
+    sweeps.write(folder, SweepRecord(("12",), elements=values))
+    report(folder)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[1:11]] == [f"--lr 0.{n}" for n in range(10)]
+    assert lines[-1].endswith("sweep/comparison.html")
+    assert len(lines) < 20 and max(map(len, lines[:-1])) <= 80
+    assert (folder / "comparison.html").exists()
+    sweeps.write(folder, SweepRecord(("12",), elements={11: {}}))
+    with pytest.raises(SetupError) as caught:
+        report(folder, as_text=True)
+    assert "no element of the sweep" in caught.value.finding.what

@@ -556,7 +556,7 @@ def test_an_old_manifest_that_is_damaged_stops_neither_saving_nor_the_latest(her
 def test_a_damaged_index_is_not_unpickled(here, place, monkeypatch):
     save(here, 1)
     damage(place / "00001-step-1" / ".metadata", "flipped")
-    monkeypatch.setattr(read, "FileSystemReader", lambda path: pytest.fail("opened"))
+    monkeypatch.setattr(read.unpickling, "IndexReader", lambda path: pytest.fail("opened"))
     with pytest.raises(RunError):
         here.find("latest")
 

@@ -38,7 +38,7 @@ def make(
         device,
         tracker or BatchTracker(),
         seed=seed,
-        accumulate=accumulate,
+        accumulate=lambda: accumulate,
         cpus=cpus,
         total=lambda sums: [each * world_size for each in sums],
     )

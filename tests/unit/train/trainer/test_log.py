@@ -305,7 +305,7 @@ def test_batch_sizes_can_be_those_of_each_rank(monkeypatch):
         lambda self, data, **how: found.append(how) or original(self, data, **how),
     )
     trainer(max_epochs=1, per_rank_batch_size=True).fit(Task(), loader(8))
-    assert found == [{"per_rank": True}]
+    assert [how["per_rank"] for how in found] == [True]
 
 
 @pytest.mark.parametrize("loaders", [[], None])
@@ -321,9 +321,19 @@ def test_a_data_object_and_loaders(how):
         trainer().fit(Task(), first, **how)
 
 
-def test_several_loaders_are_refused_with_what_to_write():
-    with pytest.raises(UsageError, match="there are 2 loaders for val"):
-        trainer().fit(Task(), loader(), [loader(), loader()])
+def test_several_validation_loaders_have_means_of_their_own():
+    class Several(Task):
+        def validation_step(self, batch, batch_idx, dataloader_idx):
+            self.log("which", float(dataloader_idx))
+            self.log("all", float(dataloader_idx), add_dataloader_idx=False)
+
+    made = trainer()
+    found = made.validate(Several(), [loader(8), loader(4)])
+    assert found == [
+        {"which/dataloader_idx_0": 0.0, "all": pytest.approx(4 / 12)},
+        {"which/dataloader_idx_1": 1.0, "all": pytest.approx(4 / 12)},
+    ]
+    assert made.num_val_batches == [2, 1]
 
 
 # Hyperparameters

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from paceline import DataModule, Module
+from paceline import Module
 from paceline.errors import UsageError
 from paceline.train.trainer import start
 from paceline.train.trainer.options import num_batches
@@ -27,20 +27,20 @@ from unit.train.trainer.training import (  # noqa: F401  the fixtures are used b
     ("options", "name", "fix"),
     [
         ({"max_epoch": 3}, "option-unknown", "Trainer(max_epochs=...)"),
-        ({"deterministic": True}, "option-unknown", "torch.use_deterministic_algorithms(True)"),
+        ({"plugins": []}, "option-unknown", "Trainer(precision=..., strategy=...)"),
         ({"zzz": 3}, "option-unknown", "see help(paceline.Trainer)"),
         ({"max_epochs": 1.5}, "option-invalid", "Trainer(max_epochs=-1)"),
         ({"max_epochs": True}, "option-invalid", "Trainer(max_epochs=-1)"),
         ({"accelerator": "gpuu"}, "option-invalid", 'Trainer(accelerator="gpu")'),
         ({"accelerator": "gpu"}, "option-contradicted", 'Trainer(accelerator="auto")'),
-        ({"devices": [0, 1]}, "option-invalid", "CUDA_VISIBLE_DEVICES=0,1"),
+        ({"devices": [1, 2]}, "option-invalid", "CUDA_VISIBLE_DEVICES=0,1"),
         ({"devices": 0}, "option-invalid", "CUDA_VISIBLE_DEVICES=0,1"),
         ({"num_nodes": 2}, "option-contradicted", "srun --nodes 2 python script.py"),
         ({"precision": "16-mixd"}, "option-invalid", 'precision="16-mixed"'),
         ({"strategy": "ddp_spawn"}, "option-invalid", "ddp"),
         ({"mode": "minimum"}, "option-invalid", 'Trainer(mode="min")'),
         ({"patience": 3}, "option-contradicted", 'Trainer(monitor="val_loss", patience=3)'),
-        ({"gradient_clip_val": 0.0}, "option-invalid", "Trainer(gradient_clip_val=1.0)"),
+        ({"gradient_clip_val": -1.0}, "option-invalid", "Trainer(gradient_clip_val=1.0)"),
         (
             {"gradient_clip_algorithm": "nrom"},
             "option-invalid",
@@ -85,9 +85,6 @@ class Named:
     class NoOptimizer(Module):
         def training_step(self, batch, batch_idx): ...
 
-    class Manual(Task):
-        automatic_optimization = False
-
     class Old(Task):
         def training_epoch_end(self, outputs): ...
 
@@ -124,13 +121,10 @@ class Named:
 
     class Greatest(Task):
         def training_step(self, batch, batch_idx):
-            self.log("x", 1.0, reduce_fx="max")
+            self.log("x", 1.0, reduce_fx="median")
 
     class Misspelt(Task):
         def on_train_epoch_ended(self): ...
-
-    class MovesData(Task):
-        def on_after_batch_transfer(self, batch, index): ...
 
     class AfterValidation(Task):
         def on_validation_end(self):
@@ -168,7 +162,6 @@ class Named:
     [
         ("NoStep", "NoStep has no training_step; is trainig_step meant to be it?"),
         ("NoOptimizer", "NoOptimizer has no configure_optimizers"),
-        ("Manual", "Manual sets automatic_optimization=False"),
         ("Old", "Old.training_epoch_end would never be called by this Trainer"),
         ("NoLoss", "training_step returned a dict with lss, and no loss"),
         ("Nothing", "training_step returned NoneType, and no loss"),
@@ -178,10 +171,9 @@ class Named:
         ("Text", "text is a str and not a number"),
         ("Option", "log has no option progbar"),
         ("Neither", "on_step=False and on_epoch=False leave nothing to log"),
-        ("Greatest", "reduce_fx='max' is not one of mean, sum"),
+        ("Greatest", "reduce_fx='median' is not one of mean, sum, max, min"),
         ("Outside", "there is no current epoch or evaluation that it could belong to"),
         ("Misspelt", "Misspelt.on_train_epoch_ended would never be called by this Trainer"),
-        ("MovesData", "MovesData.on_after_batch_transfer would never be called by this Trainer"),
         ("AfterValidation", "there is no current epoch or evaluation that it could belong to"),
         ("SchedulerBeside", "configure_optimizers returned has an unknown key 'scheduler'"),
         (
@@ -236,20 +228,6 @@ def test_a_log_after_a_test():
         UsageError, match="there is no current epoch or evaluation that it could belong to"
     ):
         trainer(callbacks=Logs()).test(Task(), loader(4))
-
-
-class Moves(DataModule):
-    def train_dataloader(self):
-        return loader()
-
-
-@pytest.mark.parametrize(
-    "name", ["on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device"]
-)
-def test_a_data_object_that_moves_batches(name):
-    data = type("Moves", (Moves,), {name: lambda self, batch, *rest: batch})()
-    with pytest.raises(UsageError, match=f"Moves.{name} would never be called by this Trainer"):
-        trainer().fit(Task(), data)
 
 
 def test_a_data_object_of_lightnings_is_taken_for_what_it_has_itself():
@@ -324,7 +302,7 @@ def test_lightnings_own_are_refused_with_what_to_write():
     assert finding(caught).fix == "class Mine(paceline.Module)"
     with pytest.raises(UsageError) as caught:
         trainer(callbacks=[stopping()])
-    assert finding(caught).fix == 'Trainer(monitor="val_loss", mode="min", patience=3)'
+    assert finding(caught).fix == "from paceline.callbacks import EarlyStopping"
 
 
 # Ranks of its own

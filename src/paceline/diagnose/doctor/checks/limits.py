@@ -116,8 +116,8 @@ def _stack(facts: Facts) -> Iterator[Finding]:
 
 def _cpus(facts: Facts) -> Iterator[Finding]:
     limits, gpus = facts.limits, len(visible_gpus(facts))
-    tasks = facts.host.slurm_tasks or 1 if facts.host.slurm_step else 1
-    ranks = max(1, -(-gpus // tasks))  # of this process: one if Slurm starts a task for each GPU
+    tasks = facts.host.mpi_tasks or facts.host.slurm_tasks or 1
+    ranks = max(1, -(-gpus // tasks))  # of this process: one if there is a task for each GPU
     limited = 0 < limits.cpus < limits.total_cpus
     if not gpus or not limited or limits.cpus >= 2 * ranks:
         return
@@ -139,6 +139,8 @@ def _cpus(facts: Facts) -> Iterator[Finding]:
 def _more_cpus(facts: Facts, cpus: int) -> str:
     """Return how to get more CPUs, depending on what limits them here."""
     container = facts.host.container
+    if facts.host.mpi_tasks:
+        return f"mpirun --bind-to none, or --map-by slot:PE={cpus}: by default it binds to a core"
     if facts.host.slurm_step:
         return f"#SBATCH --cpus-per-task={cpus}, and srun --cpus-per-task=$SLURM_CPUS_PER_TASK"
     if container == "kubernetes":

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from paceline import env
 from paceline.diagnose.doctor.facts import Host
+from paceline.errors import UsageError
 from paceline.machine import files
+from paceline.world import read_mpi_task
 
 _ROOT = Path("/")
 
@@ -29,6 +31,7 @@ def gather_host(root: Path = _ROOT) -> Host:
         slurm_job=step or env.read(env.JOB_ID) is not None,
         slurm_step=step,
         slurm_tasks=_tasks() if step else None,
+        mpi_tasks=_mpi_tasks(),
     )
 
 
@@ -51,6 +54,15 @@ def _container(root: Path) -> str:
         "containerd": "container",
     }
     return next((kind for word, kind in words.items() if word in members), "")
+
+
+def _mpi_tasks() -> int:
+    """Return the number of tasks of mpirun on this node; 0 outside one, or if it is not usable."""
+    try:
+        task = read_mpi_task(env.snapshot())
+    except UsageError:
+        return 0
+    return task.local_size if task else 0
 
 
 def _tasks() -> int | None:

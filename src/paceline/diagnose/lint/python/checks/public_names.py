@@ -69,16 +69,32 @@ ACCELERATOR = words_of(
 )
 SESSION = words_of(
     """
-    autocast backward barrier clip_grad_norm clip_grad_value device epochs gather is_main
-    loader local_rank log once print rank recompute reduce register restore run_dir save
-    scale_lr setup step stop unwrap world_size
+    accumulate autocast average backward barrier clip_grad_norm clip_grad_value device epochs
+    export gather is_main load loader local_rank log log_hyperparameters once print rank
+    recompute reduce register restore run_dir save save_every scale_lr setup step stop
+    unwrap world_size
     """
 )
 PACELINE_TRAINER = words_of(
     """
-    callback_metrics console current_epoch estimated_stepping_batches fit global_rank
-    global_step is_global_zero local_rank log max_epochs max_steps num_training_batches
-    optimizers session should_stop take test validate world_size
+    accumulate_grad_batches accumulation_by_epoch all_gather batch_idx callback_metrics
+    callbacks check_accumulation check_val_every_n_epoch checkpoint_callback
+    checkpoint_callbacks ckpt_path clip_gradients console current_epoch datamodule
+    default_root_dir device_ids early_stopping_callback early_stopping_callbacks
+    enable_validation estimated_stepping_batches evaluating fast_dev_run fit global_rank
+    global_step gradient_clip_algorithm gradient_clip_val inference_mode interrupted
+    is_global_zero is_last_batch lightning_module limit_predict_batches limit_test_batches
+    limit_train_batches limit_val_batches local_rank log log_dir log_every_n_steps
+    logged_metrics logger loggers lr_scheduler_configs manual_backward max_epochs max_steps
+    min_epochs min_steps mode model monitor node_rank num_devices num_nodes num_predict_batches
+    num_sanity_val_batches num_sanity_val_steps num_test_batches num_training_batches
+    num_val_batches optimizers overfit_batches pending_checkpoints precision predict
+    predict_dataloaders predicting print profiler progress_bar_metrics
+    reload_dataloaders_every_n_epochs remove_checkpoint replace_schedules sanity_checking
+    save_checkpoint session should_stop shows_progress state stops_at_once take
+    take_loaders test
+    test_dataloaders testing train_dataloader training val_check_interval val_dataloaders
+    validate validating world_size
     """
 )
 # Methods of Hugging Face's PreTrainedModel that no nn.Module, LightningModule or DDP wrapper has.

@@ -4,7 +4,8 @@ Dynamo reaches a hook in two ways. It inlines the function into the code that it
 therefore calls ``torch.compiler.is_dynamo_compiling()`` first and returns at once. Or it compiles
 the function as a separate frame, when a graph break calls into it: ``left_alone`` prevents that.
 ``not_traced`` is for replacements of torch functions that Dynamo never traces, where a graph breaks
-anyway. This module does not import Dynamo, which would add a second to the start of each rank.
+anyway. ``not_compiled`` is for functions that Dynamo would compile again and again. This module
+does not import Dynamo, which would add a second to the start of each rank.
 """
 
 from __future__ import annotations
@@ -17,13 +18,24 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 def left_alone(function: _Function) -> _Function:
     """Return a function whose own frame torch.compile leaves alone; its calls are not affected."""
+    return _skipped(function, "DEFAULT")
+
+
+def not_compiled(function: _Function) -> _Function:
+    """Return a function that runs as plain Python, with all that it calls, between two graphs."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable does
+    return _skipped(function, "SKIP")
+
+
+def _skipped(function: _Function, calls: str) -> _Function:
+    """Return a function that Dynamo skips; ``calls`` is what it does with those that it calls."""
     import torch
 
     frames = getattr(torch._C._dynamo, "eval_frame", None)
     code = getattr(function, "__code__", None)  # a method has that of its function
     try:
         action = frames._FrameAction  # type: ignore[union-attr]
-        strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)  # type: ignore[union-attr]
+        strategy = frames._FrameExecStrategy(action.SKIP, getattr(action, calls))  # type: ignore[union-attr]
         frames.set_code_exec_strategy(code, strategy)  # type: ignore[union-attr]
     except (AttributeError, TypeError):
         pass  # another version of torch: the frame is compiled, with the same result

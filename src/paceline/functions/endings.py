@@ -1,0 +1,129 @@
+"""Decide how a job has ended, from the events of its run and what Slurm says. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFINISHED, Finding
+from paceline.rundir.events import Outcome
+from paceline.slurm import ending
+from paceline.slurm.jobstate import JobState
+from paceline.slurm.record import JobRecord
+from paceline.slurm.request import clock
+
+# Slurm sends the signal of --signal up to a minute before its time (sbatch(1)).
+_EARLY_S = 60.0
+_BY_SLURM = ("CANCELLED", "TIMEOUT", "PREEMPTED")
+SUCCEEDED, _TIMEOUT, _UNKNOWN = "succeeded", "timeout", "unknown"
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a job.
+
+    Attributes:
+        word: ``"succeeded"``, ``"failed"``, ``"cancelled"``, ``"timeout"``, ...
+        finding: Why it has failed or stopped; None after a success.
+        exit_status: Exit status of its run.
+    """
+
+    word: str = SUCCEEDED
+    finding: Finding | None = None
+    exit_status: int = EXIT_OK
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of a job that has ended.
+
+    Attributes:
+        state: State in Slurm, None if Slurm has forgotten it.
+        record: Record of the job.
+        output: Path of its output.
+        script: Path of its job script.
+        tail: Last lines of the output.
+        signal_s: Seconds before the time limit at which Slurm sends the stop signal.
+    """
+
+    state: JobState | None
+    record: JobRecord
+    output: str
+    script: str
+    tail: Sequence[str] = ()
+    signal_s: float = 0.0
+
+
+def is_final(outcome: Outcome | None) -> bool:
+    """Return whether an outcome is that of the job, so that Slurm need not be asked.
+
+    The job script queues a job again only if it has stopped unfinished or has lost a node.
+    """
+    if outcome is None or outcome.lost:
+        return False
+    return outcome.exit_status in (EXIT_OK, EXIT_FAILED)
+
+
+def of_outcome(outcome: Outcome) -> End:
+    """Return the end that the launcher of the run has recorded."""
+    if outcome.exit_status == EXIT_OK:
+        return End()
+    finding = outcome.findings[0] if outcome.findings else _without_finding(outcome)
+    return End(outcome.word, finding, outcome.exit_status)
+
+
+def of_job(outcome: Outcome | None, seen: Seen) -> End:
+    """Return how a job of Slurm has ended.
+
+    Args:
+        outcome: How the last start of its run ended, None if that is not recorded.
+        seen: What Slurm and its output say.
+    """
+    state = seen.state
+    if outcome is not None and not _is_slurms(outcome, state):
+        if limit := _time_limit(outcome, seen):
+            return End(_TIMEOUT, limit, outcome.exit_status)
+        return of_outcome(outcome)
+    if outcome is None and state is not None and state.succeeded:
+        return End()
+    finding = ending.judge(state, seen.record, log=seen.output, tail=seen.tail, script=seen.script)
+    word = state.state.lower() if state is not None else _UNKNOWN
+    return End(word, finding, outcome.exit_status if outcome else EXIT_FAILED)
+
+
+def _is_slurms(outcome: Outcome, state: JobState | None) -> bool:
+    """Return whether Slurm knows the cause: all that the run got is a signal."""
+    if state is None or not outcome.stopped:
+        return False
+    return state.broke or state.state in _BY_SLURM
+
+
+def _time_limit(outcome: Outcome, seen: Seen) -> Finding | None:
+    """Return the finding for a run that got Slurm's stop signal before its time limit."""
+    state = seen.state
+    if state is None or not outcome.stopped or outcome.exit_status == EXIT_UNFINISHED:
+        return None
+    if state.limit_s is None or state.start_s is None:
+        return None
+    ran_s = outcome.time_ns / 1e9 - state.start_s
+    if ran_s < state.limit_s - seen.signal_s - _EARLY_S:
+        return None
+    name = f"job {seen.record.job_id}" + (f" ({seen.record.name})" if seen.record.name else "")
+    return Finding(
+        "slurm-time-limit",
+        f"{name} ran out of time: it ended at the stop signal, {seen.signal_s:.0f} s before its"
+        f" time limit of {clock(state.limit_s)}",
+        where=seen.output,
+        evidence=(f"it ran for {clock(max(0.0, ran_s))}",),
+        why=f"a function that saves at SIGTERM and ends with sys.exit({EXIT_UNFINISHED}) continues"
+        " in the next job",
+        fix="a longer time=",
+    )
+
+
+def _without_finding(outcome: Outcome) -> Finding:
+    return Finding(
+        "cause-unknown",
+        f"the run ended with status {outcome.exit_status}, and has recorded no cause",
+        fix="job.logs() has its output",
+    )

@@ -1,0 +1,89 @@
+"""Compare the nodes that a user has typed with those that are started. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from paceline.errors import Finding
+from paceline.launch.plan import command_line
+from paceline.launch.plan.options import OPTIONS
+
+NODE_OPTIONS = (
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "rdzv_endpoint",
+    "rdzv_backend",
+    "rdzv_id",
+)
+
+
+def most_nodes(requested: Mapping[str, object]) -> str:
+    """Return the largest number of nodes in ``--nnodes``, as typed; empty without the option."""
+    return str(requested.get("nnodes") or "").rpartition(":")[2].strip()
+
+
+def is_alone(requested: Mapping[str, object]) -> bool:
+    """Return whether the user starts this node alone, also if others are started."""
+    return bool(requested.get("standalone")) or most_nodes(requested) == "1"
+
+
+def without_node_options(requested: Mapping[str, object], program: Sequence[str]) -> str:
+    """Return the command as requested, without the options that the starter of nodes decides."""
+    options = [
+        (option.name, "" if option.flag else str(requested[option.name]))
+        for option in OPTIONS
+        if option.name not in NODE_OPTIONS and requested.get(option.name) not in (None, "", False)
+    ]
+    return command_line.write(options, program)
+
+
+def other_number(
+    requested: Mapping[str, object], num_nodes: int, *, where: str, starter: str
+) -> Finding | None:
+    """Return the finding that ``--nnodes`` excludes the number of nodes that are started, or None.
+
+    Args:
+        requested: Options as typed or inherited.
+        num_nodes: How many nodes are started.
+        where: Who starts them, for the finding.
+        starter: What it says, as a phrase.
+    """
+    nnodes = str(requested.get("nnodes") or "").strip()
+    low, colon, high = nnodes.partition(":")
+    is_range = low.isdecimal() and (not colon or high.isdecimal())  # else the parser refuses it
+    if not is_range or int(low) <= num_nodes <= int(high or low):
+        return None
+    return Finding(
+        "torchrun-nnodes-mismatch",
+        f"--nnodes {nnodes}, and {starter}",
+        where=where,
+        fix=f"leave --nnodes out, or start {high or low}; each alone: --nnodes 1",
+    )
+
+
+def other_rank(
+    requested: Mapping[str, object], node_rank: int, *, where: str, starter: str
+) -> Finding | None:
+    """Return the finding that ``--node-rank`` is not this node's, or None.
+
+    Args:
+        requested: Options as typed or inherited.
+        node_rank: The rank of this node.
+        where: This node, for the finding.
+        starter: Who starts the nodes.
+    """
+    rank = str(requested.get("node_rank") or "").strip()
+    if not rank.isdecimal() or int(rank) == node_rank:
+        return None
+    return Finding(
+        "node-rank-on-batch-host",
+        f"--node-rank {rank} in task {node_rank}",
+        where=where,
+        why=(
+            f"a variable in the line of {starter} is expanded once, before {starter} starts the"
+            " tasks"
+        ),
+        fix=f"leave --node-rank out: it is taken from {starter}",
+    )

@@ -1,0 +1,189 @@
+"""Submit elements of a sweep again: those that failed or are missing, as a new array."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import EXIT_OK, Finding, SetupError, UsageError
+from paceline.launch.plan.option import long_form
+from paceline.rundir.files import RunDir
+from paceline.slurm import (
+    asking,
+    profile_files,
+    refusal,
+    request,
+    sbatch,
+    sweep,
+    sweep_folder,
+    sweep_rows,
+    sweep_submit,
+)
+from paceline.slurm.option_table import DIRECT
+from paceline.slurm.sweep import Element, Sweep
+from paceline.text import terminal
+from paceline.text.quoting import word
+from paceline.text.wording import has_or_have
+
+FAILED = "failed"
+# What --again may change: sbatch prefers its command line to the lines of the script.
+_CHANGEABLE = ("time", "mem", "account", "partition", *(option.name for option in DIRECT))
+_WITH_AGAIN = ("again", "json", "dry_run", *_CHANGEABLE)
+
+
+def again(subject: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> int:
+    """Submit elements of a sweep again, as a new array of the same job script.
+
+    Args:
+        subject: The folder of the sweep, its name, or the id of one of its arrays.
+        arguments: Further words of the command line; there must be none.
+        typed: ``{name: text}`` of the options on the command line.
+
+    Returns:
+        The exit status of the command.
+
+    Raises:
+        UsageError: The sweep or an element does not exist, or an option has no effect here.
+        SetupError: Slurm does not answer, or does not accept the array.
+    """
+    _refuse_ineffective(typed, arguments)
+    folder, sweep_record = sweep_folder.require(subject, places=profile_files.run_folders())
+    folder = folder.absolute()
+    rows = sweep_rows.gather(folder, sweep_record)
+    if rows.silent:
+        raise SetupError(_no_answer(folder))
+    indices, limit = _chosen(typed["again"], rows.elements)
+    if not indices:
+        alive = [element for element in rows.elements if element.is_alive]
+        rest = f", and {len(alive)} {has_or_have(alive)} not ended" if alive else ""
+        terminal.say(f"no element of {folder} has failed or is missing{rest}: nothing is submitted")
+        return EXIT_OK
+    directives = directives_of(RunDir(folder).job_script)
+    limit = limit or _limit(directives.get("array", ""))
+    selection = Sweep(
+        tuple(Element(index, sweep_record.elements[index], ()) for index in indices), limit
+    )
+    words = [f"--array={selection.array}", *_changed(typed)]
+    words.append(str(RunDir(folder).job_script))
+    if typed.get("dry_run"):
+        print(" ".join(map(word, ("sbatch", *words))))
+        return EXIT_OK
+    changed = {name.replace("_", "-") for name in typed if name in _CHANGEABLE}
+    environ = sbatch.environ({"job-name", "requeue", *directives, *changed})
+    answer = _submit(folder, indices, words, environ)
+    sweep_record = replace(
+        sweep_record, jobs=(*sweep_record.jobs, answer.job_id), cluster=answer.cluster
+    )
+    common = replace(rows.elements[0].job, job_id=answer.job_id, cluster=answer.cluster)
+    common = replace(common, earlier_ids=(), requeues=(), submitted_ns=time.time_ns())
+    sweep_folder.record_array(folder, sweep_record, indices, job=common)
+    sweep_submit.report(common, folder, selection, bool(typed.get("json")))
+    return EXIT_OK
+
+
+def _submit(
+    folder: Path, indices: Sequence[int], words: Sequence[str], environ: Mapping[str, str]
+) -> sbatch.Answer:
+    """Create the run folders that were deleted, and call sbatch.
+
+    Raises:
+        SetupError: A folder cannot be written, or sbatch does not accept the array.
+    """
+    try:
+        sweep_folder.create(folder, indices)
+    except OSError as error:
+        raise SetupError(sweep_submit.not_writable(folder, error)) from None
+    answer = sbatch.submit(*words, environ=environ)
+    if not answer.job_id:
+        raise SetupError(refusal.judge(answer.reply, known_options=refusal.sbatch_options))
+    answer.show_warnings()
+    return answer
+
+
+def _refuse_ineffective(typed: Mapping[str, Any], arguments: Sequence[str]) -> None:
+    other = next((name for name in typed if name not in _WITH_AGAIN), "")
+    if other:
+        option = long_form(other)
+        what = f"--again submits the job script of the sweep as it is: {option} has no effect"
+        raise asking.contradicted(what, f"leave out {option}; it takes --time, --mem and the like")
+    if arguments:
+        extra = " ".join(map(word, arguments))
+        what = f"--again takes one sweep, with options before it and nothing after it: {extra}"
+        raise asking.contradicted(what, f"paceline submit --again {typed['again']} {extra} SWEEP")
+    asking.check(typed)
+
+
+def _chosen(typed: str, elements: Sequence[sweep_rows.ElementRow]) -> tuple[tuple[int, ...], int]:
+    """Return the elements to submit again, and a limit of how many run at a time.
+
+    Raises:
+        UsageError: An element does not exist, or has not ended.
+    """
+    if typed == FAILED:
+        return tuple(element.index for element in elements if element.is_to_repeat), 0
+    indices, limit = sweep.parse_array(typed)
+    by_index = {element.index: element for element in elements}
+    for index in indices or ():
+        element = by_index.get(index)
+        if element is None:
+            what = f"--again {typed}: the sweep has no element {index}"
+        elif element.is_alive:
+            what = f"--again {typed}: element {index} is {element.row.state}"
+        else:
+            continue
+        finding = Finding("option-invalid", what, where="command line", fix="--again failed")
+        raise UsageError(finding)
+    return indices or (), limit
+
+
+def _limit(array: str) -> int:
+    """Return how many elements of an array run at a time, 0 without a limit."""
+    _, _, limit = array.partition("%")
+    return int(limit) if limit.isdecimal() else 0
+
+
+def directives_of(script: Path) -> dict[str, str]:
+    """Return the options of sbatch in a job script, by their long names.
+
+    Raises:
+        SetupError: The script cannot be read.
+    """
+    try:
+        lines = script.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise SetupError(
+            Finding(
+                "sweep-invalid",
+                f"the job script cannot be read: {error.strerror}",
+                where=str(script),
+                fix="submit the sweep as a new one",
+            )
+        ) from None
+    matches = (re.fullmatch(r"#SBATCH --([\w-]+)(?:=\"?(.*?)\"?)?", line) for line in lines)
+    return {match[1]: match[2] or "" for match in matches if match}
+
+
+def _changed(typed: Mapping[str, Any]) -> list[str]:
+    """Return the options of sbatch that are typed with ``--again``."""
+    words = []
+    for name, value in typed.items():
+        if name not in _CHANGEABLE:
+            continue
+        option = long_form(name)
+        text = request.sbatch_time(value) if name == "time" else value
+        words.append(option if value is True else f"{option}={text}")
+    return words
+
+
+def _no_answer(folder: Path) -> Finding:
+    return Finding(
+        "slurm-unavailable",
+        "squeue does not answer: which elements have ended is not known",
+        where=str(folder),
+        why="an element that still runs would be started a second time",
+        fix="squeue --me",
+    )

@@ -1,0 +1,182 @@
+"""A sweep as rows of ``paceline jobs``: one for all of it, and one for each element.
+
+``summarize``, ``order`` and ``causes`` decide what is shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import Finding, UsageError, closest
+from paceline.rundir.files import RunDir
+from paceline.rundir.sweeps import SweepRecord
+from paceline.slurm import lookup, run_rows, sweep_folder
+from paceline.slurm.lookup import States
+from paceline.slurm.record import JobRecord
+from paceline.slurm.run_rows import PENDING, RUNNING, SUCCEEDED, Row
+from paceline.slurm.sweep_folder import Member
+
+
+@dataclass(frozen=True)
+class ElementRow:
+    """One element of a sweep.
+
+    Attributes:
+        index: Its index in the array.
+        values: Values of the parameters.
+        row: The row of its run.
+        job: Record of its job.
+        metrics: Names of the metrics that it has logged.
+        metric: Last value of the metric that was asked for, None if it has none.
+    """
+
+    index: int
+    values: Mapping[str, str]
+    row: Row
+    job: JobRecord
+    metrics: tuple[str, ...] = ()
+    metric: float | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the element waits in the queue or runs."""
+        return self.row.is_alive
+
+    @property
+    def is_to_repeat(self) -> bool:
+        """Whether the element has failed or is missing: it is not alive and has not succeeded."""
+        return not self.is_alive and self.row.state != SUCCEEDED
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as plain data."""
+        metric = self.metric if self.metric is not None and math.isfinite(self.metric) else None
+        return {
+            "index": self.index,
+            "values": dict(self.values),
+            **self.row.to_json(),
+            "metric": metric,
+        }
+
+
+@dataclass(frozen=True)
+class SweepRows:
+    """The elements of a sweep.
+
+    Attributes:
+        elements: A row for each element, by its index.
+        silent: Clusters that did not answer.
+    """
+
+    elements: tuple[ElementRow, ...]
+    silent: tuple[str, ...] = ()
+
+
+def gather(folder: Path, sweep_record: SweepRecord, *, metric: str = "") -> SweepRows:
+    """Ask Slurm about all elements of a sweep, and read their run folders.
+
+    Args:
+        folder: The folder of the sweep.
+        sweep_record: Its record.
+        metric: Name of a metric to read, empty for none.
+    """
+    members = sweep_folder.members(folder, sweep_record)
+    states, silent = lookup.states(member.job for member in members)
+    elements = tuple(element_row(member, states, metric=metric) for member in members)
+    return SweepRows(elements, tuple(silent))
+
+
+def element_row(member: Member, states: States, *, metric: str = "") -> ElementRow:
+    """Return the row of an element."""
+    table = run_rows.read_table(member.run_dir)
+    return ElementRow(
+        index=member.index,
+        values=member.job.values,
+        row=run_rows.row(member.run_dir, member.job, states, table=table),
+        job=member.job,
+        metrics=tuple(run_rows.columns_of(table)),
+        metric=run_rows.last_value(table, metric) if metric else None,
+    )
+
+
+def total(run_dir: RunDir, sweep_record: SweepRecord, elements: Sequence[ElementRow]) -> Row:
+    """Return the row of a whole sweep; its loss is the lowest of its elements."""
+    losses = [element.row.loss for element in elements if _is_finite(element.row.loss)]
+    return Row(
+        run=run_dir.root.name,
+        folder=str(run_dir.root),
+        job=sweep_record.jobs[-1] if sweep_record.jobs else "",
+        state=summarize(elements),
+        nodes="",
+        step=None,
+        loss=min((loss for loss in losses if loss is not None), default=None),
+        since_s=sweep_record.submitted_ns / 1e9,
+        is_alive=any(element.is_alive for element in elements),
+    )
+
+
+def summarize(elements: Sequence[ElementRow]) -> str:
+    """Return the state of a sweep in a few words: ``running 20/50, 2 failed``. Pure.
+
+    The numbers are the elements that have succeeded, and all elements.
+    """
+    states = Counter(element.row.state for element in elements)
+    num_failed = sum(element.is_to_repeat for element in elements)
+    failed = f", {num_failed} failed" if num_failed else ""
+    return f"{_state(elements)} {states[SUCCEEDED]}/{len(elements)}{failed}"
+
+
+def _state(elements: Sequence[ElementRow]) -> str:
+    alive = [element.row.state for element in elements if element.is_alive]
+    if alive:
+        return PENDING if all(state == PENDING for state in alive) else RUNNING
+    return "ended" if any(element.is_to_repeat for element in elements) else SUCCEEDED
+
+
+def order(
+    elements: Sequence[ElementRow], *, metric: str, descending: bool
+) -> tuple[ElementRow, ...]:
+    """Return elements sorted by a metric, those without a finite value last. Pure.
+
+    Raises:
+        UsageError: Elements have metrics, and none has this one.
+    """
+    if not metric:
+        return tuple(elements)
+    logged = list(dict.fromkeys(name for element in elements for name in element.metrics))
+    if logged and metric not in logged:
+        raise UsageError(_unknown_metric(metric, logged))
+    with_value = [element for element in elements if _is_finite(element.metric)]
+    others = [element for element in elements if not _is_finite(element.metric)]
+    with_value.sort(key=lambda element: element.metric or 0.0, reverse=descending)
+    return (*with_value, *others)
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _unknown_metric(metric: str, logged: Sequence[str]) -> Finding:
+    near = closest(metric, logged) or logged[-1]
+    return Finding(
+        "option-invalid",
+        f"--sort {metric}: no element has logged {metric}",
+        where="command line",
+        evidence=(f"logged: {', '.join(logged[:12])}",),
+        fix=f"--sort {near}",
+    )
+
+
+def causes(elements: Sequence[ElementRow]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return why elements have failed, and which, the most frequent first. Pure."""
+    by_cause: dict[str, list[int]] = {}
+    for element in elements:
+        if element.is_to_repeat:
+            cause = element.row.cause or f"{element.row.state}, and its run has recorded no cause"
+            by_cause.setdefault(cause, []).append(element.index)
+    ranked = sorted(by_cause.items(), key=lambda item: (-len(item[1]), item[1]))
+    return [(cause, tuple(indices)) for cause, indices in ranked]

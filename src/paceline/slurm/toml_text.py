@@ -1,0 +1,68 @@
+"""Parse TOML files that users write, and find the line of a key for messages. Pure."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+from paceline.errors import Finding, UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def parse(text: str, *, path: str, name: str, kind: str) -> dict[str, Any]:
+    """Return the content of a TOML file.
+
+    Args:
+        text: Content of the file.
+        path: Path of the file, for messages.
+        name: Name of the finding.
+        kind: What the file is, such as ``"profile"``.
+
+    Raises:
+        UsageError: The text is not TOML.
+    """
+    try:
+        whole: dict[str, Any] = tomllib.loads(text)
+        return whole
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        what = re.sub(r" *\(at .*\)", "", str(error))
+        number = int(place[1]) if place else text.count("\n") + 1
+        lines = text.splitlines()
+        faulty_line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+        quotes = re.fullmatch(r"([\w-]+)\s*=\s*([^\"'\[{#]+?)\s*(#.*)?", faulty_line)
+        raise UsageError(
+            Finding(
+                name,
+                f"the {kind} is not TOML: {what[:1].lower()}{what[1:]}",
+                where=f"{path}:{number}",
+                evidence=(faulty_line,) if faulty_line else (),
+                fix=(
+                    f'{quotes[1]} = "{quotes[2]}"'
+                    if quotes
+                    else f"correct line {number}; texts need quotes"
+                ),
+            )
+        ) from None
+
+
+def line_of(text: str, section: str, key: str) -> int:
+    """Return the line of a key in its section, else the line of the section, else 0."""
+    inside, begins = not section, 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[+\s*\"?([\w.-]+)\"?\s*\]+", line):
+            name = header[1]
+            if not section and name == key:
+                return number
+            inside = name in (section, f"{section}.{key}")
+            if name == f"{section}.{key}":
+                return number
+            begins = number if name == section else begins
+        elif key and inside and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[.=]", line):
+            return number
+    return begins

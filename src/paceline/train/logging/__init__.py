@@ -1,0 +1,22 @@
+"""Loggers: write what a script logs. Session calls them on rank 0 only.
+
+They open their files at the first number, so that they can be made on every rank. When ``log``
+returns, the numbers have been passed to the operating system, or to the tracker's library.
+"""
+
+from paceline.train.logging.csv_file import CSVLogger
+from paceline.train.logging.logger import Logger
+from paceline.train.logging.loggers import Loggers, of_name
+from paceline.train.logging.tensorboard import TensorBoardLogger
+from paceline.train.logging.trackers import MLflowLogger, TrackioLogger, WandbLogger
+
+__all__ = [
+    "CSVLogger",
+    "Logger",
+    "Loggers",
+    "MLflowLogger",
+    "TensorBoardLogger",
+    "TrackioLogger",
+    "WandbLogger",
+    "of_name",
+]

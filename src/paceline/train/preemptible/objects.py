@@ -1,0 +1,136 @@
+"""Sort what a script passes to ``preemptible``: models, optimizers, and others with a state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from paceline.errors import Finding, UsageError
+from paceline.train.preemptible import unwrapping
+from paceline.train.preemptible.unwrapping import WHERE
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What a checkpoint holds.
+
+    Attributes:
+        models: The user's own modules, without wrappers.
+        optimizers: torch's optimizers, without wrappers.
+        registered: Schedulers, loss scalers and others, by the name in the checkpoint.
+        is_parallel: Whether each model averages its gradients over ranks, or has no gradients.
+    """
+
+    models: tuple[nn.Module, ...]
+    optimizers: tuple[Optimizer, ...]
+    registered: Mapping[str, Any]
+    is_parallel: bool
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the first parameter."""
+        parameters = (value for model in self.models for value in model.parameters())
+        return next((value.device for value in parameters), torch.device("cpu"))
+
+
+def sort(objects: Iterable[Any], named: Mapping[str, Any]) -> Objects:
+    """Sort objects by their types; None is left out.
+
+    Args:
+        objects: Models, optimizers and others, in any order; others are named after their class.
+        named: Others by name.
+
+    Raises:
+        UsageError: An object has no state, the model or the optimizer is missing, or an optimizer
+            has parameters of no model.
+    """
+    present = [value for value in objects if value is not None]
+    models = [value for value in present if isinstance(value, nn.Module)]
+    optimizers = [value for value in present if isinstance(value, Optimizer)]
+    if not models or not optimizers:
+        raise _nothing_to_save("optimizer" if models else "model")
+    others = [value for value in present if not isinstance(value, nn.Module | Optimizer)]
+    own_models = tuple(map(unwrapping.module_of, models))
+    own_optimizers = tuple(map(unwrapping.optimizer_of, optimizers))
+    _check_parameters(own_models, own_optimizers)
+    return Objects(
+        models=own_models,
+        optimizers=own_optimizers,
+        registered=_registered([*others, *unwrapping.scalers_of(optimizers)], named),
+        is_parallel=all(map(unwrapping.is_parallel, filter(_is_trained, models))),
+    )
+
+
+def _check_parameters(models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
+    """Check that models have all parameters of the optimizers; a save would fail otherwise."""
+    own = {id(parameter) for model in models for parameter in model.parameters()}
+    for optimizer in optimizers:
+        for parameter in (value for group in optimizer.param_groups for value in group["params"]):
+            if id(parameter) not in own:
+                raise _of_other_model(optimizer, parameter)
+
+
+def _is_trained(model: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
+
+
+def _registered(others: Iterable[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return objects by their names in a checkpoint, each once."""
+    registered = {name: value for name, value in named.items() if value is not None}
+    for value in others:
+        if not any(value is other for other in registered.values()):
+            registered[_free_name(type(value).__name__, registered)] = value
+    for name, value in registered.items():
+        _check_has_state(name, value)
+    return registered
+
+
+def _free_name(name: str, taken: Mapping[str, Any]) -> str:
+    number, free = 1, name
+    while free in taken:
+        number, free = number + 1, f"{name}.{number}"
+    return free
+
+
+def _check_has_state(name: str, value: Any) -> None:
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        return
+    is_loader = hasattr(value, "__iter__")
+    raise UsageError(
+        Finding(
+            "option-invalid",
+            f"{name} ({type(value).__name__}) has no state_dict and load_state_dict",
+            where=WHERE,
+            fix="loader=..., by name" if is_loader else f"leave {name} out, or give it both",
+        )
+    )
+
+
+def _of_other_model(optimizer: Optimizer, parameter: torch.Tensor) -> UsageError:
+    kind, shape = type(optimizer).__name__, list(parameter.shape)
+    return UsageError(
+        Finding(
+            "optimizer-of-other-model",
+            f"{kind} has a parameter of shape {shape} that no model has",
+            where=WHERE,
+            why="a checkpoint names an optimizer's state after the parameters of its models",
+            fix="paceline.preemptible(model, other_model, optimizer, loader=loader)",
+        )
+    )
+
+
+def _nothing_to_save(what: str) -> UsageError:
+    article = "an" if what == "optimizer" else "a"
+    return UsageError(
+        Finding(
+            "option-invalid",
+            f"{what} is missing, and a checkpoint without {article} {what} resumes nothing",
+            where=WHERE,
+            fix="paceline.preemptible(model, optimizer, scheduler, loader=loader)",
+        )
+    )

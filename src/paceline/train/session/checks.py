@@ -1,0 +1,256 @@
+"""Decide whether a session accepts what a script passes to it: models, optimizers, losses, options.
+
+Pure: each function raises the error for what it refuses, or returns.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from paceline.errors import Finding, UsageError, closest
+from paceline.train.model import local_sgd
+from paceline.train.model import precision as precisions
+from paceline.train.model import strategy as strategies
+
+
+def check_is_plain(model: nn.Module) -> None:
+    """Refuse a model that is parallel already.
+
+    Raises:
+        UsageError: The model is a ``DistributedDataParallel``, also one that ``setup`` returned.
+    """
+    if isinstance(model, DistributedDataParallel):
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                "the model is a DistributedDataParallel already",
+                where="session.setup(model)",
+                fix="session.setup(model.module)",
+            )
+        )
+
+
+def check_is_set_up(model: Any, models: list[nn.Module], *, where: str) -> None:
+    """Refuse a model that ``setup`` has not seen.
+
+    Raises:
+        UsageError: The model is not among ``models``.
+    """
+    if any(model is other for other in models):
+        return
+    raise UsageError(
+        Finding(
+            "option-invalid",
+            f"a {type(model).__name__} that was not set up",
+            where=where,
+            fix="model, optimizer = session.setup(model, optimizer) before",
+        )
+    )
+
+
+def which_model(count: int, *, where: str) -> UsageError:
+    """Return the error for a call that needs a model, where several or none were set up."""
+    what = f"{count} models were set up, and none is named" if count else "no model was set up"
+    fix = "model, optimizer = session.setup(model, optimizer), then session.load(FILE, model)"
+    return UsageError(Finding("option-invalid", what, where=where, fix=fix))
+
+
+def check_kinds(model: Any, optimizers: tuple[Any, ...]) -> None:
+    """Refuse a model or an optimizer that is something else."""
+    misfits = [value for value in optimizers if not isinstance(value, Optimizer)]
+    if isinstance(model, nn.Module) and not misfits:
+        return
+    misfit, role = (misfits[0], "an optimizer") if misfits else (model, "the model")
+    if isinstance(misfit, type):
+        what = f"a {misfit.__name__} that was not called"
+    else:
+        what = f"a {type(misfit).__name__}"
+    raise UsageError(
+        Finding(
+            "option-invalid",
+            f"session.setup got {what} as {role}",
+            where="session.setup(model, optimizer)",
+            fix=(
+                "session.setup(model, torch.optim.AdamW(model.parameters())); a scheduler goes to"
+                " session.register"
+            ),
+        )
+    )
+
+
+def check_together(precision: precisions.Precision, strategy: strategies.Strategy) -> None:
+    """Refuse a precision that a strategy cannot compute in."""
+    if isinstance(strategy, local_sgd.LocalSGD) and precision.scaled:
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                f"{precision.name} skips a step on all ranks where a gradient overflows on one,"
+                " and the ranks of local SGD step apart",
+                where=f'Session(precision="{precision.name}", strategy=LocalSGD(...))',
+                fix='Session(precision="bf16-mixed")',
+            )
+        )
+    is_powersgd = isinstance(strategy, strategies.DDP) and strategy.comm_hook == "powersgd"
+    if not (is_powersgd and precision.scaled):
+        return
+    raise UsageError(
+        Finding(
+            "option-contradicted",
+            "powersgd adds what it left unsent to the next step, and the loss scale of"
+            f" {precision.name} has changed then",
+            where=f'Session(precision="{precision.name}", strategy=DDP(comm_hook="powersgd"))',
+            fix='Session(precision="bf16-mixed"), or DDP(comm_hook="fp16")',
+        )
+    )
+
+
+def check_steps(optimizers: tuple[Optimizer, ...]) -> None:
+    """Refuse an optimizer that makes several backwards a step, each rank as many as it likes."""
+    if not any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
+        return
+    raise UsageError(
+        Finding(
+            "option-contradicted",
+            "LBFGS decides by the loss how many backwards a step has, and ranks that train apart"
+            " have other losses",
+            where="session.setup(model, optimizer)",
+            why="their exchanges would not be at the same step",
+            fix='strategy="ddp", or an optimizer with one backward a step, such as AdamW',
+        )
+    )
+
+
+def trained_apart() -> UsageError:
+    """Return the error for gradients through rows of ranks that train apart."""
+    return UsageError(
+        Finding(
+            "option-contradicted",
+            "the ranks of local SGD train apart, and the rows of others are of other parameters",
+            where="session.gather(..., gradients=True)",
+            why="a gradient through them is that of no model",
+            fix='Session(strategy="ddp")',
+        )
+    )
+
+
+def require_loss(loss: Any) -> None:
+    """Refuse what backward cannot start from.
+
+    Raises:
+        UsageError: The loss is not a tensor or not one number, or no parameter has a gradient.
+    """
+    if not isinstance(loss, torch.Tensor):
+        raise _not_a_tensor(loss)
+    if loss.numel() != 1:
+        raise _not_a_scalar(loss)
+    if not loss.requires_grad:
+        raise _without_graph(loss, is_recording=torch.is_grad_enabled())
+
+
+def _not_a_tensor(loss: Any) -> UsageError:
+    """Return the error for a loss that is not a tensor, such as a float or a model's output."""
+    fix = "session.backward(loss) before loss.item(); the loss as it was computed"
+    if isinstance(getattr(loss, "loss", None), torch.Tensor):
+        fix = "session.backward(output.loss)"
+    return UsageError(
+        Finding(
+            "option-invalid",
+            f"the loss is of type {type(loss).__name__}, and a tensor is needed",
+            where="session.backward(loss)",
+            fix=fix,
+        )
+    )
+
+
+def _not_a_scalar(loss: torch.Tensor) -> UsageError:
+    """Return the error for a loss that is not one number."""
+    return UsageError(
+        Finding(
+            "option-invalid",
+            f"the loss has shape {list(loss.shape)}, and one number is needed",
+            where="session.backward(loss)",
+            fix="session.backward(loss.mean())",
+        )
+    )
+
+
+def _without_graph(loss: torch.Tensor, *, is_recording: bool) -> UsageError:
+    """Return the error for a loss that no parameter has a gradient of."""
+    if not is_recording:
+        reason, fix = "it is computed under torch.no_grad()", "leave torch.no_grad() before"
+    else:
+        reason = "it is detached from the model, or no parameter of the model is trained"
+        fix = (
+            "compute it from the model's output without .detach(), .item(), .data or argmax; some"
+            " parameter needs requires_grad=True"
+        )
+    return UsageError(
+        Finding(
+            "option-invalid",
+            f"the loss ({loss.dtype}) has no gradient: {reason}",
+            where="session.backward(loss)",
+            fix=fix,
+        )
+    )
+
+
+def check_accumulate(accumulate: int) -> None:
+    """Refuse a value that is not a positive number of batches.
+
+    Raises:
+        UsageError: The value is not a positive int.
+    """
+    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                f"accumulate={accumulate!r} is not a positive int",
+                where="Session(accumulate=...)",
+                fix="Session(accumulate=4): gradients of four batches make one step",
+            )
+        )
+
+
+def inside_a_loop() -> UsageError:
+    """Return the error for another number of accumulated batches in the middle of them."""
+    return UsageError(
+        Finding(
+            "option-contradicted",
+            "accumulate changes inside a loop over training batches",
+            where="session.accumulate",
+            why="the batches of a loop are divided into steps when it begins",
+            fix="session.accumulate = 4 before the loop over the loader, for example in each epoch",
+        )
+    )
+
+
+def check_names(kind: type, options: Mapping[str, object]) -> None:
+    """Refuse options that a class does not have.
+
+    Raises:
+        UsageError: The constructor has no parameter of this name.
+    """
+    parameters = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    names = [parameter.name for parameter in parameters][1:]
+    unknown = [name for name in options if name not in names]
+    if not unknown:
+        return
+    near = closest(unknown[0], names)
+    value = options[unknown[0]]
+    raise UsageError(
+        Finding(
+            "option-unknown",
+            f"{kind.__name__} has no option {unknown[0]}",
+            where=f"{kind.__name__}({unknown[0]}={value!r})",
+            fix=f"{kind.__name__}({near}={value!r})" if near else f"one of {', '.join(names)}",
+        )
+    )

@@ -1,0 +1,19 @@
+"""Ready-made callbacks, with the names and arguments of Lightning's."""
+
+from paceline.train.trainer.callback import Callback as Callback
+from paceline.train.trainer.callbacks.accumulation import (
+    GradientAccumulationScheduler as GradientAccumulationScheduler,
+)
+from paceline.train.trainer.callbacks.averaging import EMAWeightAveraging as EMAWeightAveraging
+from paceline.train.trainer.callbacks.averaging import (
+    StochasticWeightAveraging as StochasticWeightAveraging,
+)
+from paceline.train.trainer.callbacks.averaging import WeightAveraging as WeightAveraging
+from paceline.train.trainer.callbacks.display import ModelSummary as ModelSummary
+from paceline.train.trainer.callbacks.display import RichProgressBar as RichProgressBar
+from paceline.train.trainer.callbacks.display import TQDMProgressBar as TQDMProgressBar
+from paceline.train.trainer.callbacks.early_stopping import EarlyStopping as EarlyStopping
+from paceline.train.trainer.callbacks.functions import LambdaCallback as LambdaCallback
+from paceline.train.trainer.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
+from paceline.train.trainer.callbacks.rates import LearningRateMonitor as LearningRateMonitor
+from paceline.train.trainer.callbacks.timer import Timer as Timer

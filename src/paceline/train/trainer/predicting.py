@@ -1,0 +1,173 @@
+"""Run a task's ``predict_step`` over loaders, and put the predictions of all ranks together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.errors import Finding, UsageError
+
+if TYPE_CHECKING:
+    from paceline.train.trainer.evaluating import Evaluation
+
+STAGE = "predict"
+
+
+def predict(
+    evaluation: Evaluation,
+    loaders: Sequence[Any],
+    limits: Sequence[int | None],
+    *,
+    returns: bool,
+) -> list[Any] | None:
+    """Return the predictions for each batch as a single rank would make them, on all ranks.
+
+    Args:
+        evaluation: Has the task, its hooks and the display.
+        loaders: Loaders of the session, one after the other.
+        limits: Maximum number of batches of each; None for all.
+        returns: Whether to return the predictions, and so to keep them in memory.
+
+    Returns:
+        A list with the result of ``predict_step`` for each batch; with several loaders a list of
+        these lists; None if ``returns`` is False.
+
+    Raises:
+        UsageError: On several ranks, a result is not made of tensors with a row for each sample.
+    """
+    hooks, results = evaluation.hooks, []
+    with evaluation.work.evaluating(inference=evaluation.trainer.inference_mode):
+        hooks.call_task("on_predict_model_eval")
+        hooks.call("on_predict_start")
+        hooks.call("on_predict_epoch_start")
+        for number, (loader, limit) in enumerate(zip(loaders, limits, strict=True)):
+            position = (number,) if len(loaders) > 1 else ()
+            with evaluation.display.progress.aside(STAGE, limit):
+                results.append(_over(evaluation, loader, limit, position, returns=returns))
+        hooks.call("on_predict_epoch_end")
+        hooks.call("on_predict_end")
+    if not returns:
+        return None
+    return results if len(results) > 1 else results[0]
+
+
+def _over(
+    evaluation: Evaluation,
+    loader: Any,
+    limit: int | None,
+    position: Sequence[int],
+    *,
+    returns: bool,
+) -> list[Any]:
+    """Return the predictions for the batches of one loader."""
+    begin = evaluation.hooks.caller("on_predict_batch_start")
+    end = evaluation.hooks.caller("on_predict_batch_end")
+    index = position[0] if position else 0
+    outputs, sizes = [], []
+    for batch_idx, raw in enumerate(itertools.islice(loader, limit)):
+        batch = raw if evaluation.transfer is None else evaluation.transfer(raw, index)
+        if not loader.rows:
+            if evaluation.work.is_sharded:  # every forward is a collective
+                with evaluation.work.uncounted():
+                    evaluation.work.evaluate("predict_step", batch, batch_idx, *position)
+            continue
+        if begin:
+            begin(batch, batch_idx, index)
+        result = evaluation.work.evaluate("predict_step", batch, batch_idx, *position)
+        if end:
+            end(result, batch, batch_idx, index)
+        if returns:
+            outputs.append((result, loader.rows))
+            sizes.append(loader.iteration.rows.of_batch)
+        evaluation.display.progress.batch += 1
+    if evaluation.trainer.world_size == 1:
+        return [result for result, _ in outputs]
+    return _of_all_ranks(evaluation.trainer.session, loader, outputs, sizes) if returns else []
+
+
+def _of_all_ranks(
+    session: Any, loader: Any, outputs: Sequence[tuple[Any, int]], sizes: list[int]
+) -> list[Any]:
+    """Return the predictions of all ranks by batch, in the order of the dataset.
+
+    Rank 0 has rows of every batch, so it knows the sizes of all, and the form of a result.
+    """
+    for result, rows in outputs:
+        _check(result, rows)
+    empty = session.once(lambda: _mapped(outputs[0][0], _without_rows) if outputs else None)
+    sizes = session.once(lambda: sizes)
+    if not sizes:
+        return []
+    parts = [empty, *(result for result, _ in outputs)]
+    whole = session.gather(_joined(parts), loader)
+    return _divided(whole, sizes)
+
+
+def _without_rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[:0].cpu()
+
+
+def _check(result: Any, rows: int) -> None:
+    """Refuse a result that is not made of tensors with a row for each sample."""
+    if isinstance(result, Mapping):
+        parts = list(result.values())
+    elif isinstance(result, list | tuple):
+        parts = list(result)
+    else:
+        parts = []
+        is_tensor = isinstance(result, torch.Tensor) and result.dim() > 0
+        if not is_tensor or len(result) != rows:
+            raise _not_of_rows(result, rows)
+    for part in parts:
+        _check(part, rows)
+
+
+def _mapped(value: Any, function: Any) -> Any:
+    """Return a nested dict, list or tuple with a function applied to its tensors."""
+    if isinstance(value, Mapping):
+        return {name: _mapped(part, function) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [_mapped(part, function) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    return function(value)
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    """Return nested values of equal form as one, their tensors concatenated."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {name: _joined([value[name] for value in values]) for name in first}
+    if isinstance(first, list | tuple):
+        parts = [_joined(parts) for parts in zip(*values, strict=True)]
+        return parts if isinstance(first, list) else tuple(parts)
+    return torch.cat([value.to(values[-1].device) for value in values])
+
+
+def _divided(whole: Any, sizes: Sequence[int]) -> list[Any]:
+    """Return nested values divided into batches."""
+    batches, start = [], 0
+    for size in sizes:
+        rows = slice(start, start + size)
+        batches.append(_mapped(whole, lambda tensor, rows=rows: tensor[rows]))
+        start += size
+    return batches
+
+
+def _not_of_rows(result: Any, rows: int) -> UsageError:
+    kind = type(result).__name__
+    shape = f" of shape {list(result.shape)}" if isinstance(result, torch.Tensor) else ""
+    return UsageError(
+        Finding(
+            "option-invalid",
+            f"predict_step returned a {kind}{shape} for a batch with {rows} rows on this rank",
+            where="predict_step",
+            why="predictions of several ranks are put together row by row",
+            fix=(
+                "return tensors of shape [rows, ...], also in a dict or list; or"
+                " trainer.predict(..., return_predictions=False) with on_predict_batch_end"
+            ),
+        )
+    )

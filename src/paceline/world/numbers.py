@@ -1,0 +1,26 @@
+"""Read numbers from variables. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paceline.errors import Finding, UsageError
+
+
+def whole(environ: Mapping[str, str], name: str) -> int:
+    """Return the value of a variable that is set as a whole number from 0 on.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    text = environ[name].strip()
+    if not text.isdecimal():
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                f"{name}={environ[name]} is not a whole number",
+                where=f"environment variable {name}",
+                fix=f"unset {name}, if nothing but this shell has set it",
+            )
+        )
+    return int(text)
