@@ -67,21 +67,21 @@ def started(command, launcher, *words):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("launcher", ["python", "paceline", "torchrun"])
 def test_cifar_learns_the_made_up_rule(command, launcher):
-    ended = started(command, launcher, *SMALL_TRAINING, "--tensorboard").wait(timeout=150)
+    ended = started(command, launcher, *SMALL_TRAINING, "--tensorboard").wait(timeout=270)
     epochs = lines_of(ended)
     assert len(epochs) == 6
     accuracy = float(re.search(r"accuracy ([\d.]+) % of 200$", epochs[-1])[1])
     assert accuracy > 50, "guessing is right in 10 %, the hue alone tells 20 %"
     folder = next(command.folder.glob("**/metrics.csv")).parent
-    rows = list(csv.DictReader((folder / "metrics.csv").open()))
+    rows = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
     assert [float(row["test/accuracy"]) for row in rows][-1] == accuracy / 100
     assert float(rows[-1]["lr"]) == 0, "the cosine ends at 0"
     assert list((folder / "tensorboard").iterdir())
-    saved = [path.name for path in (folder / "checkpoints").glob("0*-step-*")]
-    assert {"00006-step-96", "00004-step-64"} <= set(saved), saved
+    saved = {path.name.partition("-")[2] for path in (folder / "checkpoints").glob("0*-step-*")}
+    assert {"step-96", "step-64"} <= saved, "after every second epoch; the last two are kept"
 
 
 @pytest.mark.slow
