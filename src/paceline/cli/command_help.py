@@ -58,7 +58,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "paceline checkpoint export paceline-runs/NAME/checkpoints/step-120 model.pt",
     ),
     "paceline explain": ("paceline explain slurm-4711.out", "paceline explain NET001"),
-    "paceline lint": ("paceline lint job.sh train.py", "paceline lint --json job.sh"),
+    "paceline lint": ("paceline lint job.sh train.py", "paceline lint --sarif jobs/*.sbatch"),
     "paceline top": ("paceline top", "paceline top paceline-runs/20261122-digits --once"),
     "paceline tune": (
         "paceline tune --nproc-per-node 2 train.py --lr 0.1",

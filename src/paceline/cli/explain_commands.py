@@ -1,0 +1,75 @@
+"""The commands that explain what they read: ``explain`` and ``lint``."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from paceline.cli import command_help
+from paceline.cli.printing import print_json, show
+from paceline.cli.start_commands import Action
+from paceline.errors import EXIT_OK, Finding, PacelineError, UsageError
+
+
+@click.command("explain", cls=command_help.Command)
+@click.argument("subject", metavar="LOGFILE|CODE|NAME|-")
+@command_help.JSON
+def EXPLAIN(subject: str, as_json: bool) -> Action:
+    """Explain a log file or a finding.
+
+    LOGFILE is the output of a run under any framework and launcher (- for standard input), or a run
+    folder: the likely cause comes first. CODE or NAME, port-in-use or NET001, is what a finding is
+    called.
+    """
+
+    def action() -> int:
+        from paceline.diagnose import catalogue, explain
+
+        page = None if os.path.exists(subject) else catalogue.find(subject)
+        if page is not None:
+            show(page, as_json)
+            return EXIT_OK
+        try:
+            answer = explain.explain(subject)
+        except PacelineError as error:
+            if as_json:
+                print_json({"findings": [error.finding.to_json()]})
+            raise
+        show(answer, as_json)
+        return answer.exit_status
+
+    return action
+
+
+@click.command("lint", cls=command_help.Command)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--sarif", "as_sarif", is_flag=True, help="Print SARIF 2.1.0, for code scanning.")
+@command_help.JSON
+def LINT(files: tuple[str, ...], as_sarif: bool, as_json: bool) -> Action:
+    """Look for mistakes in job scripts (sbatch) and training scripts (Python), without running
+    them.
+    """
+    if as_sarif and as_json:
+        raise _two_formats("--sarif", "--json")
+
+    def action() -> int:
+        from paceline.diagnose import lint
+
+        report = lint.lint(files)
+        if as_sarif:
+            from paceline.diagnose.lint import sarif
+
+            print_json(sarif.to_sarif(report, os.getcwd()))
+        else:
+            show(report, as_json)
+        return report.exit_status
+
+    return action
+
+
+def _two_formats(first: str, second: str) -> UsageError:
+    what = f"{first} and {second} are two formats of the same output"
+    return UsageError(
+        Finding("option-contradicted", what, where="command line", fix=f"{first}, or {second}")
+    )
