@@ -57,7 +57,10 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "paceline checkpoint export paceline-runs/NAME model.safetensors",
         "paceline checkpoint export paceline-runs/NAME/checkpoints/step-120 model.pt",
     ),
-    "paceline explain": ("paceline explain slurm-4711.out", "paceline explain NET001"),
+    "paceline explain": (
+        "paceline explain slurm-4711.out",
+        "paceline explain --bundle paceline-runs/NAME",
+    ),
     "paceline lint": ("paceline lint job.sh train.py", "paceline lint --sarif jobs/*.sbatch"),
     "paceline top": ("paceline top", "paceline top paceline-runs/20261122-digits --once"),
     "paceline tune": (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import click
 
@@ -10,18 +12,37 @@ from paceline.cli import command_help
 from paceline.cli.printing import print_json, show
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, Finding, PacelineError, UsageError
+from paceline.rundir.files import display_path
 
 
 @click.command("explain", cls=command_help.Command)
 @click.argument("subject", metavar="LOGFILE|CODE|NAME|-")
+@click.option(
+    "--bundle",
+    "makes_bundle",
+    is_flag=True,
+    help="Write an archive to attach to a ticket, without secrets and names.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="With --bundle: the archive. [paceline-bundle-NAME.tar.gz]",
+)
 @command_help.JSON
-def EXPLAIN(subject: str, as_json: bool) -> Action:
+def EXPLAIN(subject: str, makes_bundle: bool, output: Path | None, as_json: bool) -> Action:
     """Explain a log file or a finding.
 
     LOGFILE is the output of a run under any framework and launcher (- for standard input), or a run
     folder: the likely cause comes first. CODE or NAME, port-in-use or NET001, is what a finding is
     called.
     """
+
+    if makes_bundle:
+        return lambda: _bundle(subject, output, as_json)
+    if output is not None:
+        what = "--output has an effect only with --bundle"
+        raise _contradicted(what, fix=f"paceline explain --bundle {subject} --output {output}")
 
     def action() -> int:
         from paceline.diagnose import catalogue, explain
@@ -42,6 +63,18 @@ def EXPLAIN(subject: str, as_json: bool) -> Action:
     return action
 
 
+def _bundle(subject: str, output: Path | None, as_json: bool) -> int:
+    from paceline.diagnose import bundle
+
+    written = bundle.bundle(subject, output)
+    if as_json:
+        print_json(written.to_json())
+        return EXIT_OK
+    print(written.summary(), file=sys.stderr)
+    print(display_path(written.path))
+    return EXIT_OK
+
+
 @click.command("lint", cls=command_help.Command)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--sarif", "as_sarif", is_flag=True, help="Print SARIF 2.1.0, for code scanning.")
@@ -51,7 +84,8 @@ def LINT(files: tuple[str, ...], as_sarif: bool, as_json: bool) -> Action:
     them.
     """
     if as_sarif and as_json:
-        raise _two_formats("--sarif", "--json")
+        what = "--sarif and --json are two formats of the same output"
+        raise _contradicted(what, fix="--sarif, or --json")
 
     def action() -> int:
         from paceline.diagnose import lint
@@ -68,8 +102,5 @@ def LINT(files: tuple[str, ...], as_sarif: bool, as_json: bool) -> Action:
     return action
 
 
-def _two_formats(first: str, second: str) -> UsageError:
-    what = f"{first} and {second} are two formats of the same output"
-    return UsageError(
-        Finding("option-contradicted", what, where="command line", fix=f"{first}, or {second}")
-    )
+def _contradicted(what: str, *, fix: str) -> UsageError:
+    return UsageError(Finding("option-contradicted", what, where="command line", fix=fix))
