@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from paceline.cli import command_help
+from paceline.cli import command_help, completed_words
 from paceline.cli.printing import print_json, show
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, Finding, PacelineError, UsageError
@@ -16,7 +16,9 @@ from paceline.rundir.files import display_path
 
 
 @click.command("explain", cls=command_help.Command)
-@click.argument("subject", metavar="LOGFILE|CODE|NAME|-")
+@click.argument(
+    "subject", metavar="LOGFILE|CODE|NAME|-", shell_complete=completed_words.findings_or_files
+)
 @click.option(
     "--bundle",
     "makes_bundle",
@@ -76,7 +78,9 @@ def _bundle(subject: str, output: Path | None, as_json: bool) -> int:
 
 
 @click.command("lint", cls=command_help.Command)
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument(
+    "files", nargs=-1, required=True, metavar="FILE...", shell_complete=completed_words.files
+)
 @click.option("--sarif", "as_sarif", is_flag=True, help="Print SARIF 2.1.0, for code scanning.")
 @command_help.JSON
 def LINT(files: tuple[str, ...], as_sarif: bool, as_json: bool) -> Action:

@@ -20,6 +20,8 @@ from paceline.cli import (
     bench_command,
     command_errors,
     command_help,
+    completed_words,
+    completion,
     explain_commands,
     measure_commands,
     start_commands,
@@ -48,6 +50,7 @@ def cli() -> None:
 
 cli.add_command(start_commands.RUN)
 cli.add_command(start_commands.SUBMIT)
+cli.add_command(completion.COMPLETION)
 cli.add_command(explain_commands.EXPLAIN)
 cli.add_command(explain_commands.LINT)
 cli.add_command(tune_command.TUNE)
@@ -188,7 +191,9 @@ def _doctor(as_json: bool) -> Action:
 
 
 @cli.command("why")
-@click.argument("words", nargs=-1, metavar="[PID|JOBID|NODE|FILE]...")
+@click.argument(
+    "words", nargs=-1, metavar="[PID|JOBID|NODE|FILE]...", shell_complete=completed_words.files
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(1, 3600),
@@ -232,7 +237,7 @@ def _why(
 
 
 @cli.command("follow")
-@click.argument("run", metavar="RUN|JOBID")
+@click.argument("run", metavar="RUN|JOBID", shell_complete=completed_words.runs)
 def _follow(run: str) -> Action:
     """Show the output of a Slurm job as it grows, through all its starts, and end as its run does.
 
@@ -270,7 +275,13 @@ def _jobs(folder: Path | None, sort: str, descending: bool, as_json: bool) -> Ac
 
 
 @cli.command("cancel")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN|SWEEP|JOBID...")
+@click.argument(
+    "runs",
+    nargs=-1,
+    required=True,
+    metavar="RUN|SWEEP|JOBID...",
+    shell_complete=completed_words.runs,
+)
 def _cancel(runs: tuple[str, ...]) -> Action:
     """End Slurm jobs for good: they are not queued again, and keep their checkpoints.
 
