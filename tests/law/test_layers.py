@@ -42,7 +42,7 @@ INSIDE = {
         "preemptible",
         "trainer",
     ),
-    "diagnose": ("variables", "catalogue", "explain", "lint", "doctor"),
+    "diagnose": ("variables", "catalogue", "explain", "lint", "doctor", "bundle"),
     # The empty name is the package's own door.
     "diagnose.lint.job": (
         "sbatch_options",
