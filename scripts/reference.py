@@ -159,7 +159,9 @@ def _reference(text: str) -> str:
     if text.startswith("https:") or not place:
         return f"- {text}"
     if place.startswith("docs/"):
-        return f"- [{place}](../../{place.removeprefix('docs/')})"
+        page = (FOLDER.parents[1] / place.partition("#")[0]).read_text(encoding="utf-8")
+        title = re.search(r"^# (?:\d+\. )?(.+)$", page, re.M)[1]
+        return f"- [{title}](../../{place.removeprefix('docs/')})"
     return f"- {source}: `{place}`" if "__" in place else f"- {text}"
 
 
