@@ -24,7 +24,7 @@ test: .make-test
 test-ci: test
 	bash scripts/install_system_packages.sh
 	$(BIN)/python -m pytest $(PARALLEL) -m "healthy and not slow"
-	$(BIN)/python -m pytest $(ALONE) -m browser
+	$(BIN)/python -m pytest $(ALONE) -m "browser and not slow"
 	$(BIN)/python -m pytest $(ALONE) -m "alone or (representative and not slurm)"
 	$(BIN)/python -m pytest $(ALONE) -m "representative and slurm"
 

@@ -35,6 +35,7 @@ MOVED = {
     **PROJECT_PAGES,
     "README.md": "index.md",
     "docs/design": "design/index.md",
+    "docs/reference/api": "reference/index.md",
     **{
         f"src/paceline/diagnose/catalogue/texts/{name}.md": f"reference/findings/{name}.md"
         for name in CODES
@@ -42,6 +43,8 @@ MOVED = {
 }
 FINDINGS = "docs/reference/findings.md"
 _FENCED = re.compile(r"^(```+).*?^\1", re.M | re.S)
+# On GitHub a list may follow a paragraph at once, in Python-Markdown after an empty line only.
+_LINE_BEFORE_LIST = re.compile(r"^(?![-\s#<|>]|\d+\. )(.+)\n(?=(?:-|1\.) )", re.M)
 _CODE_OR_LINK = re.compile(
     r"(?P<code>`+)[^`]+(?P=code)|\[(?P<text>[^\[\]]+)\]\((?P<target>[^)\s]+)\)"
 )
@@ -72,7 +75,7 @@ def decisions_page() -> str:
 
 
 def site_text(text: str, path: str) -> str:
-    """Return a page with its links as they are on the site.
+    """Return a page with its links and lists as the site needs them.
 
     Args:
         text: The page, in Markdown.
@@ -80,19 +83,19 @@ def site_text(text: str, path: str) -> str:
     """
     parts, place = [], 0
     for fenced in _FENCED.finditer(text):
-        parts += [_with_site_links(text[place : fenced.start()], path), fenced[0]]
+        parts += [_site_prose(text[place : fenced.start()], path), fenced[0]]
         place = fenced.end()
-    return "".join([*parts, _with_site_links(text[place:], path)])
+    return "".join([*parts, _site_prose(text[place:], path)])
 
 
-def _with_site_links(prose: str, path: str) -> str:
+def _site_prose(prose: str, path: str) -> str:
     def replaced(match: re.Match[str]) -> str:
         target = match["target"]
         if target is None or target.startswith("#") or re.match(r"[a-z]+:", target):
             return match[0]
         return _site_link(match["text"], target, path)
 
-    return _CODE_OR_LINK.sub(replaced, prose)
+    return _CODE_OR_LINK.sub(replaced, _LINE_BEFORE_LIST.sub(r"\1\n\n", prose))
 
 
 def _site_link(text: str, target: str, path: str) -> str:

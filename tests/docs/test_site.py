@@ -95,10 +95,12 @@ def test_every_public_name_is_on_one_page():
         ("docs/guides/x.md", "[all](../../tests/pages.py)", "all (`tests/pages.py`)"),
         ("docs/guides/x.md", "`[a](../../b.py)`", "`[a](../../b.py)`"),
         ("docs/guides/x.md", "```\n[a](../../b.py)\n```", "```\n[a](../../b.py)\n```"),
+        ("docs/x.md", "Two:\n- a\n  b\n- c", "Two:\n\n- a\n  b\n- c"),
+        ("docs/x.md", "- a\n  b\n- c\n\n# D\n- e", "- a\n  b\n- c\n\n# D\n- e"),
         ("docs/x.md", "`model[0]` [a\nb](../c.py)", "`model[0]` a\nb (`c.py`)"),
     ],
 )
-def test_links_lead_to_pages_of_the_site(build_site, path, text, expected):
+def test_pages_are_changed_for_the_site(build_site, path, text, expected):
     assert build_site.site_text(text, path) == expected
 
 
