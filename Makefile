@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-ci test-all compat lint bench bench-links bench-tune bench-jobs cluster cluster-stop clean
+.PHONY: demo test test-ci test-all compat lint docs bench bench-links bench-tune bench-jobs cluster cluster-stop clean
 
 # Two ranks on CPUs; on a machine with GPUs one rank per GPU.
 demo: .make-demo
@@ -24,7 +24,7 @@ test: .make-test
 test-ci: test
 	bash scripts/install_system_packages.sh
 	$(BIN)/python -m pytest $(PARALLEL) -m "healthy and not slow"
-	$(BIN)/python -m pytest $(ALONE) -m browser
+	$(BIN)/python -m pytest $(ALONE) -m "browser and not slow"
 	$(BIN)/python -m pytest $(ALONE) -m "alone or (representative and not slurm)"
 	$(BIN)/python -m pytest $(ALONE) -m "representative and slurm"
 
@@ -57,6 +57,10 @@ lint: .make-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/figures.py
+
+# The documentation site, .site/html; a link or an anchor that leads nowhere is an error.
+docs: .make-test
+	$(BIN)/python scripts/build_site.py
 
 bench: .make-test
 	$(BIN)/python benchmarks/launch.py --rounds 3
@@ -91,7 +95,7 @@ cluster-stop:
 	@$(PYTHON) tests/slurm/cluster.py stop .cluster
 
 clean: cluster-stop
-	rm -rf $(VENV) .compat .cluster .make-* runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .compat .cluster .site .cache .make-* runs .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -103,5 +107,5 @@ $(BIN)/python:
 	touch $@
 
 .make-test: .make-demo
-	$(PIP) -e ".[torch,examples,dev,peers,ecosystem,why,report]"
+	$(PIP) -e ".[torch,examples,dev,docs,peers,ecosystem,why,report]"
 	touch $@

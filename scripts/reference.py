@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -106,24 +106,23 @@ def lightning_page() -> str:
 
 
 def findings_page() -> str:
-    """Return the page of findings."""
-    contents, parts = [], []
+    """Return the page that lists all findings."""
+    parts = []
     for area, pairs in groupby(
         sorted(CODES.items(), key=lambda pair: _place(pair[1])), key=lambda pair: pair[1][:3]
     ):
-        pages = [page_of(name) for name, _ in pairs]
-        contents += [
-            f"**{area}: {AREAS[area]}**",
-            *_table(("code", "name", "what it says"), map(_finding_row, pages)),
+        rows = [_finding_row(page_of(name)) for name, _ in pairs]
+        parts += [
+            f"## {area}: {AREAS[area]}",
+            *_table(("code", "name", "what it says"), rows),
         ]
-        parts += [f"## {area}: {AREAS[area]}", *(part for page in pages for part in _finding(page))]
     return _page(
         "the pages in src/paceline/diagnose/catalogue/texts",
         "# Findings",
         "A finding is the one shape of bad news: a code and a name, what happened, where, the"
         " evidence and a fix. `--json` prints the same fields. The name says the fault; names are"
-        " never renamed and codes never reused. `paceline explain CODE` prints what stands here.",
-        *contents,
+        " never renamed and codes never reused. `paceline explain CODE` prints the page of a"
+        " finding: what it means, why it matters, what to do, and when it is wrong.",
         *parts,
     )
 
@@ -131,19 +130,39 @@ def findings_page() -> str:
 def _finding_row(page: Page) -> tuple[str, str, str]:
     what = " ".join(page.what.split())
     first = re.split(r"(?<=[.:]) +(?=[A-Z`])", what, maxsplit=1)[0].rstrip(":")
-    return f"`{page.code}`", f"[`{page.name}`](#{page.name})", _escaped(first)
+    target = f"../../src/paceline/diagnose/catalogue/texts/{page.name}.md"
+    # Links from other pages lead to this row: findings.md#NAME.
+    return (
+        f'<a id="{page.name}"></a>`{page.code}`',
+        f"[`{page.name}`]({target})",
+        _escaped(first),
+    )
 
 
-def _finding(page: Page) -> Iterator[str]:
-    yield f"### {page.name}"
-    yield f"`{page.code}`"
+def finding_page(name: str) -> str:
+    """Return the page of a finding for the documentation site, in ``reference/findings``."""
+    page = page_of(name)
+    area = AREAS[page.code[:3]]
+    parts = [
+        f"# {page.name}",
+        f"`{page.code}` · {area} · [all findings](../findings.md)",
+    ]
     for title, text in page.sections():
-        yield f"**{title}**"
-        yield (
-            re.sub(r"paceline: docs/(\S+)", r"[docs/\1](../\1)", text)
-            if title == "References"
-            else text
-        )
+        shown = "\n".join(map(_reference, page.references)) if title == "References" else text
+        parts += [f"## {title}", shown]
+    return "\n\n".join(parts) + "\n"
+
+
+def _reference(text: str) -> str:
+    """Return a list item with a reference: an address, a page of ours, or a file of a library."""
+    source, _, place = text.partition(": ")
+    if text.startswith("https:") or not place:
+        return f"- {text}"
+    if place.startswith("docs/"):
+        page = (FOLDER.parents[1] / place.partition("#")[0]).read_text(encoding="utf-8")
+        title = re.search(r"^# (?:\d+\. )?(.+)$", page, re.M)[1]
+        return f"- [{title}](../../{place.removeprefix('docs/')})"
+    return f"- {source}: `{place}`" if "__" in place else f"- {text}"
 
 
 PAGES = {

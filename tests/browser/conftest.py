@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,3 +74,25 @@ addEventListener("message", (event) => {
   document.body.append(pre);
 });
 </script>FRAMES</body>"""
+
+
+@pytest.fixture
+def browser(tmp_path):
+    """Return a context manager that opens an address in chromium, and ends it."""
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed: scripts/install_system_packages.sh")
+
+    @contextlib.contextmanager
+    def opened(address: str, *options: str) -> Iterator[None]:
+        profile = f"--user-data-dir={tmp_path / 'profile'}"
+        command = [CHROMIUM, *OPTIONS, *options, profile, "--window-size=1400,1000", address]
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # its helpers too
+            process.wait()
+
+    return opened

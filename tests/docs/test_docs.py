@@ -39,11 +39,11 @@ def prose(text):
 
 
 def anchors(text):
-    """The anchors of a page's headings, made as GitHub makes them."""
-    titles = re.findall(
-        r"^#+ +(.+?)\s*$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), flags=re.M
-    )
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    """The anchors of a page: those of headings, made as GitHub makes them, and those that it sets itself."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    titles = re.findall(r"^#+ +(.+?)\s*$", text, flags=re.M)
+    of_titles = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return {*of_titles, *re.findall(r'<a id="([^"]+)"', text)}
 
 
 def test_the_places_where_things_are_decided_exist():

@@ -1,0 +1,143 @@
+"""Builds the documentation site, .site/html, and fails where a link or an anchor leads nowhere.
+
+    python scripts/build_site.py
+
+zensical reads .site/docs, which this script makes from docs/: with a page for each finding, and
+with CONTRIBUTING.md, STYLE.md and CHANGELOG.md. In the repository these and the texts of findings
+are elsewhere, so links to them change on the way. A link to another file of the repository, such as
+a test, becomes its path: the site has no copy of it.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from reference import finding_page
+
+from paceline.codes import CODES
+
+ROOT = Path(__file__).parents[1]
+STAGED = ROOT / ".site" / "docs"
+BUILT = ROOT / ".site" / "html"
+PROJECT_PAGES = {
+    "CONTRIBUTING.md": "project/contributing.md",
+    "STYLE.md": "project/style.md",
+    "CHANGELOG.md": "project/changelog.md",
+}
+MOVED = {
+    **PROJECT_PAGES,
+    "README.md": "index.md",
+    "docs/design": "design/index.md",
+    "docs/reference/api": "reference/index.md",
+    **{
+        f"src/paceline/diagnose/catalogue/texts/{name}.md": f"reference/findings/{name}.md"
+        for name in CODES
+    },
+}
+FINDINGS = "docs/reference/findings.md"
+_FENCED = re.compile(r"^(```+).*?^\1", re.M | re.S)
+# On GitHub a list may follow a paragraph at once, in Python-Markdown after an empty line only.
+_LINE_BEFORE_LIST = re.compile(r"^(?![-\s#<|>]|\d+\. )(.+)\n(?=(?:-|1\.) )", re.M)
+_CODE_OR_LINK = re.compile(
+    r"(?P<code>`+)[^`]+(?P=code)|\[(?P<text>[^\[\]]+)\]\((?P<target>[^)\s]+)\)"
+)
+
+
+def staged_pages() -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each page of the site."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        path = page.relative_to(ROOT).as_posix()
+        yield path.removeprefix("docs/"), site_text(page.read_text(encoding="utf-8"), path)
+    for path, place in PROJECT_PAGES.items():
+        yield place, site_text((ROOT / path).read_text(encoding="utf-8"), path)
+    for name in CODES:
+        yield f"reference/findings/{name}.md", finding_page(name)
+    yield "design/index.md", decisions_page()
+
+
+def decisions_page() -> str:
+    """Return the page that lists the design decisions; in the repository the folder does."""
+    pages = sorted((ROOT / "docs" / "design").glob("[0-9]*.md"))
+    titles = [page.read_text(encoding="utf-8").partition("\n")[0] for page in pages]
+    rows = [
+        f"- [{re.sub(r'^# 0*', '', title)}]({page.name})"
+        for page, title in zip(pages, titles, strict=True)
+    ]
+    intro = "Each page has the context of a decision, the decision, its consequence and what would change it."
+    return "\n\n".join(("# Design decisions", intro, "\n".join(rows))) + "\n"
+
+
+def site_text(text: str, path: str) -> str:
+    """Return a page with its links and lists as the site needs them.
+
+    Args:
+        text: The page, in Markdown.
+        path: Where it is in the repository, ``docs/guides/run.md``.
+    """
+    parts, place = [], 0
+    for fenced in _FENCED.finditer(text):
+        parts += [_site_prose(text[place : fenced.start()], path), fenced[0]]
+        place = fenced.end()
+    return "".join([*parts, _site_prose(text[place:], path)])
+
+
+def _site_prose(prose: str, path: str) -> str:
+    def replaced(match: re.Match[str]) -> str:
+        target = match["target"]
+        if target is None or target.startswith("#") or re.match(r"[a-z]+:", target):
+            return match[0]
+        return _site_link(match["text"], target, path)
+
+    return _CODE_OR_LINK.sub(replaced, _LINE_BEFORE_LIST.sub(r"\1\n\n", prose))
+
+
+def _site_link(text: str, target: str, path: str) -> str:
+    relative, _, anchor = target.partition("#")
+    linked = posixpath.normpath(posixpath.join(posixpath.dirname(path), relative))
+    if linked == FINDINGS and anchor in CODES:
+        return f"[{text}]({_from(path, f'reference/findings/{anchor}.md')})"
+    hashed = f"#{anchor}" if anchor else ""
+    if linked in MOVED:
+        return f"[{text}]({_from(path, MOVED[linked])}{hashed})"
+    if linked.startswith("docs/"):
+        return f"[{text}]({_from(path, linked.removeprefix('docs/'))}{hashed})"
+    return f"{text} (`{linked}`)"
+
+
+def _from(path: str, target: str) -> str:
+    """Return the relative link from a page of the repository to a page of the site."""
+    place = PROJECT_PAGES.get(path, path.removeprefix("docs/"))
+    return posixpath.relpath(target, posixpath.dirname(place) or ".")
+
+
+def stage() -> None:
+    """Make ``.site/docs``: the pages, and the files that they show."""
+    shutil.rmtree(STAGED, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", STAGED, ignore=shutil.ignore_patterns("*.md"))
+    for path, text in staged_pages():
+        place = STAGED / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+
+
+def main() -> int:
+    """Build the site and return zensical's exit status."""
+    stage()
+    shutil.rmtree(BUILT, ignore_errors=True)
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if status == 0:
+        place = os.path.relpath(BUILT)
+        print(f"site: {place}; to read it: python -m http.server -d {place}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
