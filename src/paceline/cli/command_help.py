@@ -85,6 +85,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "paceline translate -- accelerate launch --num_processes 4 train.py",
         "paceline translate 'srun torchrun --nnodes 2 train.py --lr 0.1'",
     ),
+    "paceline new": ("paceline new my-training", "paceline new my-training --from ddp"),
     "paceline endpoint": ("paceline endpoint", "paceline endpoint --run-dir paceline-runs/NAME"),
     "paceline doctor": ("paceline doctor", "paceline doctor --json"),
     "paceline follow": ("paceline follow 4711", "paceline follow paceline-runs/NAME"),

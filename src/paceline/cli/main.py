@@ -22,6 +22,7 @@ from paceline.cli import (
     command_errors,
     command_help,
     measure_commands,
+    new_command,
     start_commands,
     tune_command,
 )
@@ -52,6 +53,7 @@ cli.add_command(bench_command.BENCH)
 cli.add_command(measure_commands.FORECAST)
 cli.add_command(measure_commands.REPORT)
 cli.add_command(measure_commands.TOP)
+cli.add_command(new_command.NEW)
 
 
 @cli.group()
