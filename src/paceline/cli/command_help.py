@@ -90,6 +90,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "paceline translate 'srun torchrun --nnodes 2 train.py --lr 0.1'",
     ),
     "paceline completion": ("paceline completion bash", "paceline completion fish"),
+    "paceline new": ("paceline new my-training", "paceline new my-training --from ddp"),
     "paceline endpoint": ("paceline endpoint", "paceline endpoint --run-dir paceline-runs/NAME"),
     "paceline doctor": ("paceline doctor", "paceline doctor --json"),
     "paceline follow": ("paceline follow 4711", "paceline follow paceline-runs/NAME"),

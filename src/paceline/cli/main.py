@@ -24,6 +24,7 @@ from paceline.cli import (
     completion,
     explain_commands,
     measure_commands,
+    new_command,
     start_commands,
     tune_command,
 )
@@ -58,6 +59,7 @@ cli.add_command(bench_command.BENCH)
 cli.add_command(measure_commands.FORECAST)
 cli.add_command(measure_commands.REPORT)
 cli.add_command(measure_commands.TOP)
+cli.add_command(new_command.NEW)
 
 
 @cli.group()
