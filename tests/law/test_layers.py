@@ -16,7 +16,7 @@ FLOORS = {
         ("launch", "callbacks", "data", "loggers", "logging", "trainer"), 3
     ),  # but launch, doors of train
     **dict.fromkeys(("measure", "slurm", "why"), 4),
-    "functions": 5,
+    **dict.fromkeys(("functions", "testing"), 5),
     "cli": 6,
     "__main__": 7,
 }
