@@ -45,6 +45,8 @@ FINDINGS = "docs/reference/findings.md"
 _FENCED = re.compile(r"^(```+).*?^\1", re.M | re.S)
 # On GitHub a list may follow a paragraph at once, in Python-Markdown after an empty line only.
 _LINE_BEFORE_LIST = re.compile(r"^(?![-\s#<|>]|\d+\. )(.+)\n(?=(?:-|1\.) )", re.M)
+# In code within a table a bar needs a backslash on GitHub, and must not have one in Python-Markdown.
+_TABLE_ROW = re.compile(r"^\|.*\\\|.*", re.M)
 _CODE_OR_LINK = re.compile(
     r"(?P<code>`+)[^`]+(?P=code)|\[(?P<text>[^\[\]]+)\]\((?P<target>[^)\s]+)\)"
 )
@@ -95,7 +97,13 @@ def _site_prose(prose: str, path: str) -> str:
             return match[0]
         return _site_link(match["text"], target, path)
 
-    return _CODE_OR_LINK.sub(replaced, _LINE_BEFORE_LIST.sub(r"\1\n\n", prose))
+    prose = _LINE_BEFORE_LIST.sub(r"\1\n\n", prose)
+    prose = _TABLE_ROW.sub(lambda row: _with_bars(row[0]), prose)
+    return _CODE_OR_LINK.sub(replaced, prose)
+
+
+def _with_bars(row: str) -> str:
+    return re.sub(r"`[^`]+`", lambda code: code[0].replace("\\|", "|"), row)
 
 
 def _site_link(text: str, target: str, path: str) -> str:

@@ -97,6 +97,8 @@ def test_every_public_name_is_on_one_page():
         ("docs/guides/x.md", "```\n[a](../../b.py)\n```", "```\n[a](../../b.py)\n```"),
         ("docs/x.md", "Two:\n- a\n  b\n- c", "Two:\n\n- a\n  b\n- c"),
         ("docs/x.md", "- a\n  b\n- c\n\n# D\n- e", "- a\n  b\n- c\n\n# D\n- e"),
+        ("docs/x.md", "| `a\\|b` | c\\|d |", "| `a|b` | c\\|d |"),
+        ("docs/x.md", "`grep 'a\\|b'`", "`grep 'a\\|b'`"),
         ("docs/x.md", "`model[0]` [a\nb](../c.py)", "`model[0]` a\nb (`c.py`)"),
     ],
 )
