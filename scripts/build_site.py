@@ -42,6 +42,7 @@ MOVED = {
     },
 }
 FINDINGS = "docs/reference/findings.md"
+STRICT = "Aborted because --strict"  # the end of a traceback of zensical's
 _FENCED = re.compile(r"^(```+).*?^\1", re.M | re.S)
 # On GitHub a list may follow a paragraph at once, in Python-Markdown after an empty line only.
 _LINE_BEFORE_LIST = re.compile(r"^(?![-\s#<|>]|\d+\. )(.+)\n(?=(?:-|1\.) )", re.M)
@@ -140,11 +141,18 @@ def main() -> int:
     stage()
     shutil.rmtree(BUILT, ignore_errors=True)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
-    status = subprocess.run(command, cwd=ROOT, check=False).returncode
-    if status == 0:
-        place = os.path.relpath(BUILT)
-        print(f"site: {place}; to read it: python -m http.server -d {place}", file=sys.stderr)
-    return status
+    ended = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    place = os.path.relpath(BUILT)
+    if ended.returncode == 0:
+        message = f"site: {place}; to read it: python -m http.server -d {place}"
+    elif STRICT in ended.stderr:
+        message = (
+            "site: not built, because of the warnings above; their lines are those of .site/docs"
+        )
+    else:
+        message = ended.stderr
+    print(message, file=sys.stderr)
+    return ended.returncode
 
 
 if __name__ == "__main__":
