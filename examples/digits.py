@@ -1,9 +1,12 @@
-"""Train a small convolutional net on scikit-learn's 1,797 handwritten digits.
+"""Classify scikit-learn's 1,797 handwritten digits with paceline's Session.
 
+    python examples/digits.py
+    torchrun --standalone --nproc-per-node 2 examples/digits.py
     paceline run --nproc-per-node 2 examples/digits.py
+    paceline submit --nodes 2 examples/digits.py
 
-Plain python, torchrun and srun run it too, with the same result but for rounding. With --run-dir
-DIR behind `paceline run` it resumes from its last checkpoint there.
+At least 95 % of the 360 held-out digits are classified correctly, on CPUs and on GPUs. With
+--run-dir DIR behind `paceline run` it resumes from its last checkpoint there.
 """
 
 import argparse
@@ -14,7 +17,6 @@ from rich.console import Console
 from rich.progress import track
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import paceline
@@ -38,15 +40,14 @@ model = nn.Sequential(
     *(nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10)),
 )
 model, optimizer = session.setup(model, torch.optim.AdamW(model.parameters()))
-steps = args.epochs * len(train)
-scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=6e-3, total_steps=steps)
+scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, args.epochs * len(train))
 session.register(scheduler=scheduler)
 session.restore("latest")
 console, silent = Console(stderr=True), not (session.is_main and sys.stderr.isatty())
 
 for epoch in session.epochs(args.epochs):
     for images, labels in track(train, f"epoch {epoch + 1}", console=console, disable=silent):
-        session.backward(cross_entropy(model(images), labels))
+        session.backward(nn.functional.cross_entropy(model(images), labels))
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()

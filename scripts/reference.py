@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from paceline import env
+from paceline.cli.new.kinds import KINDS, promised_percent
 from paceline.codes import CODES
 from paceline.diagnose.catalogue.page import Page
 from paceline.diagnose.catalogue.shelf import page as page_of
@@ -165,11 +166,60 @@ def _reference(text: str) -> str:
     return f"- {source}: `{place}`" if "__" in place else f"- {text}"
 
 
+def projects_page() -> str:
+    """Return the page of examples and the projects that are written from them."""
+    rows = [
+        (
+            f"`{name}`",
+            kind.trains_with,
+            f"[{kind.script}](../../examples/{kind.script})",
+            f"{_promised(kind.script)} %",
+            ", ".join(kind.packages),
+        )
+        for name, kind in KINDS.items()
+    ]
+    return _page(
+        "the table in src/paceline/cli/new/kinds.py",
+        "# Examples and `paceline new`",
+        "```text\npaceline new NAME [--from KIND]\n```",
+        "Writes a project into the folder NAME, which must be missing or empty. Without `--from` it"
+        " trains with Session.",
+        *_table(
+            ("kind", "trains with", "from", "accuracy, at least", "needs, besides torch"), rows
+        ),
+        "All but the last classify scikit-learn's handwritten digits with the same small network,"
+        " so that they can be compared line by line. Each runs on CPUs and on GPUs under `python`,"
+        " `torchrun`, `paceline run` and `paceline submit`, and is evaluated on every held-out"
+        " sample once, on any number of ranks. The tests hold the accuracy.",
+        *_table(
+            ("file", "what it is"),
+            (
+                ("`train.py`", "the example"),
+                ("`test_train.py`", "a test: two ranks on CPUs reach the accuracy"),
+                ("`requirements.txt`", "what `pip install -r` installs"),
+                (
+                    "`.paceline/profiles/cluster.toml`",
+                    "[settings of the cluster](../guides/slurm.md) for"
+                    " `paceline submit --profile cluster`",
+                ),
+                ("`README.md`", "the commands"),
+                ("`.gitignore`", "folders that runs make"),
+            ),
+        ),
+    )
+
+
+def _promised(script: str) -> int:
+    text = (FOLDER.parents[1] / "examples" / script).read_text(encoding="utf-8")
+    return promised_percent(text)
+
+
 PAGES = {
     "options.md": options_page,
     "environment.md": environment_page,
     "findings.md": findings_page,
     "lightning.md": lightning_page,
+    "projects.md": projects_page,
 }
 
 

@@ -14,8 +14,10 @@ from preloaded import TRAINING, PreloadedPython
 from representative import names_of, representative_tests
 from starting import inherited
 
-# Tests with these marks assert deadlines of a machine that is shared, or run programs of others.
-RETRIED = ("alone", "healthy", "peers", "slurm", "namespaces", "slow")
+# Tests with these marks, or in these folders, start processes and wait for them on a machine that is shared, or run
+# programs of others. A second try is listed in the summary.
+RETRIED = ("alone", "healthy", "peers", "slurm", "namespaces", "slow", "cold", "browser")
+RETRIED_FOLDERS = ("launch", "ranks")
 
 
 def pytest_addoption(parser):
@@ -31,8 +33,14 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if not chosen.isdisjoint(names_of(item.nodeid)):
             item.add_marker("representative")
-        if os.environ.get("CI") and any(item.get_closest_marker(name) for name in RETRIED):
+        if os.environ.get("CI") and is_retried(item):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def is_retried(item):
+    """Return whether CI tries the test a second time if it fails."""
+    has_mark = any(item.get_closest_marker(name) for name in RETRIED)
+    return has_mark or item.path.parent.name in RETRIED_FOLDERS
 
 
 def pytest_configure(config):
@@ -60,7 +68,14 @@ def preloaded_for_training():
 # Children that outlive a test on purpose: pools of ranks, what commands are forked from, the Slurm cluster of a
 # session, of which a test may start a daemon again, and what multiprocessing starts once for a process.
 SHARED_CHILDREN = (
-    *("ranks/conftest.py", "tests/preloaded.py", "/slurmctld", "/slurmd", "/slurmstepd", "/munged"),
+    *(
+        "paceline.testing.server",
+        "tests/preloaded.py",
+        "/slurmctld",
+        "/slurmd",
+        "/slurmstepd",
+        "/munged",
+    ),
     *("multiprocessing.resource_tracker", "multiprocessing.forkserver"),
 )
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 MARK = re.compile(r"<!-- run(?:, exit (\d+))? -->")
 IN_SLURM = re.compile(r"<!-- run in slurm(?:, exit (\d+))? -->")
+SLOW = re.compile(r"<!-- run, slow(?:, exit (\d+))? -->")
+MARK_OR_SLOW = re.compile(r"<!-- run(?:, slow)?(?:, exit (\d+))? -->")
 BLOCK_S = 60
 
 
@@ -54,7 +56,13 @@ def blocks(text: str, mark: re.Pattern = MARK) -> Iterator[Block]:
         place += 1
 
 
-def run(block: Block, folder: Path, environ: Mapping[str, str] | None = None) -> tuple[int, str]:
+def run(
+    block: Block,
+    folder: Path,
+    environ: Mapping[str, str] | None = None,
+    *,
+    timeout_s: float = BLOCK_S,
+) -> tuple[int, str]:
     """Run a block; return its exit status and what it printed."""
     if block.language == "python":
         (folder / "block.py").write_text(block.text)
@@ -77,11 +85,11 @@ def run(block: Block, folder: Path, environ: Mapping[str, str] | None = None) ->
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=BLOCK_S)
+        output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)  # a launcher ends its ranks then
         output, _ = process.communicate()
-        output += f"\nnot done after {BLOCK_S} s"
+        output += f"\nnot done after {timeout_s:g} s"
     return process.returncode, output
 
 

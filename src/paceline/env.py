@@ -362,6 +362,14 @@ def update(values: Mapping[str, str]) -> None:
     os.environ.update(values)
 
 
+def replace(values: Mapping[str, str]) -> None:
+    """Make the environment equal to ``values``: a rank of the pytest plugin takes over a test's."""
+    for name in set(os.environ) - set(values):
+        del os.environ[name]
+    changed = {name: value for name, value in values.items() if os.environ.get(name) != value}
+    os.environ.update(changed)
+
+
 def listen(callback: Callable[[str, str | None, str], None]) -> None:
     """Call ``callback(name, old value, new value)`` before this process sets a variable."""
     original = os.putenv

@@ -3,6 +3,7 @@
 A block runs if the line directly above its fence is ``<!-- run -->``, or ``<!-- run, exit 1 -->`` where that exit
 status is right. The blocks of a page run in order, in one temporary folder. A Python block whose first line is
 ``# file: NAME`` is written to NAME there, marked or not; of a console block the lines after ``$`` are run.
+A block under ``<!-- run, slow -->`` runs in ``make test-all``, in order with the other marked blocks of its page.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pages import MARK, blocks, run
+from pages import BLOCK_S, MARK, MARK_OR_SLOW, SLOW, blocks, run
 
 ROOT = Path(__file__).parents[2]
 SKIPPED = {"runs", "paceline-runs", "dist"}  # hidden folders too
@@ -99,14 +100,29 @@ def test_python_compiles(name):
             compile(block.text, f"{name}:{block.line}", "exec", dont_inherit=True)
 
 
-@pytest.mark.timeout(180)  # a page may have several blocks
-@pytest.mark.parametrize(
-    "name", [name for name, page in PAGES.items() if MARK.search(page.read_text())]
-)
-def test_marked_blocks_run(name, tmp_path):
-    for block in blocks(PAGES[name].read_text()):
+def pages_with(mark):
+    """The names of the pages in which a mark occurs."""
+    return [name for name, page in PAGES.items() if mark.search(page.read_text())]
+
+
+def run_page(name, folder, mark, timeout_s=BLOCK_S):
+    """Run the blocks of a page that have the mark, in order; each must end with its exit status."""
+    for block in blocks(PAGES[name].read_text(), mark):
         if block.file:
-            (tmp_path / block.file).write_text(block.text)
+            (folder / block.file).write_text(block.text)
         if block.status is not None:
-            status, output = run(block, tmp_path)
+            status, output = run(block, folder, timeout_s=timeout_s)
             assert status == block.status, f"{name}:{block.line} ended with {status}:\n{output}"
+
+
+@pytest.mark.timeout(180)  # a page may have several blocks
+@pytest.mark.parametrize("name", pages_with(MARK))
+def test_marked_blocks_run(name, tmp_path):
+    run_page(name, tmp_path, MARK)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", pages_with(SLOW))
+def test_slow_blocks_run(name, tmp_path):
+    run_page(name, tmp_path, MARK_OR_SLOW, timeout_s=240)

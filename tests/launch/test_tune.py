@@ -129,10 +129,10 @@ empty = []
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("name", ["train_set", "make"])
+@pytest.mark.parametrize("name", ["train_set", pytest.param("make", marks=pytest.mark.slow)])
 def test_a_dataset_without_a_script(command, name):
     command.script(DATASET, "samples.py")
-    ended = tune(command, "--seconds", 10, "--batch-size", 16, f"samples:{name}")
+    ended = tune(command, "--batch-size", 16, f"samples:{name}", env=ONE_THREAD)
     assert ended.status == 0, ended.err
     assert "no workers, the defaults" in ended.out
     assert "batches of 16 samples" in ended.out

@@ -38,6 +38,7 @@ WITHOUT_TORCH = (
         for name in ("root_cause", "explanation", "weight", "resume", "summary", "nccl")
     ),
     "paceline.launch.in_rank.rank_entry",
+    *(f"paceline.testing.{name}" for name in ("plugin", "pool", "parity", "faults", "rank")),
     *(
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for part in PARTS

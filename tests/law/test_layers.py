@@ -16,7 +16,7 @@ FLOORS = {
         ("launch", "callbacks", "data", "loggers", "logging", "trainer"), 3
     ),  # but launch, doors of train
     **dict.fromkeys(("measure", "slurm", "why"), 4),
-    "functions": 5,
+    **dict.fromkeys(("functions", "testing"), 5),
     "cli": 6,
     "__main__": 7,
 }
@@ -42,7 +42,7 @@ INSIDE = {
         "preemptible",
         "trainer",
     ),
-    "diagnose": ("variables", "catalogue", "explain", "lint", "doctor"),
+    "diagnose": ("variables", "catalogue", "explain", "lint", "doctor", "bundle"),
     # The empty name is the package's own door.
     "diagnose.lint.job": (
         "sbatch_options",

@@ -6,12 +6,14 @@ import ast
 
 # What each of them unpickles: a pipe from its own fork; what ranks send through their process group; a checkpoint's
 # parts on their way between ranks; files of a checkpoint, as plain data unless they are trusted; a dump of torch's
-# Flight Recorder, by an unpickler that knows no class; the call of a job and its result, in its run folder.
+# Flight Recorder, by an unpickler that knows no class; the call of a job and its result, in its run folder; what tests
+# and their ranks send each other.
 MAY_UNPICKLE = {
     "functions/pickles.py",
     "launch/run/inline.py",
     "train/session/together.py",
     "train/checkpoint/unpickling.py",
+    "testing/channel.py",
     "why/recorder.py",
 }
 MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}

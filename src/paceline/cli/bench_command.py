@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from paceline.cli import command_help, start_commands
+from paceline.cli import command_help, completed_words, start_commands
 from paceline.cli.start_commands import Action
 from paceline.errors import Finding, UsageError
 from paceline.launch.plan.option_values import seconds_of
@@ -102,7 +102,7 @@ class BenchCommand(start_commands.StartCommand):
     help="Folder of the result. [paceline-runs/TIME-bench-SCRIPT]",
 )
 @command_help.JSON
-@click.argument("script", required=False, default="")
+@click.argument("script", required=False, default="", shell_complete=completed_words.files)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def BENCH(**values: Any) -> Action:  # a constant after its decoration
     """Measure a script on several numbers of ranks: samples/s, speed-up, efficiency, where the time

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import click
+from click.shell_completion import CompletionItem
 
 from paceline.launch.plan.option import Option
 from paceline.launch.plan.options import OPTIONS
@@ -57,8 +58,11 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "paceline checkpoint export paceline-runs/NAME model.safetensors",
         "paceline checkpoint export paceline-runs/NAME/checkpoints/step-120 model.pt",
     ),
-    "paceline explain": ("paceline explain slurm-4711.out", "paceline explain NET001"),
-    "paceline lint": ("paceline lint job.sh train.py", "paceline lint --json job.sh"),
+    "paceline explain": (
+        "paceline explain slurm-4711.out",
+        "paceline explain --bundle paceline-runs/NAME",
+    ),
+    "paceline lint": ("paceline lint job.sh train.py", "paceline lint --sarif jobs/*.sbatch"),
     "paceline top": ("paceline top", "paceline top paceline-runs/20261122-digits --once"),
     "paceline tune": (
         "paceline tune --nproc-per-node 2 train.py --lr 0.1",
@@ -85,6 +89,8 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "paceline translate -- accelerate launch --num_processes 4 train.py",
         "paceline translate 'srun torchrun --nnodes 2 train.py --lr 0.1'",
     ),
+    "paceline completion": ("paceline completion bash", "paceline completion fish"),
+    "paceline new": ("paceline new my-training", "paceline new my-training --from ddp"),
     "paceline endpoint": ("paceline endpoint", "paceline endpoint --run-dir paceline-runs/NAME"),
     "paceline doctor": ("paceline doctor", "paceline doctor --json"),
     "paceline follow": ("paceline follow 4711", "paceline follow paceline-runs/NAME"),
@@ -108,6 +114,13 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
 
 class Command(click.Command):
     """A command that lists its options in groups."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the options that begin so, each in one form as in the help."""
+        items = super().shell_complete(ctx, incomplete)
+        if "_" in incomplete:
+            return items
+        return [item for item in items if "_" not in str(item.value)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings, and the examples after them."""

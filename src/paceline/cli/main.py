@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import sys
 import time
@@ -21,14 +20,19 @@ from paceline.cli import (
     bench_command,
     command_errors,
     command_help,
+    completed_words,
+    completion,
+    explain_commands,
     measure_commands,
+    new_command,
     start_commands,
     tune_command,
 )
+from paceline.cli.printing import print_json as _print_json
+from paceline.cli.printing import show as _show
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError
 from paceline.rundir.files import RunDir
-from paceline.text import terminal
 
 _INTERRUPTED = 130
 # Exit status of a program that SIGPIPE ended: its reader has closed the pipe, as head does.
@@ -47,11 +51,15 @@ def cli() -> None:
 
 cli.add_command(start_commands.RUN)
 cli.add_command(start_commands.SUBMIT)
+cli.add_command(completion.COMPLETION)
+cli.add_command(explain_commands.EXPLAIN)
+cli.add_command(explain_commands.LINT)
 cli.add_command(tune_command.TUNE)
 cli.add_command(bench_command.BENCH)
 cli.add_command(measure_commands.FORECAST)
 cli.add_command(measure_commands.REPORT)
 cli.add_command(measure_commands.TOP)
+cli.add_command(new_command.NEW)
 
 
 @cli.group()
@@ -139,66 +147,6 @@ def _export(path: Path, outfile: Path) -> Action:
     return action
 
 
-def _show(result: Any, as_json: bool) -> None:
-    """Print the result of a command as text or JSON: a page, an answer, a report."""
-    if as_json:
-        _print_json(result.to_json())
-    else:
-        terminal.show(result.render())
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=1))
-
-
-@cli.command("explain")
-@click.argument("subject", metavar="LOGFILE|CODE|NAME|-")
-@command_help.JSON
-def _explain(subject: str, as_json: bool) -> Action:
-    """Explain a log file or a finding.
-
-    LOGFILE is the output of a run under any framework and launcher (- for standard input), or a run
-    folder: the likely cause comes first. CODE or NAME, port-in-use or NET001, is what a finding is
-    called.
-    """
-
-    def action() -> int:
-        from paceline.diagnose import catalogue, explain
-
-        page = None if os.path.exists(subject) else catalogue.find(subject)
-        if page is not None:
-            _show(page, as_json)
-            return EXIT_OK
-        try:
-            answer = explain.explain(subject)
-        except PacelineError as error:
-            if as_json:
-                _print_json({"findings": [error.finding.to_json()]})
-            raise
-        _show(answer, as_json)
-        return answer.exit_status
-
-    return action
-
-
-@cli.command("lint")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@command_help.JSON
-def _lint(files: tuple[str, ...], as_json: bool) -> Action:
-    """Look for mistakes in job scripts (sbatch) and training scripts (Python), without running
-    them.
-    """
-
-    def action() -> int:
-        from paceline.diagnose import lint
-
-        report = lint.lint(files)
-        _show(report, as_json)
-        return report.exit_status
-
-    return action
-
-
 @cli.command("endpoint")
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="Reserve it; refuse if a living run has it."
@@ -245,7 +193,9 @@ def _doctor(as_json: bool) -> Action:
 
 
 @cli.command("why")
-@click.argument("words", nargs=-1, metavar="[PID|JOBID|NODE|FILE]...")
+@click.argument(
+    "words", nargs=-1, metavar="[PID|JOBID|NODE|FILE]...", shell_complete=completed_words.files
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(1, 3600),
@@ -289,7 +239,7 @@ def _why(
 
 
 @cli.command("follow")
-@click.argument("run", metavar="RUN|JOBID")
+@click.argument("run", metavar="RUN|JOBID", shell_complete=completed_words.runs)
 def _follow(run: str) -> Action:
     """Show the output of a Slurm job as it grows, through all its starts, and end as its run does.
 
@@ -327,7 +277,13 @@ def _jobs(folder: Path | None, sort: str, descending: bool, as_json: bool) -> Ac
 
 
 @cli.command("cancel")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN|SWEEP|JOBID...")
+@click.argument(
+    "runs",
+    nargs=-1,
+    required=True,
+    metavar="RUN|SWEEP|JOBID...",
+    shell_complete=completed_words.runs,
+)
 def _cancel(runs: tuple[str, ...]) -> Action:
     """End Slurm jobs for good: they are not queued again, and keep their checkpoints.
 

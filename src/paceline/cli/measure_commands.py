@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from paceline.cli import command_help
+from paceline.cli import command_help, completed_words
 from paceline.cli.bench_command import BENCH
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK
@@ -57,7 +57,7 @@ def _bench_network(
 
 
 @click.command("forecast", cls=command_help.Command)
-@click.argument("run", required=False, default="")
+@click.argument("run", required=False, default="", shell_complete=completed_words.runs)
 @click.option(
     "--world", "worlds", metavar="N,N,...", help="World sizes. [2, 4, 8, ... 4096]", default=""
 )
@@ -94,7 +94,7 @@ def FORECAST(run: str, as_json: bool, **options: Any) -> Action:  # a constant t
 
 
 @click.command("top", cls=command_help.Command)
-@click.argument("run", required=False, default="")
+@click.argument("run", required=False, default="", shell_complete=completed_words.runs)
 @click.option("--once", is_flag=True, help="Print it once, and end.")
 @click.option(
     "--interval",
@@ -135,7 +135,7 @@ def TOP(run: str, once: bool, interval: float, metrics_port: int | None, as_json
 
 
 @click.command("report", cls=command_help.Command)
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completed_words.runs)
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -13,9 +13,10 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from paceline import __version__, env
-from paceline.cli import command_help
+from paceline.cli import command_help, completed_words
 from paceline.launch.plan import command_line, parsing, preferences, slurm_step, starter
 from paceline.launch.plan.option import Option
 from paceline.launch.plan.options import OPTIONS
@@ -32,11 +33,17 @@ class StartCommand(command_help.Command):
         ctx.allow_interspersed_args = False
         return super().parse_args(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the options that begin so; behind the script they are its own."""
+        return [] if ctx.params.get("script") else super().shell_complete(ctx, incomplete)
+
 
 class _TorchrunCommand(StartCommand):
     """A command that takes torchrun's command lines, abbreviated options included."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # for completion, where a line is not finished
+            return super().parse_args(ctx, args)
         return super().parse_args(ctx, command_line.in_full(args))
 
 
@@ -137,8 +144,13 @@ def _command(
     """Return a command that starts a script: options, the script, and its arguments, which are not
     parsed.
     """
-    function = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)(function)
-    function = click.argument("script", required=False, default="")(function)
+    is_file = completed_words.files
+    function = click.argument(
+        "arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=is_file
+    )(function)
+    function = click.argument("script", required=False, default="", shell_complete=is_file)(
+        function
+    )
     for option in reversed(options):
         function = _declare(option)(function)
     return click.command(name, cls=cls)(function)
@@ -153,7 +165,14 @@ def _declare(option: Option) -> Callable[[Any], Any]:
     if option.flag:
         return click.option(*forms, option.name, is_flag=True, default=False, help=text)
     metavar = option.metavar or "TEXT"
-    return click.option(*forms, option.name, metavar=metavar, multiple=option.many, help=text)
+    return click.option(
+        *forms,
+        option.name,
+        metavar=metavar,
+        multiple=option.many,
+        help=text,
+        shell_complete=completed_words.of_placeholder(metavar),
+    )
 
 
 RUN = click.version_option(__version__, prog_name="paceline")(

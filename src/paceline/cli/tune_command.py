@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from paceline.cli import command_help, start_commands
+from paceline.cli import command_help, completed_words, start_commands
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, Finding, UsageError
 from paceline.text import terminal
@@ -43,7 +43,7 @@ _DATASET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
     help="Limit of the measurement. [60]",
 )
 @command_help.JSON
-@click.argument("subject", metavar="SCRIPT|MODULE:DATASET")
+@click.argument("subject", metavar="SCRIPT|MODULE:DATASET", shell_complete=completed_words.files)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def TUNE(subject: str, arguments: tuple[str, ...], **options: Any) -> Action:
     """Find the fastest settings of a script's DataLoader, and say first whether data is what holds

@@ -7,4 +7,5 @@ catalogue  what every finding means
 explain    the likely cause of a failure in the text of a log
 lint       mistakes in job scripts and training scripts
 doctor     what is wrong with this machine
+bundle     a redacted archive of a run, to attach to a ticket
 """

@@ -8,7 +8,9 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_SECRET = re.compile(r"((?:token|secret|passw(?:or)?d|api.?key|access.?key)[\w-]*[=\s]+)\S+", re.I)
+from paceline.text.secret_names import WORDS
+
+_SECRET = re.compile(rf"((?:{WORDS})[\w-]*[=\s]+)\S+", re.I)
 _LONGEST = 80
 
 

@@ -128,6 +128,13 @@ def test_waiting_for_data_is_named_although_it_scales():
     assert judged(content).advice == "paceline tune train.py"
 
 
+@pytest.mark.parametrize(("data_ms", "advice"), [(1.5, ""), (10.0, "paceline tune train.py")])
+def test_tuning_is_advised_where_it_has_something_to_gain(data_ms, advice):
+    content = bench({1: world(1), 4: world(4, data=data_ms)})
+    assert judged(content).name == brake.DATA
+    assert judged(content).advice == advice
+
+
 def test_data_that_cost_more_than_scaling_are_named_first():
     content = bench({1: world(1, data=30.0), 2: world(2, data=30.0, exchange_ms=5.0)})
     assert scaling.figures(content)[1].efficiency.high < brake.IDEAL

@@ -66,6 +66,10 @@ class Page:
             "references": list(self.references),
         }
 
+    def markdown(self) -> str:
+        """Return the page as Markdown, without its title."""
+        return "\n\n".join(f"**{title}**\n\n{text}" for title, text in self.sections())
+
     def render(self) -> str:
         """Return the page as plain text for a terminal; lines to paste stay whole."""
         parts = [f"{self.code} {self.name}"]

@@ -28,6 +28,11 @@ class CheckedFile:
     unreadable: bool = False
     program: Program | None = None
 
+    @property
+    def sorted_findings(self) -> list[Finding]:
+        """Its findings by severity and line, without duplicates."""
+        return sorted({finding.render(): finding for finding in self.findings}.values(), key=_order)
+
 
 @dataclass(frozen=True)
 class Report:
@@ -42,7 +47,7 @@ class Report:
     @property
     def findings(self) -> list[Finding]:
         """All findings by file, severity and line."""
-        return [finding for file in self.files for finding in _sorted(file)]
+        return [finding for file in self.files for finding in file.sorted_findings]
 
     @property
     def exit_status(self) -> int:
@@ -74,7 +79,7 @@ class Report:
 
 
 def _paragraphs(file: CheckedFile) -> Iterator[str]:
-    findings = _sorted(file)
+    findings = file.sorted_findings
     yield f"{file.name}: {_counts(findings)}"
     for finding in findings:
         yield finding.render()
@@ -89,11 +94,6 @@ def _counts(findings: list[Finding]) -> str:
 
 def _number(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' if count > 1 else ''}"
-
-
-def _sorted(file: CheckedFile) -> list[Finding]:
-    """Return the findings of a file by severity and line, without duplicates."""
-    return sorted({finding.render(): finding for finding in file.findings}.values(), key=_order)
 
 
 def _order(finding: Finding) -> tuple[int, int, str, str]:

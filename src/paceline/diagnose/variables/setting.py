@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-SECRET = re.compile(r"PSK|TOKEN|SECRET|PASSW(OR)?D|CREDENTIAL|API_?KEY|ACCESS_?KEY", re.I)
+from paceline.text.secret_names import WORDS
+
+SECRET = re.compile(WORDS, re.I)
 LONGEST = 120
 
 

@@ -17,6 +17,8 @@ from paceline.text.wording import milliseconds
 DATA, COMMUNICATION = "data-bound", "communication-bound"
 # A worker takes about as long to send a batch to its rank: shorter waits cannot be tuned away.
 LEAST_DATA_S = 0.001
+# Of a step: `paceline tune` has nothing to gain where steps wait for data less than this.
+SMALL_DATA_SHARE = 0.05
 # `paceline tune` and `paceline bench` take about a minute: to gain less is not worth it.
 LEAST_LOST_S = 10.0
 _PARTS = {DATA: "data", COMMUNICATION: "communication"}

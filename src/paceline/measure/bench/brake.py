@@ -166,10 +166,11 @@ def _small_batch(case: Case) -> Brake:
 
 
 def _data(case: Case) -> Brake:
+    is_small = _share(case.largest.parts, "data") < bottleneck.SMALL_DATA_SHARE
     return Brake(
         DATA,
         f"waiting for data, {_grown(case, 'data')}: ranks share CPUs and disks",
-        f"paceline tune {case.script}",
+        "" if is_small else f"paceline tune {case.script}",
     )
 
 

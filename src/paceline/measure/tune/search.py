@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from paceline.launch.monitor import bottleneck
 from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
 from paceline.measure.intervals import Interval
 from paceline.measure.tune.measured import Limits, Measured, waiting_share
@@ -25,7 +26,6 @@ from paceline.measure.tune.measured import Limits, Measured, waiting_share
 FIRST_WINDOWS = 2  # of the script's settings, before others are tried
 _DOUBTFUL = 1.5  # what is slower than this beside the fastest is not measured again
 _GAIN = 1.03  # a step of the search is one if it is faster by this
-SMALL_SHARE = 0.05  # of a step: waiting for data below this is not worth a change
 _SHM_SHARE = 0.5  # of the free shared memory, which the script and NCCL use too
 
 
@@ -195,4 +195,4 @@ def waiting(setting: LoaderSetting, measured: Measured) -> Interval | None:
 
 def is_worth_tuning(share: Interval) -> bool:
     """Return whether data may be what holds the loop back."""
-    return share.value >= SMALL_SHARE
+    return share.value >= bottleneck.SMALL_DATA_SHARE

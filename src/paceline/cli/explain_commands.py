@@ -1,0 +1,110 @@
+"""The commands that explain what they read: ``explain`` and ``lint``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from paceline.cli import command_help, completed_words
+from paceline.cli.printing import print_json, show
+from paceline.cli.start_commands import Action
+from paceline.errors import EXIT_OK, Finding, PacelineError, UsageError
+from paceline.rundir.files import display_path
+
+
+@click.command("explain", cls=command_help.Command)
+@click.argument(
+    "subject", metavar="LOGFILE|CODE|NAME|-", shell_complete=completed_words.findings_or_files
+)
+@click.option(
+    "--bundle",
+    "makes_bundle",
+    is_flag=True,
+    help="Write an archive to attach to a ticket, without secrets and names.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="With --bundle: the archive. [paceline-bundle-NAME.tar.gz]",
+)
+@command_help.JSON
+def EXPLAIN(subject: str, makes_bundle: bool, output: Path | None, as_json: bool) -> Action:
+    """Explain a log file or a finding.
+
+    LOGFILE is the output of a run under any framework and launcher (- for standard input), or a run
+    folder: the likely cause comes first. CODE or NAME, port-in-use or NET001, is what a finding is
+    called.
+    """
+
+    if makes_bundle:
+        return lambda: _bundle(subject, output, as_json)
+    if output is not None:
+        what = "--output has an effect only with --bundle"
+        raise _contradicted(what, fix=f"paceline explain --bundle {subject} --output {output}")
+
+    def action() -> int:
+        from paceline.diagnose import catalogue, explain
+
+        page = None if os.path.exists(subject) else catalogue.find(subject)
+        if page is not None:
+            show(page, as_json)
+            return EXIT_OK
+        try:
+            answer = explain.explain(subject)
+        except PacelineError as error:
+            if as_json:
+                print_json({"findings": [error.finding.to_json()]})
+            raise
+        show(answer, as_json)
+        return answer.exit_status
+
+    return action
+
+
+def _bundle(subject: str, output: Path | None, as_json: bool) -> int:
+    from paceline.diagnose import bundle
+
+    written = bundle.bundle(subject, output)
+    if as_json:
+        print_json(written.to_json())
+        return EXIT_OK
+    print(written.summary(), file=sys.stderr)
+    print(display_path(written.path))
+    return EXIT_OK
+
+
+@click.command("lint", cls=command_help.Command)
+@click.argument(
+    "files", nargs=-1, required=True, metavar="FILE...", shell_complete=completed_words.files
+)
+@click.option("--sarif", "as_sarif", is_flag=True, help="Print SARIF 2.1.0, for code scanning.")
+@command_help.JSON
+def LINT(files: tuple[str, ...], as_sarif: bool, as_json: bool) -> Action:
+    """Look for mistakes in job scripts (sbatch) and training scripts (Python), without running
+    them.
+    """
+    if as_sarif and as_json:
+        what = "--sarif and --json are two formats of the same output"
+        raise _contradicted(what, fix="--sarif, or --json")
+
+    def action() -> int:
+        from paceline.diagnose import lint
+
+        report = lint.lint(files)
+        if as_sarif:
+            from paceline.diagnose.lint import sarif
+
+            print_json(sarif.to_sarif(report, os.getcwd()))
+        else:
+            show(report, as_json)
+        return report.exit_status
+
+    return action
+
+
+def _contradicted(what: str, *, fix: str) -> UsageError:
+    return UsageError(Finding("option-contradicted", what, where="command line", fix=fix))

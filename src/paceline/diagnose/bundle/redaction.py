@@ -1,0 +1,222 @@
+"""Replace secrets, people and addresses in texts by labels, the same label for the same value.
+
+What is known (this user, this host, secret values in the environment) is replaced wherever it
+stands. What is not known is recognized by its form.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from paceline.diagnose.bundle.patterns import (
+    KEY_LINE,
+    NAME,
+    NAMED,
+    NAMED_ITEM,
+    PRIVATE_KEY,
+    SHAPES,
+    TERMINAL_CODE,
+    is_secret,
+    random_strings,
+)
+
+SECRET, USER, HOST, ADDRESS, EMAIL = "secret", "user", "host", "address", "email"
+_SHORTEST_SECRET = 6  # of the environment: shorter ones are found by their names only
+_SHORTEST_NAME = 3
+_MOST_LEARNED = 200  # each of them is looked for in all texts
+
+_HOMES = re.compile(r"/(?:home|Users|export/home|nfs/home|cluster/home|u|users)/([\w.-]+)")
+_USERS = re.compile(
+    r"\b(?:USER|LOGNAME|USERNAME|SLURM_JOB_USER|user_?name)[\"']?\s*[=:]\s*[\"']?([\w.-]+)"
+)
+_HOSTS = (
+    re.compile(r"\"host(?:name)?\": \"([\w.-]+)\""),
+    re.compile(r"^(?:.*\]:?)?\s*host\s*: ([\w.-]+)", re.M),  # the summary of torchrun
+    re.compile(r"(?:master[-_]addr|rdzv[-_]endpoint|NODENAME|HOSTNAME)\W{1,4}([\w.-]+)", re.I),
+)
+_NODE_LIST = re.compile(r"(NODELIST\W{1,4})([\w.-]+\[[\w,-]+\][\w.,\[\]-]*)")
+# Words of these texts, which name a user or host on some machines.
+_WORDS = frozenset(
+    {
+        *("admin", "cpu", "cuda", "data", "default", "gpu", "head", "home", "host", "job", "lib"),
+        *("linux", "localhost", "login", "logs", "main", "master", "model", "nccl", "node", "none"),
+        *("null", "project", "python", "rank", "root", "run", "script", "server", "shared"),
+        *("slurm", "test", "torch", "train", "ubuntu", "unknown", "user", "users", "worker"),
+    }
+)
+_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)*")
+_IPV4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]*\d)(?!-?[a-z])")
+_IPV6 = re.compile(r"(?<![\w:.])[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7}(?![\w:])", re.I)
+_HARDWARE = re.compile(r"(?<![\w:])[0-9a-f]{2}(?::[0-9a-f]{2}){5,}(?![\w:])", re.I)
+# The four numbers of a version: nvidia-cublas-cu12 12.4.5.8.
+_VERSION = re.compile(r"(?:[=<>~]=|version[ :=\"']*|\bv|-cu\d+\W{1,4}|\w-)$", re.I)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known about the machine and the user, and must not stand in a bundle.
+
+    Attributes:
+        secrets: Secret values of the environment.
+        users: Names of this user.
+        homes: Home folders of this user.
+        hosts: Names of this host.
+    """
+
+    secrets: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    homes: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+
+class Redactor:
+    """Replaces what texts must not show.
+
+    Attributes:
+        counts: Number of replacements by kind.
+    """
+
+    def __init__(self, known: Known) -> None:
+        self.counts: Counter[str] = Counter()
+        self._labels: dict[str, dict[str, str]] = {}
+        self._secrets = {value for value in known.secrets if len(value) >= _SHORTEST_SECRET}
+        self._users = set(known.users)
+        self._homes = {home.rstrip("/") for home in known.homes} - {""}
+        self._hosts = set(known.hosts)
+
+    def learn(self, texts: Iterable[str]) -> None:
+        """Note the secrets, users and hosts that texts name, so that all texts are redacted alike.
+
+        A password that is recognized by its name in one text is a plain word in another one.
+        """
+        for text in texts:
+            self._without_secrets(TERMINAL_CODE.sub("", text))
+            self._users.update(_HOMES.findall(text), _USERS.findall(text))
+            for pattern in _HOSTS:
+                self._hosts.update(_without_port(host) for host in pattern.findall(text))
+        telling = filter(_is_telling, self._labels.get(SECRET, ()))
+        self._secrets.update(itertools.islice(telling, _MOST_LEARNED))
+        self.counts.clear()
+
+    def redact(self, text: str) -> str:
+        """Return a text with labels for secrets, users, hosts and addresses."""
+        text = TERMINAL_CODE.sub("", text)
+        text = self._without_secrets(text)
+        for home in sorted(self._homes, key=len, reverse=True):
+            text = re.sub(rf"{re.escape(home)}(?![\w.-])", "<home>", text)
+        text = _HOMES.sub(self._home_of, text)
+        text = _EMAIL.sub(lambda match: self._label(EMAIL, match[0]), text)
+        text = self._without_names(text, USER, self._users)
+        text = _NODE_LIST.sub(lambda match: match[1] + self._label(HOST, match[2]), text)
+        text = self._without_names(text, HOST, self._hosts)
+        return self._without_addresses(text)
+
+    def _without_secrets(self, text: str) -> str:
+        text = PRIVATE_KEY.sub(lambda match: self._label(SECRET, match[0]), text)
+        for value in sorted(self._secrets, key=len, reverse=True):
+            if value in text:
+                text = text.replace(value, self._label(SECRET, value, text.count(value)))
+        for pattern in SHAPES:
+            text = pattern.sub(self._group, text)
+        text = NAMED_ITEM.sub(self._named, text)
+        text = "\n".join(map(self._without_named, text.split("\n")))
+        text = KEY_LINE.sub(lambda match: self._label(SECRET, match[0]), text)
+        for word in sorted(set(random_strings(text)), key=len, reverse=True):
+            text = text.replace(word, self._label(SECRET, word, text.count(word)))
+        return text
+
+    def _group(self, match: re.Match[str]) -> str:
+        if match[1].startswith(f"<{SECRET}-"):
+            return match[0]
+        start, end = match.span(1)
+        before, after = match[0][: start - match.start()], match[0][end - match.start() :]
+        return before + self._label(SECRET, match[1]) + after
+
+    def _without_named(self, line: str) -> str:
+        return NAMED.sub(self._named, line) if NAME.search(line) else line
+
+    def _named(self, match: re.Match[str]) -> str:
+        name, between, quote = match["name"], match["between"], match["quote"] or ""
+        value = match["quoted"] if quote else match["plain"]
+        rest = "" if quote else _closing(value)
+        value = value[: len(value) - len(rest)]
+        is_assigned = re.search(r"[:=]", between) is not None
+        if not (is_assigned or name.startswith("--")) or not is_secret(name, value):
+            return match[0]
+        return f"{name}{between}{quote}{self._label(SECRET, value)}{quote}{rest}"
+
+    def _home_of(self, match: re.Match[str]) -> str:
+        start = match[0][: len(match[0]) - len(match[1])]
+        return start + self._label(USER, match[1])
+
+    def _without_names(self, text: str, kind: str, names: Iterable[str]) -> str:
+        usable = [name for name in names if _is_name(name)]
+        if not usable:
+            return text
+        longest_first = sorted(usable, key=len, reverse=True)
+        pattern = rf"(?<![\w<-])(?:{'|'.join(map(re.escape, longest_first))})(?![\w-]|\.py\b)"
+        return re.sub(pattern, lambda match: self._label(kind, match[0]), text)
+
+    def _without_addresses(self, text: str) -> str:
+        text = _HARDWARE.sub(lambda match: self._label(ADDRESS, match[0]), text)
+        text = _IPV4.sub(self._address, text)
+        return _IPV6.sub(self._address, text)
+
+    def _address(self, match: re.Match[str]) -> str:
+        before = match.string[max(0, match.start() - 24) : match.start()]
+        if _VERSION.search(before) or not _is_address(match[0]):
+            return match[0]
+        return self._label(ADDRESS, match[0])
+
+    def _label(self, kind: str, value: str, times: int = 1) -> str:
+        """Return the label of a value; the first of a kind has the number 1."""
+        self.counts[kind] += times
+        labels = self._labels.setdefault(kind, {})
+        return labels.setdefault(value, f"<{kind}-{len(labels) + 1}>")
+
+
+def _is_telling(secret: str) -> bool:
+    """Return whether a secret can be looked for alone: it is not a word such as ``required``."""
+    return len(secret) >= _SHORTEST_SECRET and not secret.isalpha()
+
+
+def _without_port(host: str) -> str:
+    return host.partition(":")[0].rstrip(".")
+
+
+def _closing(value: str) -> str:
+    """Return the brackets and commas behind a value: ``Namespace(token=abc, lr=1)``."""
+    match = re.search(r"[,;)\]}]+$", value)
+    return match[0] if match else ""
+
+
+def _is_name(name: str) -> bool:
+    """Return whether a name is one wherever it stands, not a word of these texts or a number."""
+    is_word = name.lower() in _WORDS or len(name) < _SHORTEST_NAME
+    return not is_word and not re.fullmatch(r"[\d.:]+", name)
+
+
+def _is_address(text: str) -> bool:
+    """Return whether a text is the address of a machine, not of every machine (loopback, masks)."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    if address.is_loopback or address.is_unspecified or text.startswith("255."):
+        return False
+    groups = [group for group in re.split(r"[:.]", text) if group]
+    return len(groups) > 1  # c10:: is a namespace of C++
+
+
+def labelled(counts: Counter[str]) -> Iterator[str]:
+    """Yield what was replaced, in words: ``3 secrets``."""
+    plurals = {ADDRESS: "addresses"}
+    for kind in (SECRET, USER, HOST, ADDRESS, EMAIL):
+        if counts[kind]:
+            plural = plurals.get(kind, f"{kind}s")
+            yield f"{counts[kind]} {kind if counts[kind] == 1 else plural}"

@@ -1,0 +1,273 @@
+"""The ranks of a test process: started with the first job, forked again after a failure."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline import env
+from paceline.errors import Finding, UsageError
+from paceline.testing import modules, report
+from paceline.testing.answers import Answers, is_unusable
+from paceline.testing.channel import pack, unpack
+from paceline.testing.job import BARE, GROUP, RETURNED, VARIABLES, Job, ModuleSource, Outcome, Start
+from paceline.testing.mark import DEFAULT_COLLECTIVE_TIMEOUT_S, DEFAULT_TIMEOUT_S
+from paceline.testing.processes import Output, RankProcesses, Style
+
+
+@dataclass(frozen=True)
+class Call:
+    """What ranks are asked to do.
+
+    Attributes:
+        function: A function.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        module_names: Modules to import before it is unpickled, besides those that are recognised.
+    """
+
+    function: Callable[..., Any]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] | None = None
+    module_names: Sequence[str] = ()
+
+
+class RanksFailed(AssertionError):
+    """Some ranks have failed.
+
+    Attributes:
+        outcomes: The outcomes of all ranks.
+        headline: The failure in one line.
+    """
+
+    def __init__(self, outcomes: Mapping[int, Outcome], limit_s: float) -> None:
+        super().__init__(report.render(outcomes, limit_s=limit_s))
+        self.outcomes = outcomes
+        self.headline = report.headline(outcomes)
+
+
+class Ranks:
+    """Processes of this machine that run functions together, over gloo.
+
+    The fixture ``ranks`` is one. They are started by the first call and serve all tests of this
+    process; after a failure they are forked again.
+
+    Args:
+        style: How pytest shows failures.
+        preload: Names of modules that are imported before ranks are forked, so that all ranks
+            import them once.
+        timeout_s: How long a call may take by default, in seconds.
+
+    Attributes:
+        output: What ranks have printed during the last call: ``{"stdout of rank 0": text}``.
+    """
+
+    def __init__(
+        self,
+        style: Style | None = None,
+        *,
+        preload: Iterable[str] = (),
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self._style, self._preload, self._timeout_s = style or Style(), tuple(preload), timeout_s
+        self._processes: RankProcesses | None = None
+        self._num_jobs = 0
+        self.output: dict[str, str] = {}
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        world_size: int,
+        group: bool = True,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Return what ``function(*args, **kwargs)`` returns on each rank.
+
+        Args:
+            function: A function; it is pickled by name if it is at the top of a module.
+            *args: Its arguments, which are pickled.
+            world_size: Number of ranks.
+            group: Whether the default process group is there when the function begins; without it
+                the ranks have torchrun's variables only.
+            timeout_s: How long it may take, in seconds; None for the ini option's value.
+            **kwargs: Its keyword arguments, which are pickled.
+
+        Returns:
+            One value for each rank; None for a rank that a fault has ended.
+
+        Raises:
+            RanksFailed: A rank failed, ended, or was not done in time.
+            UsageError: Something cannot be pickled.
+            SetupError: The ranks cannot be started.
+        """
+        outcomes = self.call(
+            Call(function, args, kwargs),
+            world_size=world_size,
+            kind=GROUP if group else VARIABLES,
+            timeout_s=timeout_s,
+        )
+        return [_value(outcomes[rank]) for rank in sorted(outcomes)]
+
+    def call(
+        self,
+        call: Call,
+        *,
+        world_size: int,
+        kind: str = BARE,
+        fresh: bool = False,
+        timeout_s: float | None = None,
+        collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S,
+    ) -> dict[int, Outcome]:
+        """Let ranks make a call; return the outcome of each.
+
+        Args:
+            call: The call.
+            world_size: Number of ranks.
+            kind: How they begin, ``GROUP``, ``VARIABLES`` or ``BARE``.
+            fresh: Whether the ranks are new processes.
+            timeout_s: How long the call may take, in seconds; None for the default.
+            collective_timeout_s: Timeout of the default group's collectives, in seconds.
+
+        Raises:
+            RanksFailed: A rank failed, ended, or was not done in time.
+            UsageError: Something cannot be pickled.
+            SetupError: The ranks cannot be started.
+        """
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        content, sources = _packed(call)
+        processes = self._started()
+        processes.require(world_size, fresh=fresh)
+        self._num_jobs += 1
+        with _reserved_port() as port:
+            store = processes.folder / f"store-{self._num_jobs}"
+            start = Start(world_size, kind, str(store), port, collective_timeout_s)
+            outcomes = self._perform(self._job(start, content, sources), limit_s)
+        if fresh or is_unusable(outcomes):
+            processes.stop_ranks()
+        if report.failures(outcomes):
+            raise RanksFailed(outcomes, limit_s)
+        _warn_again(outcomes)
+        return outcomes
+
+    def start(self) -> None:
+        """Start, and return before torch is imported; else the first call starts.
+
+        Raises:
+            SetupError: This system cannot fork, or torch is not installed.
+        """
+        self._started().start()
+
+    def close(self) -> None:
+        """End all ranks; they are killed, whatever they do."""
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None
+
+    def _started(self) -> RankProcesses:
+        if self._processes is None:
+            self._processes = RankProcesses(self._style, self._preload)
+        return self._processes
+
+    def _perform(self, job: Job, limit_s: float) -> dict[int, Outcome]:
+        """Send a job to its ranks; on an interruption, note where they are and end them."""
+        processes, ranks = self._started(), range(job.start.world_size)
+        channels = {rank: processes.channels[rank] for rank in ranks}
+        pids = {rank: processes.pids[rank] for rank in ranks}
+        answers = Answers(channels, pids, control=processes.control, folder=processes.folder)
+        output = Output(processes.folder, ranks)
+        self.output = {}
+        try:
+            for channel in channels.values():
+                with contextlib.suppress(OSError):  # the server says that the rank has ended
+                    channel.send(job)
+            answers.collect(time.monotonic() + limit_s)
+        except BaseException:  # Ctrl-C, pytest-timeout, or the server has ended
+            with contextlib.suppress(Exception):
+                answers.look()
+                where = "\n".join(report.states(answers.outcomes))
+                self.output["ranks, when interrupted"] = f"{where}\n"
+            processes.stop_ranks()  # answers may still be on their way
+            raise
+        finally:
+            self.output.update(output.read())
+        return answers.outcomes
+
+    def _job(self, start: Start, content: bytes, sources: tuple[ModuleSource, ...]) -> Job:
+        return Job(
+            start=start,
+            environ={env.OMP_THREADS: "1", **env.snapshot()},
+            folder=os.getcwd(),
+            path=tuple(sys.path),
+            modules=sources,
+            call=content,
+            shows_locals=self._style.shows_locals,
+            is_short=self._style.is_short,
+        )
+
+
+def _packed(call: Call) -> tuple[bytes, tuple[ModuleSource, ...]]:
+    """Pickle a call with the warning filters of this moment.
+
+    Raises:
+        UsageError: Something cannot be pickled.
+    """
+    kwargs = dict(call.kwargs or {})
+    whole = (list(warnings.filters), call.function, tuple(call.args), kwargs)
+    try:
+        content, names = pack(whole)
+    except Exception as error:
+        raise UsageError(_not_picklable(call, error)) from None
+    return content, modules.describe((*call.module_names, *names))
+
+
+def _not_picklable(call: Call, error: Exception) -> Finding:
+    culprits = []
+    named = [*((str(place), value) for place, value in enumerate(call.args, start=1))]
+    for name, value in (*named, *(call.kwargs or {}).items()):
+        try:
+            pack(value)
+        except Exception:
+            culprits.append(f"argument {name}, a {type(value).__module__}.{type(value).__name__}")
+    what = " and ".join(culprits) or "the test function"
+    return Finding(
+        "not-picklable",
+        f"{what} cannot be sent to the ranks",
+        evidence=(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}",),
+        why="the body runs in other processes, to which arguments and fixtures are pickled",
+        fix="make the object in the body of the test",
+    )
+
+
+def _value(outcome: Outcome) -> Any:
+    return unpack(outcome.value) if outcome.kind == RETURNED else None
+
+
+def _warn_again(outcomes: Mapping[int, Outcome]) -> None:
+    """Raise the warnings of ranks in this process, each once, so that pytest lists them."""
+    for warning in dict.fromkeys(
+        warning for outcome in outcomes.values() for warning in outcome.warnings
+    ):
+        category = unpack(warning.category)
+        warnings.warn_explicit(warning.message, category, warning.file, warning.line)
+
+
+@contextlib.contextmanager
+def _reserved_port() -> Iterator[int]:
+    """Yield a port that nobody else gets meanwhile, and on which a rank may listen.
+
+    The socket is bound and does not listen, so that a socket with ``SO_REUSEADDR``, as torch's
+    store has it, may be bound beside it; the system chooses another port for everybody else.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("", 0))
+        yield holder.getsockname()[1]

@@ -1,0 +1,281 @@
+"""What runs in a rank: jobs, each in the surroundings of the test that it belongs to."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import random
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import env
+from paceline.launch.in_rank.rank_entry import is_users
+from paceline.launch.monitor.position import shown_path
+from paceline.launch.probe import stack_responder
+from paceline.testing import faults, modules
+from paceline.testing.channel import Channel, pack, unpack
+from paceline.testing.job import (
+    BARE,
+    FAILED,
+    GROUP,
+    RETURNED,
+    SKIPPED,
+    XFAILED,
+    Job,
+    Outcome,
+    PerRank,
+    RankWarning,
+    Start,
+)
+
+_OWN = os.path.dirname(__file__)
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files that a rank writes to.
+
+    Attributes:
+        stdout: Its output; None if it goes where pytest's own goes.
+        stderr: Its error output, likewise.
+        stacks: What faulthandler writes.
+    """
+
+    stdout: Path | None
+    stderr: Path | None
+    stacks: Path
+
+    @classmethod
+    def of(cls, folder: Path, rank: int, *, is_captured: bool) -> Files:
+        """Return the files of a rank in a folder."""
+        stdout, stderr = folder / f"rank-{rank}.out", folder / f"rank-{rank}.err"
+        stacks = folder / f"rank-{rank}.stacks"
+        return cls(stdout, stderr, stacks) if is_captured else cls(None, None, stacks)
+
+
+def serve(channel: Channel, rank: int, files: Files) -> None:
+    """Perform jobs until the channel is closed.
+
+    Args:
+        channel: Brings jobs and takes outcomes.
+        rank: The number of this rank.
+        files: Where its output goes.
+    """
+    _redirect(files)
+    # Jobs leave process groups behind that are destroyed and not yet collected. A loader worker
+    # that collects one, in a fork where its threads are gone, ends by SIGSEGV in torch 2.15.
+    os.register_at_fork(before=gc.disable, after_in_parent=gc.enable, after_in_child=_keep_garbage)
+    while True:
+        try:
+            job: Job = channel.receive()
+        except EOFError:
+            return
+        with _surroundings(job, rank):
+            _perform(job, rank, channel)
+
+
+def _redirect(files: Files) -> None:
+    stacks = os.open(files.stacks, os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_WRONLY, 0o600)
+    faulthandler.enable(stacks)
+    if stack_responder.SIGNAL:
+        faulthandler.register(stack_responder.SIGNAL, file=stacks, all_threads=True)
+    for path, stream in ((files.stdout, sys.stdout), (files.stderr, sys.stderr)):
+        if path is not None:
+            handle = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_WRONLY, 0o600)
+            os.dup2(handle, stream.fileno())
+            os.close(handle)
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what a dying rank says
+
+
+def _keep_garbage() -> None:
+    """In a fork: collect nothing that its parent has left."""
+    gc.freeze()
+    gc.enable()
+
+
+@contextlib.contextmanager
+def _surroundings(job: Job, rank: int) -> Iterator[None]:
+    """Be where the test process is: environment, folder, path; with seeds of this rank's own."""
+    env.replace({**job.environ, **_variables(job.start, rank)})
+    with contextlib.suppress(OSError):  # a folder that is gone is gone for the test as well
+        os.chdir(job.folder)
+    sys.path[:] = job.path
+    _seed(rank)
+    if "paceline.train.session" in sys.modules:
+        from paceline.train.session.run_folder import reset
+
+        reset()  # a test stands for a process of its own
+    yield
+    faults.forget()
+
+
+def _variables(start: Start, rank: int) -> dict[str, str]:
+    """Return the variables of torchrun for a rank."""
+    if start.kind == BARE:
+        return {}
+    size = str(start.world_size)
+    return {
+        env.RANK: str(rank),
+        env.LOCAL_RANK: str(rank),
+        env.WORLD_SIZE: size,
+        env.LOCAL_WORLD_SIZE: size,
+        env.MASTER_ADDR: "127.0.0.1",
+        env.MASTER_PORT: str(start.port),
+    }
+
+
+def _seed(rank: int) -> None:
+    """Seed every generator with the rank: unseeded draws differ between ranks, and repeat."""
+    import torch
+
+    random.seed(rank)
+    torch.manual_seed(rank)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(rank)
+
+
+def _perform(job: Job, rank: int, channel: Channel) -> None:
+    """Make the call and send its outcome, before the group ends if the call has failed.
+
+    The other ranks notice the end of the group, and what they then say is a consequence.
+    """
+    outcome = _outcome(job, rank, channel)
+    if outcome.kind == RETURNED:
+        try:
+            _leave_group()
+        except Exception as error:
+            outcome = _failure(error, job)
+    channel.send(outcome)
+    if outcome.kind != RETURNED:
+        with contextlib.suppress(Exception):
+            _leave_group()
+
+
+def _outcome(job: Job, rank: int, channel: Channel) -> Outcome:
+    """Make the call; return how it ended."""
+    faults.prepare(rank, channel)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the test process has shown them
+            modules.load(job.modules)
+        with warnings.catch_warnings(record=True) as raised:
+            filters, function, args, kwargs = unpack(job.call)
+            warnings.simplefilter("default")  # makes Python forget what it has decided before
+            warnings.filters[:] = filters  # type: ignore[index]
+            with _made_here(args, kwargs, rank) as (own_args, own_kwargs):
+                _enter_group(job.start, rank)
+                value = function(*own_args, **own_kwargs)
+        faults.require_happened()
+        outcome = _returned(value)
+    except pytest.skip.Exception as error:
+        return Outcome(SKIPPED, time.monotonic(), headline=str(error))
+    except pytest.xfail.Exception as error:
+        return Outcome(XFAILED, time.monotonic(), headline=str(error))
+    except BaseException as error:
+        return _failure(error, job)
+    return replace(outcome, warnings=tuple(map(_described, raised)))
+
+
+@contextlib.contextmanager
+def _made_here(args: Any, kwargs: Any, rank: int) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+    """Replace arguments that each rank makes for itself."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        values = {"rank": rank, "monkeypatch": monkeypatch}
+
+        def own(value: Any) -> Any:
+            return values[value.name] if isinstance(value, PerRank) else value
+
+        yield [own(value) for value in args], {key: own(value) for key, value in kwargs.items()}
+
+
+def _enter_group(start: Start, rank: int) -> None:
+    import torch.distributed as dist
+
+    if start.kind == GROUP or (start.kind == BARE and start.world_size > 1):
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(start.store, start.world_size),  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=start.world_size,
+            timeout=timedelta(seconds=start.collective_timeout_s),
+        )
+
+
+def _leave_group() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _returned(value: Any) -> Outcome:
+    try:
+        content, _ = pack(value)
+    except Exception as error:
+        raise TypeError(
+            f"the ranks cannot send back what the function has returned, a {type(value).__name__}:"
+            f" {error}"
+        ) from None
+    return Outcome(RETURNED, time.monotonic(), value=content)
+
+
+def _described(warning: warnings.WarningMessage) -> RankWarning:
+    category, _ = pack(warning.category)
+    return RankWarning(str(warning.message), category, warning.filename, warning.lineno)
+
+
+def _failure(error: BaseException, job: Job) -> Outcome:
+    """Return the outcome of an exception, with its traceback as pytest prints it."""
+    time_s = time.monotonic()
+    info = pytest.ExceptionInfo.from_exception(error)
+    style: Any = "short" if job.is_short else "long"
+    text = str(info.getrepr(showlocals=job.shows_locals, style=style, tbfilter=_users_part))
+    place = _place(info)
+    if not place and isinstance(error, AssertionError):
+        text = f"E   {error}"  # of this package, and not of the user's code
+    elif style == "long" and not text.startswith(">"):
+        text = f"    {text}"  # pytest strips the whole, also the indentation of its first line
+    content = b""
+    with contextlib.suppress(Exception):
+        content, _ = pack(error)
+        unpack(content)  # many exceptions can be pickled and not be made again
+    return Outcome(
+        FAILED,
+        time_s,
+        headline=info.exconly(tryshort=True).splitlines()[0],
+        text=text,
+        place=place,
+        exception=content,
+    )
+
+
+def _users_part(info: pytest.ExceptionInfo[BaseException]) -> Any:
+    """Return the traceback without the frames of this package; those of libraries in one line."""
+    entries = info.traceback.filter(lambda entry: not str(entry.path).startswith(_OWN))
+    places = [place for place, entry in enumerate(entries) if is_users(str(entry.path))]
+    if not places:
+        return info.traceback
+    return type(entries)(
+        entry if is_users(str(entry.path)) else entry.with_repr_style("short")
+        for entry in entries[places[0] :]
+    )
+
+
+def _place(info: pytest.ExceptionInfo[BaseException]) -> str:
+    """Return the innermost line of the user's own code; empty if there is none."""
+    lines = [
+        f"{shown_path(str(entry.path))}:{entry.lineno + 1}"
+        for entry in info.traceback
+        if is_users(str(entry.path))
+    ]
+    return lines[-1] if lines else ""

@@ -1,0 +1,109 @@
+"""Decide what a test that failed on ranks says: the first failure whole, others in a line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from paceline.signatures import rank_errors
+from paceline.testing.job import AS_PLANNED, ENDED, FAILED, STUCK, Outcome
+from paceline.text.wording import duration, is_or_are, named, shorten
+
+_MOST_LINE = 200
+
+
+def failures(outcomes: Mapping[int, Outcome]) -> dict[int, Outcome]:
+    """Return the outcomes that fail the test, the likely cause first."""
+    failed = {rank: outcome for rank, outcome in outcomes.items() if outcome.kind not in AS_PLANNED}
+    return dict(sorted(failed.items(), key=lambda entry: _order(*entry)))
+
+
+def _order(rank: int, outcome: Outcome) -> tuple[int, float, int]:
+    """Return the key by which causes come before what follows from them.
+
+    A rank that lost its connection or was left waiting is a victim if any other rank failed for a
+    reason of its own; the time decides among equals.
+    """
+    if outcome.kind == STUCK:
+        return 2, 0.0, rank  # waited as long as all others that are stuck
+    return int(is_consequence(outcome)), outcome.time_s, rank
+
+
+def is_consequence(outcome: Outcome) -> bool:
+    """Return whether a rank failed because another one had gone or did not come."""
+    error = rank_errors.read(outcome.headline)
+    return outcome.kind == FAILED and (error.has_lost_peer or bool(error.wait))
+
+
+def headline(outcomes: Mapping[int, Outcome]) -> str:
+    """Return a failure in one line, for the summary of the test run."""
+    rank, first = next(iter(failures(outcomes).items()))
+    return shorten(f"{named([rank])}: {_in_one_line(first)}", _MOST_LINE)
+
+
+def render(outcomes: Mapping[int, Outcome], *, limit_s: float) -> str:
+    """Return the failure of a test on several ranks as text.
+
+    Args:
+        outcomes: The outcomes of all ranks; at least one has failed.
+        limit_s: How long the ranks had, in seconds.
+    """
+    failed = failures(outcomes)
+    if all(outcome.kind == STUCK for outcome in failed.values()):
+        return "\n".join(_hang(outcomes, limit_s))
+    return "\n".join(_cause(failed, len(outcomes)))
+
+
+def _hang(outcomes: Mapping[int, Outcome], limit_s: float) -> Iterator[str]:
+    stuck = [rank for rank, outcome in outcomes.items() if outcome.kind == STUCK]
+    doing = f"{named(stuck)} of {len(outcomes)} {is_or_are(stuck)} not done"
+    yield f"{doing} after {duration(limit_s)}:"
+    yield from states(outcomes)
+
+
+def states(outcomes: Mapping[int, Outcome]) -> Iterator[str]:
+    """Return where each rank is, in a line, and the stacks of those that have not answered."""
+    for rank, outcome in sorted(outcomes.items()):
+        yield f"  rank {rank}: {_in_one_line(outcome)}"
+    stuck = [rank for rank, outcome in outcomes.items() if outcome.kind == STUCK]
+    for rank in stuck:
+        yield f"\nstack of rank {rank}, innermost call last:"
+        yield outcomes[rank].text or "  not visible"
+
+
+def _cause(failed: Mapping[int, Outcome], num_ranks: int) -> Iterator[str]:
+    """Return the first failure, and after it a line for each of the others."""
+    first_rank, first = next(iter(failed.items()))
+    alike = [rank for rank, outcome in failed.items() if outcome.text == first.text]
+    same = sorted(alike) if first.kind == FAILED else [first_rank]
+    if first.kind == FAILED:
+        yield f"{named(same)} of {num_ranks} failed:\n"
+    else:
+        yield f"{named(same)} of {num_ranks}: {_in_one_line(first)}"
+    if first.text:
+        yield first.text
+    others = {rank: outcome for rank, outcome in failed.items() if rank not in same}
+    if others and first.kind == FAILED:
+        yield ""
+    for rank, outcome in others.items():
+        yield f"rank {rank}: {_afterwards(outcome)}"
+
+
+def _afterwards(outcome: Outcome) -> str:
+    """Return what became of a rank after another one had failed."""
+    if outcome.kind != FAILED or not rank_errors.read(outcome.headline).has_lost_peer:
+        return _in_one_line(outcome)
+    return f"lost its connection to a rank that had ended{_at(outcome)}"
+
+
+def _in_one_line(outcome: Outcome) -> str:
+    if outcome.kind == STUCK:
+        return f"not done: {outcome.headline or 'not visible'}"
+    if outcome.kind == ENDED:
+        return f"its process has ended, {outcome.headline}{_at(outcome)}"
+    if outcome.kind == FAILED:
+        return shorten(outcome.headline, _MOST_LINE) + _at(outcome)
+    return outcome.kind
+
+
+def _at(outcome: Outcome) -> str:
+    return f" ({outcome.place})" if outcome.place else ""
