@@ -142,16 +142,14 @@ def main() -> int:
     shutil.rmtree(BUILT, ignore_errors=True)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
     ended = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    warnings = ended.stderr.partition("Traceback (most recent call last)")[0]
+    is_strict = STRICT in ended.stderr
+    print(warnings if is_strict else ended.stderr, end="", file=sys.stderr)
     place = os.path.relpath(BUILT)
     if ended.returncode == 0:
-        message = f"site: {place}; to read it: python -m http.server -d {place}"
-    elif STRICT in ended.stderr:
-        message = (
-            "site: not built, because of the warnings above; their lines are those of .site/docs"
-        )
-    else:
-        message = ended.stderr
-    print(message, file=sys.stderr)
+        print(f"site: {place}; to read it: python -m http.server -d {place}", file=sys.stderr)
+    elif is_strict:
+        print("site: warnings are errors; their lines are those of .site/docs", file=sys.stderr)
     return ended.returncode
 
 
