@@ -42,9 +42,12 @@ MOVED = {
     },
 }
 FINDINGS = "docs/reference/findings.md"
+STRICT = "Aborted because --strict"  # the end of a traceback of zensical's
 _FENCED = re.compile(r"^(```+).*?^\1", re.M | re.S)
 # On GitHub a list may follow a paragraph at once, in Python-Markdown after an empty line only.
 _LINE_BEFORE_LIST = re.compile(r"^(?![-\s#<|>]|\d+\. )(.+)\n(?=(?:-|1\.) )", re.M)
+# In code within a table a bar needs a backslash on GitHub, and must not have one in Python-Markdown.
+_TABLE_ROW = re.compile(r"^\|.*\\\|.*", re.M)
 _CODE_OR_LINK = re.compile(
     r"(?P<code>`+)[^`]+(?P=code)|\[(?P<text>[^\[\]]+)\]\((?P<target>[^)\s]+)\)"
 )
@@ -95,7 +98,13 @@ def _site_prose(prose: str, path: str) -> str:
             return match[0]
         return _site_link(match["text"], target, path)
 
-    return _CODE_OR_LINK.sub(replaced, _LINE_BEFORE_LIST.sub(r"\1\n\n", prose))
+    prose = _LINE_BEFORE_LIST.sub(r"\1\n\n", prose)
+    prose = _TABLE_ROW.sub(lambda row: _with_bars(row[0]), prose)
+    return _CODE_OR_LINK.sub(replaced, prose)
+
+
+def _with_bars(row: str) -> str:
+    return re.sub(r"`[^`]+`", lambda code: code[0].replace("\\|", "|"), row)
 
 
 def _site_link(text: str, target: str, path: str) -> str:
@@ -132,11 +141,16 @@ def main() -> int:
     stage()
     shutil.rmtree(BUILT, ignore_errors=True)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
-    status = subprocess.run(command, cwd=ROOT, check=False).returncode
-    if status == 0:
-        place = os.path.relpath(BUILT)
+    ended = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    warnings = ended.stderr.partition("Traceback (most recent call last)")[0]
+    is_strict = STRICT in ended.stderr
+    print(warnings if is_strict else ended.stderr, end="", file=sys.stderr)
+    place = os.path.relpath(BUILT)
+    if ended.returncode == 0:
         print(f"site: {place}; to read it: python -m http.server -d {place}", file=sys.stderr)
-    return status
+    elif is_strict:
+        print("site: warnings are errors; their lines are those of .site/docs", file=sys.stderr)
+    return ended.returncode
 
 
 if __name__ == "__main__":

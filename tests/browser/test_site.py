@@ -42,6 +42,26 @@ visit();
 </script></body>"""
 
 
+# Types a word into the search, and reports where the results lead.
+SEARCHER = """<!doctype html><body><iframe src="/index.html" width="1280" height="900"></iframe><script>
+const frame = document.querySelector("iframe");
+const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+frame.addEventListener("load", async () => {
+  frame.contentDocument.querySelector(".md-search__button").click();
+  const inside = () => [...frame.contentDocument.querySelectorAll("*")].map((each) => each.shadowRoot).filter(Boolean);
+  const all = (selector) => inside().flatMap((root) => [...root.querySelectorAll(selector)]);
+  while (!all("input").length) await pause(100);
+  const [input] = all("input");
+  input.value = "WORD";
+  input.dispatchEvent(new Event("input", { bubbles: true }));
+  while (!all("a[href]").length) await pause(100);
+  await pause(500);
+  const results = all("a[href]").map((link) => new URL(link.href).pathname);
+  await fetch("/report", { method: "POST", body: JSON.stringify(results) });
+});
+</script></body>"""
+
+
 class Outline(HTMLParser):
     """What a page refers to, the anchors that it has, and its text outside of code."""
 
@@ -151,23 +171,32 @@ class Site(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def visit(browser):
-    """Return a function that opens pages in widths, and yields what look.js reports of each."""
+def reports_of(browser):
+    """Return a function that opens a driver beside the site, and yields what it reports."""
 
-    def visited(visits, *options):
+    def reported(driver, number, *options):
         reports = queue.Queue()
-        handler = partial(
-            Site, driver=DRIVER.replace("VISITS", json.dumps(visits)), reports=reports
-        )
+        handler = partial(Site, driver=driver, reports=reports)
         with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
             serving = threading.Thread(target=server.serve_forever)
             serving.start()
             try:
                 with browser(f"http://127.0.0.1:{server.server_port}/driver", *options):
-                    yield from (reports.get(timeout=PAGE_S) for _ in visits)
+                    yield from (reports.get(timeout=PAGE_S) for _ in range(number))
             finally:
                 server.shutdown()
                 serving.join()
+
+    return reported
+
+
+@pytest.fixture
+def visit(reports_of):
+    """Return a function that opens pages in widths, and yields what look.js reports of each."""
+
+    def visited(visits, *options):
+        driver = DRIVER.replace("VISITS", json.dumps(visits))
+        return reports_of(driver, len(visits), *options)
 
     return visited
 
@@ -208,6 +237,11 @@ def test_pages_follow_the_theme_of_the_system(outlines, visit, options, backgrou
     for report in visit([(page, DESKTOP) for page in PAGES], *options):
         assert report["inner"] == DESKTOP
         assert (report["complaints"], report["background"]) == ([], background), report
+
+
+def test_the_search_leads_to_a_finding(outlines, reports_of):
+    (results,) = reports_of(SEARCHER.replace("WORD", "port-in-use"), 1)
+    assert "/reference/findings/port-in-use.html" in results
 
 
 def test_what_is_looked_for_is_found(outlines, visit):
