@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = re.compile(r"<!-- run(?:, exit (\d+))? -->")
+WITH_EXAMPLES = re.compile(r"<!-- run with the examples(?:, exit (\d+))? -->")
 IN_SLURM = re.compile(r"<!-- run in slurm(?:, exit (\d+))? -->")
 BLOCK_S = 60
 
@@ -54,7 +55,13 @@ def blocks(text: str, mark: re.Pattern = MARK) -> Iterator[Block]:
         place += 1
 
 
-def run(block: Block, folder: Path, environ: Mapping[str, str] | None = None) -> tuple[int, str]:
+def run(
+    block: Block,
+    folder: Path,
+    environ: Mapping[str, str] | None = None,
+    *,
+    timeout_s: float = BLOCK_S,
+) -> tuple[int, str]:
     """Run a block; return its exit status and what it printed."""
     if block.language == "python":
         (folder / "block.py").write_text(block.text)
@@ -77,11 +84,11 @@ def run(block: Block, folder: Path, environ: Mapping[str, str] | None = None) ->
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=BLOCK_S)
+        output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)  # a launcher ends its ranks then
         output, _ = process.communicate()
-        output += f"\nnot done after {BLOCK_S} s"
+        output += f"\nnot done after {timeout_s} s"
     return process.returncode, output
 
 
