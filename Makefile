@@ -70,6 +70,7 @@ bench: .make-test
 	$(BIN)/python benchmarks/roll_call.py
 	$(BIN)/python benchmarks/explain.py
 	$(BIN)/python benchmarks/stages.py --some 10
+	$(BIN)/python benchmarks/recompute.py
 	$(PIP) -e ".[benchmarks]"
 	$(BIN)/python benchmarks/input.py --rounds 2
 
