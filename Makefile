@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-ci test-all compat lint bench bench-links bench-tune bench-jobs release cluster cluster-stop clean
+.PHONY: demo test test-ci test-all compat lint bench bench-links bench-tune bench-jobs release recordings cluster cluster-stop clean
 
 # Two ranks on CPUs; on a machine with GPUs one rank per GPU.
 demo: .make-demo
@@ -88,6 +88,10 @@ bench-jobs: .make-test
 release: .make-demo
 	$(PIP) -e ".[release]"
 	$(BIN)/python scripts/release.py --torch $(if $(filter yes,$(TORCH)),everywhere,here)
+
+# Sessions at a terminal as pictures, from real runs: docs/raw/recordings.
+recordings: .make-test
+	$(BIN)/python scripts/recordings.py
 
 # A Slurm cluster of two nodes on this machine, to try things by hand: eval "$(make cluster)"
 cluster:

@@ -108,7 +108,7 @@ def _is_random(word: str) -> bool:
     kinds = "".join(_kind(char) for char in word)
     if any(kinds.count(kind) < _LEAST_OF_A_KIND for kind in "aA0"):
         return False
-    changes = sum(left != right for left, right in itertools.pairwise(kinds))
+    changes = sum(first != second for first, second in itertools.pairwise(kinds))
     return changes / len(kinds) >= _LEAST_CHANGES
 
 

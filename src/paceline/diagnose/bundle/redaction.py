@@ -59,7 +59,7 @@ _VERSION = re.compile(r"(?:[=<>~]=|version[ :=\"']*|\bv|-cu\d+\W{1,4}|\w-)$", re
 
 @dataclass(frozen=True)
 class Known:
-    """What is known about the machine and the user, and must not stand in a bundle.
+    """What is known about the machine and the user, and must not be in a bundle.
 
     Attributes:
         secrets: Secret values of the environment.
