@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
+from paceline.codes import CODES
 from paceline.text.secret_names import WORDS
 
 # Colours of a terminal: the letter at their end would stand directly before a token.
@@ -67,6 +68,9 @@ _NO_TOKEN = re.compile(
 _NO_VALUE = re.compile(
     r"none|null|nil|true|false|yes|no|\d?|\.\.\.|\*+|<[a-z]+-\d+>[,;.)\]}]*", re.I
 )
+# A reference to a value instead of the value.
+_REFERENCE = re.compile(r"\$\{?[A-Za-z_]\w*\}?|os\.(?:environ|getenv)\b.*")
+_FILE = re.compile(r"(?:file|path|dir|folder)$")
 _PUNCTUATION = re.compile(r"[\[({<>)}\],;:.=|]*")
 
 _RANDOM = re.compile(r"(?<![\w+/.=-])[A-Za-z0-9+=_-]{32,}(?![\w+/-])")
@@ -87,8 +91,10 @@ def is_secret(name: str, value: str) -> bool:
     if _NO_VALUE.fullmatch(value) or _PUNCTUATION.fullmatch(value):
         return False
     lower = name.lower()
+    if _REFERENCE.fullmatch(value) or _FILE.search(lower) or lower in CODES:
+        return False
     words = {word.lower() for word in NAME.findall(lower)}
-    if words == {"token"} and _NO_TOKEN.search(lower):
+    if words == {"token"} and (_NO_TOKEN.search(lower) or value.isdecimal()):
         return False
     return not (words == {"pwd"} and value.startswith(("/", "<", "~")))
 
