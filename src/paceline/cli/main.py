@@ -24,6 +24,7 @@ from paceline.cli import (
     measure_commands,
     start_commands,
     tune_command,
+    verify_command,
 )
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError
@@ -49,6 +50,7 @@ cli.add_command(start_commands.RUN)
 cli.add_command(start_commands.SUBMIT)
 cli.add_command(tune_command.TUNE)
 cli.add_command(bench_command.BENCH)
+cli.add_command(verify_command.VERIFY)
 cli.add_command(measure_commands.FORECAST)
 cli.add_command(measure_commands.REPORT)
 cli.add_command(measure_commands.TOP)
