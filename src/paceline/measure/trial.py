@@ -78,7 +78,7 @@ class TrialResult:
         gradient_bytes: Bytes of gradients that DistributedDataParallel reduces; None if unknown.
         bucket_bytes: Sizes of its buckets; None if unknown.
         applied: Names of the settings of ``PACELINE_TRY_DDP`` that took effect.
-        found: What the launcher has found in it.
+        launcher_findings: What the launcher has found in it.
     """
 
     steps: Mapping[int, Mapping[int, Durations]] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class TrialResult:
     gradient_bytes: int | None = None
     bucket_bytes: tuple[int, ...] | None = None
     applied: tuple[str, ...] = ()
-    found: tuple[Finding, ...] = ()
+    launcher_findings: tuple[Finding, ...] = ()
 
 
 def run(trial: Trial, tick: Callable[[], None] = lambda: None) -> TrialResult:
@@ -129,7 +129,7 @@ def run(trial: Trial, tick: Callable[[], None] = lambda: None) -> TrialResult:
         gradient_bytes=first.get("gradient_bytes"),
         bucket_bytes=None if sizes is None else tuple(sizes),
         applied=tuple(first.get("applied", ())),
-        found=tuple(map(Finding.from_json, report.get("findings") or ())),
+        launcher_findings=tuple(map(Finding.from_json, report.get("findings") or ())),
     )
 
 

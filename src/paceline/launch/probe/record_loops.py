@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from paceline.launch.probe import stack_responder
+from paceline.launch.probe.loader_maker import Maker
 from paceline.launch.probe.orders import means_to_shuffle, row_hashes, size_of, whole_numbers
 from paceline.launch.probe.padding import Padding, have_combined, is_scored_together
 from paceline.launch.probe.record_file import RecordFile
@@ -34,6 +35,8 @@ class RecordedLoop:
         is_stream: Whether it has no sampler.
         is_session: Whether paceline's Session divides its samples.
         length: Its number of batches; 0 if unknown.
+        place: The line of the script in which it is.
+        loader_place: The line that has constructed its loader.
         taken: Number of batches that were taken.
         samples: Number of samples that were taken.
         has_gradients: Whether its first batch was taken with gradients enabled.
@@ -53,7 +56,7 @@ class RecordedLoop:
         self.sampler = iterator._index_sampler
         self.is_session = _is_of_session(iterator._dataset)
         self.dataset = iterator._dataset.dataset if self.is_session else iterator._dataset
-        self.place = place
+        self.place, self.loader_place = place, ""
         self.length = 0 if self.is_stream else _length(self.sampler)
         self.taken = self.samples = 0
         self.has_gradients = self.trains = self.has_ended = self.is_settled = self.trimmed = False
@@ -66,23 +69,36 @@ class LoopRecords:
     Args:
         file: Takes the records.
         place: Returns the line of the script that runs, as ``train.py:24``.
+
+    Attributes:
+        file: Takes the records.
+        last: The loop of which a batch was taken last; None before the first.
     """
 
     def __init__(self, file: RecordFile, place: Callable[[], str]) -> None:
-        self._file, self._place = file, place
+        self.file, self._place = file, place
         self._num_loops = 0
         self._rows_left = _MOST_ROWS
-        self.last: RecordedLoop | None = None  # of which a batch was taken last
+        self.last: RecordedLoop | None = None
         self._training: RecordedLoop | None = None  # the same, among those with gradients
 
-    def begin(self, iterator: Any) -> None:
-        """Follow the loop that an iterator begins."""
+    def begin(self, iterator: Any, loader: Any) -> None:
+        """Follow the loop over a loader that an iterator begins."""
         iterator._paceline_record = loop = RecordedLoop(iterator, place=self._place())
+        maker: Maker = getattr(loader, "_paceline_maker", Maker())
+        loop.loader_place = maker.place
         if not loop.is_stream:
             iterator._sampler_iter = _noted(iterator._sampler_iter, loop)
 
-    def take(self, loop: RecordedLoop, batch: Any) -> None:
-        """Record a batch that a loop has yielded."""
+    def take(self, loop: RecordedLoop | None, batch: Any) -> None:
+        """Record a batch that a loop has yielded.
+
+        Args:
+            loop: The loop; None if it began before the recorder.
+            batch: The batch.
+        """
+        if loop is None:
+            return
         if loop.number < 0:
             self._open(loop)
         if loop is not self.last:
@@ -97,9 +113,9 @@ class LoopRecords:
         loop.has_ended = loop.taken == loop.length
         in_base = None if indices is None else _in_base(loop.dataset, indices)
         rows = self._rows(loop, batch, size)
-        self._file.write("batch", loop=loop.number, indices=in_base, samples=size, rows=rows)
+        self.file.write("batch", loop=loop.number, indices=in_base, samples=size, rows=rows)
         if loop.has_ended:
-            self._file.write("end", loop=loop.number)
+            self.file.write("end", loop=loop.number)
 
     def _open(self, loop: RecordedLoop) -> None:
         import torch
@@ -109,10 +125,11 @@ class LoopRecords:
         loop.has_gradients = torch.is_grad_enabled()
         _watch_trimming(self.trim)
         base = _base(loop.dataset)
-        self._file.write(
+        self.file.write(
             "loop",
             loop=loop.number,
             place=loop.place,
+            loader_place=loop.loader_place,
             dataset=type(base).__name__,
             dataset_length=_length(base),
             view_length=_length(loop.dataset),
@@ -129,11 +146,11 @@ class LoopRecords:
         self._rows_left -= size
         return row_hashes(batch, size)
 
-    def end(self, loop: RecordedLoop) -> None:
-        """Record that a loop was asked for a batch after its last one."""
-        if not loop.has_ended and loop.number >= 0:
+    def end(self, loop: RecordedLoop | None) -> None:
+        """Record that the end of a loop was requested."""
+        if loop is not None and not loop.has_ended and loop.number >= 0:
             loop.has_ended = True
-            self._file.write("end", loop=loop.number)
+            self.file.write("end", loop=loop.number)
 
     def feel(self) -> None:
         """Record that a backward begins."""
@@ -141,7 +158,7 @@ class LoopRecords:
         loop = self._training
         if loop is not None and not loop.trains:
             loop.trains = True
-            self._file.write("trains", loop=loop.number)
+            self.file.write("trains", loop=loop.number)
 
     def settle(self) -> None:
         """Record what has followed an evaluation, before something else begins."""
@@ -151,7 +168,7 @@ class LoopRecords:
         loop.is_settled = True
         entries = stack_responder.entries()
         whole = Padding(0, 0, share=max(1, loop.samples), since_ns=loop.since_ns)
-        self._file.write(
+        self.file.write(
             "settled",
             loop=loop.number,
             scored=is_scored_together(entries, whole),
@@ -180,25 +197,28 @@ def watch(iterators: Any, records: LoopRecords) -> None:
         records: The loops of the rank.
     """
     make, reset, fetch = iterators.__init__, iterators._reset, iterators.__next__
+    guarded = records.file.guarded
+    begin, take, end = guarded(records.begin), guarded(records.take), guarded(records.end)
 
-    def recorded_make(self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        records.begin(self)
+    def recorded_make(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, loader, *args, **kwargs)
+        begin(self, loader)
 
-    def recorded_reset(self: Any, *args: Any, **kwargs: Any) -> None:
-        reset(self, *args, **kwargs)
-        records.begin(self)
+    def recorded_reset(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        reset(self, loader, *args, **kwargs)
+        begin(self, loader)
 
     def recorded_fetch(self: Any) -> Any:
         loop = self._paceline_record
         try:
             batch = fetch(self)
         except StopIteration:
-            records.end(loop)
+            end(loop)
             raise
-        records.take(loop, batch)
+        take(loop, batch)
         return batch
 
+    iterators._paceline_record = None  # of iterators that were created before
     iterators.__init__, iterators._reset = not_traced(recorded_make), not_traced(recorded_reset)
     iterators.__next__ = not_traced(recorded_fetch)
 

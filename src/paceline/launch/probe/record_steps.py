@@ -41,10 +41,13 @@ class StepRecords:
         file: Takes the records.
         loops: The loops of the rank.
         place: Returns the line of the script that runs.
+
+    Attributes:
+        file: Takes the records.
     """
 
     def __init__(self, file: RecordFile, loops: LoopRecords, place: Callable[[], str]) -> None:
-        self._file, self._loops, self._place = file, loops, place
+        self.file, self._loops, self._place = file, loops, place
         self._optimizers: dict[int, _Followed] = {}
         self._alive: list[Any] = []  # so that no id is given twice
         self._losses: list[float | None] = []  # since the last step
@@ -56,7 +59,7 @@ class StepRecords:
         """Write checksums of the parameters that a step begins with."""
         followed = self._follow(optimizer)
         sums = checksums([in_common(parameter) for parameter in followed.parameters])
-        self._file.write(
+        self.file.write(
             "parameters",
             optimizer=followed.number,
             step=followed.steps,
@@ -70,7 +73,7 @@ class StepRecords:
         followed.steps += 1
         gradients = _gradients(followed.parameters)
         is_sampled = followed.steps <= _SAMPLED
-        self._file.write(
+        self.file.write(
             "step",
             optimizer=followed.number,
             step=followed.steps,
@@ -91,7 +94,7 @@ class StepRecords:
             followed = _Followed(len(self._optimizers), whole)
             self._optimizers[id(optimizer)] = followed
             self._alive.append(optimizer)
-            self._file.write(
+            self.file.write(
                 "optimizer",
                 optimizer=followed.number,
                 type=type(optimizer).__name__,
@@ -105,19 +108,22 @@ class StepRecords:
     def backward(self, run: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Run a backward, and note its losses."""
         if not self._depth:
-            self._loops.feel()
-            self._losses += [_value(loss) for loss in losses_of(*args, **kwargs)]
+            self.file.guarded(self._feel)(losses_of(*args, **kwargs))
         self._depth += 1
         try:
             run(*args, **kwargs)
         finally:
             self._depth -= 1
 
+    def _feel(self, losses: list[Any]) -> None:
+        self._loops.feel()
+        self._losses += [_value(loss) for loss in losses]
+
     def schedule(self, scheduler: Any) -> None:
         """Note a call of a scheduler's ``step``; its constructor makes the first."""
         if getattr(scheduler, "_step_count", 1):
             if not self._schedules:
-                self._file.write("schedule", type=type(scheduler).__name__, place=self._place())
+                self.file.write("schedule", type=type(scheduler).__name__, place=self._place())
             self._schedules += 1
 
 
@@ -128,14 +134,16 @@ def watch(records: StepRecords) -> None:
 
     backward = torch.autograd.backward
     is_compiling = torch.compiler.is_dynamo_compiling
+    guarded = records.file.guarded
+    before_step, after_step = guarded(records.before_step), guarded(records.after_step)
 
     def before(*args: Any) -> None:
         if not is_compiling():
-            records.before_step(*args)
+            before_step(*args)
 
     def after(*args: Any) -> None:
         if not is_compiling():
-            records.after_step(*args)
+            after_step(*args)
 
     @functools.wraps(backward)
     def recorded_backward(*args: Any, **kwargs: Any) -> None:
@@ -149,11 +157,11 @@ def watch(records: StepRecords) -> None:
 
 
 def _count_calls(kind: Any, records: StepRecords) -> None:
-    step = kind.step
+    step, schedule = kind.step, records.file.guarded(records.schedule)
 
     @functools.wraps(step)
     def counted_step(self: Any, *args: Any, **kwargs: Any) -> None:
-        records.schedule(self)
+        schedule(self)
         step(self, *args, **kwargs)
 
     kind.step = counted_step

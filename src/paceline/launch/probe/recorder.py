@@ -8,7 +8,6 @@ probe it looks at every step and waits for the device, so a run with it is slow,
 from __future__ import annotations
 
 import atexit
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 
 from paceline import env
 from paceline.launch.probe import record_loops, record_steps, stack_responder, trial_end
+from paceline.launch.probe.loader_maker import Makers
 from paceline.launch.probe.padding import have_combined
 from paceline.launch.probe.record_file import RecordFile
 from paceline.launch.probe.record_loops import LoopRecords
@@ -42,8 +42,11 @@ def install(is_users: Callable[[str], bool]) -> None:
     from torch.optim import optimizer
     from torch.utils.data import dataloader
 
+    makers = Makers(is_users)
+    makers.watch()
+
     def place() -> str:
-        return _line_of_user(is_users)
+        return makers.line_of(sys._getframe(1))
 
     file = RecordFile(RunDir(Path(folder)).observed(int(rank)))
     loops = LoopRecords(file, place)
@@ -52,7 +55,7 @@ def install(is_users: Callable[[str], bool]) -> None:
     record_loops.watch(iterators, loops)
     record_steps.watch(steps)
     optimizer.register_optimizer_step_post_hook(left_alone(_settling(loops)))
-    atexit.register(loops.settle)
+    atexit.register(file.guarded(loops.settle))
     if int(rank) == 0:
         for stream in (sys.stdout, sys.stderr):
             _listen(stream, Printed(file, loops, place))
@@ -61,12 +64,13 @@ def install(is_users: Callable[[str], bool]) -> None:
 def _settling(loops: LoopRecords) -> Callable[..., None]:
     """Return a hook that completes the records at the last step of a trial."""
     last_step, steps = trial_end.num_steps(), 0
+    settle = loops.file.guarded(loops.settle)
 
     def settle_at_last_step(*_: Any) -> None:
         nonlocal steps
         steps += 1
         if steps == last_step:
-            loops.settle()
+            settle()
 
     return settle_at_last_step
 
@@ -78,10 +82,13 @@ class Printed:
         file: Takes the records.
         loops: The loops of the rank.
         place: Returns the line of the script that runs.
+
+    Attributes:
+        file: Takes the records.
     """
 
     def __init__(self, file: RecordFile, loops: LoopRecords, place: Callable[[], str]) -> None:
-        self._file, self._loops, self._place = file, loops, place
+        self.file, self._loops, self._place = file, loops, place
         self._line = ""
         self._left = _MOST_LINES
 
@@ -97,7 +104,7 @@ class Printed:
         if loop is None or not self._left or not _FIGURE.search(line):
             return
         self._left -= 1
-        self._file.write(
+        self.file.write(
             "printed",
             loop=loop.number,
             line=shorten(line.strip(), _MOST_CHARACTERS),
@@ -107,22 +114,11 @@ class Printed:
 
 
 def _listen(stream: Any, printed: Printed) -> None:
-    write = stream.write
+    write, add = stream.write, printed.file.guarded(printed.add)
 
     def noted_write(text: str) -> Any:
         if isinstance(text, str):
-            printed.add(text)
+            add(text)
         return write(text)
 
     stream.write = noted_write
-
-
-def _line_of_user(is_users: Callable[[str], bool]) -> str:
-    """Return the innermost line of the user's files that runs, as ``train.py:24``; else empty."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if is_users(name):
-            return f"{os.path.basename(name)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""

@@ -29,8 +29,8 @@ def are_averaged(ranks: Sequence[Training], *, until: int | None = None) -> bool
         until: The last step to look at; None for all.
     """
     steps = list(zip(*(training.steps[:until] for training in ranks), strict=False))
-    known = [[step.gradients for step in of_ranks] for of_ranks in steps]
-    equal = [values[0] for values in known if len(set(values)) == 1 and values[0] is not None]
+    gradients = [[step.gradients for step in of_ranks] for of_ranks in steps]
+    equal = [values[0] for values in gradients if len(set(values)) == 1 and values[0] is not None]
     is_enough = len(equal) >= min(_LEAST_STEPS, len(steps)) and len(equal) > 0
     has_changed = len(set(equal)) >= min(_LEAST_STEPS, len(equal))
-    return is_enough and has_changed and len(equal) >= _LEAST_SHARE * len(known)
+    return is_enough and has_changed and len(equal) >= _LEAST_SHARE * len(gradients)

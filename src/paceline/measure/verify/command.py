@@ -98,7 +98,7 @@ def _run(requested: Request, folder: Path, say: Say) -> Runs:
         if ended.finding is not None and ended.finding.name not in _OF_USE:
             runs.failures.append(ended.finding)
             continue
-        world = records.read(RunDir(one.run_dir), size, ended.found)
+        world = records.read(RunDir(one.run_dir), size, ended.launcher_findings)
         runs.worlds[size] = world
         if requested.batch_option:
             requested = _with_batch(requested, world)

@@ -15,6 +15,7 @@ _LABEL = re.compile(
     r"|recall|r?mse|mae)",
     re.IGNORECASE,
 )
+Kind = tuple[str, int, str]  # type and length of the dataset, line of the script
 _MOST_SHARE = 0.9  # of the samples, that a rank which evaluates a share has read
 
 
@@ -51,27 +52,32 @@ def evaluations(world: World, one: World | None) -> list[Evaluation]:
     """Return the first whole evaluation of each dataset in each line of the script."""
     by_rank = [_whole(rank.evaluations) for rank in world.ranks]
     alone = _whole(one.ranks[0].evaluations) if one is not None else {}
-    found = []
+    kinds = []
     for key in {key: None for keys in by_rank for key in keys}:
         loops = {rank: keys[key] for rank, keys in enumerate(by_rank) if key in keys}
         reference = alone.get(key)
         samples = frozenset(reference.indices or ()) if reference is not None else frozenset()
-        found.append(Evaluation(loops, samples))
-    return found
+        kinds.append(Evaluation(loops, samples))
+    return kinds
 
 
-def _whole(loops: list[Loop]) -> dict[tuple[str, int, str], Loop]:
+def _whole(loops: list[Loop]) -> dict[Kind, Loop]:
     """Return the first loop of each kind that was read to its end, and has indices."""
-    whole: dict[tuple[str, int, str], Loop] = {}
+    whole: dict[Kind, Loop] = {}
     for loop in loops:
         if loop.has_ended and loop.indices is not None:
-            whole.setdefault((*loop.key, loop.place), loop)
+            whole.setdefault(_kind(loop), loop)
     return whole
+
+
+def _kind(loop: Loop) -> Kind:
+    """Return what the loops of all ranks over one evaluation have in common."""
+    return (*loop.key, loop.place)
 
 
 def judge_count(world: World, one: World | None) -> Verdict:
     """Decide whether each sample of an evaluation is counted once."""
-    verdicts = [_judge_count(world, each) for each in evaluations(world, one)]
+    verdicts = [_judge_count(world, evaluation) for evaluation in evaluations(world, one)]
     return _gravest(verdicts, "no whole evaluation over a DataLoader was seen")
 
 
@@ -95,6 +101,8 @@ def _judge_count(world: World, evaluation: Evaluation) -> Verdict:
     if evaluation.samples != evaluation.expected:
         missing = len(evaluation.expected - evaluation.samples)
         return not_judged(f"{missing:,} samples are not read in this loop, maybe in another")
+    if all(loop.trimmed for loop in loops):
+        return kept(f"{expected:,} samples; gather_for_metrics drops {total - expected:,} repeated")
     is_cut = any(loop.trimmed for loop in loops) or not all(loop.scored for loop in loops)
     if is_cut or _is_trained_on(world, evaluation):
         return not_judged(f"{total - expected:,} samples are repeated; results may be cut")
@@ -117,7 +125,7 @@ def _padded(world: World, evaluation: Evaluation) -> Finding:
     return Finding(
         "evaluation-padded",
         f"an evaluation of {expected:,} samples counts {total:,} on {world.name}",
-        where=first.place,
+        where=first.line_to_change,
         evidence=(
             f"its sampler repeats {total - expected:,}, so that all ranks have as many",
             "figures of the shares were combined after the loop",
@@ -134,14 +142,19 @@ def _padded(world: World, evaluation: Evaluation) -> Finding:
 def judge_figure(world: World, one: World | None) -> Verdict:
     """Decide whether the figures that rank 0 prints are those of all samples."""
     rank = world.ranks[0]
-    all_of = {id(each.loops[0]): each for each in evaluations(world, one) if 0 in each.loops}
-    by_key = {(*each.loops[0].key, each.loops[0].place): each for each in all_of.values()}
-    verdicts = []
-    for printed in rank.printed:
-        loop = rank.loops.get(printed.loop)
-        evaluation = by_key.get((*loop.key, loop.place)) if loop is not None else None
-        if loop is not None and evaluation is not None and evaluation.expected:
-            verdicts.append(_judge_line(printed, loop, evaluation))
+    by_kind = {
+        _kind(evaluation.loops[0]): evaluation
+        for evaluation in evaluations(world, one)
+        if 0 in evaluation.loops and evaluation.expected
+    }
+    printed_after = [
+        (line, rank.loops[line.loop]) for line in rank.printed if line.loop in rank.loops
+    ]
+    verdicts = [
+        _judge_line(line, loop, by_kind[_kind(loop)])
+        for line, loop in printed_after
+        if _kind(loop) in by_kind
+    ]
     return _gravest(verdicts, "no figure was printed after an evaluation")
 
 

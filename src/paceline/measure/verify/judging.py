@@ -47,7 +47,13 @@ def _verdicts(
     worlds: Mapping[int, World], one: World | None, function: Judge, applies_to_one: bool
 ) -> dict[int, Verdict]:
     sizes = [size for size in sorted(worlds) if size > 1 or applies_to_one]
-    return {size: function(worlds[size], one) for size in sizes}
+    return {size: _verdict(worlds[size], one, function) for size in sizes}
+
+
+def _verdict(world: World, one: World | None, function: Judge) -> Verdict:
+    ranks = [*world.ranks, *(one.ranks if one is not None else ())]
+    fault = next((rank.fault for rank in ranks if rank.fault), "")
+    return not_judged(f"records are incomplete: {fault}") if fault else function(world, one)
 
 
 def _beside_one(function: Callable[[World, World], Verdict]) -> Judge:
@@ -83,14 +89,14 @@ _PROPERTIES: Sequence[tuple[str, str, Judge, bool]] = (
 
 def findings_of(properties: Sequence[Property]) -> list[Finding]:
     """Return each finding once, of the smallest number of ranks that has it."""
-    found: dict[str, Finding] = {}
+    first: dict[str, Finding] = {}
     sizes: dict[str, list[int]] = {}
-    for each in properties:
-        for size, verdict in each.verdicts.items():
+    for one_property in properties:
+        for size, verdict in one_property.verdicts.items():
             if verdict.finding is not None:
-                found.setdefault(verdict.finding.name, verdict.finding)
+                first.setdefault(verdict.finding.name, verdict.finding)
                 sizes.setdefault(verdict.finding.name, []).append(size)
-    return [_also(finding, sizes[name][1:]) for name, finding in found.items()]
+    return [_also(finding, sizes[name][1:]) for name, finding in first.items()]
 
 
 def _also(finding: Finding, others: Sequence[int]) -> Finding:

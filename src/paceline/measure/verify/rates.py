@@ -117,7 +117,8 @@ def _judge_other_curve(
 def _stepped_too_often(
     world: World, steps: Sequence[Step], steps_of_one: Sequence[Step]
 ) -> Finding:
-    calls, calls_of_one = (sum(step.schedules for step in each) for each in (steps, steps_of_one))
+    calls = sum(step.schedules for step in steps)
+    calls_of_one = sum(step.schedules for step in steps_of_one)
     place = world.ranks[0].schedule
     return Finding(
         "scheduler-stepped-n-times",

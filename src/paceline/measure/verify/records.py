@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import Finding
+from paceline.launch.probe.record_file import FAULT
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
 
@@ -21,6 +22,7 @@ class Loop:
 
     Attributes:
         place: The line of the script, as ``train.py:24``.
+        loader_place: The line that has constructed its loader; empty if unknown.
         dataset: Type of the dataset, or of that which it is a subset of.
         dataset_length: Length of that.
         view_length: Length of the dataset that the loader has.
@@ -40,6 +42,7 @@ class Loop:
     """
 
     place: str = ""
+    loader_place: str = ""
     dataset: str = ""
     dataset_length: int = 0
     view_length: int = 0
@@ -63,12 +66,17 @@ class Loop:
         return self.dataset, self.dataset_length
 
     @property
+    def line_to_change(self) -> str:
+        """The line with the settings of the loader, or else that of the loop."""
+        return self.loader_place or self.place
+
+    @property
     def indices(self) -> list[int] | None:
         """The indices of all batches in order; None if some are unknown."""
-        known = [batch for batch in self.batches if batch is not None]
-        if self.is_stream or len(known) < len(self.batches):
+        with_indices = [batch for batch in self.batches if batch is not None]
+        if self.is_stream or len(with_indices) < len(self.batches):
             return None
-        return [index for batch in known for index in batch]
+        return [index for batch in with_indices for index in batch]
 
 
 @dataclass(frozen=True)
@@ -147,12 +155,14 @@ class Rank:
         trainings: Its optimizers by number.
         printed: Figures that it has printed after evaluations.
         schedule: Line of the script that steps a scheduler; empty without one.
+        fault: Why its records are incomplete; empty if they are complete.
     """
 
     loops: dict[int, Loop] = field(default_factory=dict)
     trainings: dict[int, Training] = field(default_factory=dict)
     printed: list[Printed] = field(default_factory=list)
     schedule: str = ""
+    fault: str = ""
 
     @property
     def epochs(self) -> list[Loop]:
@@ -291,7 +301,12 @@ def _add_schedule(rank: Rank, record: Mapping[str, Any]) -> None:
     rank.schedule = rank.schedule or record["place"]
 
 
+def _add_fault(rank: Rank, record: Mapping[str, Any]) -> None:
+    rank.fault = record["what"]
+
+
 _ADD = {
+    FAULT: _add_fault,
     "loop": _add_loop,
     "batch": _add_batch,
     "trains": _add_mark("trains"),

@@ -56,7 +56,7 @@ def _unknown(world: World) -> str:
 
 
 def _covers(epoch: Loop) -> bool:
-    """Return whether a loader reads the whole dataset by itself."""
+    """Return whether a loader alone reads the whole dataset."""
     most = max((len(batch or ()) for batch in epoch.batches), default=0)
     return epoch.num_batches > 0 and epoch.num_batches * most > epoch.view_length - most
 
@@ -97,11 +97,10 @@ def _are_same_samples(epochs: Sequence[Loop]) -> bool:
 
 
 def _unshared(world: World, epochs: Sequence[Loop], samples: set[int]) -> Finding:
-    place = epochs[0].place
     return Finding(
         "sampler-missing",
         f"every one of {world.size} ranks reads the whole dataset in each epoch",
-        where=place,
+        where=epochs[0].line_to_change,
         evidence=(
             (
                 f"{epochs[0].dataset} of {epochs[0].dataset_length:,} samples: each rank's loader"
@@ -181,7 +180,7 @@ def _shorter(
     return Finding(
         "epoch-differs",
         f"an epoch on {world.name} reads {len(samples):,} samples, and {len(expected):,} on 1 rank",
-        where=epochs[0].place,
+        where=epochs[0].line_to_change,
         evidence=(
             f"no sample is read twice, and {len(expected - samples):,} are read by no rank",
             f"each rank reads {len(epochs[0].indices or ()):,} samples",

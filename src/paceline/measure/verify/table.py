@@ -42,12 +42,13 @@ class Result:
             "steps": {str(size): steps for size, steps in self.steps.items()},
             "properties": [
                 {
-                    "name": each.name,
+                    "name": one_property.name,
                     "worlds": {
-                        str(size): verdict.to_json() for size, verdict in each.verdicts.items()
+                        str(size): verdict.to_json()
+                        for size, verdict in one_property.verdicts.items()
                     },
                 }
-                for each in self.properties
+                for one_property in self.properties
             ],
             "findings": [finding.to_json() for finding in self.findings],
             "failures": [finding.to_json() for finding in self.failures],
@@ -77,13 +78,13 @@ def _table(result: Result) -> list[str]:
     columns = ["property", *map(_ranks, result.worlds)]
     rows = [
         [
-            each.title,
+            one_property.title,
             *(
-                each.verdicts[size].state if size in each.verdicts else "-"
+                one_property.verdicts[size].state if size in one_property.verdicts else "-"
                 for size in result.worlds
             ),
         ]
-        for each in result.properties
+        for one_property in result.properties
     ]
     return table.aligned(columns, rows)
 
@@ -91,14 +92,14 @@ def _table(result: Result) -> list[str]:
 def _reasons(result: Result) -> list[str]:
     """Return why properties could not be judged, each reason once."""
     lines = []
-    for each in result.properties:
+    for one_property in result.properties:
         reasons: dict[str, list[int]] = {}
-        for size, verdict in each.verdicts.items():
+        for size, verdict in one_property.verdicts.items():
             if verdict.state == NOT_JUDGED:
                 reasons.setdefault(verdict.reason, []).append(size)
         for reason, sizes in reasons.items():
-            where = "" if len(sizes) == len(each.verdicts) else f", {_list(sizes)}"
-            lines.append(f"not judged: {each.title}{where}: {reason}")
+            where = "" if len(sizes) == len(one_property.verdicts) else f", {_list(sizes)}"
+            lines.append(f"not judged: {one_property.title}{where}: {reason}")
     return lines
 
 
@@ -107,7 +108,11 @@ def _list(sizes: Sequence[int]) -> str:
 
 
 def _sum(result: Result) -> str:
-    states = [verdict.state for each in result.properties for verdict in each.verdicts.values()]
+    states = [
+        verdict.state
+        for one_property in result.properties
+        for verdict in one_property.verdicts.values()
+    ]
     counts = {state: states.count(state) for state in dict.fromkeys(states)}
     words = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
     return f"{words or 'nothing was compared'} · records: {result.folder}"

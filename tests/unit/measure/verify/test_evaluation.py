@@ -24,7 +24,7 @@ def both(shares, printed=(), trained_on=MIXED, **values):
         (shared(), "kept", "33 samples, each on one rank"),
         (both(PADDED, scored=True), "broken", "of 33 samples counts 34"),
         (both(PADDED), "not judged", "results may be cut"),
-        (both(PADDED, scored=True, trimmed=True), "not judged", "results may be cut"),
+        (both(PADDED, scored=True, trimmed=True), "kept", "drops 1 repeated"),
         (both(PADDED, scored=True, is_session=True), "kept", "Session"),
         (both(PADDED, scored=True, has_ended=False), "not judged", "no whole evaluation"),
         (both((range(33), range(33)), scored=True), "kept", "itself"),
