@@ -10,11 +10,14 @@ from paceline.errors import Finding
 from paceline.measure.verify.records import Loop, Printed, World
 from paceline.measure.verify.verdict import Verdict, broken, kept, not_judged
 
-_LABEL = re.compile(
-    r"(?<![a-z])(val|test|eval|acc|score|f1|auc|top.?[15]|m?iou|bleu|ppl|perplexity|precision"
-    r"|recall|r?mse|mae)",
+# A name of a score, and the number that follows it; not a time, a rate of a progress bar or a size.
+_SCORE = re.compile(
+    r"(?<![a-z])(?:val|test|eval|acc|score|f1|auc|top.?[15]|m?iou|bleu|ppl|perplexity|precision"
+    r"|recall|r?mse|mae)(?P<between>[^\d\n]{0,24})\d*\.\d+"
+    r"(?!\d|\s*(?:it/s|s/it|s\b|ms\b|sec|min|h\b|/s|[KMGkm]i?B))",
     re.IGNORECASE,
 )
+_OTHER_FIGURE = re.compile(r"lr|rate|time|took|train|memory|second|speed", re.IGNORECASE)
 Kind = tuple[str, int, str]  # type and length of the dataset, line of the script
 _MOST_SHARE = 0.9  # of the samples, that a rank which evaluates a share has read
 
@@ -163,9 +166,15 @@ def _judge_line(printed: Printed, loop: Loop, evaluation: Evaluation) -> Verdict
         return kept("rank 0 evaluates all samples")
     if printed.combined or loop.combined:
         return kept("ranks combine their results before rank 0 prints")
-    if not _LABEL.search(printed.line):
+    if not is_score(printed.line):
         return not_judged("what rank 0 prints does not look like a score")
     return broken(_of_a_share(printed, loop, evaluation))
+
+
+def is_score(line: str) -> bool:
+    """Return whether a line shows a score of an evaluation."""
+    matches = _SCORE.finditer(line)
+    return any(not _OTHER_FIGURE.search(match["between"]) for match in matches)
 
 
 def _of_a_share(printed: Printed, loop: Loop, evaluation: Evaluation) -> Finding:

@@ -155,6 +155,7 @@ class Rank:
         trainings: Its optimizers by number.
         printed: Figures that it has printed after evaluations.
         schedule: Line of the script that steps a scheduler; empty without one.
+        schedule_type: Type of that scheduler.
         fault: Why its records are incomplete; empty if they are complete.
     """
 
@@ -162,6 +163,7 @@ class Rank:
     trainings: dict[int, Training] = field(default_factory=dict)
     printed: list[Printed] = field(default_factory=list)
     schedule: str = ""
+    schedule_type: str = ""
     fault: str = ""
 
     @property
@@ -299,6 +301,7 @@ def _add_printed(rank: Rank, record: Mapping[str, Any]) -> None:
 
 def _add_schedule(rank: Rank, record: Mapping[str, Any]) -> None:
     rank.schedule = rank.schedule or record["place"]
+    rank.schedule_type = rank.schedule_type or record["type"]
 
 
 def _add_fault(rank: Rank, record: Mapping[str, Any]) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from paceline.errors import Finding
 from paceline.measure.verify import averaging
 from paceline.measure.verify.rates import batch_of
-from paceline.measure.verify.records import Training, World
+from paceline.measure.verify.records import Rank, Training, World
 from paceline.measure.verify.verdict import Verdict, broken, kept, not_judged
 
-_CLOSE_LOSS = 1e-3  # relative
-_CLOSE_GRADIENT = 0.02  # relative, of their norm
+_CLOSE_LOSS = 1e-2  # relative: a loss in bfloat16 has 8 bits
+_CLOSE_GRADIENT = 0.1  # relative, of their norm
 
 
 def unknown(world: World, one: World) -> str:
@@ -44,7 +44,17 @@ def _other_samples(world: World, one: World) -> str:
     first = [index for rank in world.ranks for index in rank.epochs[0].batches[0] or ()]
     if sorted(first) != sorted(one.ranks[0].epochs[0].batches[0] or ()):
         return "the first batch has other samples than on 1 rank"
+    rows = one.ranks[0].epochs[0].rows
+    rows_of_ranks = [(index, row) for rank in world.ranks for index, row in _first_rows(rank)]
+    if any(rows.get(index, row) != row for index, row in rows_of_ranks):
+        return "samples have other values than on 1 rank, as with augmentation at random"
     return ""
+
+
+def _first_rows(rank: Rank) -> list[tuple[int, tuple[int, ...]]]:
+    """Return index and hashes of the samples of a rank's first batch, as far as known."""
+    epoch = rank.epochs[0]
+    return [(index, epoch.rows[index]) for index in epoch.batches[0] or () if index in epoch.rows]
 
 
 def _not_repeatable(training: Training) -> str:

@@ -74,3 +74,35 @@ def test_the_figure_of_a_share_has_the_line_that_printed_it():
     assert finding.where == "train.py:35"
     assert "printed: accuracy 0.91" in finding.evidence
     assert "17 of 33 samples" in finding.what
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "epoch 3: accuracy 0.9100",
+        "val_loss=0.31",
+        "Test set: Average loss: 0.0293, Accuracy: 9900/10000 (99%)",
+        "[eval] top-1 76.13",
+        "val/acc: 91.3%",
+        "rmse .52",
+    ],
+)
+def test_a_score_is_known(text):
+    assert evaluations.is_score(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "eval: 100%|##########| 4/4 [00:00<00:00, 311.25it/s]",
+        "validation took 3.25 s",
+        "evaluated in 12.5ms",
+        "eval done, lr 0.1",
+        "epoch 2, loss 0.31",
+        "latest checkpoint: model-0.5.pt",
+        "test data: 3.1 MB",
+        "training loss 0.32",
+    ],
+)
+def test_what_is_no_score_is_not_taken_for_one(text):
+    assert not evaluations.is_score(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -16,13 +17,15 @@ def cosine(number, total):
     return 0.1 * (1 + math.cos(math.pi * number / total)) / 2
 
 
-def recorded(num_ranks, curve, *, batch=8, steps=STEPS, schedules=1):
+def recorded(num_ranks, curve, *, batch=8, steps=STEPS, schedules=1, kind="CosineAnnealingLR"):
     """Ranks with batches of a size, whose rate is a function of the number of the step."""
     made = [step(number + 1, rate=curve(number), schedules=schedules) for number in range(steps)]
     ranks = [
         rank([epoch(MIXED[:batch], batch)], training(steps_made=made), schedule="train.py:25")
         for _ in range(num_ranks)
     ]
+    for each in ranks:
+        each.schedule_type = kind
     return world(*ranks)
 
 
@@ -84,3 +87,31 @@ def test_what_is_unknown_is_not_judged(others):
 def test_a_rate_of_zero_at_the_start_is_no_error():
     warm = lambda number: 0.1 * min(1.0, number / 10)  # noqa: E731
     assert rates.judge(recorded(2, warm), recorded(1, warm)).state in ("note", "not judged")
+
+
+def per_epoch(num_ranks, curve, calls, kind="StepLR"):
+    """A schedule that is called ``calls`` times after each epoch of 16 / num_ranks steps."""
+    length = 16 // num_ranks
+    alike = recorded(num_ranks, lambda number: curve(number // length), steps=3 * length, kind=kind)
+    for each in alike.ranks:
+        made = each.trainings[0].steps
+        for place in range(length, len(made), length):
+            made[place] = replace(made[place], schedules=calls)
+        for place in set(range(len(made))) - set(range(length, len(made), length)):
+            made[place] = replace(made[place], schedules=0)
+    return alike
+
+
+@pytest.mark.parametrize(
+    ("base", "calls", "kind", "state"),
+    [
+        (0.5, 1, "StepLR", "note"),
+        (0.25, 2, "StepLR", "broken"),
+        (0.1, 1, "StepLR", "not judged"),
+        (0.25, 2, "ReduceLROnPlateau", "not judged"),
+    ],
+)
+def test_schedules_that_count_epochs(base, calls, kind, state):
+    alone = per_epoch(1, lambda epoch: 0.5**epoch, 1, kind)
+    verdict = rates.judge(per_epoch(2, lambda epoch: base**epoch, calls, kind), alone)
+    assert verdict.state == state, verdict

@@ -44,6 +44,12 @@ def test_the_first_step(several, loss, gradients):
     assert updates.judge_updates(several, ONE).state == gradients
 
 
+def test_samples_that_are_augmented_are_not_compared():
+    several = recorded(2, (1.5, 1.5))
+    several.ranks[1].epochs[0].rows[MIXED[5]] = (1, 2)
+    assert "augmentation" in updates.unknown(several, ONE)
+
+
 @pytest.mark.parametrize(
     ("alone", "words"),
     [
