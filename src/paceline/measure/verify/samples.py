@@ -16,6 +16,8 @@ from paceline.measure.verify.verdict import Verdict, broken, kept, not_judged
 
 _LEAST_COMMON = 8  # samples that several ranks have read, to compare their content
 _LEAST_DISTINCT = 3  # hashes of them
+_LEAST_BATCHES = 4  # of a loader: a padded share of fewer may be almost the whole dataset
+_WHOLE = 0.9  # of a dataset, that a loader reads of it if it drops the last batch
 _LEAST_SHARE = 0.75  # of the samples of an epoch on one rank; with fewer, samples are left out
 
 
@@ -33,7 +35,10 @@ def judge_shares(world: World) -> Verdict:
     repeated = sum(map(len, orders)) - len(samples)
     if not repeated:
         return kept(f"{len(samples):,} samples, each once")
-    if not any(_covers(epoch) for epoch in epochs) and repeated < _most_padding(epochs):
+    has_parts = not any(_covers(epoch) for epoch in epochs) and any(
+        share != samples for share in shares
+    )
+    if has_parts and repeated < _most_padding(epochs):
         return kept(f"{len(samples):,} samples, {repeated} repeated so that ranks have as many")
     if all(order == orders[0] for order in orders):
         finding = world.found("same-data-on-all-ranks")
@@ -56,9 +61,10 @@ def _unknown(world: World) -> str:
 
 
 def _covers(epoch: Loop) -> bool:
-    """Return whether a loader alone reads the whole dataset."""
+    """Return whether a loader alone reads the whole dataset; not known of a few batches."""
     most = max((len(batch or ()) for batch in epoch.batches), default=0)
-    return epoch.num_batches > 0 and epoch.num_batches * most > epoch.view_length - most
+    is_whole = epoch.num_batches * most >= _WHOLE * epoch.view_length
+    return epoch.num_batches >= _LEAST_BATCHES and is_whole
 
 
 def _most_padding(epochs: Sequence[Loop]) -> int:

@@ -24,6 +24,7 @@ def apart():
     return world(*ranks)
 
 
+TINY = {"dataset_length": 20, "view_length": 20}  # fewer than four batches
 SAME_DATA = Finding("same-data-on-all-ranks", "all 2 ranks train on the same samples")
 
 
@@ -35,6 +36,8 @@ SAME_DATA = Finding("same-data-on-all-ranks", "all 2 ranks train on the same sam
         (both(MIXED[:33], MIXED[32:]), "kept", "1 repeated"),
         (both(MIXED, REMIXED), "broken", "every one of 2 ranks reads the whole dataset"),
         (both(MIXED, MIXED), "not judged", "same samples in the same order"),
+        (both(range(16), [*range(16, 20), *range(12)], size=16, **TINY), "kept", "12 repeated"),
+        (both(MIXED[:20], MIXED[19::-1], size=16, **TINY), "not judged", "each reads a part"),
         (apart(), "not judged", "ranks train apart"),
         (both(MIXED, REMIXED, rows={}), "not judged", "another sample on each rank"),
         (both(MIXED, REMIXED, view_length=128), "not judged", "a part of the dataset"),
