@@ -36,6 +36,7 @@ OURS = {
     "_paceline_loop",
     "_paceline_has_forked",
     "_paceline_maker",
+    "_paceline_record",
     "_hparams",
 }
 OURS |= {"_hparams_initial", "_logs_hparams", "_PACELINE_COMPLETE"}
