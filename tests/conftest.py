@@ -60,7 +60,14 @@ def preloaded_for_training():
 # Children that outlive a test on purpose: pools of ranks, what commands are forked from, the Slurm cluster of a
 # session, of which a test may start a daemon again, and what multiprocessing starts once for a process.
 SHARED_CHILDREN = (
-    *("paceline.testing.server", "tests/preloaded.py", "/slurmctld", "/slurmd", "/slurmstepd", "/munged"),
+    *(
+        "paceline.testing.server",
+        "tests/preloaded.py",
+        "/slurmctld",
+        "/slurmd",
+        "/slurmstepd",
+        "/munged",
+    ),
     *("multiprocessing.resource_tracker", "multiprocessing.forkserver"),
 )
 

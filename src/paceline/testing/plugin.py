@@ -1,7 +1,7 @@
 """The pytest plugin: the mark ``ranks`` and the fixtures.
 
 pytest loads this module in every environment that has paceline installed, so it imports nothing but
-pytest, and does nothing for a test without the mark or a fixture of its own.
+pytest, and does nothing for a test without the mark or one of its fixtures.
 """
 
 from __future__ import annotations
@@ -116,11 +116,11 @@ def ranks(pytestconfig: pytest.Config) -> Ranks:
 
 
 @pytest.fixture
-def same_at_any_size(ranks: Ranks) -> SameAtAnySize:
+def same_at_any_size(pytestconfig: pytest.Config) -> SameAtAnySize:
     """Check that a function returns the same numbers on 1, 2 and 3 ranks."""
     from paceline.testing.parity import SameAtAnySize
 
-    return SameAtAnySize(ranks)
+    return SameAtAnySize(_pool(pytestconfig))
 
 
 @pytest.fixture
@@ -218,9 +218,9 @@ def _mark_of(node: Any) -> RanksMark:
 
 def _pool(config: pytest.Config) -> Ranks:
     """Return the ranks of this process; they start with the first call."""
-    known = config.stash.get(_POOL, None)
-    if known is not None:
-        return known
+    started = config.stash.get(_POOL, None)
+    if started is not None:
+        return started
     from paceline.testing.pool import Ranks
     from paceline.testing.processes import Style
 

@@ -167,7 +167,7 @@ class Ranks:
         self._started().start()
 
     def close(self) -> None:
-        """End all ranks; they are killed, whatever they do."""
+        """Kill all ranks and end the server."""
         if self._processes is not None:
             self._processes.close()
             self._processes = None
