@@ -62,6 +62,7 @@ class Answers:
         Raises:
             EOFError: The server has ended.
         """
+        __tracebackhide__ = True
         while self._missing():
             left_s = self._deadline(deadline_s) - time.monotonic()
             if left_s <= 0:
@@ -86,6 +87,7 @@ class Answers:
 
     def _receive(self, wait_s: float) -> None:
         """Read what is there; a rank's own last message counts more than its end."""
+        __tracebackhide__ = True
         sources = {self._channels[rank].fileno(): rank for rank in self._missing()}
         control = self._control.fileno()
         ready, _, _ = select.select([*sources, control], [], [], wait_s)

@@ -77,7 +77,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run the body of a test with the mark in its ranks."""
-    __tracebackhide__ = True
     if pyfuncitem.get_closest_marker(_MARK) is None:
         return None
     from paceline.errors import PacelineError
@@ -88,6 +87,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         outcomes = _call(pool, pyfuncitem)
     except PacelineError as error:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
+    except pytest.fail.Exception as error:  # pytest-timeout: where the ranks are says more
+        error.pytrace = False
+        raise
     except RanksFailed as failure:
         pyfuncitem.stash[_FAILURE] = failure
         raise _original(failure) from None
@@ -256,6 +258,7 @@ def _timeout_s(text: str) -> float:
 
 
 def _call(pool: Ranks, item: pytest.Function) -> dict[int, Outcome]:
+    __tracebackhide__ = True
     from paceline.testing.job import GROUP, VARIABLES, PerRank
     from paceline.testing.pool import Call
 

@@ -250,8 +250,8 @@ def _failure(error: BaseException, job: Job) -> Outcome:
     style: Any = "short" if job.is_short else "long"
     text = str(info.getrepr(showlocals=job.shows_locals, style=style, tbfilter=_users_part))
     place = _place(info)
-    if not place and isinstance(error, AssertionError):
-        text = f"E   {error}"  # of this package, and not of the user's code
+    if str(info.traceback[-1].path).startswith(_OWN):
+        text = f"E   {info.exconly(tryshort=True)}"  # not raised by the user's code
     elif style == "long" and not text.startswith(">"):
         text = f"    {text}"  # pytest strips the whole, also the indentation of its first line
     content = b""

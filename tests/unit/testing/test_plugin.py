@@ -241,6 +241,27 @@ def test_imperative():
     result.assert_outcomes(xfailed=2, skipped=2, failed=1)
 
 
+def test_fresh_ranks_know_nothing_of_other_tests(session):
+    result = session(
+        """
+SEEN = []
+
+@pytest.mark.ranks(2)
+def test_leaves():
+    SEEN.append(1)
+
+@pytest.mark.ranks(2)
+def test_finds():
+    assert SEEN
+
+@pytest.mark.ranks(2, fresh=True)
+def test_fresh():
+    assert not SEEN
+"""
+    )
+    result.assert_outcomes(passed=3)
+
+
 def test_without_a_group_the_code_under_test_makes_its_own(session):
     result = session(
         """
