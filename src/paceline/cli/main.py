@@ -155,17 +155,19 @@ def _print_json(value: Any) -> None:
 @click.argument("subject", metavar="LOGFILE|CODE|NAME|-")
 @command_help.JSON
 def _explain(subject: str, as_json: bool) -> Action:
-    """Explain a log file or a finding.
+    """Explain a log file, a finding, or a variable of NCCL or torch.
 
     LOGFILE is the output of a run under any framework and launcher (- for standard input), or a run
     folder: the likely cause comes first. CODE or NAME, port-in-use or NET001, is what a finding is
-    called.
+    called; or NAME is a variable such as NCCL_IB_HCA.
     """
 
     def action() -> int:
-        from paceline.diagnose import catalogue, explain
+        from paceline.diagnose import catalogue, explain, variables
 
-        page = None if os.path.exists(subject) else catalogue.find(subject)
+        page: Any = None
+        if not os.path.exists(subject):
+            page = catalogue.find(subject) or variables.describe(subject)
         if page is not None:
             _show(page, as_json)
             return EXIT_OK
