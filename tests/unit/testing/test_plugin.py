@@ -74,6 +74,7 @@ def session(pytester, ranks):
     return run
 
 
+@pytest.mark.timeout(180)  # starts the ranks
 def test_each_size_is_a_case_and_runs_on_so_many_ranks(session):
     result = session(
         """
@@ -407,6 +408,7 @@ def test_loading_the_plugin_imports_nothing_else():
     assert "torch" not in ended.stdout.split()
 
 
+@pytest.mark.timeout(180)  # imports torch twice: in pytest and in what forks the ranks
 def test_ctrl_c_ends_the_ranks_and_says_where_they_were(pytester):
     """With processes of its own: what is left of them is looked for."""
     pytester.makepyfile(
@@ -430,7 +432,7 @@ def request_file():
         stderr=subprocess.STDOUT,
     )
     files = [pytester.path / "0", pytester.path / "1"]
-    deadline = time.monotonic() + 50
+    deadline = time.monotonic() + 120
     while not all(file.exists() and file.read_text() for file in files):
         assert process.poll() is None, process.stdout.read()
         assert time.monotonic() < deadline
