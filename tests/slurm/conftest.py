@@ -168,7 +168,8 @@ class Submitted:
     def out(self) -> str:
         """What the job has printed so far."""
         path = self.run_dir / "slurm.out"
-        return path.read_text() if path.is_file() else ""
+        # Two nodes write to it at once, and may cut a character of the other's progress bar in two.
+        return path.read_text(errors="replace") if path.is_file() else ""
 
 
 @pytest.fixture(scope="session")
