@@ -49,6 +49,12 @@ def batch_of(world: World) -> int:
     return sum(sizes) if len(sizes) == world.size and all(sizes) else 0
 
 
+def _read_the_same(world: World) -> bool:
+    """Return whether several ranks have the same first batch."""
+    first = [rank.epochs[0].batches[0] for rank in world.ranks]
+    return world.size > 1 and all(batch == first[0] for batch in first)
+
+
 def judge(world: World, one: World) -> Verdict:
     """Decide whether the learning rate follows that on one rank."""
     training, reference = averaging.main_training(world), averaging.main_training(one)
@@ -57,6 +63,8 @@ def judge(world: World, one: World) -> Verdict:
     batch, batch_of_one = batch_of(world), batch_of(one)
     if not batch or not batch_of_one:
         return not_judged("the number of samples of a step is unknown")
+    if _read_the_same(world):
+        return not_judged("ranks read the same first batch; each may take a part of it")
     steps, steps_of_one = training[0].steps, reference[0].steps
     if not steps or not steps_of_one or len(steps[0].rates) != len(steps_of_one[0].rates):
         return not_judged("the optimizer has other parameter groups than on 1 rank")

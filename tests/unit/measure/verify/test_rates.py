@@ -21,8 +21,12 @@ def recorded(num_ranks, curve, *, batch=8, steps=STEPS, schedules=1, kind="Cosin
     """Ranks with batches of a size, whose rate is a function of the number of the step."""
     made = [step(number + 1, rate=curve(number), schedules=schedules) for number in range(steps)]
     ranks = [
-        rank([epoch(MIXED[:batch], batch)], training(steps_made=made), schedule="train.py:25")
-        for _ in range(num_ranks)
+        rank(
+            [epoch(MIXED[number * batch : (number + 1) * batch], batch)],
+            training(steps_made=made),
+            schedule="train.py:25",
+        )
+        for number in range(num_ranks)
     ]
     for each in ranks:
         each.schedule_type = kind
@@ -115,3 +119,9 @@ def test_schedules_that_count_epochs(base, calls, kind, state):
     alone = per_epoch(1, lambda epoch: 0.5**epoch, 1, kind)
     verdict = rates.judge(per_epoch(2, lambda epoch: base**epoch, calls, kind), alone)
     assert verdict.state == state, verdict
+
+
+def test_ranks_that_read_the_same_batch_may_take_parts_of_it():
+    several = recorded(2, lambda number: 0.1)
+    several.ranks[1].loops[0] = several.ranks[0].loops[0]
+    assert rates.judge(several, CONSTANT).state == "not judged"
