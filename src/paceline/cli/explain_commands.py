@@ -24,7 +24,7 @@ from paceline.rundir.files import display_path
     "--bundle",
     "makes_bundle",
     is_flag=True,
-    help="Write an archive to attach to a ticket, without secrets and names.",
+    help="Write a redacted archive to attach to a ticket: read it first.",
 )
 @click.option(
     "--output",

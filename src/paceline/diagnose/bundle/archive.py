@@ -1,5 +1,5 @@
 """Make a bundle: the texts of a run, what is found in them, this machine and its versions, as one
-archive without secrets, names and addresses.
+redacted archive.
 """
 
 from __future__ import annotations

@@ -76,7 +76,10 @@ class Staging:
         self._release = threading.Timer(hold_s, self.clear)
         self._release.name = "paceline-staging"
         self._release.daemon = True
-        self._release.start()
+        try:
+            self._release.start()
+        except RuntimeError:  # Python 3.12 and newer start no thread while the interpreter ends
+            self.clear()
 
     def clear(self) -> None:
         """Release the buffers; their memory is returned when nothing else refers to them."""
