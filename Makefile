@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-ci test-all compat lint docs bench bench-links bench-tune bench-jobs cluster cluster-stop clean
+.PHONY: demo test test-ci test-all compat lint docs bench bench-links bench-tune bench-jobs release recordings \
+	cluster cluster-stop clean
 
 # Two ranks on CPUs; on a machine with GPUs one rank per GPU.
 demo: .make-demo
@@ -70,6 +71,7 @@ bench: .make-test
 	$(BIN)/python benchmarks/roll_call.py
 	$(BIN)/python benchmarks/explain.py
 	$(BIN)/python benchmarks/stages.py --some 10
+	$(BIN)/python benchmarks/recompute.py
 	$(PIP) -e ".[benchmarks]"
 	$(BIN)/python benchmarks/input.py --rounds 2
 
@@ -87,6 +89,16 @@ bench-jobs: .make-test
 	$(PIP) submitit
 	$(BIN)/python benchmarks/functions.py
 
+# The wheel and the sdist in dist/, tried in a fresh environment of each Python of this machine: the commands that need
+# no torch, and the program of the README in the Python of .venv; make release TORCH=yes tries that one everywhere.
+release: .make-demo
+	$(PIP) -e ".[release]"
+	$(BIN)/python scripts/release.py --torch $(if $(filter yes,$(TORCH)),everywhere,here)
+
+# Sessions at a terminal as pictures, from real runs: docs/raw/recordings.
+recordings: .make-test
+	$(BIN)/python scripts/recordings.py
+
 # A Slurm cluster of two nodes on this machine, to try things by hand: eval "$(make cluster)"
 cluster:
 	@$(PYTHON) tests/slurm/cluster.py start .cluster
@@ -95,7 +107,7 @@ cluster-stop:
 	@$(PYTHON) tests/slurm/cluster.py stop .cluster
 
 clean: cluster-stop
-	rm -rf $(VENV) .compat .cluster .site .cache .make-* runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist .compat .cluster .site .cache .make-* runs .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -107,5 +119,5 @@ $(BIN)/python:
 	touch $@
 
 .make-test: .make-demo
-	$(PIP) -e ".[torch,examples,dev,docs,peers,ecosystem,why,report]"
+	$(PIP) -e ".[torch,examples,dev,docs,peers,ecosystem,why,report,release]"
 	touch $@

@@ -7,7 +7,8 @@ The models are those of ``examples/``, one step of each in float32. Memory is co
 a dispatch mode sees each tensor that an operation returns, adds the bytes of its storage, and
 subtracts them when it is freed. So the peak does not depend on the allocator or on the machine; it
 has parameters, gradients and activations, and not what an operation uses inside. The work is
-torch's count of FLOP (``torch.utils.flop_counter``). Both steps must give equal gradients.
+torch's count of FLOP (``torch.utils.flop_counter``), which on CPUs leaves out the products inside
+``scaled_dot_product_attention``. Both steps must give equal gradients.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Train ResNet-18 on CIFAR-10, from one process to many nodes (docs/guides/cifar10.md).
 
     paceline run examples/cifar10.py --precision bf16-mixed          # on GPUs: one rank for each
-    paceline run --nproc-per-node 2 examples/cifar10.py --synthetic 1000 --width 8 --epochs 4
+    paceline run --nproc-per-node 2 examples/cifar10.py --small      # on CPUs, without a network
 
 Plain python, torchrun and srun run it too. It stops and resumes at any step. The learning rate
 follows the batch size, which is that of all ranks together: more ranks alone change neither.
@@ -24,6 +24,7 @@ from paceline.data import Normalize, RandomCrop, RandomFlip, arrays
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images
 BASE_BATCH_SIZE, BASE_LR = 128, 0.05  # a learning rate that is known to work for this batch size
 WARMUP_EPOCHS = 5
+SMALL = {"synthetic": 1000, "width": 8, "epochs": 6, "batch_size": 64}
 
 
 class Block(nn.Module):
@@ -63,6 +64,7 @@ def resnet18(width):
 
 def parsed():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help=f"to try it out: {SMALL}")
     parser.add_argument("--data", type=Path, default="data", help="folder of data sets")
     parser.add_argument("--synthetic", type=int, default=0, metavar="N", help="make up N images")
     parser.add_argument("--limit", type=int, metavar="N", help="train on the first N images")
@@ -75,6 +77,8 @@ def parsed():
     parser.add_argument("--tensorboard", action="store_true", help="beside metrics.csv")
     parser.add_argument("--save-every", type=int, default=10, metavar="EPOCHS")
     parser.add_argument("--seed", type=int, default=0)
+    if parser.parse_known_args()[0].small:
+        parser.set_defaults(**SMALL)
     return parser.parse_args()
 
 

@@ -17,18 +17,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
-use_gpu = torch.cuda.is_available()
-device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if use_gpu else "cpu"
-launched = "RANK" in os.environ  # by torchrun or paceline run
-alone = {} if launched else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-dist.init_process_group("nccl" if use_gpu else "gloo", **alone)
+local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+gpu = torch.device("cuda", local_rank) if torch.cuda.is_available() else None
+device = gpu or torch.device("cpu")
+# torchrun and paceline run set RANK; under plain python this process is the only one.
+alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+dist.init_process_group("nccl" if gpu else "gloo", device_id=gpu, **alone)
 rank, world_size = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 
 digits = load_digits()
 x = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16  # [1797, 1, 8, 8], 0 to 1
-y = torch.tensor(digits.target)
-held_out = torch.arange(len(x)) % 5 == 0  # every fifth sample
+y, held_out = torch.tensor(digits.target), torch.arange(len(x)) % 5 == 0  # every fifth sample
 train_set, test_set = (TensorDataset(x[part], y[part]) for part in (~held_out, held_out))
 sampler = DistributedSampler(train_set, shuffle=True)
 train_loader = DataLoader(train_set, batch_size=32 // world_size, sampler=sampler)
@@ -40,7 +40,7 @@ net = nn.Sequential(
     *(nn.Conv2d(16, 32, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
     *(nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10)),
 ).to(device)
-model = DistributedDataParallel(net, device_ids=[device] if use_gpu else None)
+model = DistributedDataParallel(net, device_ids=[gpu] if gpu else None)
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 
 for epoch in range(10):

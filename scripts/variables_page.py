@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from paceline.diagnose.variables.description import valid_values
 from paceline.diagnose.variables.folklore import FOLKLORE, Folklore
-from paceline.diagnose.variables.lists import ALGORITHMS, PROTOCOLS, SHOWN, SUBSYSTEMS
 from paceline.diagnose.variables.renamed import LIBRARIES, RENAMED
 from paceline.diagnose.variables.table import Variable, known, newest_version
 
@@ -28,19 +28,6 @@ FILES = (
     " `/etc/nccl.conf`. The environment wins over the first, and the first over the second. Nothing"
     " is trimmed in them: a blank, a quote or `export` becomes part of the name or the value."
 )
-WORDS = {
-    **{"level": "LOC, NVL, PIX, PXB, PHB, SYS", "size": "bytes"},
-    **dict.fromkeys(("flag", "bool", "zero-one"), "0, 1"),
-    **{"network": "IB, Socket or a plug-in's name", "interfaces": "prefixes, `=exact`, `^not`"},
-    **{
-        "cards": "cards, `=exact`, `^not`",
-        "exact-interfaces": "whole names",
-        "allocator": "`option:value,...`",
-    },
-    "algorithms": ", ".join(SHOWN[name] for name in ALGORITHMS),
-    "protocols": ", ".join(SHOWN[name] for name in PROTOCOLS),
-    "subsystems": ", ".join(sorted(SUBSYSTEMS)),
-}
 COLUMNS = ("name", "meaning", "default", "values", "since")
 
 
@@ -113,17 +100,9 @@ def _row(variable: Variable) -> tuple[str, str, str, str, str]:
         f"`{variable.name}`",
         _escaped(variable.meaning),
         default,
-        _values(variable),
+        valid_values(variable),
         variable.since,
     )
-
-
-def _values(variable: Variable) -> str:
-    if variable.values:
-        return ", ".join(f"`{value}`" for value in variable.values)
-    if variable.low is not None and variable.high is not None:
-        return f"{variable.low} to {variable.high}"
-    return WORDS.get(variable.kind, f"from {variable.low}" if variable.low is not None else "")
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = re.compile(r"<!-- run(?:, exit (\d+))? -->")
+WITH_EXAMPLES = re.compile(r"<!-- run with the examples(?:, exit (\d+))? -->")
 IN_SLURM = re.compile(r"<!-- run in slurm(?:, exit (\d+))? -->")
 SLOW = re.compile(r"<!-- run, slow(?:, exit (\d+))? -->")
 MARK_OR_SLOW = re.compile(r"<!-- run(?:, slow)?(?:, exit (\d+))? -->")

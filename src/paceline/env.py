@@ -69,6 +69,10 @@ TUNE = _variable(
     "PACELINE_TUNE",
     "folder by which paceline tune changes the settings of a rank's training DataLoader; set by it",
 )
+VERIFY = _variable(
+    "PACELINE_VERIFY",
+    "1: ranks write into the run folder what paceline verify compares; set by it",
+)
 NO_PROBE = _variable("PACELINE_NO_PROBE", "1: default of --no-probe for all runs", "0")
 START_METHOD = _variable(
     "PACELINE_START_METHOD", "default of --start-method: spawn starts every rank afresh", "fork"

@@ -40,6 +40,7 @@ def test_an_example_keeps_its_promise(command, name, launcher):
     if launcher == "paceline":
         assert "2 ranks" in ended.err
         assert "steps/s a rank" in ended.err
+        assert "paceline explain" not in ended.err, "a healthy run has no finding"
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

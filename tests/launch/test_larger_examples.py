@@ -30,9 +30,7 @@ SMALL_MODEL = (
     *("--limit", 120, "--context", 48, "--width", 16, "--layers", 2, "--epochs", 2),
     *("--precision", "64-true"),
 )
-SMALL_TRAINING = (
-    *("--synthetic", 1000, "--width", 8, "--epochs", 6, "--batch-size", 64, "--save-every", 2),
-)
+SMALL_TRAINING = ("--small", "--save-every", 2)
 
 
 def lines_of(ended):

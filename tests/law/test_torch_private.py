@@ -36,9 +36,10 @@ OURS = {
     "_paceline_loop",
     "_paceline_has_forked",
     "_paceline_maker",
+    "_paceline_record",
     "_hparams",
 }
-OURS |= {"_hparams_initial", "_logs_hparams"}
+OURS |= {"_hparams_initial", "_logs_hparams", "_PACELINE_COMPLETE"}
 OURS |= {"_dataloader", "_dataloaders", "_batches", "_epoch_start", "_epoch_end"}
 OURS |= {"_batch_start", "_batch_end", "_model_eval", "_model_train"}
 # Reads texts that any version of torch has printed, and scripts that are written for any version of it.

@@ -1,6 +1,6 @@
-"""Real gloo ranks, of the pytest plugin: started once, kept alive, and handed functions by name.
+"""The ranks of the pytest plugin, as tests of Session need them.
 
-A test of Session needs ranks as ``python train.py`` starts one: in a world of one there is no group.
+In a world of one there is no group and no variable, as where ``python train.py`` starts a Session.
 """
 
 from __future__ import annotations
@@ -9,27 +9,22 @@ import socket
 
 import pytest
 
+from paceline.testing.channel import unpack
 from paceline.testing.job import BARE, VARIABLES
-from paceline.testing.pool import Call, Ranks, unpack
+from paceline.testing.pool import Call, Ranks
 
-PRELOAD = ("paceline.train.session",)
 COLLECTIVE_TIMEOUT_S = 15
-TIMEOUT_S = 50
 
 
 class SessionRanks:
     """Ranks whose functions make a Session, or use the group that is there.
 
     Args:
-        modules: Names of modules that are imported once for all ranks.
+        pool: The ranks.
     """
 
-    def __init__(self, modules=()):
-        self._ranks = Ranks(preload=(*PRELOAD, *modules), timeout_s=TIMEOUT_S)
-
-    def start(self):
-        """Start, and let the first test wait until it is done."""
-        self._ranks.start()
+    def __init__(self, pool):
+        self._pool = pool
 
     def run(self, function, *args, world_size, launched=False):
         """Return what ``function(*args)`` returns on each rank of a new default process group.
@@ -40,7 +35,7 @@ class SessionRanks:
             world_size: Number of ranks, 1 to 4. In a world of one there is no group.
             launched: Whether to set torchrun's variables instead of making a group.
         """
-        outcomes = self._ranks.call(
+        outcomes = self._pool.call(
             Call(function, args),
             world_size=world_size,
             kind=VARIABLES if launched else BARE,
@@ -48,30 +43,24 @@ class SessionRanks:
         )
         return [unpack(outcomes[rank].value) for rank in range(world_size)]
 
-    def close(self):
-        """End all ranks."""
-        self._ranks.close()
-
 
 @pytest.fixture(scope="session")
-def ranks():
-    """The ranks; see ``SessionRanks.run``."""
-    pool = SessionRanks()
-    pool.start()
-    yield pool
-    pool.close()
+def ranks(ranks):
+    """The plugin's ranks; see ``SessionRanks.run``."""
+    return SessionRanks(ranks)
 
 
 @pytest.fixture(scope="module")
-def library_ranks(request):
+def library_ranks(request, pytestconfig):
     """Ranks of the test module's own, with the libraries that it names in ``LIBRARIES``; else the common ones."""
     libraries = getattr(request.module, "LIBRARIES", None)
     if libraries is None:
         yield request.getfixturevalue("ranks")
         return
-    pool = SessionRanks(libraries)
+    preload = (*pytestconfig.getini("ranks_preload"), *libraries)
+    pool = Ranks(preload=preload, timeout_s=float(pytestconfig.getini("ranks_timeout_s")))
     pool.start()
-    yield pool
+    yield SessionRanks(pool)
     pool.close()
 
 

@@ -60,14 +60,12 @@ def whole(model):
 # 13 in batches of 6: uneven shares, and a last batch of one row, which only rank 0 has.
 @pytest.mark.parametrize("over_all", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_result_is_that_of_one_rank(ranks, over_all, accumulate):
-    (alone,) = ranks.run(train, 13, 6, over_all, accumulate, "ddp", world_size=1)
+def test_the_result_is_that_of_one_rank(same_at_any_size, over_all, accumulate):
+    weights = same_at_any_size(
+        train, 13, 6, over_all, accumulate, "ddp", sizes=WORLDS, rtol=0, atol=1e-10
+    )
     start = [weight.tolist() for weight in net().state_dict().values()]
-    assert distance(alone, start) > 1e-2
-    for world_size in WORLDS[1:]:
-        results = ranks.run(train, 13, 6, over_all, accumulate, "ddp", world_size=world_size)
-        assert results == [results[0]] * world_size
-        assert distance(results[0], alone) < 1e-10
+    assert distance(weights, start) > 1e-2
 
 
 def test_shards_are_trained_alike(ranks):
@@ -80,23 +78,17 @@ def distance(first, second):
     return max(float((torch.tensor(a) - torch.tensor(b)).abs().max()) for a, b in pairs)
 
 
-def detached():
+@pytest.mark.ranks(2)
+def test_without_gradients_the_rows_are_detached():
     session = Session(seed=0)
     model = session.setup(net())
     gathered = session.gather(model(torch.ones(2, 6, dtype=torch.float64)))
-    return gathered.requires_grad
+    assert not gathered.requires_grad
 
 
-def test_without_gradients_the_rows_are_detached(ranks):
-    assert ranks.run(detached, world_size=2) == [False] * 2
-
-
-def apart():
+@pytest.mark.ranks(2)
+def test_ranks_that_train_apart_are_refused():
     session = Session(seed=0, strategy=LocalSGD(every=2))
     with pytest.raises(UsageError) as raised:
         session.gather(torch.ones(2, 3), gradients=True)
-    return raised.value.finding.name
-
-
-def test_ranks_that_train_apart_are_refused(ranks):
-    assert ranks.run(apart, world_size=2) == ["option-contradicted"] * 2
+    assert raised.value.finding.name == "option-contradicted"

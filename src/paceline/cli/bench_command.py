@@ -48,6 +48,19 @@ class BenchCommand(start_commands.StartCommand):
         return other.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
 
 
+def timeout_of(text: str) -> float:
+    """Return the seconds of ``--timeout``.
+
+    Raises:
+        UsageError: It is not a time above 0.
+    """
+    timeout_s = seconds_of(text)
+    if timeout_s <= 0:
+        what = f"--timeout is a time such as 90s, 10m or 1h, and not {text!r}"
+        raise UsageError(Finding("option-invalid", what, where="--timeout", fix="--timeout 10m"))
+    return timeout_s
+
+
 @click.command("bench", cls=BenchCommand)
 @click.option(
     "--world",
@@ -113,10 +126,7 @@ def BENCH(**values: Any) -> Action:  # a constant after its decoration
     the network between ranks.
     """
     start_commands.require_script(values["script"])
-    timeout_s = seconds_of(values["timeout"])
-    if timeout_s <= 0:
-        what = f"--timeout is a time such as 90s, 10m or 1h, and not {values['timeout']!r}"
-        raise UsageError(Finding("option-invalid", what, where="--timeout", fix="--timeout 10m"))
+    timeout_s = timeout_of(values["timeout"])
 
     def action() -> int:
         from paceline.measure.bench import Request, bench, parse_worlds

@@ -72,6 +72,10 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "paceline bench --world 1,2,4 train.py --lr 0.1",
         "paceline bench --scaling strong --batch-option '-b {per_rank}' train.py",
     ),
+    "paceline verify": (
+        "paceline verify train.py --epochs 2",
+        "paceline verify --world 1,2,4 --batch-option '-b {per_rank}' train.py",
+    ),
     "paceline report": (
         "paceline report paceline-runs/20261122-digits",
         "paceline report RUN-A RUN-B --output comparison.html",

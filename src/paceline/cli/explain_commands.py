@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -33,11 +34,11 @@ from paceline.rundir.files import display_path
 )
 @command_help.JSON
 def EXPLAIN(subject: str, makes_bundle: bool, output: Path | None, as_json: bool) -> Action:
-    """Explain a log file or a finding.
+    """Explain a log file, a finding, or a variable of NCCL or torch.
 
     LOGFILE is the output of a run under any framework and launcher (- for standard input), or a run
     folder: the likely cause comes first. CODE or NAME, port-in-use or NET001, is what a finding is
-    called.
+    called; or NAME is a variable such as NCCL_IB_HCA.
     """
 
     if makes_bundle:
@@ -47,9 +48,9 @@ def EXPLAIN(subject: str, makes_bundle: bool, output: Path | None, as_json: bool
         raise _contradicted(what, fix=f"paceline explain --bundle {subject} --output {output}")
 
     def action() -> int:
-        from paceline.diagnose import catalogue, explain
+        from paceline.diagnose import explain
 
-        page = None if os.path.exists(subject) else catalogue.find(subject)
+        page = None if os.path.exists(subject) else _described(subject)
         if page is not None:
             show(page, as_json)
             return EXIT_OK
@@ -63,6 +64,18 @@ def EXPLAIN(subject: str, makes_bundle: bool, output: Path | None, as_json: bool
         return answer.exit_status
 
     return action
+
+
+def _described(name: str) -> Any:
+    """Return the page of a finding, or the description of a variable; None if it is neither."""
+    from paceline.diagnose import catalogue
+
+    page = catalogue.find(name)
+    if page is not None:
+        return page
+    from paceline.diagnose import variables  # only now: a code is answered without the tables
+
+    return variables.describe(name)
 
 
 def _bundle(subject: str, output: Path | None, as_json: bool) -> int:

@@ -23,8 +23,7 @@ from paceline.text.quoting import word
     " transformers. [session]",
 )
 def NEW(target: str, kind: str) -> Action:
-    """Write a small project to begin with: a training script that runs, its test, and a profile
-    for Slurm.
+    """Write a small project to begin with: a script that trains, its test, and a profile for Slurm.
 
     NAME is its folder, which must be missing or empty. The script is one of paceline's examples: it
     runs under python, paceline run, torchrun and paceline submit, on CPUs and on GPUs.

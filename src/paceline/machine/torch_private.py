@@ -68,7 +68,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "_parameters",
     ),
     "torch.nn.parallel.DistributedDataParallel": ("_get_ddp_logging_data",),
-    "torch.optim.lr_scheduler.LRScheduler": ("_last_lr",),
+    "torch.optim.lr_scheduler.LRScheduler": ("_last_lr", "_step_count"),
     "torch.utils": ("_pytree",),
     # DataLoader
     "torch.multiprocessing": ("_set_thread_name",),
@@ -109,7 +109,7 @@ OF_RESULTS: dict[str, tuple[str, ...]] = {
         "_saved_target",
         "_saved_weight",
     ),
-    "torch.nn.parallel.DistributedDataParallel": ("_DDPSinkBackward",),
+    "torch.nn.parallel.DistributedDataParallel": ("_DDPSinkBackward", "_comm_hooks"),
     "torch.sum": ("_saved_self_sym_sizes",),
 }
 # Not in every build or version; paceline checks whether they exist.

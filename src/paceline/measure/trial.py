@@ -78,6 +78,7 @@ class TrialResult:
         gradient_bytes: Bytes of gradients that DistributedDataParallel reduces; None if unknown.
         bucket_bytes: Sizes of its buckets; None if unknown.
         applied: Names of the settings of ``PACELINE_TRY_DDP`` that took effect.
+        launcher_findings: What the launcher has found in it.
     """
 
     steps: Mapping[int, Mapping[int, Durations]] = field(default_factory=dict)
@@ -90,6 +91,7 @@ class TrialResult:
     gradient_bytes: int | None = None
     bucket_bytes: tuple[int, ...] | None = None
     applied: tuple[str, ...] = ()
+    launcher_findings: tuple[Finding, ...] = ()
 
 
 def run(trial: Trial, tick: Callable[[], None] = lambda: None) -> TrialResult:
@@ -107,6 +109,7 @@ def run(trial: Trial, tick: Callable[[], None] = lambda: None) -> TrialResult:
     steps = timed_steps.from_json(_read(run_dir.timed_steps))
     facts = [_read(run_dir.trial(rank)) for rank in range(trial.world_size)]
     first = facts[0]
+    report = _report(output)
     samples = sum(of_rank.get("samples_per_batch", 0) for of_rank in facts)
     sizes = first.get("bucket_bytes")
     return TrialResult(
@@ -114,7 +117,7 @@ def run(trial: Trial, tick: Callable[[], None] = lambda: None) -> TrialResult:
         finding=judge(
             trial,
             exit_status=status,
-            report=_report(output),
+            report=report,
             counts=[end["steps"] for end in ends],
             steps=steps,
         ),
@@ -126,6 +129,7 @@ def run(trial: Trial, tick: Callable[[], None] = lambda: None) -> TrialResult:
         gradient_bytes=first.get("gradient_bytes"),
         bucket_bytes=None if sizes is None else tuple(sizes),
         applied=tuple(first.get("applied", ())),
+        launcher_findings=tuple(map(Finding.from_json, report.get("findings") or ())),
     )
 
 

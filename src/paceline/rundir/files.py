@@ -88,6 +88,10 @@ class RunDir:
         """Losses and sizes that a rank of a trial has written at its end (JSON)."""
         return self.root / "ranks" / f"rank-{rank:03d}.trial.json"
 
+    def observed(self, rank: int) -> Path:
+        """What ``paceline verify`` compares of a rank (a JSON object a line)."""
+        return self.root / "ranks" / f"rank-{rank:03d}.observed.jsonl"
+
     def nccl(self, rank: int, attempt: int = 0) -> Path:
         """NCCL's log, with ``--nccl-debug``."""
         return self.root / "logs" / f"rank-{rank:03d}{_attempt(attempt)}.nccl"

@@ -4,7 +4,7 @@
 
 ``plugin`` is what pytest loads: the mark ``ranks`` and the fixtures. It imports neither torch nor
 the other modules until a test uses them. ``mark`` reads the mark. ``pool`` starts the ranks and
-hands them jobs; ``answers`` collects what they return, and ``report`` decides what a failure says.
+sends them jobs; ``answers`` collects what they return, and ``report`` decides what a failure says.
 ``server`` is the program that forks ranks, and ``rank`` what runs in each: ``modules`` imports the
 tests there, ``faults`` injects faults. ``parity`` compares results. ``job`` and ``channel`` are
 what both sides share.

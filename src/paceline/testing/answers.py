@@ -21,7 +21,7 @@ from paceline.testing.job import (
     Outcome,
 )
 
-# How long other ranks may go on after one has failed: gloo notices within milliseconds.
+# How long other ranks may continue after one has failed: gloo notices within milliseconds.
 GRACE_S = 5.0
 # How long a rank may have ended before its last message is read.
 _LAST_MESSAGE_S = 0.2
@@ -62,6 +62,7 @@ class Answers:
         Raises:
             EOFError: The server has ended.
         """
+        __tracebackhide__ = True
         while self._missing():
             left_s = self._deadline(deadline_s) - time.monotonic()
             if left_s <= 0:
@@ -71,10 +72,8 @@ class Answers:
 
     def look(self) -> None:
         """Note for each rank that has not answered where it is."""
-        missing = self._missing()
-        for rank, frames in positions(
-            {rank: self._pids[rank] for rank in missing}, self._folder
-        ).items():
+        pids = {rank: self._pids[rank] for rank in self._missing()}
+        for rank, frames in _positions(pids, self._folder).items() if pids else ():
             self.outcomes[rank] = _stuck(rank, frames)
 
     def _missing(self) -> list[int]:
@@ -88,6 +87,7 @@ class Answers:
 
     def _receive(self, wait_s: float) -> None:
         """Read what is there; a rank's own last message counts more than its end."""
+        __tracebackhide__ = True
         sources = {self._channels[rank].fileno(): rank for rank in self._missing()}
         control = self._control.fileno()
         ready, _, _ = select.select([*sources, control], [], [], wait_s)
@@ -115,7 +115,7 @@ class Answers:
             self._read(rank)
         if rank in self.outcomes:
             return
-        crash = stacks.read_crash(stacks_file(self._folder, rank))
+        crash = stacks.read_crash(_stacks_file(self._folder, rank))
         place = Position(rank, frames=crash).place
         text = _listed(crash)
         self.outcomes[rank] = Outcome(
@@ -123,13 +123,13 @@ class Answers:
         )
 
 
-def positions(pids: Mapping[int, int], folder: Path) -> dict[int, tuple[Frame, ...]]:
+def _positions(pids: Mapping[int, int], folder: Path) -> dict[int, tuple[Frame, ...]]:
     """Return the stack of each rank, outermost frame first, from the test's own first frame on."""
-    files = {rank: stacks_file(folder, rank) for rank in pids}
+    files = {rank: _stacks_file(folder, rank) for rank in pids}
     return {rank: look.frames for rank, look in stacks.look(pids, files).items()}
 
 
-def stacks_file(folder: Path, rank: int) -> Path:
+def _stacks_file(folder: Path, rank: int) -> Path:
     """Return the file that faulthandler writes to in a rank."""
     return folder / f"rank-{rank}.stacks"
 

@@ -135,7 +135,7 @@ class Faults:
     def _inject(self, kind: str, rank: int, step: int | None) -> None:
         if _here is None:
             raise UsageError(_outside(kind))
-        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 1):
+        if step is not None and not _is_step(step):
             raise UsageError(_bad_step(kind, step))
         if rank != _here.number:
             return
@@ -143,6 +143,10 @@ class Faults:
             _happen(_Fault(kind, 0))
         else:
             _arm(_Fault(kind, step))
+
+
+def _is_step(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _arm(fault: _Fault) -> None:

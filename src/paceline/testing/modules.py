@@ -1,6 +1,6 @@
 """The modules of the tests: described in the test process, imported in the ranks.
 
-pytest imports test modules under names of its own choice, and rewrites their assertions. A rank
+pytest chooses the names under which it imports test modules, and rewrites their assertions. A rank
 imports the same file under the same name, with pytest's own rewriting, so that functions can be
 pickled by name and a failed assertion is explained as usual.
 """
@@ -64,8 +64,8 @@ def load(sources: Iterable[ModuleSource]) -> None:
         Exception: What a module raises.
     """
     for source in sources:
-        known = sys.modules.get(source.name)
-        if known is None or (getattr(known, "__file__", None) or "") != source.file:
+        imported = sys.modules.get(source.name)
+        if imported is None or (getattr(imported, "__file__", None) or "") != source.file:
             _load(source)
 
 

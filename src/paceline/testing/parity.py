@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import Finding, UsageError
@@ -10,6 +10,7 @@ from paceline.testing.pool import Ranks
 
 # For float32: sums of other shares differ by some units in the last place, and steps let them grow.
 DEFAULT_RTOL, DEFAULT_ATOL = 1e-5, 1e-6
+_PLAIN = (str, bytes, bool, type(None))
 
 
 class SameAtAnySize:
@@ -65,13 +66,13 @@ class SameAtAnySize:
         for size in others:
             results = self._ranks.run(function, *args, world_size=size, **options)
             for rank, result in enumerate(results):
-                label = f"rank {rank} of {size} and rank 0 of {first} differ"
+                label = f"rank {rank} of {size} differs from rank 0 of {first} in result"
                 require_close(result, expected, label=label, rtol=rtol, atol=atol)
         return expected
 
 
 def require_close(result: Any, expected: Any, *, label: str, rtol: float, atol: float) -> None:
-    """Check that two results are equal within a tolerance.
+    """Check that two results are equal within a tolerance; what is not a number must be equal.
 
     Args:
         result: Numbers, tensors, or lists, tuples and dictionaries of them.
@@ -84,15 +85,44 @@ def require_close(result: Any, expected: Any, *, label: str, rtol: float, atol: 
         AssertionError: They differ.
     """
     __tracebackhide__ = True
+    if _shape(result) != _shape(expected):
+        raise AssertionError(f"{label}: {_shape(result)} is not {_shape(expected)}")
+    parts = _parts(expected)
+    for key in parts:
+        place = f"{label}[{key!r}]"
+        require_close(result[key], expected[key], label=place, rtol=rtol, atol=atol)
+    if parts or isinstance(expected, Mapping | list | tuple):
+        return
+    if isinstance(expected, _PLAIN):
+        if result != expected:
+            raise AssertionError(f"{label}: {result!r} is not {expected!r}")
+        return
+    _require_close_numbers(result, expected, label, rtol=rtol, atol=atol)
+
+
+def _require_close_numbers(
+    result: Any, expected: Any, label: str, *, rtol: float, atol: float
+) -> None:
+    __tracebackhide__ = True
     from torch.testing import assert_close
 
-    def message(text: str) -> str:
-        return f"{label}: {text}"
+    assert_close(result, expected, rtol=rtol, atol=atol, msg=lambda text: f"{label}: {text}")
 
-    try:
-        assert_close(result, expected, rtol=rtol, atol=atol, msg=message)
-    except TypeError:  # strings and the like are compared by ==
-        assert result == expected, label
+
+def _parts(value: Any) -> list[Any]:
+    """Return the keys of what a value holds; empty for a value without parts."""
+    if isinstance(value, Mapping):
+        return list(value)
+    return list(range(len(value))) if isinstance(value, list | tuple) else []
+
+
+def _shape(value: Any) -> str:
+    """Return what two values must have in common before their parts are compared, in words."""
+    if isinstance(value, Mapping):
+        return f"a dictionary with the keys {sorted(map(repr, value))}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of length {len(value)}"
+    return "a value"
 
 
 def _too_few(sizes: Sequence[int]) -> Finding:

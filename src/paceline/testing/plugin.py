@@ -1,7 +1,7 @@
 """The pytest plugin: the mark ``ranks`` and the fixtures.
 
 pytest loads this module in every environment that has paceline installed, so it imports nothing but
-pytest, and does nothing for a test without the mark or a fixture of its own.
+pytest, and does nothing for a test without the mark or one of its fixtures.
 """
 
 from __future__ import annotations
@@ -77,7 +77,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run the body of a test with the mark in its ranks."""
-    __tracebackhide__ = True
     if pyfuncitem.get_closest_marker(_MARK) is None:
         return None
     from paceline.errors import PacelineError
@@ -88,6 +87,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         outcomes = _call(pool, pyfuncitem)
     except PacelineError as error:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
+    except pytest.fail.Exception as error:  # pytest-timeout: where the ranks are says more
+        error.pytrace = False
+        raise
     except RanksFailed as failure:
         pyfuncitem.stash[_FAILURE] = failure
         raise _original(failure) from None
@@ -116,11 +118,11 @@ def ranks(pytestconfig: pytest.Config) -> Ranks:
 
 
 @pytest.fixture
-def same_at_any_size(ranks: Ranks) -> SameAtAnySize:
+def same_at_any_size(pytestconfig: pytest.Config) -> SameAtAnySize:
     """Check that a function returns the same numbers on 1, 2 and 3 ranks."""
     from paceline.testing.parity import SameAtAnySize
 
-    return SameAtAnySize(ranks)
+    return SameAtAnySize(_pool(pytestconfig))
 
 
 @pytest.fixture
@@ -218,9 +220,9 @@ def _mark_of(node: Any) -> RanksMark:
 
 def _pool(config: pytest.Config) -> Ranks:
     """Return the ranks of this process; they start with the first call."""
-    known = config.stash.get(_POOL, None)
-    if known is not None:
-        return known
+    started = config.stash.get(_POOL, None)
+    if started is not None:
+        return started
     from paceline.testing.pool import Ranks
     from paceline.testing.processes import Style
 
@@ -256,6 +258,7 @@ def _timeout_s(text: str) -> float:
 
 
 def _call(pool: Ranks, item: pytest.Function) -> dict[int, Outcome]:
+    __tracebackhide__ = True
     from paceline.testing.job import GROUP, VARIABLES, PerRank
     from paceline.testing.pool import Call
 

@@ -109,6 +109,7 @@ class Ranks:
             UsageError: Something cannot be pickled.
             SetupError: The ranks cannot be started.
         """
+        __tracebackhide__ = True
         outcomes = self.call(
             Call(function, args, kwargs),
             world_size=world_size,
@@ -142,6 +143,7 @@ class Ranks:
             UsageError: Something cannot be pickled.
             SetupError: The ranks cannot be started.
         """
+        __tracebackhide__ = True
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         content, sources = _packed(call)
         processes = self._started()
@@ -167,7 +169,7 @@ class Ranks:
         self._started().start()
 
     def close(self) -> None:
-        """End all ranks; they are killed, whatever they do."""
+        """Kill all ranks and end the server."""
         if self._processes is not None:
             self._processes.close()
             self._processes = None
@@ -179,6 +181,7 @@ class Ranks:
 
     def _perform(self, job: Job, limit_s: float) -> dict[int, Outcome]:
         """Send a job to its ranks; on an interruption, note where they are and end them."""
+        __tracebackhide__ = True
         processes, ranks = self._started(), range(job.start.world_size)
         channels = {rank: processes.channels[rank] for rank in ranks}
         pids = {rank: processes.pids[rank] for rank in ranks}

@@ -59,7 +59,6 @@ class RankProcesses:
     Attributes:
         channels: Of each rank.
         pids: Process id of each rank.
-        num_servers: Number of servers that were started.
     """
 
     def __init__(self, style: Style, preload: Sequence[str]) -> None:
@@ -163,13 +162,18 @@ class RankProcesses:
         self.stop_ranks()
         pairs = [socket.socketpair() for _ in range(world_size)]
         handles = [theirs.fileno() for _, theirs in pairs]
-        with contextlib.suppress(OSError):  # a server that has ended gives no answer either
-            self.control.send((server.FORK, world_size))
-            socket.send_fds(self.control.socket, [b"."], handles)
-        for _, theirs in pairs:
-            theirs.close()
+        try:
+            with contextlib.suppress(OSError):  # a server that has ended gives no answer either
+                self.control.send((server.FORK, world_size))
+                socket.send_fds(self.control.socket, [b"."], handles)
+            (pids,) = self._next(server.FORKED, _FORK_S)
+        except BaseException:
+            self.stop_server()  # interrupted: its answer would be taken for that to the next call
+            raise
+        finally:
+            for _, theirs in pairs:
+                theirs.close()
         self.channels = {rank: Channel(ours) for rank, (ours, _) in enumerate(pairs)}
-        (pids,) = self._next(server.FORKED, _FORK_S)
         self.pids = dict(enumerate(pids))
 
     def _next(self, kind: str, limit_s: float) -> tuple[Any, ...]:

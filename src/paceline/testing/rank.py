@@ -27,9 +27,9 @@ from paceline.testing.channel import Channel, pack, unpack
 from paceline.testing.job import (
     BARE,
     FAILED,
-    GROUP,
     RETURNED,
     SKIPPED,
+    VARIABLES,
     XFAILED,
     Job,
     Outcome,
@@ -39,6 +39,7 @@ from paceline.testing.job import (
 )
 
 _OWN = os.path.dirname(__file__)
+_ENTERED = "paceline: number of ranks that have the group"
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def _keep_garbage() -> None:
 
 @contextlib.contextmanager
 def _surroundings(job: Job, rank: int) -> Iterator[None]:
-    """Be where the test process is: environment, folder, path; with seeds of this rank's own."""
+    """Be where the test process is: environment, folder, path; with the seeds of this rank."""
     env.replace({**job.environ, **_variables(job.start, rank)})
     with contextlib.suppress(OSError):  # a folder that is gone is gone for the test as well
         os.chdir(job.folder)
@@ -114,7 +115,7 @@ def _surroundings(job: Job, rank: int) -> Iterator[None]:
     if "paceline.train.session" in sys.modules:
         from paceline.train.session.run_folder import reset
 
-        reset()  # a test stands for a process of its own
+        reset()  # a test stands for a new process
     yield
     faults.forget()
 
@@ -199,16 +200,24 @@ def _made_here(args: Any, kwargs: Any, rank: int) -> Iterator[tuple[list[Any], d
 
 
 def _enter_group(start: Start, rank: int) -> None:
+    """Make the default group if the job begins with one, and wait until all ranks have it.
+
+    A body without a collective may end before another rank has connected to this one.
+    """
     import torch.distributed as dist
 
-    if start.kind == GROUP or (start.kind == BARE and start.world_size > 1):
-        dist.init_process_group(
-            "gloo",
-            store=dist.FileStore(start.store, start.world_size),  # type: ignore[attr-defined]
-            rank=rank,
-            world_size=start.world_size,
-            timeout=timedelta(seconds=start.collective_timeout_s),
-        )
+    if start.kind == VARIABLES or (start.kind == BARE and start.world_size == 1):
+        return
+    store = dist.FileStore(start.store, start.world_size)  # type: ignore[attr-defined]
+    limit = timedelta(seconds=start.collective_timeout_s)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=start.world_size, timeout=limit
+    )
+    deadline = time.monotonic() + start.collective_timeout_s
+    num_entered = store.add(_ENTERED, 1)
+    while num_entered < start.world_size and time.monotonic() < deadline:
+        time.sleep(0.002)
+        num_entered = store.add(_ENTERED, 0)
 
 
 def _leave_group() -> None:
@@ -241,8 +250,8 @@ def _failure(error: BaseException, job: Job) -> Outcome:
     style: Any = "short" if job.is_short else "long"
     text = str(info.getrepr(showlocals=job.shows_locals, style=style, tbfilter=_users_part))
     place = _place(info)
-    if not place and isinstance(error, AssertionError):
-        text = f"E   {error}"  # of this package, and not of the user's code
+    if str(info.traceback[-1].path).startswith(_OWN):
+        text = f"E   {info.exconly(tryshort=True)}"  # not raised by the user's code
     elif style == "long" and not text.startswith(">"):
         text = f"    {text}"  # pytest strips the whole, also the indentation of its first line
     content = b""

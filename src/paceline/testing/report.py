@@ -20,8 +20,8 @@ def failures(outcomes: Mapping[int, Outcome]) -> dict[int, Outcome]:
 def _order(rank: int, outcome: Outcome) -> tuple[int, float, int]:
     """Return the key by which causes come before what follows from them.
 
-    A rank that lost its connection or was left waiting is a victim if any other rank failed for a
-    reason of its own; the time decides among equals.
+    A rank that lost its connection or was left waiting is a victim if any other rank failed for
+    another reason; the time decides among equals.
     """
     if outcome.kind == STUCK:
         return 2, 0.0, rank  # waited as long as all others that are stuck

@@ -4,7 +4,7 @@ It is a session of pytest that collects nothing, so that assertions are rewritte
 the ranks by pytest itself. It imports torch once and has one thread. On its control channel it
 receives ``("fork", number)`` and a socket for each rank; it ends the ranks of before, forks new
 ones and answers ``("forked", process ids)``. ``("ended", process id, status)`` says that a rank has
-ended. When the channel closes, whatever the reason, it kills every rank and ends.
+ended. When the channel closes, it kills every rank and ends.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main(text: str) -> None:
 
 
 class Server:
-    """The server, as a plugin of its own pytest.
+    """The server, as a plugin of pytest.
 
     Args:
         settings: What it was started with.

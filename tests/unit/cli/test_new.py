@@ -191,16 +191,10 @@ def test_the_help_names_every_kind():
     assert f"{', '.join(names[:-1])} or {names[-1]}" in shown
 
 
+@pytest.mark.slow
+@pytest.mark.peers
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "kind",
-    [
-        kind
-        if kind == "session"
-        else pytest.param(kind, marks=[pytest.mark.slow, pytest.mark.peers])
-        for kind in KINDS
-    ],
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_written_project_passes_its_test(tmp_path, kind):
     example = next(each for each in EXAMPLES.values() if each.script == KINDS[kind].script)
     example.skip_without_package()

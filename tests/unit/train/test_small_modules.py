@@ -250,6 +250,36 @@ def test_a_block_is_computed_again_once():
     assert block.calls == 2
 
 
+class NormBlock(nn.Module):
+    def __init__(self, momentum=0.1):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3, momentum=momentum)
+
+    def forward(self, x):
+        return self.norm(self.layer(x)).relu()
+
+
+# A momentum of None cannot be compiled whole: torch divides by a count in a buffer.
+@pytest.mark.parametrize(("momentum", "compiled"), [(0.1, False), (None, False), (0.1, True)])
+def test_batch_norm_counts_a_batch_once(momentum, compiled):
+    torch.manual_seed(0)
+    plain = nn.Sequential(NormBlock(momentum), NormBlock(momentum))
+    model = copy.deepcopy(plain)
+    activations.recompute(model, (NormBlock,))
+    model = copy.deepcopy(model)  # as users copy models; the copy has its own statistics
+    called = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    for _ in range(3):
+        x = torch.randn(8, 3)
+        plain(x).sum().backward()
+        called(x).sum().backward()
+    theirs = plain.state_dict()
+    assert list(model.state_dict()) == list(theirs)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, theirs[name], msg=name)
+    for ours, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, other.grad)
+
+
 def test_nothing_to_recompute():
     finding = refused(activations.recompute, nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), None)
     assert finding.evidence == ("2 x Linear",)

@@ -1,4 +1,4 @@
-"""Write a small project to begin with: a training script that runs, its test, and its profile.
+"""Write a small project to begin with: a script that trains, its test, and its profile.
 
 kinds     the kinds of projects: one example and the packages that it needs
 texts     writes the files of a project as texts (pure)

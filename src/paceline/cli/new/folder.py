@@ -55,7 +55,7 @@ def _kind(name: str) -> Kind:
         return KINDS[name]
     near = closest(name.lower(), KINDS)
     raise _refused(
-        f"--from {printable(name)}: there is no such kind of project",
+        f"--from {printable(name)}: this kind of project is unknown",
         evidence=(f"kinds: {', '.join(KINDS)}",),
         fix=f"--from {near}" if near else "paceline new --help",
     )
@@ -127,7 +127,10 @@ def _requirements(packages: Sequence[str]) -> list[str]:
     """Return the lines of ``requirements.txt``: the versions that paceline itself asks for."""
     declared = [line.partition(";")[0].strip() for line in _declared()]
     versions = {re.split(r"[^\w.-]", line)[0]: line for line in declared}
-    return ["paceline[torch]", *(versions.get(each, each) for each in (*packages, "pytest"))]
+    return [
+        "paceline[torch]",
+        *(versions.get(package, package) for package in (*packages, "pytest")),
+    ]
 
 
 def _declared() -> list[str]:

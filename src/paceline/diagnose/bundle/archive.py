@@ -114,13 +114,13 @@ def _gather(subject: str) -> tuple[list[Part], list[LeftOut]]:
     if not texts:
         texts = [contents.of_log(subject)]
     report = doctor.examine()
-    made = [
+    answers = [
         _explanation(subject),
         Part("doctor.txt", report.render()),
         Part("doctor.json", json.dumps(report.to_json(), indent=1)),
         Part("versions.txt", "\n".join(_versions())),
     ]
-    return made + texts, left_out
+    return answers + texts, left_out
 
 
 def _explanation(subject: str) -> Part:

@@ -126,17 +126,17 @@ def _part(name: str, chunks: Iterable[bytes]) -> Part:
 
     A secret that is cut in two is not recognized, so a line is kept whole or not at all.
     """
-    kept: collections.deque[bytes] = collections.deque()
+    recent: collections.deque[bytes] = collections.deque()
     head, num_tail, size = b"", 0, 0
     for chunk in chunks:
         size += len(chunk)
         missing = max(0, HEAD_BYTES - len(head))
         head += chunk[:missing]
-        kept.append(chunk[missing:])
-        num_tail += len(kept[-1])
-        while num_tail - len(kept[0]) >= TAIL_BYTES:
-            num_tail -= len(kept.popleft())
-    tail = b"".join(kept)
+        recent.append(chunk[missing:])
+        num_tail += len(recent[-1])
+        while num_tail - len(recent[0]) >= TAIL_BYTES:
+            num_tail -= len(recent.popleft())
+    tail = b"".join(recent)
     if size == len(head) + len(tail) and len(tail) <= TAIL_BYTES:
         return Part(name, _text(head + tail), size)
     head = head[: head.rfind(b"\n") + 1]

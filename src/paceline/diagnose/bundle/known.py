@@ -1,4 +1,4 @@
-"""Read what is known about this user and this host, and must not stand in a bundle."""
+"""Read what is known about this user and this host, and must not be in a bundle."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ _USERS = re.compile(
 _HOSTS = (
     re.compile(r"\"host(?:name)?\": \"([\w.-]+)\""),
     re.compile(r"^(?:.*\]:?)?\s*host\s*: ([\w.-]+)", re.M),  # the summary of torchrun
-    re.compile(r"(?:master[-_]addr|rdzv[-_]endpoint|NODENAME|HOSTNAME)\W{1,4}([\w.-]+)", re.I),
+    re.compile(r"--(?:master[-_]addr|rdzv[-_]endpoint)[\"',=\s]+([\w.-]+)"),
+    re.compile(r"(?:MASTER_ADDR|RDZV_ENDPOINT|NODENAME|HOSTNAME)[\"']?\s*[=:]\s*[\"']?([\w.-]+)"),
 )
 _NODE_LIST = re.compile(r"(NODELIST\W{1,4})([\w.-]+\[[\w,-]+\][\w.,\[\]-]*)")
 # Words of these texts, which name a user or host on some machines.
@@ -49,7 +50,7 @@ _WORDS = frozenset(
         *("slurm", "test", "torch", "train", "ubuntu", "unknown", "user", "users", "worker"),
     }
 )
-_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)*")
+_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[A-Za-z][\w-]*(?:\.[\w-]+)*")
 _IPV4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]*\d)(?!-?[a-z])")
 _IPV6 = re.compile(r"(?<![\w:.])[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7}(?![\w:])", re.I)
 _HARDWARE = re.compile(r"(?<![\w:])[0-9a-f]{2}(?::[0-9a-f]{2}){5,}(?![\w:])", re.I)
@@ -59,7 +60,7 @@ _VERSION = re.compile(r"(?:[=<>~]=|version[ :=\"']*|\bv|-cu\d+\W{1,4}|\w-)$", re
 
 @dataclass(frozen=True)
 class Known:
-    """What is known about the machine and the user, and must not stand in a bundle.
+    """What is known about the machine and the user, and must not be in a bundle.
 
     Attributes:
         secrets: Secret values of the environment.

@@ -192,6 +192,10 @@ def _renew() -> None:
 
 def _reach_into_torch(task: RankTask, slot: memoryview[int]) -> None:
     if task.pulse >= 0:
+        if os.environ.get(env.VERIFY):
+            from paceline.launch.probe import recorder
+
+            recorder.install(is_users)
         probe.install(slot)
         ddp_settings.install()
         awaited_worker.install(slot)

@@ -7,7 +7,9 @@ divides the data. The settings are those of the first one, so that is the line t
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,6 +42,24 @@ class Makers:
 
     is_users: Callable[[str], bool]
     _first: dict[int, tuple[weakref.ref[Any], Maker]] = field(default_factory=dict)
+
+    def watch(self) -> None:
+        """Note the maker of every DataLoader that is constructed from now on."""
+        from torch.utils.data import DataLoader
+
+        kind: Any = DataLoader
+        construct = kind.__init__
+
+        @functools.wraps(construct)
+        def noted_construct(loader: Any, *args: Any, **kwargs: Any) -> None:
+            construct(loader, *args, **kwargs)
+            loader.__dict__["_paceline_maker"] = self.find(sys._getframe(1), loader.dataset)
+
+        kind.__init__ = noted_construct
+
+    def line_of(self, frame: FrameType | None) -> str:
+        """Return the nearest line of the script, as ``train.py:24``; empty if none is known."""
+        return self._of_frame(frame).place
 
     def find(self, frame: FrameType, dataset: Any) -> Maker:
         """Return the maker of a loader.

@@ -15,7 +15,6 @@ import copy
 import functools
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic_ns
@@ -55,19 +54,13 @@ def install(
     from torch.utils.data import DataLoader
 
     trials = LoaderTrials(slot, CommandFiles(folder), local_rank)
-    makers = Makers(is_users)
-    iterate, construct = DataLoader.__iter__, DataLoader.__init__
-
-    @functools.wraps(construct)
-    def noted_construct(self: Any, *args: Any, **kwargs: Any) -> None:
-        construct(self, *args, **kwargs)
-        self.__dict__["_paceline_maker"] = makers.find(sys._getframe(1), self.dataset)
+    Makers(is_users).watch()
+    iterate = DataLoader.__iter__
 
     @functools.wraps(iterate)
     def tried_iterate(self: Any) -> Any:
         return _Loop(self, functools.partial(iterate, self), trials)
 
-    DataLoader.__init__ = noted_construct  # type: ignore[method-assign]
     DataLoader.__iter__ = tried_iterate  # type: ignore[method-assign]
     _keep_at_last_step()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 FIRST = 64  # indices in the fingerprint of an order
 _SAMPLED = 256  # values of a tensor in the fingerprint of a batch
+_COLUMNS = 4  # of a batch, whose samples are hashed
 _DISTINCT = 3  # with fewer distinct values, equal batches prove nothing
 
 
@@ -35,11 +36,16 @@ def same_thing(one: Any, other: Any) -> bool:
     return target is not None and target is other()
 
 
-def whole_numbers(requested: Any) -> list[int] | None:
-    """Return the first indices that a sampler requested, None if they are not integers."""
+def whole_numbers(requested: Any, most: int | None = FIRST) -> list[int] | None:
+    """Return the indices that a sampler requested, None if they are not integers.
+
+    Args:
+        requested: An index, or those of a batch.
+        most: Return at most the first so many; None for all.
+    """
     try:
         values = requested.tolist() if hasattr(requested, "tolist") else requested
-        first = [values] if isinstance(values, int) else values[:FIRST]
+        first = [values] if isinstance(values, int) else values[:most]
         return [operator.index(index) for index in first]
     except Exception:
         return None  # keys of another type, or a custom request
@@ -101,6 +107,37 @@ def _samples(part: Any, depth: int = 0) -> int:
     if depth < 4:
         return next((size for item in _items(part) if (size := _samples(item, depth + 1))), 0)
     return 0
+
+
+def row_hashes(batch: Any, count: int) -> list[list[int]]:
+    """Return a hash of each sample in each column of a batch, such as inputs and labels.
+
+    Args:
+        batch: A batch in CPU memory.
+        count: Number of its samples.
+
+    Returns:
+        A list of ``count`` hashes for each of the first columns that has as many samples.
+    """
+    columns = _items(batch) or [batch]
+    try:
+        return [hashes for part in columns[:_COLUMNS] if (hashes := _row_hashes(part, count))]
+    except Exception:
+        return []  # a batch may contain any object, and the run must continue
+
+
+def _row_hashes(part: Any, count: int) -> list[int]:
+    import torch
+
+    if isinstance(part, torch.Tensor):
+        is_fit = part.device.type == "cpu" and part.dim() > 0 and len(part) == count
+        rows = part.detach().contiguous().view(torch.uint8) if is_fit else None
+        if rows is None:
+            return []
+        return [digest_of_bytes(row.numpy().tobytes()) for row in rows.reshape(count, -1)]
+    if isinstance(part, (list, tuple)) and len(part) == count:
+        return [_hash(repr(item)) for item in part if isinstance(item, (int, float, str, bytes))]
+    return []
 
 
 def _sample(part: Any, values: list[Any], depth: int = 0) -> None:

@@ -74,11 +74,24 @@ def is_scored_together(entries: Iterable[dict[str, Any]], padding: Padding) -> b
         padding: Padding of the loop to which the figures may belong.
     """
     since = [entry for entry in entries if entry["time_created_ns"] >= padding.since_ns]
-    names = [str(entry["profiling_name"]) for entry in since]
-    reductions = [name for name in names if "reduce" in name]
-    moved = [entry for entry, name in zip(since, names, strict=True) if not _has_figures_only(name)]
+    moved = [entry for entry in since if not _has_figures_only(_name(entry))]
     elements = sum(_elements(entry) for entry in moved)
-    return bool(reductions or moved) and elements < padding.share
+    return have_combined(since, since_ns=padding.since_ns) and elements < padding.share
+
+
+def have_combined(entries: Iterable[dict[str, Any]], *, since_ns: int) -> bool:
+    """Return whether ranks have brought values of all of them together. Pure.
+
+    Args:
+        entries: Entries of torch's Flight Recorder.
+        since_ns: Since when.
+    """
+    names = [_name(entry) for entry in entries if entry["time_created_ns"] >= since_ns]
+    return any("reduce" in name or not _has_figures_only(name) for name in names)
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return str(entry["profiling_name"])
 
 
 def _has_figures_only(name: str) -> bool:

@@ -10,6 +10,23 @@ command      all of it, from the command line to the run folder
 """
 
 from paceline.measure.bench.command import bench
-from paceline.measure.bench.request import Request, parse_worlds
+from paceline.measure.bench.request import (
+    EXAMPLE,
+    PER_RANK,
+    Request,
+    batch_unknown,
+    check_division,
+    no_effect,
+    parse_worlds,
+)
 
-__all__ = ["Request", "bench", "parse_worlds"]
+__all__ = [
+    "EXAMPLE",
+    "PER_RANK",
+    "Request",
+    "batch_unknown",
+    "bench",
+    "check_division",
+    "no_effect",
+    "parse_worlds",
+]

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import secrets
-import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paceline import env
-from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, RunError, SetupError, UsageError
-from paceline.launch.plan import folder_errors, script
+from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, RunError, UsageError
+from paceline.launch.plan import script
 from paceline.launch.plan.options import Options
 from paceline.machine import cpus, gpus
-from paceline.measure import bench_file, scaling
+from paceline.measure import bench_file, scaling, trials
 from paceline.measure.bench import (
     brake,
     request,
@@ -27,11 +23,11 @@ from paceline.measure.bench import (
     table,
 )
 from paceline.measure.bench.request import Devices, Request
-from paceline.measure.bench.rounds import Measured, Say
+from paceline.measure.bench.rounds import Measured
 from paceline.measure.bench.settings import Worth
 from paceline.measure.bench.table import Result
 from paceline.rundir import files
-from paceline.rundir.files import RUNS, RunDir
+from paceline.rundir.files import RunDir
 from paceline.text import terminal
 
 
@@ -58,7 +54,7 @@ def bench(requested: Request, *, as_json: bool) -> int:
     _require_one_task()
     node = devices()
     requested = _complete(requested, node)
-    root = _create_folder(requested)
+    root = trials.new_folder("bench", requested.command[0], requested.run_dir)
     result = _measure(requested, node, root)
     if as_json:
         print(json.dumps(to_json(result), indent=1))
@@ -82,7 +78,7 @@ def _measure(requested: Request, node: Devices, root: Path) -> Result:
     """Run all trials, write ``bench.json``, and return the result."""
     threads = _threads(requested, node)
     variables = {} if threads is None else {env.OMP_THREADS: str(threads)}
-    with _progress(len(requested.worlds) * requested.rounds) as say:
+    with trials.progress(len(requested.worlds) * requested.rounds) as say:
         measured = rounds.measure(requested, root / "trials", variables=variables, say=say)
     findings = [measured.findings[size] for size in sorted(measured.findings)]
     if not measured.results:
@@ -127,7 +123,7 @@ def _try_settings(
         backend=measured.backend, cpus=cpus.usable_cpus()[0], ranks=max(measured.results)
     )
     candidates = settings.choose(requested.settings, offers)
-    with _progress((len(candidates) + 1) * requested.rounds) as say:
+    with trials.progress((len(candidates) + 1) * requested.rounds) as say:
         return setting_trials.measure(
             requested, measured, root / "trials", offers=candidates, variables=variables, say=say
         )
@@ -168,51 +164,3 @@ def _threads(requested: Request, node: Devices) -> int | None:
     if node.are_gpus or env.read(env.OMP_THREADS):
         return None
     return max(1, node.count // requested.worlds[-1])
-
-
-def _create_folder(requested: Request) -> Path:
-    name = f"bench-{files.script_stem(requested.command[0])}"
-    new_id = files.new_run_id(name, now_s=time.time(), salt=secrets.token_hex(2))
-    root = requested.run_dir or RUNS / new_id
-    try:
-        (root / "trials").mkdir(parents=True)
-        files.require_space(root)
-    except FileExistsError:
-        what = f"{root} has the trials of another bench"
-        finding = Finding("option-invalid", what, where="--run-dir", fix="--run-dir NEW-FOLDER")
-        raise UsageError(finding) from None
-    except OSError as error:
-        raise SetupError(folder_errors.unusable(root, error, option="--run-dir")) from None
-    return root.absolute()
-
-
-@contextmanager
-def _progress(num_trials: int) -> Iterator[Say]:
-    """Show a progress bar on stderr, if a person looks at it.
-
-    It has no thread, because trials are started by a fork.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        auto_refresh=False,
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
-    task = bar.add_task("", total=num_trials)
-    num_begun = 0
-
-    def say(words: str) -> Any:
-        nonlocal num_begun
-        bar.update(task, description=words, completed=num_begun, refresh=True)
-        num_begun += 1
-        return bar.refresh
-
-    with bar:
-        yield say

@@ -19,12 +19,11 @@ from paceline.measure.bench import warmup
 from paceline.measure.bench.request import Request
 from paceline.measure.bench_file import BenchFile, Round, WorldBench
 from paceline.measure.trial import Trial, TrialResult
+from paceline.measure.trials import Say
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
 
 UNTIMED = 2  # steps at the start of a trial
-
-Say = Callable[[str], Callable[[], None]]
 
 
 @dataclass

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from paceline.measure.bench import rounds, settings
 from paceline.measure.bench.request import Request
-from paceline.measure.bench.rounds import UNTIMED, Measured, Say
+from paceline.measure.bench.rounds import UNTIMED, Measured
 from paceline.measure.bench.settings import Setting, Worth
 from paceline.measure.trial import TrialResult
+from paceline.measure.trials import Say
 
 _NO_SETTING = Setting("no setting", "")
 

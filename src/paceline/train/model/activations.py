@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -16,6 +20,7 @@ def recompute(model: nn.Module, layers: tuple[type[nn.Module], ...] | None) -> i
     """Make layers of a model recompute their activations; return the number of these layers.
 
     Only the ``forward`` of these instances changes: classes, attributes and keys remain unchanged.
+    The second forward leaves the running statistics of batch norm alone.
 
     Args:
         model: The user's module.
@@ -35,9 +40,44 @@ def recompute(model: nn.Module, layers: tuple[type[nn.Module], ...] | None) -> i
     if not selected:
         raise _none_found(model, layers)
     for module in selected:
-        if getattr(module.forward, "func", None) is not checkpoint:  # not recomputed already
-            module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
+        if getattr(module.forward, "func", None) is not _checkpointed:  # not recomputed already
+            module.forward = functools.partial(_checkpointed, module, module.forward)
     return len(selected)
+
+
+def _checkpointed(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if torch.compiler.is_compiling():  # which updates each buffer once, and refuses contexts
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+    # Looked for in each forward, since modules may have been converted to SyncBatchNorm.
+    norms = [inner for inner in module.modules() if _has_statistics(inner)]
+    if not norms:
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+    return checkpoint(
+        forward,
+        *args,
+        use_reentrant=False,
+        context_fn=lambda: (nullcontext(), _without_updates(norms)),
+        **kwargs,
+    )
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "running_mean", None), torch.Tensor)
+
+
+@contextmanager
+def _without_updates(norms: Sequence[nn.Module]) -> Iterator[None]:
+    """Let a second forward update copies of running statistics: the first has counted the batch."""
+    kept = [
+        (norm, name, buffer) for norm in norms for name, buffer in norm.named_buffers(recurse=False)
+    ]
+    for norm, name, buffer in kept:
+        setattr(norm, name, buffer.clone())
+    try:
+        yield
+    finally:
+        for norm, name, buffer in kept:
+            setattr(norm, name, buffer)
 
 
 def _none_found(model: nn.Module, layers: tuple[type[nn.Module], ...] | None) -> UsageError:

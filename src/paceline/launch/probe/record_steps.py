@@ -1,0 +1,224 @@
+"""Record optimizer steps: learning rates, losses, and checksums of gradients and parameters.
+
+Parameters are looked at before the next step and not after the last one, so that everything that
+follows a step, such as a broadcast of parameters, is done. Gradients are looked at after the step:
+a closure computes them within it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from paceline.launch.probe.gradients import losses_of, sample_of
+from paceline.launch.probe.parameters import in_shards, modules, names_of
+from paceline.launch.probe.record_file import RecordFile
+from paceline.launch.probe.record_loops import LoopRecords
+from paceline.launch.probe.replicas import checksums, combined
+from paceline.machine.compiled import left_alone, not_traced
+from paceline.train.model.local_sgd import in_common
+
+_MOST_SUMS = 64  # parameters of which each step's checksums are written one by one
+_SAMPLED = 3  # steps of an optimizer whose gradients are sampled
+_LOCAL_HOOKS = ("local", "noop", "no_op")  # in names of communication hooks that average nothing
+
+
+class _Followed:
+    """An optimizer of this rank: its number, its steps, and the parameters that are compared."""
+
+    def __init__(self, number: int, parameters: list[Any]) -> None:
+        self.number, self.steps = number, 0
+        self.parameters = parameters
+
+
+class StepRecords:
+    """The optimizer steps of this rank.
+
+    Args:
+        file: Takes the records.
+        loops: The loops of the rank.
+        place: Returns the line of the script that runs.
+
+    Attributes:
+        file: Takes the records.
+    """
+
+    def __init__(self, file: RecordFile, loops: LoopRecords, place: Callable[[], str]) -> None:
+        self.file, self._loops, self._place = file, loops, place
+        self._optimizers: dict[int, _Followed] = {}
+        self._alive: list[Any] = []  # so that no id is given twice
+        self._losses: list[float | None] = []  # since the last step
+        self._schedules = 0  # calls of schedulers' step since the last step
+        self._depth = 0  # of a backward within a backward
+        self._random = b""  # state of the generator when the last backward had ended
+
+    def before_step(self, optimizer: Any, _args: Any = (), _kwargs: Any = None) -> None:
+        """Write checksums of the parameters that a step begins with."""
+        followed = self._follow(optimizer)
+        sums = checksums([in_common(parameter) for parameter in followed.parameters])
+        self.file.write(
+            "parameters",
+            optimizer=followed.number,
+            step=followed.steps,
+            checksum=combined(sums) if sums else None,
+            sums=sums if len(sums) <= _MOST_SUMS else [],
+        )
+
+    def after_step(self, optimizer: Any, _args: Any = (), _kwargs: Any = None) -> None:
+        """Write what a step has applied."""
+        followed = self._follow(optimizer)
+        followed.steps += 1
+        gradients = _gradients(followed.parameters)
+        is_sampled = followed.steps <= _SAMPLED
+        self.file.write(
+            "step",
+            optimizer=followed.number,
+            step=followed.steps,
+            rates=[float(group.get("lr", math.nan)) for group in optimizer.param_groups],
+            losses=self._losses,
+            gradients=combined(checksums(gradients)) if gradients else None,
+            sample=sample_of(gradients) if gradients and is_sampled else [],
+            schedules=self._schedules,
+        )
+        self._losses, self._schedules = [], 0
+
+    def _follow(self, optimizer: Any) -> _Followed:
+        followed = self._optimizers.get(id(optimizer))
+        if followed is None:
+            shards = {id(shard) for shard in in_shards()}
+            tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+            whole = [tensor for tensor in tensors if _is_whole(tensor, shards)]
+            followed = _Followed(len(self._optimizers), whole)
+            self._optimizers[id(optimizer)] = followed
+            self._alive.append(optimizer)
+            self.file.write(
+                "optimizer",
+                optimizer=followed.number,
+                type=type(optimizer).__name__,
+                names=names_of(whole)[:_MOST_SUMS],
+                is_whole=len(whole) == len(tensors),
+                place=self._place(),
+                **_describe_models(tensors),
+            )
+        return followed
+
+    def backward(self, run: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Run a backward, and note its losses."""
+        if not self._depth:
+            self.file.guarded(self._feel)(losses_of(*args, **kwargs))
+        self._depth += 1
+        try:
+            run(*args, **kwargs)
+        finally:
+            self._depth -= 1
+
+    def _feel(self, losses: list[Any]) -> None:
+        self._loops.feel()
+        self._losses += [_value(loss) for loss in losses]
+
+    def schedule(self, scheduler: Any) -> None:
+        """Note a call of a scheduler's ``step``; its constructor makes the first."""
+        if getattr(scheduler, "_step_count", 1):
+            if not self._schedules:
+                self.file.write("schedule", type=type(scheduler).__name__, place=self._place())
+            self._schedules += 1
+
+
+def watch(records: StepRecords) -> None:
+    """Make ``records`` follow every optimizer step, backward and scheduler step."""
+    import torch
+    from torch.optim import lr_scheduler, optimizer
+
+    backward = torch.autograd.backward
+    is_compiling = torch.compiler.is_dynamo_compiling
+    guarded = records.file.guarded
+    before_step, after_step = guarded(records.before_step), guarded(records.after_step)
+
+    def before(*args: Any) -> None:
+        if not is_compiling():
+            before_step(*args)
+
+    def after(*args: Any) -> None:
+        if not is_compiling():
+            after_step(*args)
+
+    @functools.wraps(backward)
+    def recorded_backward(*args: Any, **kwargs: Any) -> None:
+        records.backward(backward, *args, **kwargs)
+
+    optimizer.register_optimizer_step_pre_hook(left_alone(before))
+    optimizer.register_optimizer_step_post_hook(left_alone(after))
+    torch.autograd.backward = not_traced(recorded_backward)
+    for kind in (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau):
+        _count_calls(kind, records)
+
+
+def _count_calls(kind: Any, records: StepRecords) -> None:
+    step, schedule = kind.step, records.file.guarded(records.schedule)
+
+    @functools.wraps(step)
+    def counted_step(self: Any, *args: Any, **kwargs: Any) -> None:
+        schedule(self)
+        step(self, *args, **kwargs)
+
+    kind.step = counted_step
+
+
+def _is_whole(tensor: Any, shards: set[int]) -> bool:
+    """Return whether a parameter is a plain tensor, and not a part of one."""
+    return not hasattr(tensor, "_local_tensor") and id(tensor) not in shards
+
+
+def _gradients(parameters: list[Any]) -> list[Any]:
+    """Return the gradients of parameters; none unless all that exist are dense."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return [] if any(gradient.is_sparse for gradient in gradients) else gradients
+
+
+def _value(loss: Any) -> float | None:
+    """Return the value of a loss; None unless it is one finite number."""
+    try:
+        value = float(loss.detach()) if loss.numel() == 1 else math.nan
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _describe_models(parameters: list[Any]) -> dict[str, Any]:
+    """Return what is known about the modules that these parameters are trained in."""
+    own = {id(parameter) for parameter in parameters}
+    distributed: Any = sys.modules.get("torch.nn.parallel.distributed")
+    kind: Any = getattr(distributed, "DistributedDataParallel", ())
+    parallel, hooks, is_random, has_statistics = set(), [], False, False
+    for module in modules():
+        if isinstance(module, kind) and _has_all_ranks(module):
+            parallel |= {id(parameter) for parameter in module.parameters()}
+            hooks += [_name(hook[0]) for hook in getattr(module, "_comm_hooks", ())]
+        is_random |= _is_random(module)
+        has_statistics |= "BatchNorm" in type(module).__name__
+    is_local = any(word in hook.lower() for hook in hooks for word in _LOCAL_HOOKS)
+    return {
+        "is_parallel": bool(own) and own <= parallel and not is_local,
+        "is_random": is_random,
+        "has_statistics": has_statistics,
+    }
+
+
+def _is_random(module: Any) -> bool:
+    """Return whether a module drops some of its values at random."""
+    name, share = type(module).__name__, getattr(module, "p", 1.0)
+    return "Drop" in name and share != 0.0
+
+
+def _has_all_ranks(model: Any) -> bool:
+    """Return whether a DistributedDataParallel averages over all ranks, and not over a group."""
+    from torch import distributed
+
+    return bool(model.process_group.size() == distributed.get_world_size())
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))

@@ -1,0 +1,155 @@
+"""Run ``paceline verify``: start the script on each number of ranks, compare, print the result."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from paceline import env
+from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, RunError, UsageError
+from paceline.launch.plan import script
+from paceline.launch.plan.options import Options
+from paceline.measure import trial, trials
+from paceline.measure.bench import (
+    EXAMPLE,
+    PER_RANK,
+    Request,
+    batch_unknown,
+    check_division,
+    no_effect,
+)
+from paceline.measure.trial import Trial
+from paceline.measure.trials import Say
+from paceline.measure.verify import judging, records, table
+from paceline.measure.verify.averaging import main_training
+from paceline.measure.verify.rates import batch_of
+from paceline.measure.verify.records import World
+from paceline.measure.verify.table import Result
+from paceline.rundir import files
+from paceline.rundir.files import RunDir
+from paceline.text import terminal
+
+# A trial that ends before its last step has still shown something.
+_OF_USE = ("trial-too-short", "trial-without-steps")
+
+
+@dataclass
+class Runs:
+    """The trials of a script.
+
+    Attributes:
+        worlds: What the ranks have recorded, by number of ranks.
+        failures: Why numbers of ranks could not be run.
+    """
+
+    worlds: dict[int, World] = field(default_factory=dict)
+    failures: list[Finding] = field(default_factory=list)
+
+
+def verify(requested: Request, *, as_json: bool) -> int:
+    """Run the script on each number of ranks, print what was compared, and return the exit status.
+
+    Args:
+        requested: The script, the numbers of ranks and the steps. ``scaling`` is ``"strong"`` if it
+            has a ``batch_option``.
+        as_json: Whether to print data for a program.
+
+    Raises:
+        UsageError: The request cannot be carried out, or the script does not follow
+            ``--batch-option``.
+        SetupError: The run folder cannot be written.
+        RunError: The script has run on no number of ranks.
+    """
+    script.read(Options(script=requested.command[0], module=requested.is_module))
+    if requested.global_batch is not None:
+        check_division(requested, requested.global_batch)
+    root = trials.new_folder("verify", requested.command[0], requested.run_dir)
+    with trials.progress(len(requested.worlds)) as say:
+        runs = _run(requested, root / "trials", say)
+    if not runs.worlds:
+        raise RunError(runs.failures[0])
+    properties = judging.judge(runs.worlds)
+    result = Result(
+        script=requested.command[0],
+        worlds=tuple(sorted(runs.worlds)),
+        steps={size: _num_steps(world) for size, world in runs.worlds.items()},
+        properties=properties,
+        findings=judging.findings_of(properties),
+        failures=runs.failures,
+        folder=files.display_path(root),
+    )
+    if as_json:
+        print(json.dumps(result.to_json(), indent=1))
+    else:
+        terminal.show(table.render(result))
+    is_broken = any(finding.severity != "hint" for finding in result.findings)
+    return EXIT_FAILED if is_broken or result.failures else EXIT_OK
+
+
+def _run(requested: Request, folder: Path, say: Say) -> Runs:
+    """Run all trials, the smallest number of ranks first: its batch is that of the others."""
+    runs = Runs()
+    for size in requested.worlds:
+        one = _trial(requested, size, folder)
+        ended = trial.run(one, say("1 rank" if size == 1 else f"{size} ranks"))
+        shutil.rmtree(RunDir(one.run_dir).checkpoints, ignore_errors=True)
+        if ended.finding is not None and ended.finding.name not in _OF_USE:
+            runs.failures.append(ended.finding)
+            continue
+        world = records.read(RunDir(one.run_dir), size, ended.launcher_findings)
+        runs.worlds[size] = world
+        if requested.batch_option:
+            requested = _with_batch(requested, world)
+    return runs
+
+
+def _trial(requested: Request, size: int, folder: Path) -> Trial:
+    return Trial(
+        command=requested.command_for(size, requested.global_batch),
+        world_size=size,
+        steps=requested.steps,
+        run_dir=folder / f"{size}-rank{'' if size == 1 else 's'}",
+        options=requested.options,
+        variables={env.VERIFY: "1"},
+        timeout_s=requested.timeout_s,
+    )
+
+
+def _with_batch(requested: Request, world: World) -> Request:
+    """Return the request with the global batch of its first trial, which the others must have.
+
+    Raises:
+        UsageError: The batch is unknown, cannot be divided, or does not follow the option.
+    """
+    measured, expected = batch_of(world), requested.global_batch
+    if not measured:
+        raise batch_unknown()
+    if expected is None:
+        check_division(requested, measured)
+        return replace(requested, global_batch=measured)
+    if measured != expected:
+        raise no_effect(requested, world.size, measured=measured, expected=expected)
+    return requested
+
+
+def _num_steps(world: World) -> int:
+    """Return the steps of the optimizer that made most."""
+    training = main_training(world)
+    return len(training[0].steps) if training is not None else 0
+
+
+def require_batch_option(option: str, global_batch: int | None) -> None:
+    """Check the options for the batch.
+
+    Raises:
+        UsageError: The option has no place for the batch of a rank, or the batch has no option.
+    """
+    if global_batch is not None and not option:
+        what = "--global-batch has no effect without --batch-option"
+        finding = Finding("option-contradicted", what, where="--global-batch", fix=EXAMPLE)
+        raise UsageError(finding)
+    if option and PER_RANK not in option:
+        what = f"--batch-option {option!r} has no {PER_RANK}, where the batch of a rank goes"
+        raise UsageError(Finding("option-invalid", what, where="--batch-option", fix=EXAMPLE))

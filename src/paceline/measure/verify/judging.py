@@ -1,0 +1,107 @@
+"""Decide about all properties of a script on each number of ranks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from paceline.errors import Finding
+from paceline.measure.verify import evaluation, rates, replicas, samples, updates
+from paceline.measure.verify.records import World
+from paceline.measure.verify.verdict import Verdict, not_judged
+
+
+@dataclass(frozen=True)
+class Property:
+    """A property of a script.
+
+    Attributes:
+        name: Its name in JSON.
+        title: The same in words, for the table.
+        verdicts: What is known, by number of ranks; numbers that it does not apply to are left
+            out.
+    """
+
+    name: str
+    title: str
+    verdicts: Mapping[int, Verdict]
+
+
+Judge = Callable[[World, World | None], Verdict]
+
+
+def judge(worlds: Mapping[int, World]) -> list[Property]:
+    """Return the properties of a script, from what its ranks have recorded.
+
+    Args:
+        worlds: The records by number of ranks.
+    """
+    one = worlds.get(1)
+    return [
+        Property(name, title, _verdicts(worlds, one, function, applies_to_one))
+        for name, title, function, applies_to_one in _PROPERTIES
+    ]
+
+
+def _verdicts(
+    worlds: Mapping[int, World], one: World | None, function: Judge, applies_to_one: bool
+) -> dict[int, Verdict]:
+    sizes = [size for size in sorted(worlds) if size > 1 or applies_to_one]
+    return {size: _verdict(worlds[size], one, function) for size in sizes}
+
+
+def _verdict(world: World, one: World | None, function: Judge) -> Verdict:
+    ranks = [*world.ranks, *(one.ranks if one is not None else ())]
+    fault = next((rank.fault for rank in ranks if rank.fault), "")
+    return not_judged(f"records are incomplete: {fault}") if fault else function(world, one)
+
+
+def _beside_one(function: Callable[[World, World], Verdict]) -> Judge:
+    """Return a judge that needs the records of one rank."""
+
+    def compared(world: World, one: World | None) -> Verdict:
+        if one is None:
+            return not_judged("needs the run on 1 rank: --world 1,...")
+        return function(world, one)
+
+    return compared
+
+
+def _by_itself(function: Callable[[World], Verdict]) -> Judge:
+    def judged(world: World, one: World | None) -> Verdict:
+        return function(world)
+
+    return judged
+
+
+_PROPERTIES: Sequence[tuple[str, str, Judge, bool]] = (
+    ("shares", "each sample once an epoch", _by_itself(samples.judge_shares), True),
+    ("order", "a new order each epoch", _by_itself(samples.judge_order), True),
+    ("epoch", "an epoch as on 1 rank", _beside_one(samples.judge_epoch), False),
+    ("rate", "learning rate", _beside_one(rates.judge), False),
+    ("replicas", "parameters equal on ranks", _by_itself(replicas.judge), False),
+    ("loss", "loss as on 1 rank", _beside_one(updates.judge_loss), False),
+    ("updates", "updates as on 1 rank", _beside_one(updates.judge_updates), False),
+    ("evaluation", "each sample evaluated once", evaluation.judge_count, False),
+    ("figure", "printed figure of all ranks", evaluation.judge_figure, False),
+)
+
+
+def findings_of(properties: Sequence[Property]) -> list[Finding]:
+    """Return each finding once, of the smallest number of ranks that has it."""
+    first: dict[str, Finding] = {}
+    sizes: dict[str, list[int]] = {}
+    for one_property in properties:
+        for size, verdict in one_property.verdicts.items():
+            if verdict.finding is not None:
+                first.setdefault(verdict.finding.name, verdict.finding)
+                sizes.setdefault(verdict.finding.name, []).append(size)
+    return [_also(finding, sizes[name][1:]) for name, finding in first.items()]
+
+
+def _also(finding: Finding, others: Sequence[int]) -> Finding:
+    """Return a finding that names the other numbers of ranks which have it too."""
+    if not others:
+        return finding
+    numbers = " and ".join(map(str, others))
+    return replace(finding, evidence=(*finding.evidence, f"also on {numbers} ranks"))

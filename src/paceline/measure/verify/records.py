@@ -1,0 +1,323 @@
+"""Read what the ranks of a trial have recorded (``launch.probe.recorder``); it is not trusted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import Finding
+from paceline.launch.probe.record_file import FAULT
+from paceline.rundir import files
+from paceline.rundir.files import RunDir
+
+_MOST_BYTES = 1 << 27
+
+
+@dataclass
+class Loop:
+    """A loop of a rank over a DataLoader.
+
+    Attributes:
+        place: The line of the script, as ``train.py:24``.
+        loader_place: The line that has constructed its loader; empty if unknown.
+        dataset: Type of the dataset, or of that which it is a subset of.
+        dataset_length: Length of that.
+        view_length: Length of the dataset that the loader has.
+        is_stream: Whether it has no indices.
+        is_session: Whether paceline's Session divides its samples.
+        shuffles: Whether its sampler is meant to shuffle.
+        has_gradients: Whether it began with gradients enabled.
+        num_batches: Length of the loader in batches; 0 if unknown.
+        trains: Whether a backward has followed.
+        has_ended: Whether all batches were taken.
+        batches: Indices of each batch in the dataset; None where they are not integers.
+        samples: Number of samples that were read.
+        rows: For an index, hashes of the sample's columns; only of the first samples.
+        scored: Whether figures were combined over ranks after it, and not results of samples.
+        combined: Whether anything was combined over ranks after it began; None if unknown.
+        trimmed: Whether the script has dropped repeated results by a framework's function.
+    """
+
+    place: str = ""
+    loader_place: str = ""
+    dataset: str = ""
+    dataset_length: int = 0
+    view_length: int = 0
+    is_stream: bool = False
+    is_session: bool = False
+    shuffles: bool = False
+    has_gradients: bool = True
+    num_batches: int = 0
+    trains: bool = False
+    has_ended: bool = False
+    batches: list[list[int] | None] = field(default_factory=list)
+    samples: int = 0
+    rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    scored: bool = False
+    combined: bool | None = None
+    trimmed: bool = False
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What loops of different ranks over the same samples have in common."""
+        return self.dataset, self.dataset_length
+
+    @property
+    def line_to_change(self) -> str:
+        """The line with the settings of the loader, or else that of the loop."""
+        return self.loader_place or self.place
+
+    @property
+    def indices(self) -> list[int] | None:
+        """The indices of all batches in order; None if some are unknown."""
+        with_indices = [batch for batch in self.batches if batch is not None]
+        if self.is_stream or len(with_indices) < len(self.batches):
+            return None
+        return [index for batch in with_indices for index in batch]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of an optimizer.
+
+    Attributes:
+        number: Its number, from 1.
+        rates: Learning rate of each parameter group.
+        losses: Losses of the backwards before it; None for one that is not a number.
+        gradients: Checksum of the gradients that it has applied; None if unknown.
+        sample: Some values of them.
+        schedules: How often learning rate schedulers were stepped since the step before.
+    """
+
+    number: int
+    rates: tuple[float, ...]
+    losses: tuple[float | None, ...] = ()
+    gradients: int | None = None
+    sample: tuple[float, ...] = ()
+    schedules: int = 0
+
+
+@dataclass
+class Training:
+    """An optimizer of a rank.
+
+    Attributes:
+        type: Type of the optimizer.
+        place: Line of its first step.
+        names: Names of its parameters.
+        is_whole: Whether no parameter is divided among ranks.
+        is_parallel: Whether DistributedDataParallel holds all of its parameters.
+        is_random: Whether a module draws random numbers, as Dropout does.
+        has_statistics: Whether a module has statistics of its batches, as BatchNorm does.
+        steps: Its steps.
+        checksums: Checksum of all parameters after each number of steps; None if unknown.
+        sums: Checksum of each parameter, likewise; empty for many parameters.
+    """
+
+    type: str = ""
+    place: str = ""
+    names: tuple[str, ...] = ()
+    is_whole: bool = True
+    is_parallel: bool = False
+    is_random: bool = False
+    has_statistics: bool = False
+    steps: list[Step] = field(default_factory=list)
+    checksums: dict[int, int | None] = field(default_factory=dict)
+    sums: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A line with a figure that rank 0 has printed after an evaluation.
+
+    Attributes:
+        loop: Number of the evaluation's loop.
+        line: The line.
+        place: The line of the script.
+        combined: Whether ranks had combined anything since the evaluation began.
+    """
+
+    loop: int
+    line: str
+    place: str
+    combined: bool
+
+
+@dataclass
+class Rank:
+    """What a rank has recorded.
+
+    Attributes:
+        loops: Its loops by number.
+        trainings: Its optimizers by number.
+        printed: Figures that it has printed after evaluations.
+        schedule: Line of the script that steps a scheduler; empty without one.
+        schedule_type: Type of that scheduler.
+        fault: Why its records are incomplete; empty if they are complete.
+    """
+
+    loops: dict[int, Loop] = field(default_factory=dict)
+    trainings: dict[int, Training] = field(default_factory=dict)
+    printed: list[Printed] = field(default_factory=list)
+    schedule: str = ""
+    schedule_type: str = ""
+    fault: str = ""
+
+    @property
+    def epochs(self) -> list[Loop]:
+        """The loops that train, in order."""
+        return [self.loops[number] for number in sorted(self.loops) if self.loops[number].trains]
+
+    @property
+    def evaluations(self) -> list[Loop]:
+        """The loops without gradients, in order."""
+        loops = (self.loops[number] for number in sorted(self.loops))
+        return [loop for loop in loops if not loop.has_gradients and not loop.trains]
+
+
+@dataclass(frozen=True)
+class World:
+    """What a number of ranks has recorded.
+
+    Attributes:
+        size: Number of ranks.
+        ranks: Each rank's records.
+        findings: What the launcher has found.
+    """
+
+    size: int
+    ranks: tuple[Rank, ...]
+    findings: tuple[Finding, ...] = ()
+
+    def found(self, name: str) -> Finding | None:
+        """Return the launcher's finding of a name; None if there is none."""
+        return next((finding for finding in self.findings if finding.name == name), None)
+
+    @property
+    def name(self) -> str:
+        """The number of ranks in words."""
+        return "1 rank" if self.size == 1 else f"{self.size} ranks"
+
+
+def read(run_dir: RunDir, size: int, findings: tuple[Finding, ...] = ()) -> World:
+    """Return what the ranks of a run have recorded; a rank without a file has recorded nothing."""
+    ranks = tuple(parse(_lines(run_dir.observed(rank))) for rank in range(size))
+    return World(size, ranks, findings)
+
+
+def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        text = files.read_bytes(path, most_bytes=_MOST_BYTES).decode(errors="replace")
+    except (OSError, ValueError):
+        return
+    for line in text.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # the last line of a rank that was killed
+        if isinstance(record, dict):
+            yield record
+
+
+def parse(records: Iterable[Mapping[str, Any]]) -> Rank:
+    """Return a rank's records in order. Pure."""
+    rank = Rank()
+    for record in records:
+        _ADD.get(record["kind"], _skip)(rank, record)
+    return rank
+
+
+def _skip(rank: Rank, record: Mapping[str, Any]) -> None:
+    pass
+
+
+def _add_loop(rank: Rank, record: Mapping[str, Any]) -> None:
+    names = Loop.__dataclass_fields__
+    rank.loops[record["loop"]] = Loop(**{key: record[key] for key in record if key in names})
+
+
+def _add_batch(rank: Rank, record: Mapping[str, Any]) -> None:
+    loop = rank.loops[record["loop"]]
+    indices = record["indices"]
+    loop.batches.append(indices)
+    loop.samples += record["samples"]
+    columns = record["rows"]
+    if indices is None or not columns or any(len(column) != len(indices) for column in columns):
+        return
+    loop.rows.update(zip(indices, zip(*columns, strict=True), strict=True))
+
+
+def _add_mark(name: str) -> Any:
+    def add(rank: Rank, record: Mapping[str, Any]) -> None:
+        setattr(rank.loops[record["loop"]], name, True)
+
+    return add
+
+
+def _add_settled(rank: Rank, record: Mapping[str, Any]) -> None:
+    loop = rank.loops[record["loop"]]
+    loop.scored, loop.combined = record["scored"], record["combined"]
+    loop.trimmed = record["trimmed"]
+
+
+def _add_optimizer(rank: Rank, record: Mapping[str, Any]) -> None:
+    rank.trainings[record["optimizer"]] = Training(
+        type=record["type"],
+        place=record["place"],
+        names=tuple(record["names"]),
+        is_whole=record["is_whole"],
+        is_parallel=record["is_parallel"],
+        is_random=record["is_random"],
+        has_statistics=record["has_statistics"],
+    )
+
+
+def _add_parameters(rank: Rank, record: Mapping[str, Any]) -> None:
+    training = rank.trainings[record["optimizer"]]
+    training.checksums[record["step"]] = record["checksum"]
+    training.sums[record["step"]] = tuple(record["sums"])
+
+
+def _add_step(rank: Rank, record: Mapping[str, Any]) -> None:
+    step = Step(
+        record["step"],
+        rates=tuple(record["rates"]),
+        losses=tuple(record["losses"]),
+        gradients=record["gradients"],
+        sample=tuple(record["sample"]),
+        schedules=record["schedules"],
+    )
+    rank.trainings[record["optimizer"]].steps.append(step)
+
+
+def _add_printed(rank: Rank, record: Mapping[str, Any]) -> None:
+    rank.printed.append(
+        Printed(record["loop"], record["line"], record["place"], record["combined"])
+    )
+
+
+def _add_schedule(rank: Rank, record: Mapping[str, Any]) -> None:
+    rank.schedule = rank.schedule or record["place"]
+    rank.schedule_type = rank.schedule_type or record["type"]
+
+
+def _add_fault(rank: Rank, record: Mapping[str, Any]) -> None:
+    rank.fault = record["what"]
+
+
+_ADD = {
+    FAULT: _add_fault,
+    "loop": _add_loop,
+    "batch": _add_batch,
+    "trains": _add_mark("trains"),
+    "end": _add_mark("has_ended"),
+    "settled": _add_settled,
+    "optimizer": _add_optimizer,
+    "parameters": _add_parameters,
+    "step": _add_step,
+    "printed": _add_printed,
+    "schedule": _add_schedule,
+}
