@@ -151,18 +151,6 @@ def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=1))
 
 
-def _described(name: str) -> Any:
-    """Return the page of a finding, or the description of a variable; None if it is neither."""
-    from paceline.diagnose import catalogue
-
-    page = catalogue.find(name)
-    if page is not None:
-        return page
-    from paceline.diagnose import variables  # only now: a code is answered without the tables
-
-    return variables.describe(name)
-
-
 @cli.command("explain")
 @click.argument("subject", metavar="LOGFILE|CODE|NAME|-")
 @command_help.JSON
@@ -175,9 +163,10 @@ def _explain(subject: str, as_json: bool) -> Action:
     """
 
     def action() -> int:
+        from paceline.cli.described import described
         from paceline.diagnose import explain
 
-        page = None if os.path.exists(subject) else _described(subject)
+        page = None if os.path.exists(subject) else described(subject)
         if page is not None:
             _show(page, as_json)
             return EXIT_OK
