@@ -57,6 +57,9 @@ NAN_NAME_LENGTH = 16
 AWAITED_NS = 70  # start of the rank's wait for a worker's batch; 0: it does not wait
 AWAITED_PID = 71  # the worker's process id; 0: unknown
 FORKED_AGAIN = 72  # DataLoaders that forked their workers a second time
+# Whether torch.distributed had a process group of several ranks: one of GROUP_*; 0: unknown.
+GROUP = 75
+GROUP_OF_SEVERAL, GROUP_NEVER = 1, 2
 # Samples and tokens of the first batch of the last training loop; 0: unknown.
 BATCH_SAMPLES = 73
 BATCH_TOKENS = 74
@@ -105,6 +108,8 @@ class Counters:
         beat_ns: Last sign of progress, on the machine's monotonic clock; 0 before the first.
         step_s: Usual time of a step; 0 if unknown.
         armed: Whether the rank stops cleanly on request.
+        never_grouped: Whether the script has ended, and torch.distributed never had a process group
+            of several ranks in it.
     """
 
     phase: int
@@ -121,6 +126,7 @@ class Counters:
     beat_ns: int = 0
     step_s: float = 0.0
     armed: bool = False
+    never_grouped: bool = False
 
     @property
     def steps_per_s(self) -> float:
@@ -219,6 +225,7 @@ class SharedCounters:
             beat_ns=max(slot[BEAT_NS], slot[LAST_STEP_NS]),
             step_s=seconds / (steps - 1) if steps > 1 else 0.0,
             armed=bool(slot[ARMED]),
+            never_grouped=slot[GROUP] == GROUP_NEVER,
         )
 
     def read_order(self, local_rank: int) -> Order:

@@ -19,7 +19,7 @@ def failing(command, body, *options, ranks=3, **kwargs):
     return ended
 
 
-def test_success_ends_with_three_lines(command):
+def test_success_ends_with_four_lines_where_ranks_trained_apart(command):
     command.script(
         "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\n"
         "net = torch.nn.Linear(4, 1)\nopt = torch.optim.SGD(net.parameters(), lr=.1)\n"
@@ -31,7 +31,8 @@ def test_success_ends_with_three_lines(command):
     ended = command.run("--nproc-per-node", "2", "train.py")
     assert ended.status == 0, ended.err
     assert ended.out == "trained\n"
-    first, second, third = ended.err.splitlines()[-3:]
+    first, apart, second, third = ended.err.splitlines()[-4:]
+    assert apart.endswith("each trained a model of its own")
     assert re.fullmatch(
         r"paceline: done: 2 ranks, 20 steps in [\d.]+ s, [\d.]+ steps/s a rank", first
     )
@@ -47,7 +48,21 @@ def test_success_ends_with_three_lines(command):
     ]
     assert [event["kind"] for event in events] == ["start", "end", "outcome"]
     assert events[-1]["summary"]["steps"] == 20
+    assert events[-1]["summary"]["ungrouped"]
     assert events[-1]["exit_status"] == 0
+
+
+def test_ranks_with_a_process_group_did_not_train_apart(command):
+    command.script(
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "net = torch.nn.Linear(4, 1)\nopt = torch.optim.SGD(net.parameters(), lr=.1)\n"
+        "for step in range(3):\n    net(torch.ones(2, 4)).sum().backward(); opt.step()\n"
+        "dist.destroy_process_group()\n"
+    )
+    ended = command.run("--nproc-per-node", "2", "train.py")
+    assert ended.status == 0, ended.err
+    assert "done: 2 ranks, 3 steps" in ended.err
+    assert "a model of its own" not in ended.err
 
 
 def test_an_exception_on_one_rank_is_named_with_the_users_line(command):

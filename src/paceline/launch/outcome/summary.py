@@ -13,6 +13,11 @@ from paceline.text.wording import milliseconds
 
 # Parts of a step below this share are not printed.
 _LEAST_SHARE = 0.005
+# A fact, not a finding: ranks may be apart on purpose, or exchange gradients in another way.
+_APART = (
+    "these ranks had no process group of torch.distributed: without another way to exchange"
+    " gradients, each trained a model of its own"
+)
 
 
 def summarise(
@@ -21,7 +26,8 @@ def summarise(
     """Return the figures of a run that succeeded.
 
     Args:
-        counters: ``rank, host, steps, seconds, data_s, own_s`` of every rank.
+        counters: ``rank, host, steps, seconds, data_s, own_s`` of every rank, and
+            ``never_grouped``.
         seconds: Duration of the whole run.
         step_time: Where the time of a step went, if enough steps were timed.
     """
@@ -43,6 +49,7 @@ def summarise(
         "slowest_host": hosts[slowest],
         "slowest_ratio": own[slowest] / median if median else 1.0,
         "step": step_time and stage_times.describe(step_time, hosts),
+        "ungrouped": len(stepping) > 1 and all(entry["never_grouped"] for entry in counters),
     }
 
 
@@ -72,7 +79,8 @@ def render(
     else:
         speed = step_lines(summary["step"], summary["ranks"])
         speed += [hint.render()] if hint is not None else _advice(summary, script)
-    return [done, *speed, f"run folder {run_dir}"]
+    apart = [_APART] if summary["ungrouped"] else []
+    return [done, *apart, *speed, f"run folder {run_dir}"]
 
 
 def _rates(summary: Mapping[str, Any]) -> list[str]:

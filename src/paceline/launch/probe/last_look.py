@@ -48,6 +48,7 @@ def watch(optimizers: Any, look: LastLook) -> Callable[[], None]:
     def look_and_destroy(group: Any = None) -> None:
         if group is None or group is c10d.GroupMember.WORLD:
             look.at_end()
+            look.note_group()
         destroy(group)
 
     optimizers.__init__ = left_alone(create_and_follow)
@@ -89,6 +90,20 @@ class LastLook:
         """Check the parameters of all living optimizers."""
         groups = [group for optimizer in list(self._optimizers) for group in optimizer.param_groups]
         self._look([parameter for group in groups for parameter in group["params"]])
+
+    def note_group(self) -> None:
+        """Note whether there is a process group of several ranks, unless there was one before."""
+        if self._slot[counters.GROUP] == counters.GROUP_OF_SEVERAL:
+            return
+        distributed: Any = import_module("torch.distributed")
+        is_grouped = (
+            distributed.is_available()
+            and distributed.is_initialized()
+            and distributed.get_world_size() > 1
+        )
+        self._slot[counters.GROUP] = (
+            counters.GROUP_OF_SEVERAL if is_grouped else counters.GROUP_NEVER
+        )
 
     def _at_death(self, parameters: Sequence[weakref.ref[Any]]) -> None:
         if threading.current_thread() is threading.main_thread():

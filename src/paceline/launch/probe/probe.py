@@ -65,9 +65,10 @@ def install(slot: memoryview[int]) -> Callable[[], None]:
 
 
 def look_at_parameters() -> None:
-    """Check the parameters that this rank has trained once more, at the end of its script."""
+    """Check what this rank has trained, and with whom, once more at the end of its script."""
     for look in _looks:
         look.at_end()
+        look.note_group()
 
 
 def _count(  # noqa: PLR0915  # functions that share local variables: attributes would cost more

@@ -14,7 +14,15 @@ from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 
 S = 1_000_000_000
 PULSES = [
-    {"rank": rank, "host": "node-a", "steps": 11, "seconds": 5.0, "data_s": 0.5, "own_s": 2.0}
+    {
+        "rank": rank,
+        "host": "node-a",
+        "steps": 11,
+        "seconds": 5.0,
+        "data_s": 0.5,
+        "own_s": 2.0,
+        "never_grouped": False,
+    }
     for rank in range(2)
 ]
 

@@ -11,7 +11,9 @@ from paceline.launch.monitor.stage_times import StepTime, Suspect
 from paceline.launch.outcome.summary import render, summarise
 
 
-def pulse(rank, *, steps=101, seconds=10.0, data_s=1.0, own_s=5.0, host="node-a"):
+def pulse(
+    rank, *, steps=101, seconds=10.0, data_s=1.0, own_s=5.0, host="node-a", never_grouped=False
+):
     return {
         "rank": rank,
         "host": host,
@@ -19,6 +21,7 @@ def pulse(rank, *, steps=101, seconds=10.0, data_s=1.0, own_s=5.0, host="node-a"
         "seconds": seconds,
         "data_s": data_s,
         "own_s": own_s,
+        "never_grouped": never_grouped,
     }
 
 
@@ -33,6 +36,7 @@ def test_figures_of_equal_ranks():
         "slowest_host": "node-a",
         "slowest_ratio": 1.0,
         "step": None,
+        "ungrouped": False,
     }
 
 
@@ -47,6 +51,16 @@ def test_the_slowest_is_the_one_that_works_longest_outside_backward():
 def test_a_rank_that_waits_for_data_does_not_move_the_median():
     found = summarise([pulse(0, data_s=9.0), pulse(1), pulse(2)], seconds=11)
     assert found["data_share"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("grouped", "is_said"),
+    [((False, False), True), ((False, True), False), ((True, True), False), ((False,), False)],
+)
+def test_ranks_that_trained_apart_are_said_to_have_done_so(grouped, is_said):
+    ranks = [pulse(rank, never_grouped=not value) for rank, value in enumerate(grouped)]
+    lines = render(summarise(ranks, seconds=11), run_dir="runs/x")
+    assert any("each trained a model of its own" in line for line in lines) == is_said
 
 
 @pytest.mark.parametrize(
