@@ -12,6 +12,7 @@ import pytest
 from paceline.testing.channel import unpack
 from paceline.testing.job import BARE, VARIABLES
 from paceline.testing.pool import Call, Ranks
+from paceline.testing.processes import Style
 
 COLLECTIVE_TIMEOUT_S = 15
 
@@ -58,7 +59,8 @@ def library_ranks(request, pytestconfig):
         yield request.getfixturevalue("ranks")
         return
     preload = (*pytestconfig.getini("ranks_preload"), *libraries)
-    pool = Ranks(preload=preload, timeout_s=float(pytestconfig.getini("ranks_timeout_s")))
+    timeout_s = float(pytestconfig.getini("ranks_timeout_s"))
+    pool = Ranks(Style.of(pytestconfig), preload=preload, timeout_s=timeout_s)
     pool.start()
     yield SessionRanks(pool)
     pool.close()

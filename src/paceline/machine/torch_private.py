@@ -67,7 +67,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "_load_state_dict_pre_hooks",
         "_parameters",
     ),
-    "torch.nn.parallel.DistributedDataParallel": ("_get_ddp_logging_data",),
+    "torch.nn.parallel.DistributedDataParallel": ("_comm_hooks", "_get_ddp_logging_data"),
     "torch.optim.lr_scheduler.LRScheduler": ("_last_lr", "_step_count"),
     "torch.utils": ("_pytree",),
     # DataLoader
@@ -109,7 +109,7 @@ OF_RESULTS: dict[str, tuple[str, ...]] = {
         "_saved_target",
         "_saved_weight",
     ),
-    "torch.nn.parallel.DistributedDataParallel": ("_DDPSinkBackward", "_comm_hooks"),
+    "torch.nn.parallel.DistributedDataParallel": ("_DDPSinkBackward",),
     "torch.sum": ("_saved_self_sym_sizes",),
 }
 # Not in every build or version; paceline checks whether they exist.

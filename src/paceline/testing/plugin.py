@@ -226,16 +226,8 @@ def _pool(config: pytest.Config) -> Ranks:
     from paceline.testing.pool import Ranks
     from paceline.testing.processes import Style
 
-    option = config.option
-    style = Style(
-        root=str(config.rootpath),
-        verbosity=config.get_verbosity(pytest.Config.VERBOSITY_ASSERTIONS),
-        is_captured=getattr(option, "capture", "fd") != "no",
-        shows_locals=bool(getattr(option, "showlocals", False)),
-        is_short=getattr(option, "tbstyle", "auto") in ("short", "line", "native"),
-    )
     config.stash[_POOL] = Ranks(
-        style,
+        Style.of(config),
         preload=config.getini("ranks_preload"),
         timeout_s=_timeout_s(config.getini("ranks_timeout_s")),
     )

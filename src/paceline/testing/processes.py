@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from paceline import env
 from paceline.errors import Finding, SetupError
 from paceline.machine import torch_requirements
@@ -40,6 +42,8 @@ class Style:
         is_captured: Whether it captures output.
         shows_locals: Whether tracebacks show local variables.
         is_short: Whether tracebacks show single lines.
+        markers: The registered marks, as lines of ``markers``: a rank that imports a test module
+            must not warn of them.
     """
 
     root: str = "."
@@ -47,6 +51,20 @@ class Style:
     is_captured: bool = True
     shows_locals: bool = False
     is_short: bool = False
+    markers: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: pytest.Config) -> Style:
+        """Return what a test session is configured to show."""
+        option = config.option
+        return cls(
+            root=str(config.rootpath),
+            verbosity=config.get_verbosity(pytest.Config.VERBOSITY_ASSERTIONS),
+            is_captured=getattr(option, "capture", "fd") != "no",
+            shows_locals=bool(getattr(option, "showlocals", False)),
+            is_short=getattr(option, "tbstyle", "auto") in ("short", "line", "native"),
+            markers=tuple(config.getini("markers")),
+        )
 
 
 class RankProcesses:
@@ -101,6 +119,7 @@ class RankProcesses:
             root=self._style.root,
             verbosity=self._style.verbosity,
             is_captured=self._style.is_captured,
+            markers=self._style.markers,
         )
         self._process = subprocess.Popen(
             server.command(settings),

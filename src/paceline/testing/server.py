@@ -41,6 +41,7 @@ class Settings:
         root: pytest's root folder.
         verbosity: How much failed assertions explain, as pytest's ``verbosity_assertions``.
         is_captured: Whether the output of ranks goes to files.
+        markers: The marks to register.
     """
 
     control: int
@@ -49,6 +50,7 @@ class Settings:
     root: str
     verbosity: int
     is_captured: bool
+    markers: tuple[str, ...]
 
     def to_json(self) -> str:
         """Return the settings as text for the command line."""
@@ -58,7 +60,8 @@ class Settings:
     def from_json(cls, text: str) -> Settings:
         """Return the settings that ``to_json`` has written."""
         values = json.loads(text)
-        return cls(**{**values, "preload": tuple(values["preload"])})
+        lists = {name: tuple(values[name]) for name in ("preload", "markers")}
+        return cls(**{**values, **lists})
 
 
 def main(text: str) -> None:
@@ -86,6 +89,11 @@ class Server:
         self._control = Channel(socket.socket(fileno=settings.control))
         self._pids: list[int] = []
         self._wakeup = os.pipe()
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Register the marks of the test session."""
+        for line in self._settings.markers:
+            config.addinivalue_line("markers", line)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> bool:

@@ -128,9 +128,9 @@ def test_waiting_for_data_is_named_although_it_scales():
     assert judged(content).advice == "paceline tune train.py"
 
 
-@pytest.mark.parametrize(("data_ms", "advice"), [(1.5, ""), (10.0, "paceline tune train.py")])
+@pytest.mark.parametrize(("data_ms", "advice"), [(0.9, ""), (10.0, "paceline tune train.py")])
 def test_tuning_is_advised_where_it_has_something_to_gain(data_ms, advice):
-    content = bench({1: world(1), 4: world(4, data=data_ms)})
+    content = bench({1: world(1, data=0.0), 4: world(4, data=data_ms)})
     assert judged(content).name == brake.DATA
     assert judged(content).advice == advice
 

@@ -452,3 +452,12 @@ def is_alive(pid):
     except ProcessLookupError:
         return False
     return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_ranks_know_the_marks_that_are_registered(session):
+    # "slow" is registered in this project too, whose ranks these are
+    result = session(
+        "@pytest.mark.slow\n@pytest.mark.ranks(2)\ndef test_marked():\n    assert total(1) == 2\n",
+        *("-o", "markers=slow: takes long", "-W", "error"),
+    )
+    result.assert_outcomes(passed=1)
