@@ -147,3 +147,10 @@ def test_a_script_that_fails_on_every_number_of_ranks_is_reported(command):
     assert ended.status == 1
     assert "trial-failed" in ended.err
     assert "no data" in ended.err
+
+
+def test_a_script_without_a_step_is_no_success(command):
+    ended = verify(command, "--world", "1", command.script("print('hello')"))
+    assert ended.status == 1
+    assert "trial-without-steps" in ended.err
+    assert ended.out == ""

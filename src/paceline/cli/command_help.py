@@ -52,11 +52,11 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     ),
     "paceline checkpoint verify": (
         "paceline checkpoint verify paceline-runs/NAME",
-        "paceline checkpoint verify paceline-runs/NAME/checkpoints/step-120",
+        "paceline checkpoint verify RUN/checkpoints/00012-step-120",
     ),
     "paceline checkpoint export": (
         "paceline checkpoint export paceline-runs/NAME model.safetensors",
-        "paceline checkpoint export paceline-runs/NAME/checkpoints/step-120 model.pt",
+        "paceline checkpoint export RUN/checkpoints/00012-step-120 model.pt",
     ),
     "paceline explain": (
         "paceline explain slurm-4711.out",

@@ -113,7 +113,7 @@ def _damaged(run_dir: RunDir, error: str) -> SetupError:
 
 
 def _unreadable(what: str, *evidence: str) -> Finding:
-    written = "a launcher writes it 5 s after its ranks have started, unless --no-probe"
+    written = "a launcher writes speed.json 5 s after its ranks have started, unless --no-probe"
     return Finding(
         "input-unreadable",
         what,

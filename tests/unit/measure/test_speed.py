@@ -69,8 +69,9 @@ def test_without_a_run_it_says_where_it_looked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SetupError, match="no run in paceline-runs"):
         speed.find("")
-    with pytest.raises(SetupError, match="there is no run folder other"):
+    with pytest.raises(SetupError, match="there is no run folder other") as refused:
         speed.find("other")
+    assert "a launcher writes speed.json" in refused.value.finding.evidence[-1]
 
 
 @pytest.mark.parametrize(

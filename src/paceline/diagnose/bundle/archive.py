@@ -28,6 +28,7 @@ from paceline.rundir.files import display_path
 
 ROOT = "paceline-bundle"
 SUFFIX = ".tar.gz"
+EXAMPLE = "paceline explain --bundle paceline-runs/NAME"
 _MODE = 0o600  # its reader decides who else may read it
 # Packages whose versions matter in a report.
 _PACKAGES = (
@@ -87,6 +88,9 @@ def bundle(subject: str, output: Path | None = None) -> Bundle:
         raise _invalid("a bundle is made of a file or a run folder, not of standard input")
     if not os.path.lexists(subject) and catalogue.find(subject) is not None:
         raise _invalid(f"{subject} is a finding; a bundle is made of a run folder or a log file")
+    if not os.path.lexists(subject):
+        what = f"there is no run folder and no log file {subject}"
+        raise UsageError(Finding("input-unreadable", what, where="command line", fix=EXAMPLE))
     path = output if output is not None else _default_path(subject)
     if os.path.lexists(path):
         raise _invalid(f"{path} exists", fix=f"--output OTHER{SUFFIX}, or rm {path}")
@@ -185,5 +189,5 @@ def _write(path: Path, parts: Sequence[Part]) -> int:
     return len(buffer.getvalue())
 
 
-def _invalid(what: str, *, fix: str = "paceline explain --bundle paceline-runs/NAME") -> UsageError:
+def _invalid(what: str, *, fix: str = EXAMPLE) -> UsageError:
     return UsageError(Finding("option-invalid", what, where="command line", fix=fix))

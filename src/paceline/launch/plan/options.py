@@ -131,8 +131,8 @@ class Options:
     no_python: bool = flag("run a program that is not a Python script", group=PROGRAM)
     run_path: bool = flag("run the script with runpy.run_path", group=PROGRAM)
     start_method: str = option(
-        "fork: from a warm process that has torch imported; spawn: a fresh Python with paceline's"
-        " entry; exec: python -u script.py, nothing seen inside",
+        "fork: from the fork server, which has imported torch; spawn: a fresh Python with"
+        " paceline's entry; exec: python -u script.py, nothing seen inside",
         "fork",
         parse=values.choice(*START_METHODS),
         metavar="|".join(START_METHODS),

@@ -170,7 +170,7 @@ def unreadable(what: str) -> Finding:
         "input-unreadable",
         what,
         evidence=("paceline bench writes bench.json into its run folder",),
-        fix="paceline bench train.py --world 1,2",
+        fix="paceline bench --world 1,2 train.py",
     )
 
 

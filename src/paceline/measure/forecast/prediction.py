@@ -198,7 +198,7 @@ def _insufficient(reason: str, bench: Bench) -> Finding:
         f"this bench is not enough for a forecast: {reason}",
         evidence=(f"measured world sizes: {sizes}",),
         why="latency, bandwidth and the spread between ranks would be guesses",
-        fix="paceline bench train.py --world 1,2",
+        fix="paceline bench --world 1,2 train.py",
     )
 
 

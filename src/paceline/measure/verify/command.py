@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,9 +25,11 @@ from paceline.measure.trial import Trial
 from paceline.measure.trials import Say
 from paceline.measure.verify import judging, records, table
 from paceline.measure.verify.averaging import main_training
+from paceline.measure.verify.judging import Property
 from paceline.measure.verify.rates import batch_of
 from paceline.measure.verify.records import World
 from paceline.measure.verify.table import Result
+from paceline.measure.verify.verdict import NOT_JUDGED
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
 from paceline.text import terminal
@@ -42,10 +45,12 @@ class Runs:
     Attributes:
         worlds: What the ranks have recorded, by number of ranks.
         failures: Why numbers of ranks could not be run.
+        cut_short: What was said of trials that ended early. They have still shown something.
     """
 
     worlds: dict[int, World] = field(default_factory=dict)
     failures: list[Finding] = field(default_factory=list)
+    cut_short: list[Finding] = field(default_factory=list)
 
 
 def verify(requested: Request, *, as_json: bool) -> int:
@@ -60,7 +65,8 @@ def verify(requested: Request, *, as_json: bool) -> int:
         UsageError: The request cannot be carried out, or the script does not follow
             ``--batch-option``.
         SetupError: The run folder cannot be written.
-        RunError: The script has run on no number of ranks.
+        RunError: The script has run on no number of ranks, or nothing in it could be compared and
+            it made no optimizer step.
     """
     script.read(Options(script=requested.command[0], module=requested.is_module))
     if requested.global_batch is not None:
@@ -71,6 +77,7 @@ def verify(requested: Request, *, as_json: bool) -> int:
     if not runs.worlds:
         raise RunError(runs.failures[0])
     properties = judging.judge(runs.worlds)
+    _require_something(runs, properties)
     result = Result(
         script=requested.command[0],
         worlds=tuple(sorted(runs.worlds)),
@@ -98,6 +105,8 @@ def _run(requested: Request, folder: Path, say: Say) -> Runs:
         if ended.finding is not None and ended.finding.name not in _OF_USE:
             runs.failures.append(ended.finding)
             continue
+        if ended.finding is not None:
+            runs.cut_short.append(ended.finding)
         world = records.read(RunDir(one.run_dir), size, ended.launcher_findings)
         runs.worlds[size] = world
         if requested.batch_option:
@@ -132,6 +141,18 @@ def _with_batch(requested: Request, world: World) -> Request:
     if measured != expected:
         raise no_effect(requested, world.size, measured=measured, expected=expected)
     return requested
+
+
+def _require_something(runs: Runs, properties: Sequence[Property]) -> None:
+    """Refuse a result in which nothing was trained and nothing is judged: it looks like a success.
+
+    Raises:
+        RunError: There is no optimizer step, and no property could be compared.
+    """
+    states = {verdict.state for each in properties for verdict in each.verdicts.values()}
+    num_steps = sum(map(_num_steps, runs.worlds.values()))
+    if runs.cut_short and not runs.failures and not num_steps and states == {NOT_JUDGED}:
+        raise RunError(runs.cut_short[0])
 
 
 def _num_steps(world: World) -> int:

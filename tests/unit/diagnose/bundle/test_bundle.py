@@ -176,6 +176,15 @@ def test_what_is_no_run_is_refused(subject, tmp_path):
     assert list((tmp_path / "here").iterdir()) == []
 
 
+@pytest.mark.parametrize("subject", ["missing", "paceline-runs/missing", "missing.log"])
+def test_the_fix_for_a_missing_path_is_a_path_that_a_bundle_takes(subject):
+    with pytest.raises(PacelineError) as refused:
+        archive.bundle(subject)
+    assert refused.value.finding.name == "input-unreadable"
+    assert subject in refused.value.finding.what
+    assert refused.value.finding.fix == "paceline explain --bundle paceline-runs/NAME"
+
+
 def test_a_folder_that_cannot_be_written_is_a_finding(run_folder, tmp_path):
     with pytest.raises(PacelineError) as refused:
         archive.bundle(str(run_folder), tmp_path / "missing" / "a.tar.gz")

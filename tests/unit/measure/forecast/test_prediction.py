@@ -224,6 +224,7 @@ def test_a_bench_that_is_not_enough_is_refused(values, reason):
     with pytest.raises(SetupError, match="bench-insufficient") as refusal:
         predict(values)
     assert reason in refusal.value.finding.what
+    assert refusal.value.finding.fix == "paceline bench --world 1,2 train.py"
 
 
 @pytest.mark.parametrize(
