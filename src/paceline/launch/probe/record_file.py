@@ -41,6 +41,11 @@ class RecordFile:
         except OSError:
             self._left = 0
 
+    def close(self) -> None:
+        """Close the file; what is written from now on is dropped."""
+        self._left = 0
+        self._file.close()
+
     def guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that records an exception of this one, which ends the file.
 
