@@ -1,8 +1,10 @@
 """Writes which NCCL reads which variable into src/paceline/diagnose/variables/nccl.json.
 
-    python scripts/nccl_variables.py [VERSION ...]      look at more versions (default: those of the
-    table again) python scripts/nccl_variables.py --strings FOLDER   use FOLDER/strings-VERSION.txt
-    instead of downloading
+    python scripts/nccl_variables.py [VERSION ...]
+    python scripts/nccl_variables.py --strings FOLDER
+
+The versions of the table are looked at again, and VERSION too. With --strings the files
+FOLDER/strings-VERSION.txt are read, and nothing is downloaded.
 
 Each version's wheel is downloaded with pip (150 to 400 MB, one at a time, removed afterwards), and
 the names are read from libnccl.so.2: the library holds every name that it asks the environment for

@@ -3,7 +3,7 @@
     python scripts/release.py [--torch here|everywhere|nowhere] [--output FOLDER]
 
 The sdist and the wheel are built into dist/, and the wheel must have exactly the files of
-src/paceline. It is installed into a new environment of each Python from 3.10 to 3.13 that this
+src/paceline and of examples/. It is installed into a new environment of each Python from 3.10 to 3.13 that this
 machine has. There the commands that need no torch are run, and with torch the program of the README
 on two ranks: by default in the Python that runs this script. Exits with 1 if something failed; what
 could not be run is listed and is no failure.
@@ -24,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "paceline"
+EXAMPLES = ROOT / "examples"  # paceline new reads them
 MINORS = (10, 11, 12, 13)
 TORCH = "torch==2.13.0"  # as the tests
 _LIMIT_S = 900
@@ -70,7 +71,7 @@ def misfits(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
     code = {name for name in names if name.startswith("paceline/")}
-    wanted = {f"paceline/{path.relative_to(PACKAGE).as_posix()}" for path in _sources()}
+    wanted = set(sources())
     others = {name for name in names - code if ".dist-info/" not in name}
     return [
         *(f"is not in the wheel: {name}" for name in sorted(wanted - code)),
@@ -78,10 +79,12 @@ def misfits(wheel: Path) -> list[str]:
     ]
 
 
-def _sources() -> Iterator[Path]:
-    for path in PACKAGE.rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts:
-            yield path
+def sources() -> Iterator[str]:
+    """Yield the files that belong in the wheel, by their names in it."""
+    for folder, name in ((PACKAGE, "paceline"), (EXAMPLES, "paceline/examples")):
+        for path in folder.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield f"{name}/{path.relative_to(folder).as_posix()}"
 
 
 def interpreters() -> dict[int, Path]:

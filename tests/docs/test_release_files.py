@@ -115,7 +115,7 @@ def wheel_of(folder, names):
 
 
 def test_a_wheel_has_all_files_of_the_package_and_no_others(release, tmp_path):
-    names = [f"paceline/{path.relative_to(release.PACKAGE)}" for path in release._sources()]
+    names = list(release.sources())
     metadata = f"paceline-{__version__}.dist-info/METADATA"
     assert release.misfits(wheel_of(tmp_path, [*names, metadata])) == []
     missing = "paceline/diagnose/catalogue/texts/port-in-use.md"
@@ -143,6 +143,20 @@ def test_the_wheel_that_is_built_has_no_tests_and_all_texts(release, tmp_path):
         commands = archive.read(entries).decode()
     assert "paceline/diagnose/catalogue/texts/port-in-use.md" in names
     assert "paceline/py.typed" in names
+    assert "paceline/examples/digits.py" in names
     assert f"\nVersion: {__version__}\n" in metadata
     assert "paceline = paceline.cli.entry:main" in commands
     assert len(list((tmp_path / "dist").glob("*.tar.gz"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_editable_install_has_no_copy_of_the_examples(tmp_path, monkeypatch):
+    backend = pytest.importorskip("hatchling.build")
+    monkeypatch.chdir(ROOT)
+    wheel = tmp_path / backend.build_editable(str(tmp_path))
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+        (line,) = archive.read("_paceline.pth").decode().splitlines()
+    assert names == ["_paceline.pth"]
+    assert Path(line) == ROOT / "src"

@@ -117,6 +117,12 @@ def test_without_counts_per_node_tasks_are_taken_to_be_even():
     assert from_environ(variables).local_world_size == 3
 
 
+def test_a_port_in_a_slurm_step_that_is_not_a_number_is_named():
+    with pytest.raises(UsageError) as caught:
+        from_environ({**SLURM, "MASTER_PORT": "tcp://10.0.0.1"})
+    assert caught.value.finding.what == "MASTER_PORT=tcp://10.0.0.1 is not a whole number"
+
+
 def test_override_none():
     assert from_environ({**TORCHRUN, **SLURM, "PACELINE_LAUNCHER": "none"}).world_size == 1
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from paceline.cli import command_help, start_commands
+from paceline.cli import command_help, completed_words, start_commands
 from paceline.cli.bench_command import timeout_of
 from paceline.cli.start_commands import Action
 
@@ -47,7 +47,7 @@ from paceline.cli.start_commands import Action
     help="Folder of the records. [paceline-runs/TIME-verify-SCRIPT]",
 )
 @command_help.JSON
-@click.argument("script", required=False, default="")
+@click.argument("script", required=False, default="", shell_complete=completed_words.files)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def VERIFY(**values: Any) -> Action:  # a constant after its decoration
     """Check that a script on several ranks does what it does on one: samples, learning rate,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline import env
-from paceline.errors import EXIT_OK
+from paceline.errors import EXIT_FAILED, EXIT_OK
 from paceline.functions import direct
 from paceline.functions.by_machine import (
     ENDED,
@@ -86,11 +86,15 @@ def main(folder: Path) -> int:
         replace(queue, pid=pid, time_s=time.time()).write(folder)
         return EXIT_OK
     os.setsid()
+    status = EXIT_FAILED
     try:
         run(queue, folder)
+        status = EXIT_OK
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # into queue.out
     finally:
         sys.stderr.flush()
-        os._exit(EXIT_OK)
+        os._exit(status)
 
 
 def run(queue: LocalQueue, folder: Path) -> None:

@@ -6,6 +6,7 @@ pytest, and does nothing for a test without the mark or one of its fixtures.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,8 +27,9 @@ _FAILURE: pytest.StashKey[RanksFailed] = pytest.StashKey()
 _POOL: pytest.StashKey[Ranks] = pytest.StashKey()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the ini options."""
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add the ini options, and let paceline's modules be imported as they are."""
+    _leave_assertions(pluginmanager)
     parser.addini(
         "ranks_timeout_s", "Seconds that the ranks of a test may take (paceline)", default="60"
     )
@@ -171,6 +173,18 @@ class RanksRepr:
         for line in self._text.splitlines():
             is_error = line.startswith("E ")
             writer.line(line, red=is_error, bold=is_error)
+
+
+def _leave_assertions(pluginmanager: Any) -> None:
+    """Keep pytest from rewriting the assertions of paceline's modules, which users never see.
+
+    pytest marks all packages of a distribution that has a plugin. Its loader reads and hashes the
+    source of each module that it imports, or rewrites it, where Python only reads the compiled one.
+    """
+    with contextlib.suppress(AttributeError):  # private names, which another version may not have
+        hook = pluginmanager.rewrite_hook
+        hook._must_rewrite.discard("paceline")
+        hook._marked_for_rewrite_cache.clear()
 
 
 def _world_size(request: pytest.FixtureRequest) -> int:

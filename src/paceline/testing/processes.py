@@ -187,6 +187,8 @@ class RankProcesses:
                 socket.send_fds(self.control.socket, [b"."], handles)
             (pids,) = self._next(server.FORKED, _FORK_S)
         except BaseException:
+            for ours, _ in pairs:
+                ours.close()
             self.stop_server()  # interrupted: its answer would be taken for that to the next call
             raise
         finally:

@@ -16,9 +16,7 @@ from paceline.errors import Finding, UsageError
 from paceline.world.job import read_batch_job
 from paceline.world.numbers import whole
 from paceline.world.slurm import expand_nodelist
-from paceline.world.world import World
-
-_DEFAULT_PORT = 29500  # torch's
+from paceline.world.world import DEFAULT_PORT, World
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ class MpiTask:
     @property
     def port(self) -> int:
         """The port of a store of this start, the same in all tasks; torch's default if unknown."""
-        return port_of(self.start_id) if self.start_id else _DEFAULT_PORT
+        return port_of(self.start_id) if self.start_id else DEFAULT_PORT
 
 
 def port_of(start_id: str) -> int:

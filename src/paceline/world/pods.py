@@ -19,9 +19,7 @@ from paceline import env
 from paceline.errors import Finding, UsageError
 from paceline.world import torchrun
 from paceline.world.numbers import whole
-from paceline.world.world import World
-
-_DEFAULT_PORT = 29500  # torch's
+from paceline.world.world import DEFAULT_PORT, World
 
 
 @dataclass(frozen=True)
@@ -154,7 +152,7 @@ def world_of_pod(pod: Pod) -> World:
         node_rank=pod.index,
         num_nodes=pod.count,
         master_addr=pod.master_addr,
-        master_port=pod.master_port or _DEFAULT_PORT,
+        master_port=pod.master_port or DEFAULT_PORT,
         launcher="kubernetes",
         reason=f"{pod.name} by {pod.source}, one rank in each",
     )

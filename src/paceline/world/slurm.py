@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from paceline import env
 from paceline.errors import Finding, UsageError
+from paceline.world.numbers import whole
 from paceline.world.world import World
 
 
@@ -25,7 +26,7 @@ def world_of_task(environ: Mapping[str, str]) -> World:
     """Return the world of a task of a Slurm step.
 
     Raises:
-        UsageError: Variables of the step are missing.
+        UsageError: Variables of the step are missing, or ``MASTER_PORT`` is not a number.
     """
     needed = (env.PROCID, env.LOCALID, env.NODEID, env.STEP_NUM_TASKS, env.STEP_NODELIST)
     missing = [name for name in needed if name not in environ]
@@ -51,13 +52,17 @@ def world_of_task(environ: Mapping[str, str]) -> World:
         node_rank=node_rank,
         num_nodes=len(nodes),
         master_addr=environ.get(env.MASTER_ADDR) or nodes[0],
-        master_port=int(environ.get(env.MASTER_PORT) or step_port(environ)),
+        master_port=_port(environ),
         launcher="slurm",
         reason=(
             f"Slurm step {environ.get(env.JOB_ID, '?')}.{environ.get(env.STEP_ID, '?')} "
             f"with {world_size} tasks on {len(nodes)} nodes"
         ),
     )
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    return whole(environ, env.MASTER_PORT) if environ.get(env.MASTER_PORT) else step_port(environ)
 
 
 def step_port(environ: Mapping[str, str]) -> int:

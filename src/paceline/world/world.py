@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DEFAULT_PORT = 29500  # of the store, torch's
+
 
 @dataclass(frozen=True)
 class World:

@@ -32,6 +32,7 @@ def offered(*words):
         ["explain", ""],
         ["tune", ""],
         ["bench", ""],
+        ["verify", ""],
         ["run", "--secret-file", ""],
         ["checkpoint", "list", ""],
     ],

@@ -159,7 +159,7 @@ def test_an_installation_without_examples_is_a_finding(tmp_path, monkeypatch):
 
 
 def test_examples_of_an_installed_wheel_are_beside_the_package(tmp_path, monkeypatch):
-    """As ``force-include`` of pyproject.toml puts them there."""
+    """As ``sources`` in pyproject.toml puts them there."""
     package = tmp_path / "lib" / "paceline"
     (package / "examples").mkdir(parents=True)
     text = (FOLDER / "digits_ddp.py").read_text()

@@ -408,6 +408,27 @@ def test_loading_the_plugin_imports_nothing_else():
     assert "torch" not in ended.stdout.split()
 
 
+def test_the_modules_of_an_installed_wheel_are_imported_without_rewriting(pytester, monkeypatch):
+    """pytest marks all packages that the RECORD of a distribution with a plugin names."""
+    wheel = pytester.mkdir("lib") / "paceline-0.dist-info"
+    wheel.mkdir()
+    (wheel / "METADATA").write_text("Metadata-Version: 2.1\nName: paceline\nVersion: 0\n")
+    (wheel / "RECORD").write_text("paceline/__init__.py,,\npaceline/testing/plugin.py,,\n")
+    (wheel / "entry_points.txt").write_text("[pytest11]\npaceline = paceline.testing.plugin\n")
+    package = Path(plugin.__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", f"{wheel.parent}{os.pathsep}{package}")
+    pytester.makepyfile(
+        """
+        def test_loader():
+            import paceline.errors
+
+            assert type(paceline.errors.__loader__).__name__ == "SourceFileLoader"
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1)
+
+
 @pytest.mark.timeout(180)  # imports torch twice: in pytest and in what forks the ranks
 def test_ctrl_c_ends_the_ranks_and_says_where_they_were(pytester):
     """With processes of its own: what is left of them is looked for."""

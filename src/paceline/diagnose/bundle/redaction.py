@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from paceline.diagnose.bundle.patterns import (
     KEY_LINE,
@@ -85,7 +87,8 @@ class Redactor:
     def __init__(self, known: Known) -> None:
         self.counts: Counter[str] = Counter()
         self._labels: dict[str, dict[str, str]] = {}
-        self._secrets = {value for value in known.secrets if len(value) >= _SHORTEST_SECRET}
+        long_enough = [value for value in known.secrets if len(value) >= _SHORTEST_SECRET]
+        self._secrets = {spelling for value in long_enough for spelling in _spellings(value)}
         self._users = set(known.users)
         self._homes = {home.rstrip("/") for home in known.homes} - {""}
         self._hosts = set(known.hosts)
@@ -179,6 +182,11 @@ class Redactor:
         self.counts[kind] += times
         labels = self._labels.setdefault(kind, {})
         return labels.setdefault(value, f"<{kind}-{len(labels) + 1}>")
+
+
+def _spellings(secret: str) -> tuple[str, ...]:
+    """Return a value as it stands in plain text, in JSON and in an address."""
+    return secret, json.dumps(secret)[1:-1], quote(secret, safe="")
 
 
 def _is_telling(secret: str) -> bool:

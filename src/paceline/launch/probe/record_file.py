@@ -42,7 +42,7 @@ class RecordFile:
             self._left = 0
 
     def close(self) -> None:
-        """End the file; what is written later is lost."""
+        """Close the file; what is written from now on is dropped."""
         self._left = 0
         self._file.close()
 

@@ -31,13 +31,17 @@ _MOST_CHARACTERS = 160
 
 
 def install(is_users: Callable[[str], bool]) -> None:
-    """Record into the run folder of this rank.
+    """Record into the run folder of this rank; a run whose file cannot be created is left alone.
 
     Args:
         is_users: Returns whether a file is the user's.
     """
     folder, rank = env.read(env.RUN_DIR), env.read(env.RANK)
     if folder is None or rank is None:
+        return
+    try:
+        file = RecordFile(RunDir(Path(folder)).observed(int(rank)))
+    except OSError:  # a full disk, or the records of the attempt before
         return
     from torch.optim import optimizer
     from torch.utils.data import dataloader
@@ -48,14 +52,14 @@ def install(is_users: Callable[[str], bool]) -> None:
     def place() -> str:
         return makers.line_of(sys._getframe(1))
 
-    file = RecordFile(RunDir(Path(folder)).observed(int(rank)))
     loops = LoopRecords(file, place)
     steps = StepRecords(file, loops, place)
     iterators: Any = dataloader._BaseDataLoaderIter
     record_loops.watch(iterators, loops)
     record_steps.watch(steps)
     optimizer.register_optimizer_step_post_hook(left_alone(_settling(loops)))
-    atexit.register(file.guarded(loops.settle))
+    atexit.register(file.close)
+    atexit.register(file.guarded(loops.settle))  # called first
     if int(rank) == 0:
         for stream in (sys.stdout, sys.stderr):
             _listen(stream, Printed(file, loops, place))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import string
 
 import pytest
@@ -151,6 +152,14 @@ def test_a_password_in_one_text_is_replaced_in_all():
     assert redactor.redact(texts[0]) == "logged in: <secret-1>"
     assert redactor.redact("a login is required") == "a login is required"
     assert list(labelled(redactor.counts)) == ["1 secret"]
+
+
+@pytest.mark.parametrize(
+    "text", ['said pa"ss\\wörd', '{"said": "pa\\"ss\\\\w\\u00f6rd"}', "said pa%22ss%5Cw%C3%B6rd"]
+)
+def test_a_known_secret_is_found_in_json_and_in_addresses(text):
+    redactor = Redactor(Known(secrets=('pa"ss\\wörd',)))
+    assert redactor.redact(text) == re.sub(r"pa\S+rd", "<secret-1>", text)
 
 
 def test_redacting_twice_changes_nothing():

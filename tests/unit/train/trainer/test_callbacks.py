@@ -282,6 +282,12 @@ def test_weights_of_the_last_epochs_are_averaged():
     assert torch.allclose(end, torch.stack(starts[1:]).mean(0), atol=1e-12)
 
 
+@pytest.mark.parametrize("number", [0, -1, 2.5])
+def test_averages_are_updated_every_whole_number_of_steps(number):
+    with pytest.raises(UsageError, match="at least 1"):
+        EMAWeightAveraging(update_every_n_steps=number)
+
+
 def test_averages_continue_from_a_checkpoint():
     for make in (
         lambda: EMAWeightAveraging(decay=0.75),

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_avg_fn
 from paceline.errors import UsageError
 from paceline.train.trainer.callback import Callback
 from paceline.train.trainer.optimizers import Schedule
-from paceline.train.trainer.options import contradiction, invalid, one_of
+from paceline.train.trainer.options import contradiction, count, invalid, one_of
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -121,7 +121,8 @@ class EMAWeightAveraging(WeightAveraging):
         **options: Options of torch's ``AveragedModel``.
 
     Raises:
-        UsageError: The decay is not between 0 and 1.
+        UsageError: The decay is not between 0 and 1, or ``update_every_n_steps`` is not a number
+            of steps.
     """
 
     def __init__(
@@ -143,7 +144,9 @@ class EMAWeightAveraging(WeightAveraging):
                 fix="EMAWeightAveraging(decay=0.999)",
             )
         super().__init__(device, use_buffers, avg_fn=get_ema_avg_fn(decay), **options)
-        self._every = update_every_n_steps
+        self._every = count(
+            "update_every_n_steps", update_every_n_steps, where="EMAWeightAveraging"
+        )
         self._from_step, self._from_epoch = update_starting_at_step, update_starting_at_epoch
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
