@@ -19,6 +19,7 @@ from paceline.measure.verify.verdict import Verdict, broken, kept, not_judged
 _CLOSE = 0.02  # relative: rounded lengths of epochs move a schedule a little
 _GROWN = 1.5  # from this factor on, a batch has grown
 _OFTEN = 0.9  # of N times as many calls of a scheduler
+SAME_BATCH = "ranks read the same first batch; each may take a part of it"
 
 
 class Curves(NamedTuple):
@@ -49,7 +50,7 @@ def batch_of(world: World) -> int:
     return sum(sizes) if len(sizes) == world.size and all(sizes) else 0
 
 
-def _read_the_same(world: World) -> bool:
+def read_the_same(world: World) -> bool:
     """Return whether several ranks have the same first batch."""
     first = {tuple(rank.epochs[0].batches[0] or ()) for rank in world.ranks}
     return len(first) < world.size
@@ -77,8 +78,8 @@ def judge(world: World, one: World) -> Verdict:
     batch, batch_of_one = batch_of(world), batch_of(one)
     if not batch or not batch_of_one:
         return not_judged("the number of samples of a step is unknown")
-    if _read_the_same(world):
-        return not_judged("ranks read the same first batch; each may take a part of it")
+    if read_the_same(world):
+        return not_judged(SAME_BATCH)
     if averaging.are_apart(training):
         return not_judged("ranks apply different gradients: they may train apart")
     steps, steps_of_one = training[0].steps, reference[0].steps
