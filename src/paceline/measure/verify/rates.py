@@ -80,8 +80,6 @@ def judge(world: World, one: World) -> Verdict:
         return not_judged("the number of samples of a step is unknown")
     if read_the_same(world):
         return not_judged(SAME_BATCH)
-    if averaging.are_apart(training):
-        return not_judged("ranks apply different gradients: they may train apart")
     steps, steps_of_one = training[0].steps, reference[0].steps
     if not steps or not steps_of_one or len(steps[0].rates) != len(steps_of_one[0].rates):
         return not_judged("the optimizer has other parameter groups than on 1 rank")
@@ -92,7 +90,10 @@ def judge(world: World, one: World) -> Verdict:
         if not _follows(curves):
             return _judge_other_curve(world, steps, steps_of_one, growth)
     first = Curves(_rates(steps, 0), _rates(steps_of_one, 0), growth, epochs)
-    return _judge_scale(world, first, place=training[0].place, batches=(batch_of_one, batch))
+    verdict = _judge_scale(world, first, place=training[0].place, batches=(batch_of_one, batch))
+    if verdict.finding is not None and averaging.are_apart(training):
+        return not_judged("ranks apply different gradients: they may train apart")
+    return verdict
 
 
 def _rates(steps: Sequence[Step], group: int) -> tuple[float, ...]:

@@ -134,13 +134,15 @@ def test_ranks_that_share_batches_in_pairs_may_take_parts_of_them():
     assert rates.judge(several, CONSTANT).state == "not judged"
 
 
-def test_ranks_that_apply_gradients_of_their_own_have_no_larger_batch():
-    several = recorded(2, lambda number: 0.1)
+@pytest.mark.parametrize(
+    ("batch", "state", "words"), [(8, "not judged", "train apart"), (4, "kept", "as on 1 rank")]
+)
+def test_ranks_that_apply_gradients_of_their_own_have_no_larger_batch(batch, state, words):
+    several = recorded(2, lambda number: 0.1, batch=batch)
     other = several.ranks[1].trainings[0]
     other.steps = [replace(each, gradients=each.number) for each in other.steps]
     verdict = rates.judge(several, CONSTANT)
-    assert verdict.state == "not judged"
-    assert "train apart" in verdict.reason
+    assert (verdict.state, words in verdict.reason) == (state, True), verdict
 
 
 def test_an_optimizer_that_is_divided_among_ranks_is_judged():
