@@ -234,12 +234,13 @@ def _words(trial: Trial) -> str:
 
 
 def _too_slow(trial: Trial, reached: int) -> Finding:
+    fewer = "try fewer steps (--steps), or a script that starts faster"
     return Finding(
         "trial-too-slow",
         f"{_words(trial)} made {reached} of {trial.steps} optimizer steps in"
         f" {trial.timeout_s:.0f} s",
         evidence=(_folder(trial),),
-        fix="try fewer steps (--steps), or a script that starts faster",
+        fix=fewer if reached else shlex.join(trial.launch),  # a run shows where ranks wait
     )
 
 

@@ -41,6 +41,14 @@ def test_a_failure_has_the_cause_that_the_run_found():
     assert finding.fix == "paceline run --nproc-per-node 2 --module train.py --lr 0.1"
 
 
+@pytest.mark.parametrize(
+    ("reached", "words"), [(3, "--steps"), (0, "paceline run --nproc-per-node")]
+)
+def test_a_trial_without_a_step_in_time_is_to_be_run_and_not_shortened(reached, words):
+    finding = trial.judge(TRIAL, exit_status=None, report={}, counts=(reached,) * 2, steps={})
+    assert words in finding.fix
+
+
 def test_the_report_is_the_last_object_on_stdout():
     report = {"exit_status": 0, "findings": []}
     assert trial._report('{"loss": 1}\nhello\n' + json.dumps(report) + "\n") == report

@@ -34,3 +34,14 @@ def are_averaged(ranks: Sequence[Training], *, until: int | None = None) -> bool
     is_enough = len(equal) >= min(_LEAST_STEPS, len(steps)) and len(equal) > 0
     has_changed = len(set(equal)) >= min(_LEAST_STEPS, len(equal))
     return is_enough and has_changed and len(equal) >= _LEAST_SHARE * len(gradients)
+
+
+def are_apart(ranks: Sequence[Training]) -> bool:
+    """Return whether ranks apply gradients of their own to the same parameters, all of them."""
+    is_one_model = len({training.names for training in ranks}) == 1
+    if not is_one_model or not all(training.is_whole for training in ranks):
+        return False
+    steps = list(zip(*(training.steps for training in ranks), strict=False))
+    gradients = [{step.gradients for step in of_ranks} for of_ranks in steps]
+    differing = [values for values in gradients if len(values) > 1 and None not in values]
+    return len(differing) > (1 - _LEAST_SHARE) * len(gradients)

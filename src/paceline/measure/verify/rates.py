@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from paceline.errors import Finding
 from paceline.measure.verify import averaging
-from paceline.measure.verify.records import Step, World
+from paceline.measure.verify.records import Step, Training, World
 from paceline.measure.verify.verdict import Verdict, broken, kept, not_judged
 
 _CLOSE = 0.02  # relative: rounded lengths of epochs move a schedule a little
 _GROWN = 1.5  # from this factor on, a batch has grown
 _OFTEN = 0.9  # of N times as many calls of a scheduler
+SAME_BATCH = "ranks read the same first batch; each may take a part of it"
 
 
 class Curves(NamedTuple):
@@ -49,10 +50,24 @@ def batch_of(world: World) -> int:
     return sum(sizes) if len(sizes) == world.size and all(sizes) else 0
 
 
-def _read_the_same(world: World) -> bool:
+def read_the_same(world: World) -> bool:
     """Return whether several ranks have the same first batch."""
-    first = [rank.epochs[0].batches[0] for rank in world.ranks]
-    return world.size > 1 and all(batch == first[0] for batch in first)
+    first = {tuple(rank.epochs[0].batches[0] or ()) for rank in world.ranks}
+    return len(first) < world.size
+
+
+def _growth(
+    batches: tuple[int, int], training: Sequence[Training], reference: Sequence[Training]
+) -> float:
+    """Return the samples of an update as a multiple of those on one rank.
+
+    Batches that are accumulated count together: fewer of them may make up for more ranks.
+    """
+    batch_of_one, batch = batches
+    backwards, of_one = (len(ranks[0].steps[0].losses) for ranks in (training, reference))
+    has_closure = training[0].type == "LBFGS"  # computes as many losses as its search needs
+    accumulated = 1.0 if has_closure or not backwards or not of_one else backwards / of_one
+    return batch / batch_of_one * accumulated
 
 
 def judge(world: World, one: World) -> Verdict:
@@ -63,20 +78,22 @@ def judge(world: World, one: World) -> Verdict:
     batch, batch_of_one = batch_of(world), batch_of(one)
     if not batch or not batch_of_one:
         return not_judged("the number of samples of a step is unknown")
-    if _read_the_same(world):
-        return not_judged("ranks read the same first batch; each may take a part of it")
+    if read_the_same(world):
+        return not_judged(SAME_BATCH)
     steps, steps_of_one = training[0].steps, reference[0].steps
     if not steps or not steps_of_one or len(steps[0].rates) != len(steps_of_one[0].rates):
         return not_judged("the optimizer has other parameter groups than on 1 rank")
     epochs = len(world.ranks[0].epochs)
+    growth = _growth((batch_of_one, batch), training, reference)
     for group in range(len(steps[0].rates)):
-        curves = Curves(
-            _rates(steps, group), _rates(steps_of_one, group), batch / batch_of_one, epochs
-        )
+        curves = Curves(_rates(steps, group), _rates(steps_of_one, group), growth, epochs)
         if not _follows(curves):
-            return _judge_other_curve(world, steps, steps_of_one, batch / batch_of_one)
-    first = Curves(_rates(steps, 0), _rates(steps_of_one, 0), batch / batch_of_one, epochs)
-    return _judge_scale(world, first, place=training[0].place, batches=(batch_of_one, batch))
+            return _judge_other_curve(world, steps, steps_of_one, growth)
+    first = Curves(_rates(steps, 0), _rates(steps_of_one, 0), growth, epochs)
+    verdict = _judge_scale(world, first, place=training[0].place, batches=(batch_of_one, batch))
+    if verdict.finding is not None and averaging.are_apart(training):
+        return not_judged("ranks apply different gradients: they may train apart")
+    return verdict
 
 
 def _rates(steps: Sequence[Step], group: int) -> tuple[float, ...]:
@@ -175,7 +192,7 @@ def _not_scaled(world: World, curves: Curves, *, place: str, batches: tuple[int,
         " learning rate",
         where=place,
         evidence=(
-            f"samples of a step: {batches[0]:,} on 1 rank, {batches[1]:,} on {world.name}",
+            f"samples of a batch: {batches[0]:,} on 1 rank, {batches[1]:,} on {world.name}",
             f"learning rate of the first step: {curves.rates[0]:.3g} on both",
         ),
         why="an epoch has fewer updates: the loss after as many epochs is likely higher",

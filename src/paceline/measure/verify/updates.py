@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from paceline.errors import Finding
 from paceline.measure.verify import averaging
-from paceline.measure.verify.rates import batch_of
+from paceline.measure.verify.rates import SAME_BATCH, batch_of, read_the_same
 from paceline.measure.verify.records import Rank, Training, World
 from paceline.measure.verify.verdict import Verdict, broken, kept, not_judged
 
@@ -39,6 +39,8 @@ def _other_samples(world: World, one: World) -> str:
     batch, batch_of_one = batch_of(world), batch_of(one)
     if not batch or not batch_of_one:
         return "the samples of a step are unknown"
+    if read_the_same(world):
+        return SAME_BATCH
     if batch != batch_of_one:
         return f"a step has {batch:,} samples, on 1 rank {batch_of_one:,}: give --batch-option"
     first = [index for rank in world.ranks for index in rank.epochs[0].batches[0] or ()]

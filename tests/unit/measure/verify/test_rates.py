@@ -125,3 +125,48 @@ def test_ranks_that_read_the_same_batch_may_take_parts_of_it():
     several = recorded(2, lambda number: 0.1)
     several.ranks[1].loops[0] = several.ranks[0].loops[0]
     assert rates.judge(several, CONSTANT).state == "not judged"
+
+
+def test_ranks_that_share_batches_in_pairs_may_take_parts_of_them():
+    several = recorded(4, lambda number: 0.1)
+    for number in (1, 3):
+        several.ranks[number].loops[0] = several.ranks[number - 1].loops[0]
+    assert rates.judge(several, CONSTANT).state == "not judged"
+
+
+@pytest.mark.parametrize(
+    ("batch", "state", "words"), [(8, "not judged", "train apart"), (4, "kept", "as on 1 rank")]
+)
+def test_ranks_that_apply_gradients_of_their_own_have_no_larger_batch(batch, state, words):
+    several = recorded(2, lambda number: 0.1, batch=batch)
+    other = several.ranks[1].trainings[0]
+    other.steps = [replace(each, gradients=each.number) for each in other.steps]
+    verdict = rates.judge(several, CONSTANT)
+    assert (verdict.state, words in verdict.reason) == (state, True), verdict
+
+
+def test_an_optimizer_that_is_divided_among_ranks_is_judged():
+    several = recorded(2, lambda number: 0.1)
+    other = several.ranks[1].trainings[0]
+    other.steps = [replace(each, gradients=each.number) for each in other.steps]
+    other.names = ("bias",)
+    assert rates.judge(several, CONSTANT).state == "note"
+
+
+def accumulated(num_ranks, backwards, kind="SGD"):
+    """Ranks whose steps each have a number of backwards."""
+    several = recorded(num_ranks, lambda number: 0.1)
+    for each in several.ranks:
+        trained = each.trainings[0]
+        trained.type = kind
+        trained.steps[:] = [replace(made, losses=(1.0,) * backwards) for made in trained.steps]
+    return several
+
+
+@pytest.mark.parametrize(
+    ("backwards", "kind", "state"),
+    [(2, "SGD", "kept"), (4, "SGD", "note"), (2, "LBFGS", "note")],
+)
+def test_fewer_accumulated_batches_make_up_for_more_ranks(backwards, kind, state):
+    verdict = rates.judge(accumulated(2, backwards, kind), accumulated(1, 4, kind))
+    assert verdict.state == state, verdict

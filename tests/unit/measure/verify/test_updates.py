@@ -74,3 +74,9 @@ def test_ranks_with_gradients_of_their_own_are_not_judged():
     several = recorded(2, (1.5, 2.5), sample=(6.0, 8.0))
     several.ranks[1].trainings[0].steps[:] = [step(number, gradients=number) for number in range(4)]
     assert updates.judge_updates(several, ONE).state == "not judged"
+
+
+def test_ranks_that_read_the_same_batch_are_not_told_to_change_its_size():
+    several = recorded(2, (1.5, 2.5), batch=8)
+    several.ranks[1].loops[0] = several.ranks[0].loops[0]
+    assert "same first batch" in updates.unknown(several, ONE)
