@@ -89,8 +89,9 @@ class Redactor:
         self._labels: dict[str, dict[str, str]] = {}
         long_enough = [value for value in known.secrets if len(value) >= _SHORTEST_SECRET]
         self._secrets = {spelling for value in long_enough for spelling in _spellings(value)}
-        self._users = set(known.users)
-        self._homes = {home.rstrip("/") for home in known.homes} - {""}
+        self._users = {spelling for name in known.users for spelling in (name, _in_json(name))}
+        homes = {home.rstrip("/") for home in known.homes} - {""}
+        self._homes = homes | set(map(_in_json, homes))
         self._hosts = set(known.hosts)
 
     def learn(self, texts: Iterable[str]) -> None:
@@ -186,7 +187,11 @@ class Redactor:
 
 def _spellings(secret: str) -> tuple[str, ...]:
     """Return a value as it stands in plain text, in JSON and in an address."""
-    return secret, json.dumps(secret)[1:-1], quote(secret, safe="")
+    return secret, _in_json(secret), quote(secret, safe="")
+
+
+def _in_json(text: str) -> str:
+    return json.dumps(text)[1:-1]
 
 
 def _is_telling(secret: str) -> bool:

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from paceline import deadlines, env
 from paceline.errors import Finding
-from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.in_rank import rank_files
 from paceline.launch.monitor import ras, timed_steps
 from paceline.launch.monitor.fork_watch import ForkWatch
@@ -216,8 +215,3 @@ class Supervision:
         patience_s = max(_LEFT_ALONE_S, self._context.plan.grace_s)
         notice_s = deadlines.scaled(deadlines.SILENT_NODE_NOTICE)
         return patience_s + (notice_s if self._context.peers.channel is not None else 0)
-
-
-def _may_publish_end(channel: ControlChannel) -> bool:
-    """Return whether a node may publish that its ranks have succeeded: the head does so last."""
-    return channel.node != 0 or channel.all_have("done", but_head=True)

@@ -162,6 +162,12 @@ def test_a_known_secret_is_found_in_json_and_in_addresses(text):
     assert redactor.redact(text) == re.sub(r"pa\S+rd", "<secret-1>", text)
 
 
+def test_a_name_outside_ascii_is_found_in_json():
+    redactor = Redactor(Known(users=("José García",), homes=("/cluster/josé",)))
+    text = '{"who": "Jos\\u00e9 Garc\\u00eda", "where": "/cluster/jos\\u00e9/runs"}'
+    assert redactor.redact(text) == '{"who": "<user-1>", "where": "<home>/runs"}'
+
+
 def test_redacting_twice_changes_nothing():
     for text, _ in SECRETS.values():
         once = redacted(text)
