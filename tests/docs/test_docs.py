@@ -8,13 +8,13 @@ A block under ``<!-- run, slow -->`` runs in ``make test-all``, in order with th
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
 from pages import BLOCK_S, MARK, MARK_OR_SLOW, SLOW, blocks, run
+from repository_scripts import script
 
 ROOT = Path(__file__).parents[2]
 SKIPPED = {"runs", "paceline-runs", "dist"}  # hidden folders too
@@ -87,10 +87,8 @@ def test_every_link_resolves(name):
 
 
 def test_generated_pages_are_up_to_date():
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts" / "reference.py")
-    reference = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(reference)
-    assert reference.stale() == [], "run scripts/reference.py"
+    with script("reference") as reference:
+        assert reference.stale() == [], "run scripts/reference.py"
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
+from repository_scripts import script
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "raw" / "recordings"
@@ -21,12 +21,8 @@ RED = "\x1b[1;31m"
 
 @pytest.fixture(scope="module")
 def recordings():
-    spec = importlib.util.spec_from_file_location("recordings", ROOT / "scripts" / "recordings.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its data classes look there
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with script("recordings") as module:
+        yield module
 
 
 def words_of(svg):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 import zipfile
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from paceline.measure import bench_file
 from paceline.rundir import events, files, identity, sweeps
 from paceline.slurm import record
 from paceline.train.checkpoint import manifest
+from repository_scripts import script
 
 ROOT = Path(__file__).parents[2]
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml"))
@@ -33,12 +32,8 @@ FORMATS = {
 
 @pytest.fixture(scope="module")
 def release():
-    spec = importlib.util.spec_from_file_location("release", ROOT / "scripts" / "release.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its data classes look there
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with script("release") as module:
+        yield module
 
 
 def test_the_version_is_the_same_everywhere(release):

@@ -6,12 +6,10 @@ import gzip
 import json
 import os
 import stat
-import sys
 import tarfile
 
 import pytest
 
-from paceline.cli import main as module
 from paceline.diagnose import doctor
 from paceline.diagnose.bundle import archive, contents
 from paceline.diagnose.doctor.facts import Facts
@@ -189,21 +187,6 @@ def test_a_folder_that_cannot_be_written_is_a_finding(run_folder, tmp_path):
     with pytest.raises(PacelineError) as refused:
         archive.bundle(str(run_folder), tmp_path / "missing" / "a.tar.gz")
     assert refused.value.finding.name == "folder-not-writable"
-
-
-@pytest.fixture
-def typed(monkeypatch, capsys):
-    """Run the whole command; return its exit status and what it printed."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["paceline", *words])
-        monkeypatch.setattr(module.os, "_exit", sys.exit)
-        with pytest.raises(SystemExit) as stopped:
-            module.main()
-        printed = capsys.readouterr()
-        return stopped.value.code, printed.out, printed.err
-
-    return run
 
 
 def test_the_command_prints_the_path_and_says_what_it_holds(typed, run_folder):

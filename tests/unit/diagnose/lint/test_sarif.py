@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from urllib.parse import urlsplit
 
 import pytest
 
 from paceline import __version__
-from paceline.cli import main as module
 from paceline.codes import CODES
 from paceline.diagnose.lint import lint
 from paceline.diagnose.lint.report import CheckedFile, Report
@@ -138,19 +136,10 @@ def test_paths_are_relative_to_the_folder(name, uri):
 
 
 @pytest.fixture
-def typed(monkeypatch, capsys, tmp_path):
-    """Run the whole command; return its exit status and what it printed."""
+def typed(typed, monkeypatch, tmp_path):
+    """The whole command, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["paceline", *words])
-        monkeypatch.setattr(module.os, "_exit", sys.exit)
-        with pytest.raises(SystemExit) as stopped:
-            module.main()
-        printed = capsys.readouterr()
-        return stopped.value.code, printed.out, printed.err
-
-    return run
+    return typed
 
 
 def test_the_command_prints_a_log_and_ends_as_without(typed, tmp_path):
