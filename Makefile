@@ -24,9 +24,9 @@ test: .make-test
 # The part of the other suites that tests/representative.txt names: the whole takes longer than CI may.
 test-ci: test
 	bash scripts/install_system_packages.sh
-	$(BIN)/python -m pytest $(PARALLEL) -m "healthy and not slow"
-	$(BIN)/python -m pytest $(ALONE) -m "browser and not slow"
-	$(BIN)/python -m pytest $(ALONE) -m "alone or (representative and not slurm)"
+	$(BIN)/python -m pytest $(PARALLEL) -m "((healthy and not slow) or representative) and not slurm and not alone" --ignore=tests/faults
+	$(BIN)/python -m pytest $(ALONE) -m "alone or (browser and not slow)"
+	$(BIN)/python -m pytest $(ALONE) -m "representative and not alone" tests/faults
 	$(BIN)/python -m pytest $(ALONE) -m "representative and slurm"
 
 test-all: test

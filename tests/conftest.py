@@ -14,11 +14,6 @@ from preloaded import TRAINING, PreloadedPython
 from representative import names_of, representative_tests
 from starting import inherited
 
-# Tests with these marks, or in these folders, start processes and wait for them on a machine that is shared, or run
-# programs of others. A second try is listed in the summary.
-RETRIED = ("alone", "healthy", "peers", "slurm", "namespaces", "slow", "cold", "browser")
-RETRIED_FOLDERS = ("launch", "ranks")
-
 
 def pytest_addoption(parser):
     parser.addoption(
@@ -33,14 +28,10 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if not chosen.isdisjoint(names_of(item.nodeid)):
             item.add_marker("representative")
-        if os.environ.get("CI") and is_retried(item):
+        # Most tests start processes and wait for them, on a machine that CI shares. A second try is
+        # listed in the summary.
+        if os.environ.get("CI"):
             item.add_marker(pytest.mark.flaky(reruns=1))
-
-
-def is_retried(item):
-    """Return whether CI tries the test a second time if it fails."""
-    has_mark = any(item.get_closest_marker(name) for name in RETRIED)
-    return has_mark or item.path.parent.name in RETRIED_FOLDERS
 
 
 def pytest_configure(config):

@@ -58,6 +58,14 @@ def wait_until_ended(site, folder, *, timeout=90.0):
         time.sleep(0.5)
 
 
+def wait_for_words(output, pattern):
+    """Wait until an element has printed what matches the pattern."""
+    deadline = time.monotonic() + 40
+    while not re.search(pattern, output.read_text()):
+        assert time.monotonic() < deadline, output.read_text()
+        time.sleep(0.2)
+
+
 def test_elements_fail_and_succeed_by_themselves_and_those_that_failed_are_submitted_again(site):
     (site.folder / "train.py").write_text(
         "import sys\nif sys.argv[-1] == '2' and not __import__('os').path.exists('repaired'):\n"
@@ -89,26 +97,24 @@ def test_an_element_that_is_stopped_continues_and_leaves_the_others_alone(site, 
     training.write(
         site.folder,
         "session",
-        step="while not os.path.exists('go') and step == 3: time.sleep(0.1)",
-        epochs=3,
+        step="element = os.environ['SLURM_ARRAY_TASK_ID']\n"
+        "if step == 1: leave(f'waits-{element}', 1)\n"
+        "while step == 1 and not os.path.exists(f'go-{element}'): time.sleep(0.1)",
     )
     folder, array = submit(
         site, "--array", "0-1", "--time", "10", "--nproc-per-node", 1, "train.py"
     )
     for index in range(2):
-        while not (folder / str(index) / "lease.json").exists():
-            time.sleep(0.1)
+        site.wait_for(site.folder / f"waits-{index}")
     if allowed == "no requeue":
         for index in range(2):
             site.cluster.ask("scontrol", "update", f"JobId={array}_{index}", "Requeue=0")
-    time.sleep(4)  # until the loop runs
     site.cluster.ask("scancel", "--signal=TERM", f"{array}_1")
     output = folder / "1" / "slurm.out"
-    deadline = time.monotonic() + 40
-    while not re.search("queued again|submitted as job", output.read_text()):
-        assert time.monotonic() < deadline, output.read_text()
-        time.sleep(0.2)
-    (site.folder / "go").touch()
+    wait_for_words(output, "SIGTERM from Slurm")
+    (site.folder / "go-1").touch()
+    wait_for_words(output, "queued again|submitted as job")
+    (site.folder / "go-0").touch()
     found = wait_until_ended(site, folder)
     assert [element["state"] for element in found.values()] == ["succeeded"] * 2, found
     first, second = (json.loads((folder / str(index) / "job.json").read_text()) for index in (0, 1))

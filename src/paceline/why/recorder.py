@@ -30,6 +30,8 @@ _MOST_BYTES = 1 << 26
 _PATH = "/handler/fr_trace_json"
 # The newest entries are enough for ``witness.describe``.
 _LATEST = 256
+# Linux stamps files with the time of its last tick, which is up to 10 ms ago (CONFIG_HZ=100).
+_TICK_NS = 10_000_000
 
 
 def dump(identity: Identity) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def _dump_by_pipe(pipe: Path, file: Path) -> dict[str, Any]:
     """Request a dump through the pipe that the rank reads, and return the dump once it is
     complete.
     """
-    since_ns = time.time_ns()
+    since_ns = time.time_ns() - _TICK_NS
     try:
         handle = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)  # fails where no rank reads
     except OSError:
