@@ -7,6 +7,7 @@ terminal. When this process is killed, the kernel ends its jobs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -112,8 +113,10 @@ def run(queue: LocalQueue, folder: Path) -> None:
                 task.become(ENDED, cancelled=True)
             else:
                 task.gpus = free.pop(0) if free else ""
-                _start(task, queue)
-                running.append(task)
+                if _has_started(task, queue):
+                    running.append(task)
+                elif task.gpus:
+                    free.append(task.gpus)
         _end_cancelled(waiting)
         for task in [task for task in running if _has_ended(task)]:
             running.remove(task)
@@ -121,6 +124,20 @@ def run(queue: LocalQueue, folder: Path) -> None:
             if _is_unfinished(task):
                 waiting.append(task)
         time.sleep(_LOOK_S)
+
+
+def _has_started(task: _Task, queue: LocalQueue) -> bool:
+    """Start a task. One that cannot be started has failed, and the others go on."""
+    try:
+        _start(task, queue)
+    except OSError as error:
+        reason = f"the job cannot be started: {type(error).__name__}: {error}\n"
+        with contextlib.suppress(OSError), task.run_dir.local_output.open("a") as output:
+            output.write(reason)
+        sys.stderr.write(f"{task.run_dir.root}: {reason}")  # into queue.out
+        task.become(ENDED, status=EXIT_FAILED)
+        return False
+    return True
 
 
 def _start(task: _Task, queue: LocalQueue) -> None:

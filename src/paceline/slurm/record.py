@@ -6,6 +6,7 @@ again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import Finding, SetupError, UsageError, closest
 from paceline.rundir import sweeps
 from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, read_json, write_whole
 from paceline.text.quoting import printable, word
@@ -138,6 +139,30 @@ def write(run_dir: RunDir, record: JobRecord) -> None:
         OSError: The folder cannot be written.
     """
     write_whole(run_dir.job, json.dumps(record.to_json(), indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def recording(folder: Path, job_id: str) -> Iterator[None]:
+    """Within it the records of a job are written that Slurm has accepted already.
+
+    Args:
+        folder: The folder of the run or the sweep.
+        job_id: The job.
+
+    Raises:
+        SetupError: A record cannot be written; the message says that the job is queued.
+    """
+    try:
+        yield
+    except OSError as error:
+        finding = Finding(
+            "folder-not-writable",
+            f"job {job_id} is queued, but its record cannot be written: {error.strerror or error}",
+            where=str(folder),
+            why="without it the job is not listed, and not queued again when it is stopped",
+            fix=f"scancel {job_id}, make room, and submit it again",
+        )
+        raise SetupError(finding) from None
 
 
 def load(run_dir: RunDir) -> JobRecord | None:

@@ -353,7 +353,8 @@ def _submit(requested: Request, place: Place, text: str, fill: Fill | None) -> J
         submitted_ns=time.time_ns(),
         on_node_loss=requested.on_node_loss,
     )
-    record.write(run, job)
+    with record.recording(run.root, job.job_id):
+        record.write(run, job)
     return job
 
 

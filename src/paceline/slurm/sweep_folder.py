@@ -111,20 +111,24 @@ def record_array(
         job: What the records of the elements have in common; its id is that of the array.
 
     Raises:
-        OSError: A file cannot be written.
+        SetupError: A file cannot be written.
     """
-    sweeps.write(folder, sweep_record)
-    for index in indices:
-        run_dir = RunDir(sweeps.folder_of(folder, index))
-        job_id = f"{job.job_id}_{index}"
-        previous = record.read(run_dir)
-        if previous is not None and previous.job_id == job_id:
-            continue  # the element has started, and its script has recorded that
-        values = sweep_record.elements.get(index, {})
-        new = replace(job, job_id=job_id, values=values)
-        if previous is not None:
-            new = previous.resubmitted(job_id, job.cluster)
-        record.write(run_dir, new)
+    with record.recording(folder, job.job_id):
+        sweeps.write(folder, sweep_record)
+        for index in indices:
+            _record_element(folder, sweep_record, index, job)
+
+
+def _record_element(folder: Path, sweep_record: SweepRecord, index: int, job: JobRecord) -> None:
+    run_dir = RunDir(sweeps.folder_of(folder, index))
+    job_id = f"{job.job_id}_{index}"
+    previous = record.read(run_dir)
+    if previous is not None and previous.job_id == job_id:
+        return  # the element has started, and its script has recorded that
+    new = replace(job, job_id=job_id, values=sweep_record.elements.get(index, {}))
+    if previous is not None:
+        new = previous.resubmitted(job_id, job.cluster)
+    record.write(run_dir, new)
 
 
 def members(folder: Path, sweep_record: SweepRecord) -> list[Member]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from pathlib import Path
@@ -66,6 +67,19 @@ def ends(folder, index, status, *, loss=None, finding=IMPORT):
         logger = CSVLogger(run_dir.metrics)
         logger.log({"train/loss": loss, "val/accuracy": 1 - loss}, 10)
         logger.close()
+
+
+@pytest.mark.parametrize("words", [["--param", "lr=1,2"], []], ids=["sweep", "job"])
+def test_a_job_whose_record_cannot_be_written_is_said_to_be_queued(
+    slurm, typed, monkeypatch, words
+):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(record, "write", full)
+    finding = refused(SetupError, typed, "submit", *words, "train.py")
+    assert finding.what.startswith("job 12 is queued, but its record cannot be written: No space")
+    assert finding.fix.startswith("scancel 12,")
 
 
 def test_a_sweep_is_one_array_with_a_folder_and_the_values_of_each_element(slurm, typed):

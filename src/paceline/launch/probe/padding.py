@@ -69,6 +69,9 @@ def _padding(sampler: Any) -> Padding | None:
 def is_scored_together(entries: Iterable[dict[str, Any]], padding: Padding) -> bool:
     """Return whether ranks have combined figures of their shares, not results of samples. Pure.
 
+    Results may be gathered, or each written to its sample's place in a tensor for the whole dataset
+    and the tensors reduced; both leave a sample that was seen twice counted once.
+
     Args:
         entries: Entries of torch's Flight Recorder.
         padding: Padding of the loop to which the figures may belong.
@@ -76,6 +79,8 @@ def is_scored_together(entries: Iterable[dict[str, Any]], padding: Padding) -> b
     since = [entry for entry in entries if entry["time_created_ns"] >= padding.since_ns]
     moved = [entry for entry in since if not _has_figures_only(_name(entry))]
     elements = sum(_elements(entry) for entry in moved)
+    if any(_elements(entry) >= padding.dataset_length for entry in since):
+        return False
     return have_combined(since, since_ns=padding.since_ns) and elements < padding.share
 
 

@@ -25,6 +25,8 @@ SECRETS = {
     "variable": ("HF_TOKEN=abcdefgh1", "abcdefgh1"),
     "exported": ("export WANDB_API_KEY='abc def gh'", "abc def gh"),
     "Slurm's export": ("--export=ALL,DB_PASSWORD=hunter2", "hunter2"),
+    "short for password": ("export DB_PASS=hunter2", "hunter2"),
+    "a service's key": ("WANDB_KEY=hunter2 python train.py", "hunter2"),
     "lower case": ("db_password: hunter2", "hunter2"),
     "option": ("train.py --api-key hunter2 --lr 0.1", "hunter2"),
     "option with =": ("train.py --api_key=hunter2 --lr 0.1", "hunter2"),
@@ -128,6 +130,7 @@ KEPT = [
     "rank 3: signature: (Tensor input, *, int dim)",
     "7e1f2a3b-1234-4abc-9def-0123456789ab",
     "train.py --lr 0.1 --epochs 3",
+    "--first-passes 3 forward_pass=12.5 sort_key=length",
 ]
 
 

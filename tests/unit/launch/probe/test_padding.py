@@ -59,6 +59,8 @@ def entry(name, *size, created_ns=10):
             False,
         ),  # results of single samples: the repeated ones may be dropped
         ([entry("all_reduce", 2), entry("all_gather", 51, 10)], False),
+        ([entry("all_reduce", 101, 10)], False),  # each result in the place of its sample
+        ([entry("all_reduce", 10, 10)], True),  # a confusion matrix
         ([entry("send", 51)], False),
         ([entry("barrier")], False),
         ([entry("broadcast", 100)], False),

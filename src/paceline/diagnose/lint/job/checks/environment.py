@@ -221,7 +221,7 @@ def variables(case: Case) -> Iterator[Finding]:
         # depend on them
         names = set(re.findall(r"\w+", finding.what)) & settings.keys()
         tunes = finding.name == "variable-unknown" and any(
-            _ONLY_TUNES.search(name) for name in names
+            _ONLY_TUNES.search(name) and f"{name}=" not in finding.what for name in names
         )
         if finding.severity != "hint" and not tunes:
             yield finding
