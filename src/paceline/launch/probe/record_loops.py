@@ -167,7 +167,9 @@ class LoopRecords:
             return
         loop.is_settled = True
         entries = stack_responder.entries()
-        whole = Padding(0, 0, share=max(1, loop.samples), since_ns=loop.since_ns)
+        share = max(1, loop.samples)
+        length = max(share, _length(loop.dataset))
+        whole = Padding(length, padded_length=0, share=share, since_ns=loop.since_ns)
         self.file.write(
             "settled",
             loop=loop.number,
