@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker("representative")
         # Most tests start processes and wait for them, on a machine that CI shares. A second try is
         # listed in the summary.
-        if os.environ.get("CI"):
+        if os.environ.get("CI") and not item.get_closest_marker("flaky"):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 

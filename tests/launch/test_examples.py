@@ -16,12 +16,19 @@ LAUNCHERS = {
 }
 # The others take two minutes together, or the time of another framework's imports.
 QUICK = {("digits_trainer", "python"), ("digits_ddp", "paceline")}
+# torch 2.13 frees gloo's process groups while the interpreter ends, and one of about twenty runs
+# under torchrun is aborted then, after its last line (github.com/pytorch/pytorch/pull/179291).
+ABORTED = pytest.mark.flaky(reruns=4, only_rerun="terminate called without an active exception")
+MARKS = {"torchrun": [ABORTED]}
 PAIRS = [
     pytest.param(
         name,
         launcher,
         id=f"{name}-{launcher}",
-        marks=[] if (name, launcher) in QUICK else [pytest.mark.slow, pytest.mark.peers],
+        marks=[
+            *([] if (name, launcher) in QUICK else [pytest.mark.slow, pytest.mark.peers]),
+            *MARKS.get(launcher, []),
+        ],
     )
     for name in EXAMPLES
     for launcher in LAUNCHERS

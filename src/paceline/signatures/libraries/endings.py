@@ -164,12 +164,23 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "rank-died-signal",
         "terminate called",
-        r"terminate called after throwing an instance of '(?P<type>[^']+)'"
-        r"|terminate called without an active exception",
-        what=("a rank aborted on a C++ exception, {type}", "a rank aborted on a C++ exception"),
+        r"terminate called after throwing an instance of '(?P<type>[^']+)'",
+        what="a rank aborted on a C++ exception, {type}",
         fix="the line after it, what(), tells why",
         tier=Tier.ABORTED,
         unless=r"DistBackendError|gloo|c10::Error",
+    ),
+    cause(
+        "rank-died-signal",
+        "terminate called without",
+        r"terminate called without an active exception",
+        what="a rank aborted because a thread was still running when its owner was freed",
+        fix=(
+            "if the last lines of the training are above it, its work is done, and paceline run"
+            " ends such ranks with status 0; otherwise look for an error above it"
+        ),
+        why="the threads of gloo do this at the end of a process, at times, on CPUs (torch 2.13)",
+        tier=Tier.ABORTED,
     ),
     cause(
         "rank-died-signal",

@@ -46,6 +46,12 @@ Segmentation fault (core dumped)
         "[rank2]:[E1121 10:02:11.1 ProcessGroupNCCL.cpp:1895] [PG ID 0 PG GUID 0(default_pg) Rank 2] Process group watchdog thread terminated with exception: CUDA error: an illegal memory access was encountered\n"
         "terminate called after throwing an instance of 'c10::DistBackendError'",
     ),
+    "aborted-at-its-end": (
+        "rank-died-signal",
+        "epoch 10: 360 samples, accuracy 96.94 %\n"
+        "terminate called without an active exception\n"
+        "E1123 11:11:45.820000 31692 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -6) local_rank: 1 (pid: 31704) of binary: /env/bin/python",
+    ),
     "hip-illegal-access": ("illegal-memory-access", "RuntimeError: HIP error: an illegal memory access was encountered"),
     "apptainer-image": ("container-not-started", "FATAL:   could not open image /scratch/ada/torch.sif: failed to retrieve path for /scratch/ada/torch.sif: lstat /scratch/ada/torch.sif: no such file or directory\nsrun: error: n3: task 0: Exited with exit code 255"),
     "apptainer-program": ("wrong-python-env", 'FATAL:   "torchrun": executable file not found in $PATH'),
