@@ -28,10 +28,10 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if not chosen.isdisjoint(names_of(item.nodeid)):
             item.add_marker("representative")
-        # Most tests start processes and wait for them, on a machine that CI shares. A second try is
+        # Most tests start processes and wait for them, on a machine that CI shares. Further tries are
         # listed in the summary.
         if os.environ.get("CI") and not item.get_closest_marker("flaky"):
-            item.add_marker(pytest.mark.flaky(reruns=1))
+            item.add_marker(pytest.mark.flaky(reruns=2))
 
 
 def pytest_configure(config):
