@@ -1,0 +1,75 @@
+"""The commands of the guides for bench, forecast and report, one page after the other, in one folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pages import blocks, surroundings
+
+HERE = Path(__file__).parent
+GUIDES = HERE.parents[1] / "docs" / "guides"
+TRAININGS = [f"paceline run --nproc-per-node 2 train.py --lr {rate}" for rate in ("0.05", "0.2")]
+# What a reader types differently: the name of a run, and no more ranks than this machine has CPUs.
+RUN, BENCH = "20261122-203119-train-d9c8", "NAME"
+BENCH_COMMAND = "paceline bench"
+RANKS = {"--world 1,2,4": "--world 1,2"}
+
+
+def commands(guide):
+    """The commands of paceline in a guide, without those that srun or another launcher starts."""
+    lines = [
+        line.removeprefix("$ ").partition("  #")[0].strip()
+        for block in blocks((GUIDES / f"{guide}.md").read_text())
+        if block.language in ("bash", "console")
+        for line in block.text.splitlines()
+    ]
+    return [line for line in lines if line.startswith("paceline ")]
+
+
+def first(folder, kind):
+    """The name of the first run of a kind, of a bench or a training."""
+    return min(path.name for path in (folder / "paceline-runs").glob(f"*-{kind}-*"))
+
+
+def typed(folder, command):
+    """Run a command in the shell; return what it printed."""
+    ended = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env={**surroundings(), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert ended.returncode == 0, f"{command}\n{ended.stdout}"
+    return ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs")
+def test_every_command_runs(tmp_path):
+    shutil.copy(HERE / "programs" / "train.py", tmp_path)
+    printed = {command: typed(tmp_path, command) for command in TRAININGS}
+    for guide in ("bench", "forecast", "report"):
+        for command in commands(guide):
+            said = command
+            for words, here in RANKS.items():
+                said = said.replace(words, here)
+            said = said.replace(RUN, first(tmp_path, "train"))
+            if BENCH in said:
+                said = said.replace(BENCH, first(tmp_path, "bench-train"))
+            printed[command] = typed(tmp_path, said)
+    assert len(printed) == len(TRAININGS) + 3 + 4 + 2
+    benches = [output for command, output in printed.items() if command.startswith(BENCH_COMMAND)]
+    for output in benches:
+        assert re.search("highest bus bandwidth|what holds it back|settings on 2 ranks", output)
