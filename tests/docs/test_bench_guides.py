@@ -60,15 +60,16 @@ def typed(folder, command):
 def test_every_command_runs(tmp_path):
     shutil.copy(HERE / "programs" / "train.py", tmp_path)
     printed = {command: typed(tmp_path, command) for command in TRAININGS}
-    for guide in ("bench", "forecast", "report"):
-        for command in commands(guide):
-            said = command
-            for words, here in RANKS.items():
-                said = said.replace(words, here)
-            said = said.replace(RUN, first(tmp_path, "train"))
-            if BENCH in said:
-                said = said.replace(BENCH, first(tmp_path, "bench-train"))
-            printed[command] = typed(tmp_path, said)
+    # A bench of settings has one number of ranks, too few for a forecast, which reads the newest.
+    guides = [command for guide in ("bench", "forecast", "report") for command in commands(guide)]
+    for command in sorted(guides, key=lambda command: "--settings" in command):
+        said = command
+        for words, here in RANKS.items():
+            said = said.replace(words, here)
+        said = said.replace(RUN, first(tmp_path, "train"))
+        if BENCH in said:
+            said = said.replace(BENCH, first(tmp_path, "bench-train"))
+        printed[command] = typed(tmp_path, said)
     assert len(printed) == len(TRAININGS) + 3 + 4 + 2
     benches = [output for command, output in printed.items() if command.startswith(BENCH_COMMAND)]
     for output in benches:
