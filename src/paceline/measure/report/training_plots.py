@@ -50,7 +50,7 @@ def _plot(group: str, runs: Sequence[Run], names: Sequence[str]) -> Plot:
     return Plot(
         title=title,
         subtitle="; ".join(filter(None, (forms, _not_finite(group, runs)))),
-        x=Axis("optimizer step"),
+        x=Axis("step, as it was logged"),
         y=Axis("logarithmic" if is_log else title, is_log=is_log),
         curves=tuple(curves),
     )
