@@ -127,7 +127,7 @@ def run(queue: LocalQueue, folder: Path) -> None:
 
 
 def _has_started(task: _Task, queue: LocalQueue) -> bool:
-    """Start a task. One that cannot be started has failed, and the others go on."""
+    """Start a task; return False if it cannot be started, which is a failure of this one alone."""
     try:
         _start(task, queue)
     except OSError as error:

@@ -143,7 +143,7 @@ def write(run_dir: RunDir, record: JobRecord) -> None:
 
 @contextlib.contextmanager
 def recording(folder: Path, job_id: str) -> Iterator[None]:
-    """Within it the records of a job are written that Slurm has accepted already.
+    """Report an error of writing the records of a job that Slurm has already accepted.
 
     Args:
         folder: The folder of the run or the sweep.
@@ -160,7 +160,7 @@ def recording(folder: Path, job_id: str) -> Iterator[None]:
             f"job {job_id} is queued, but its record cannot be written: {error.strerror or error}",
             where=str(folder),
             why="without it the job is not listed, and not queued again when it is stopped",
-            fix=f"scancel {job_id}, make room, and submit it again",
+            fix=f"scancel {job_id}, free some space, and submit it again",
         )
         raise SetupError(finding) from None
 

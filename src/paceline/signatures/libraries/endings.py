@@ -176,8 +176,8 @@ SIGNATURES: tuple[Signature, ...] = (
         r"terminate called without an active exception",
         what="a rank aborted because a thread was still running when its owner was freed",
         fix=(
-            "if the last lines of the training are above it, its work is done, and paceline run"
-            " ends such ranks with status 0; otherwise look for an error above it"
+            "if the last lines of the training are above it, its work is done, and under paceline"
+            " run it ends with status 0; otherwise look for an error above it"
         ),
         why="the threads of gloo do this at the end of a process, at times, on CPUs (torch 2.13)",
         tier=Tier.ABORTED,

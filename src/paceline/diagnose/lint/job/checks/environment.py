@@ -217,8 +217,8 @@ def variables(case: Case) -> Iterator[Finding]:
     settings = {name: case.show(str(setting.value)) for name, setting in selection.items()}
     places = {name: case.place(setting.line) for name, setting in selection.items()}
     for finding in judge_settings(settings, where=places, num_nodes=case.job.nodes):
-        # doctor reports old names that still work and settings that only tune: the job does not
-        # depend on them
+        # doctor reports old names that still work and unknown names that only tune: the job does
+        # not depend on them. A value that is read as another one is reported here too.
         names = set(re.findall(r"\w+", finding.what)) & settings.keys()
         tunes = finding.name == "variable-unknown" and any(
             _ONLY_TUNES.search(name) and f"{name}=" not in finding.what for name in names
