@@ -102,15 +102,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-@pytest.hookimpl(wrapper=True)
+# The older kind of wrapper: pluggy before 1.2 refuses the newer one, in every session of a user.
+@pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
     """Show the tracebacks of the ranks instead of that of the test process."""
-    report = yield
+    outcome = yield
     failure = item.stash.get(_FAILURE, None)
-    if failure is not None and report.when == "call" and report.longrepr is not None:
+    if failure is None:
+        return
+    report = outcome.get_result()
+    if report.when == "call" and report.longrepr is not None:
         report.longrepr = RanksRepr(failure, str(item.path))
         del item.stash[_FAILURE]
-    return report
 
 
 @pytest.fixture(scope="session")

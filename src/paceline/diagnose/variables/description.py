@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-from paceline.diagnose.variables.families import closest_real, is_closed
-from paceline.diagnose.variables.folklore import Folklore, folklore
+from paceline.diagnose.variables.families import closest_real, distance, is_closed
+from paceline.diagnose.variables.folklore import FOLKLORE, Folklore, folklore
 from paceline.diagnose.variables.lists import ALGORITHMS, PROTOCOLS, SHOWN, SUBSYSTEMS
 from paceline.diagnose.variables.renamed import LIBRARIES, RENAMED, Renamed
 from paceline.diagnose.variables.table import Variable, known, newest_version
@@ -124,8 +124,18 @@ def _unknown(name: str) -> Description:
             f"no library reads it; there is {near}",
             (("more", f"paceline explain {near}"),),
         )
+    named = _misspelt_folklore(name)
+    if named:
+        what = f"no library reads it, nor {named}"
+        return Description(name, False, what, (("more", f"paceline explain {named}"),))
     versions = f"NCCL up to {newest_version('nccl')} and torch up to {newest_version('torch')}"
     return Description(name, False, f"not read by {versions}; a plug-in may read it")
+
+
+def _misspelt_folklore(name: str) -> str:
+    """Return the name that is often set in vain and differs by one letter, empty without one."""
+    names = (real for story in FOLKLORE for real in story.names)
+    return next((real for real in names if distance(name, real, 1) <= 1), "")
 
 
 def _filled(text: str) -> list[str]:

@@ -19,6 +19,7 @@ from paceline.diagnose.variables.table import known
         ("NCCL_IB_CUDA_SUPPORT", False, ("NCCL_NET_GDR_LEVEL", "no effect", "1 is SYS now")),
         ("NCCL_TREE_THRESHOLD", False, ("NCCL up to 2.4 read it",)),
         ("NCCL_SOCKET_IFNAM", False, ("there is NCCL_SOCKET_IFNAME",)),
+        ("NCCL_TIMOUT", False, ("nor NCCL_TIMEOUT", "paceline explain NCCL_TIMEOUT")),
         ("NCCL_QQQQQ_XYZZY", False, ("not read by NCCL up to",)),
     ],
 )
