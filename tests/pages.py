@@ -41,6 +41,19 @@ class Block:
         match = re.match(r"# file: (\S+)", self.text)
         return match[1] if match and self.language in ("python", "toml") else None
 
+    @property
+    def commands(self) -> list[str]:
+        """Its lines without the prompt, and without the comment behind a command."""
+        lines = self.text.splitlines()
+        return [line.removeprefix("$ ").partition("  #")[0].strip() for line in lines]
+
+
+def replaced(text: str, words: Mapping[str, str]) -> str:
+    """The text with other words where a reader types other ones."""
+    for written, typed in words.items():
+        text = text.replace(written, typed)
+    return text
+
 
 def blocks(text: str, mark: re.Pattern = MARK) -> Iterator[Block]:
     """The blocks of a page; a mark above one says that it is to run."""

@@ -57,12 +57,12 @@ NAN_NAME_LENGTH = 16
 AWAITED_NS = 70  # start of the rank's wait for a worker's batch; 0: it does not wait
 AWAITED_PID = 71  # the worker's process id; 0: unknown
 FORKED_AGAIN = 72  # DataLoaders that forked their workers a second time
-# Whether torch.distributed had a process group of several ranks: one of GROUP_*; 0: unknown.
-GROUP = 75
-GROUP_OF_SEVERAL, GROUP_NEVER = 1, 2
 # Samples and tokens of the first batch of the last training loop; 0: unknown.
 BATCH_SAMPLES = 73
 BATCH_TOKENS = 74
+# Whether torch.distributed had a process group of several ranks: one of GROUP_*; 0: unknown.
+GROUP = 75
+GROUP_OF_SEVERAL, GROUP_NEVER = 1, 2
 # The stages of the last steps that were timed: a ring of entries, each the number of steps before
 # it, six durations in nanoseconds, and the bits of the last loss as a double.
 STAGES = 80

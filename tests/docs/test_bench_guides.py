@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from pages import blocks, surroundings
+from pages import Block, blocks, replaced, run, surroundings
 
 HERE = Path(__file__).parent
 GUIDES = HERE.parents[1] / "docs" / "guides"
@@ -23,12 +22,12 @@ RANKS = {"--world 1,2,4": "--world 1,2"}
 
 def commands(guide):
     """The commands of paceline in a guide, without those that srun or another launcher starts."""
-    lines = [
-        line.removeprefix("$ ").partition("  #")[0].strip()
+    shown = [
+        block
         for block in blocks((GUIDES / f"{guide}.md").read_text())
         if block.language in ("bash", "console")
-        for line in block.text.splitlines()
     ]
+    lines = [line for block in shown for line in block.commands]
     return [line for line in lines if line.startswith("paceline ")]
 
 
@@ -39,19 +38,11 @@ def first(folder, kind):
 
 def typed(folder, command):
     """Run a command in the shell; return what it printed."""
-    ended = subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env={**surroundings(), "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert ended.returncode == 0, f"{command}\n{ended.stdout}"
-    return ended.stdout
+    block = Block("bash", command, line=0, status=0)
+    environ = {**surroundings(), "OMP_NUM_THREADS": "1"}
+    status, output = run(block, folder, environ, timeout_s=400)
+    assert status == 0, f"{command}\n{output}"
+    return output
 
 
 @pytest.mark.slow
@@ -63,13 +54,10 @@ def test_every_command_runs(tmp_path):
     # A bench of settings has one number of ranks, too few for a forecast, which reads the newest.
     guides = [command for guide in ("bench", "forecast", "report") for command in commands(guide)]
     for command in sorted(guides, key=lambda command: "--settings" in command):
-        said = command
-        for words, here in RANKS.items():
-            said = said.replace(words, here)
-        said = said.replace(RUN, first(tmp_path, "train"))
-        if BENCH in said:
-            said = said.replace(BENCH, first(tmp_path, "bench-train"))
-        printed[command] = typed(tmp_path, said)
+        here = {**RANKS, RUN: first(tmp_path, "train")}
+        if BENCH in command:
+            here[BENCH] = first(tmp_path, "bench-train")
+        printed[command] = typed(tmp_path, replaced(command, here))
     assert len(printed) == len(TRAININGS) + 3 + 4 + 2
     benches = [output for command, output in printed.items() if command.startswith(BENCH_COMMAND)]
     for output in benches:

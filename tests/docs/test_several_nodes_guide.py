@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from faults.hosts import hosts
-from pages import blocks, surroundings
+from pages import blocks, replaced, surroundings
 
 HERE = Path(__file__).parent
 GUIDE = HERE.parents[1] / "docs" / "guides" / "several-nodes.md"
@@ -22,8 +22,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.namespaces]
 def pairs():
     """The commands of the first and of the second node; one that is for every node is both."""
     for block in blocks(GUIDE.read_text()):
-        lines = [line.partition("  #")[0].strip() for line in block.text.splitlines()]
-        typed = [line for line in lines if line.startswith("paceline run") and HEAD in line]
+        typed = [
+            line for line in block.commands if line.startswith("paceline run") and HEAD in line
+        ]
         if typed:
             yield pytest.param(typed[0], typed[-1], id=f"line {block.line}")
 
@@ -38,22 +39,24 @@ def test_its_commands_run_on_two_hosts(tmp_path, first, second):
     shutil.copy(HERE / "programs" / "train.py", tmp_path)
     environ = {**surroundings(), "OMP_NUM_THREADS": "1"}
     with hosts(2) as nodes:
-        started = []
-        for node, command in zip(nodes, (first, second), strict=True):
-            said = command.replace(HEAD, nodes[0].address)
-            for words, here in FEWER.items():
-                said = said.replace(words, here)
-            started.append(
-                subprocess.Popen(
-                    node.inside(["bash", "-c", said]),
-                    cwd=tmp_path,
-                    env=environ,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
+        here = {**FEWER, HEAD: nodes[0].address}
+        started = [
+            subprocess.Popen(
+                node.inside(["bash", "-c", f"exec {replaced(command, here)}"]),
+                cwd=tmp_path,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
             )
-        printed = [process.communicate(timeout=150)[0] for process in started]
+            for node, command in zip(nodes, (first, second), strict=True)
+        ]
+        try:
+            printed = [process.communicate(timeout=150)[0] for process in started]
+        finally:
+            for process in started:
+                process.terminate()  # of a launcher that has not ended: it ends its ranks
+                process.wait()
         assert [process.returncode for process in started] == [0, 0], printed
     assert "2 nodes" in printed[0], printed

@@ -19,16 +19,20 @@ QUICK = {("digits_trainer", "python"), ("digits_ddp", "paceline")}
 # torch 2.13 frees gloo's process groups while the interpreter ends, and one of about twenty runs
 # under torchrun is aborted then, after its last line (github.com/pytorch/pytorch/pull/179291).
 ABORTED = pytest.mark.flaky(reruns=4, only_rerun="terminate called without an active exception")
-MARKS = {"torchrun": [ABORTED]}
+
+
+def marks_of(name, launcher):
+    """The marks of a pair of an example and a launcher."""
+    marks = [] if (name, launcher) in QUICK else [pytest.mark.slow, pytest.mark.peers]
+    return [*marks, ABORTED] if launcher == "torchrun" else marks
+
+
 PAIRS = [
     pytest.param(
         name,
         launcher,
         id=f"{name}-{launcher}",
-        marks=[
-            *([] if (name, launcher) in QUICK else [pytest.mark.slow, pytest.mark.peers]),
-            *MARKS.get(launcher, []),
-        ],
+        marks=marks_of(name, launcher),
     )
     for name in EXAMPLES
     for launcher in LAUNCHERS

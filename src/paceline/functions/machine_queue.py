@@ -113,7 +113,7 @@ def run(queue: LocalQueue, folder: Path) -> None:
                 task.become(ENDED, cancelled=True)
             else:
                 task.gpus = free.pop(0) if free else ""
-                if _has_started(task, queue):
+                if _try_start(task, queue):
                     running.append(task)
                 elif task.gpus:
                     free.append(task.gpus)
@@ -126,8 +126,8 @@ def run(queue: LocalQueue, folder: Path) -> None:
         time.sleep(_LOOK_S)
 
 
-def _has_started(task: _Task, queue: LocalQueue) -> bool:
-    """Start a task; return False if it cannot be started, which is a failure of this one alone."""
+def _try_start(task: _Task, queue: LocalQueue) -> bool:
+    """Start a task and return True; one that cannot be started fails alone: return False."""
     try:
         _start(task, queue)
     except OSError as error:

@@ -77,11 +77,11 @@ def is_scored_together(entries: Iterable[dict[str, Any]], padding: Padding) -> b
         padding: Padding of the loop to which the figures may belong.
     """
     since = [entry for entry in entries if entry["time_created_ns"] >= padding.since_ns]
-    moved = [entry for entry in since if not _has_figures_only(_name(entry))]
-    elements = sum(_elements(entry) for entry in moved)
     reduced = [entry for entry in since if "reduce" in _name(entry)]
     if any(_elements(entry) >= padding.dataset_length for entry in reduced):
         return False
+    moved = [entry for entry in since if not _has_figures_only(_name(entry))]
+    elements = sum(_elements(entry) for entry in moved)
     return have_combined(since, since_ns=padding.since_ns) and elements < padding.share
 
 

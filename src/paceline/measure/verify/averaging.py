@@ -28,20 +28,24 @@ def are_averaged(ranks: Sequence[Training], *, until: int | None = None) -> bool
         ranks: The records of an optimizer, of every rank.
         until: The last step to look at; None for all.
     """
-    steps = list(zip(*(training.steps[:until] for training in ranks), strict=False))
-    gradients = [[step.gradients for step in of_ranks] for of_ranks in steps]
+    gradients = _gradients(ranks, until=until)
     equal = [values[0] for values in gradients if len(set(values)) == 1 and values[0] is not None]
-    is_enough = len(equal) >= min(_LEAST_STEPS, len(steps)) and len(equal) > 0
+    is_enough = len(equal) >= min(_LEAST_STEPS, len(gradients)) and len(equal) > 0
     has_changed = len(set(equal)) >= min(_LEAST_STEPS, len(equal))
     return is_enough and has_changed and len(equal) >= _LEAST_SHARE * len(gradients)
 
 
 def are_apart(ranks: Sequence[Training]) -> bool:
-    """Return whether ranks apply gradients of their own to the same parameters, all of them."""
+    """Return whether each rank applies its own gradients, to the parameters of the same model."""
     is_one_model = len({training.names for training in ranks}) == 1
     if not is_one_model or not all(training.is_whole for training in ranks):
         return False
-    steps = list(zip(*(training.steps for training in ranks), strict=False))
-    gradients = [{step.gradients for step in of_ranks} for of_ranks in steps]
-    differing = [values for values in gradients if len(values) > 1 and None not in values]
+    gradients = _gradients(ranks)
+    differing = [values for values in gradients if len(set(values)) > 1 and None not in values]
     return len(differing) > (1 - _LEAST_SHARE) * len(gradients)
+
+
+def _gradients(ranks: Sequence[Training], *, until: int | None = None) -> list[list[int | None]]:
+    """Return the gradients that ranks have applied, by step and rank, as they were recorded."""
+    steps = zip(*(training.steps[:until] for training in ranks), strict=False)
+    return [[step.gradients for step in of_ranks] for of_ranks in steps]

@@ -147,11 +147,12 @@ def _require_something(runs: Runs, properties: Sequence[Property]) -> None:
     """Refuse a result in which nothing was trained and nothing is judged: it looks like a success.
 
     Raises:
-        RunError: There is no optimizer step, and no property could be compared.
+        RunError: No optimizer step was made, and no property could be compared.
     """
-    states = {verdict.state for each in properties for verdict in each.verdicts.values()}
-    num_steps = sum(map(_num_steps, runs.worlds.values()))
-    if runs.cut_short and not runs.failures and not num_steps and states == {NOT_JUDGED}:
+    verdicts = [verdict for compared in properties for verdict in compared.verdicts.values()]
+    is_nothing_judged = {verdict.state for verdict in verdicts} == {NOT_JUDGED}
+    has_trained = any(_num_steps(world) for world in runs.worlds.values())
+    if is_nothing_judged and not has_trained and runs.cut_short and not runs.failures:
         raise RunError(runs.cut_short[0])
 
 
