@@ -18,8 +18,9 @@ QUICK := not slow and not namespaces and not slurm and not alone and not healthy
 # on a Slurm cluster share one, and some take a node away from it.
 ALONE := -n 1
 
+# A quick test takes at most 15 s on two idle cores, or it is marked slow; which took longer is listed.
 test: .make-test
-	$(BIN)/python -m pytest $(PARALLEL) -m "$(QUICK)"
+	$(BIN)/python -m pytest $(PARALLEL) --durations 0 --durations-min 15 -m "$(QUICK)"
 
 # The part of the other suites that tests/representative.txt names: the whole takes longer than CI may.
 test-ci: test

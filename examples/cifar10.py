@@ -140,7 +140,7 @@ def main():
     console, silent = Console(stderr=True), not (session.is_main and sys.stderr.isatty())
 
     for epoch in session.epochs(args.epochs):
-        loss_sum, samples = torch.zeros((), device=session.device), 0
+        losses = []
         for images, labels in track(train, f"epoch {epoch + 1}", console=console, disable=silent):
             loss = cross_entropy(model(images), labels)
             session.backward(loss)
@@ -148,9 +148,8 @@ def main():
             optimizer.zero_grad()
             for schedule in schedules:
                 schedule.step()
-            loss_sum += loss.detach() * train.rows  # 0 where this rank had no image of the batch
-            samples += train.rows
-        train_loss = session.reduce(float(loss_sum)) / session.reduce(samples)
+            losses.append(loss.detach())
+        train_loss = session.mean(losses)
         test_loss, accuracy = evaluate(session, model, test)
         rate = optimizer.param_groups[0]["lr"]
         numbers = {"train/loss": train_loss, "test/loss": test_loss, "lr": rate}

@@ -14,6 +14,9 @@ from preloaded import TRAINING, PreloadedPython
 from representative import names_of, representative_tests
 from starting import inherited
 
+CHECKOUT = Path(__file__).parents[1]
+ENTRIES = pytest.StashKey[set[str]]()
+
 
 def pytest_addoption(parser):
     parser.addoption(
@@ -38,6 +41,33 @@ def pytest_configure(config):
     """Let Ctrl-C work as in a terminal, in tests and what they start: in the background of a script it is ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def entries() -> set[str]:
+    """Return what the checkout holds; what begins with a dot is a cache of some program."""
+    return {path.name for path in CHECKOUT.iterdir() if not path.name.startswith(".")}
+
+
+def pytest_sessionstart(session):
+    session.config.stash[ENTRIES] = entries()
+
+
+def pytest_sessionfinish(session):
+    """Fail a session whose tests have left something in the checkout, where the next one may find it."""
+    if not hasattr(session.config, "workerinput") and left_in_checkout(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if left := left_in_checkout(config):
+        terminalreporter.write_line(
+            f"ERROR tests left in the checkout: {', '.join(left)}", red=True
+        )
+
+
+def left_in_checkout(config) -> list[str]:
+    """Return what has come to the checkout since the session began."""
+    return sorted(entries() - config.stash.get(ENTRIES, entries()) - {"__pycache__"})
 
 
 @pytest.fixture(scope="session")

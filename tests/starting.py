@@ -159,7 +159,16 @@ def paceline(
         words: Its words after ``paceline``.
         before: Words before the command.
     """
-    ended = subprocess.run(
+    ended = started(folder, *words, before=before)
+    assert ended.returncode == 0, ended.stderr
+    return ended
+
+
+def started(
+    folder: Path, *words: object, before: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run ``paceline`` as above, however it ends."""
+    return subprocess.run(
         [*before, str(BIN / "paceline"), *map(str, words)],
         cwd=folder,
         env=inherited(),
@@ -167,8 +176,6 @@ def paceline(
         text=True,
         check=False,
     )
-    assert ended.returncode == 0, ended.stderr
-    return ended
 
 
 def survivors(mark: str, within_s: float = 0.0) -> list[str]:

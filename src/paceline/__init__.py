@@ -2,6 +2,9 @@
 
 The public names are loaded on first use (PEP 562), so that ``import paceline`` and ``paceline
 --help`` never wait for torch.
+
+PYTEST_DONT_REWRITE: where ``paceline run -m pytest`` starts pytest, the rank has imported this
+package, and pytest would warn that it cannot rewrite its assertions.
 """
 
 from __future__ import annotations
@@ -98,12 +101,14 @@ __all__ = [
 # With "from paceline import *" this one would hide Python's own.
 _NOT_STARRED = ("map",)
 
-_MODULES = ("callbacks", "data", "loggers")
+_MODULES = ("callbacks", "data", "loggers", "utilities")
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES and name not in _MODULES:
-        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+        from paceline.signatures.lightning_names import refuse
+
+        refuse(__name__, name)
     from importlib import import_module
 
     if name not in _WITHOUT_TORCH:

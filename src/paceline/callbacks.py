@@ -1,5 +1,8 @@
 """Ready-made callbacks of the Trainer: the public names of ``paceline.train.trainer.callbacks``."""
 
+from functools import partial
+
+from paceline.signatures.lightning_names import refuse
 from paceline.train.trainer.callbacks import (
     Callback,
     EarlyStopping,
@@ -31,3 +34,5 @@ __all__ = [
     "Timer",
     "WeightAveraging",
 ]
+
+globals()["__getattr__"] = partial(refuse, __name__)  # hidden from type checkers

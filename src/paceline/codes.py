@@ -53,6 +53,7 @@ CODES = {
     "environment-module-unknown": "ENV029",
     "torch-too-old": "ENV030",
     "world-contradicted": "ENV031",
+    "dubious-ownership": "ENV032",
     "duplicate-gpu": "GPU001",
     "invalid-device-ordinal": "GPU002",
     "gpu-busy": "GPU003",

@@ -91,41 +91,24 @@ board: SharedCounters | None = None
 
 @dataclass(frozen=True)
 class Counters:
-    """The counters of a rank at the time they were read.
+    """The counters of a rank at the time they were read."""
 
-    Attributes:
-        phase: ``STARTING``, ``RUNNING``, ``RETURNED``, ``FINISHED`` or ``LEFT``.
-        steps: Optimizer steps so far.
-        batches: Batches taken from DataLoaders so far.
-        seconds: Time from the end of the first step to the end of the last.
-        data_s: The part of ``seconds`` that the rank waited for data.
-        own_s: The part of ``seconds`` outside backward; within backward, ranks wait for others.
-        loops: Training loops over DataLoaders that reached the loader's end.
-        loop_batches: Batches of the last such loop; 0 before the first, -1 if unknown.
-        first_loop_batches: Batches of the first such loop; 0 and -1 likewise.
-        open_batches: Batches of the open training loop.
-        loop_length: Length in batches of the last training loop's loader; 0 if unknown.
-        beat_ns: Last sign of progress, on the machine's monotonic clock; 0 before the first.
-        step_s: Usual time of a step; 0 if unknown.
-        armed: Whether the rank stops cleanly on request.
-        never_grouped: Whether the script has ended, and torch.distributed never had a process group
-            of several ranks in it.
-    """
-
-    phase: int
-    steps: int
-    batches: int
-    seconds: float
-    data_s: float
-    own_s: float
-    loops: int = 0
-    loop_batches: int = 0
-    first_loop_batches: int = 0
-    open_batches: int = 0
-    loop_length: int = 0
-    beat_ns: int = 0
-    step_s: float = 0.0
-    armed: bool = False
+    phase: int  # ``STARTING``, ``RUNNING``, ``RETURNED``, ``FINISHED`` or ``LEFT``
+    steps: int  # optimizer steps so far
+    batches: int  # batches taken from DataLoaders so far
+    seconds: float  # time from the end of the first step to the end of the last
+    data_s: float  # the part of ``seconds`` that the rank waited for data
+    own_s: float  # the part of ``seconds`` outside backward; within backward, ranks wait for others
+    loops: int = 0  # training loops over DataLoaders that reached the loader's end
+    loop_batches: int = 0  # batches of the last such loop; 0 before the first, -1 if unknown
+    first_loop_batches: int = 0  # batches of the first such loop; 0 and -1 likewise
+    open_batches: int = 0  # batches of the open training loop
+    loop_length: int = 0  # length in batches of the last training loop's loader; 0 if unknown
+    beat_ns: int = 0  # last sign of progress, on the machine's monotonic clock; 0 before the first
+    step_s: float = 0.0  # usual time of a step; 0 if unknown
+    armed: bool = False  # whether the rank stops cleanly on request
+    # whether the script has ended, and torch.distributed never had a process group of several ranks
+    # in it
     never_grouped: bool = False
 
     @property
@@ -136,37 +119,25 @@ class Counters:
 
 @dataclass(frozen=True)
 class Order:
-    """What the first indices of a rank's training loops show.
+    """What the first indices of a rank's training loops show."""
 
-    Attributes:
-        data_hash: Hash of indices and samples of the first loop; 0 if not available.
-        data_indices: Number of indices in ``data_hash``.
-        same_order: Number of the loop whose order equals that of the one before; 0 if none does.
-        order_indices: Number of indices that were compared.
-        work_hash: Hash of losses, local gradients and parameters of some steps of the first loop; 0
-            if not available.
-    """
-
-    data_hash: int = 0
-    data_indices: int = 0
+    data_hash: int = 0  # hash of indices and samples of the first loop; 0 if not available
+    data_indices: int = 0  # number of indices in ``data_hash``
+    # number of the loop whose order equals that of the one before; 0 if none does
     same_order: int = 0
-    order_indices: int = 0
+    order_indices: int = 0  # number of indices that were compared
+    # hash of losses, local gradients and parameters of some steps of the first loop; 0 if not
+    # available
     work_hash: int = 0
 
 
 @dataclass(frozen=True)
 class Awaited:
-    """The DataLoader worker that a rank waits for.
+    """The DataLoader worker that a rank waits for."""
 
-    Attributes:
-        pid: The worker's process id; 0 if it is unknown or the rank does not wait.
-        since_ns: Start of the wait, on the machine's monotonic clock.
-        forked_again: Number of DataLoaders that forked their workers a second time.
-    """
-
-    pid: int = 0
-    since_ns: int = 0
-    forked_again: int = 0
+    pid: int = 0  # the worker's process id; 0 if it is unknown or the rank does not wait
+    since_ns: int = 0  # start of the wait, on the machine's monotonic clock
+    forked_again: int = 0  # number of DataLoaders that forked their workers a second time
 
 
 NOTHING = Counters(phase=STARTING, steps=0, batches=0, seconds=0.0, data_s=0.0, own_s=0.0)

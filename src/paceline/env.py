@@ -14,17 +14,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable.
+    """One environment variable."""
 
-    Attributes:
-        name: Its name in the environment.
-        meaning: One line for the reference page.
-        default: The behaviour while it is unset.
-    """
-
-    name: str
-    meaning: str
-    default: str = ""
+    name: str  # its name in the environment
+    meaning: str  # one line for the reference page
+    default: str = ""  # the behaviour while it is unset
 
 
 _ALL: dict[str, Variable] = {}
@@ -52,6 +46,11 @@ RUN_DIR = _variable(
     "PACELINE_RUN_DIR",
     "run folder of the run that a rank belongs to; set for ranks. Without a launcher: the folder"
     " that Session uses",
+)
+STORE_SECRET = _variable(
+    "PACELINE_STORE_SECRET",
+    "what the ranks of a run have in common and nobody else knows: they sign with it what they"
+    " write into the store; set for ranks",
 )
 RUN_SECRET = _variable(
     "PACELINE_RUN_SECRET",

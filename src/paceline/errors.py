@@ -99,17 +99,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Notice:
-    """A fact worth knowing about a run, without code, severity or effect on the exit status.
+    """A fact worth knowing about a run, without code, severity or effect on the exit status."""
 
-    Attributes:
-        what: The fact, in one sentence.
-        details: Lines that support it.
-        advice: What the user can do, in one line; empty if there is nothing to do.
-    """
-
-    what: str
-    details: tuple[str, ...] = ()
-    advice: str = ""
+    what: str  # the fact, in one sentence
+    details: tuple[str, ...] = ()  # lines that support it
+    advice: str = ""  # what the user can do, in one line; empty if there is nothing to do
 
     def to_json(self) -> dict[str, Any]:
         """Return the notice as a dictionary for JSON."""

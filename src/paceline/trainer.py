@@ -3,6 +3,9 @@
 ``LightningModule`` and ``LightningDataModule`` are other names of ``Module`` and ``DataModule``.
 """
 
+from functools import partial
+
+from paceline.signatures.lightning_names import refuse
 from paceline.train.trainer import (
     Callback,
     CombinedLoader,
@@ -28,3 +31,5 @@ __all__ = [
     "loggers",
     "seed_everything",
 ]
+
+globals()["__getattr__"] = partial(refuse, __name__)  # hidden from type checkers

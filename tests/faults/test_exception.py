@@ -17,6 +17,20 @@ def test_here(stage):
 
 
 @fault(
+    "recursion without an end in a script of 8,000 lines",
+    finding="script-error-on-one-rank",
+    names=("rank 1", "RecursionError", r"train\.py:\d+ in again: again"),
+)
+def test_of_a_thousand_frames(stage):
+    unused = "".join(f"def unused_{number}(x):\n    return x\n" for number in range(4000))
+    recursion = "def again(number):\n    again(number + 1)\n"
+    stage.script(
+        settings=unused + recursion, step="if rank == 1 and step == 5:\n    broke()\n    again(0)"
+    )
+    stage.launch()
+
+
+@fault(
     "exception on one rank of the other host",
     finding="script-error-on-one-rank",
     names=("rank 1", "host-b", "ValueError: bad label 12", r"train\.py:\d+"),

@@ -6,21 +6,25 @@ import json
 
 import pytest
 
+from starting import paceline
+
 SHORT = ("--seconds", "1", "--rounds", "2")
 WORKER = ("-m", "paceline.measure.network_worker")
 
 
-def test_ranks_of_this_node_are_measured(command):
-    words = ("-m", "paceline", "bench", "network", "--nproc-per-node", "3", *SHORT, "--json")
-    ended = command.run(*words, program="python")
-    assert ended.status == 0, ended.err
-    result = json.loads(ended.out)
+def test_ranks_of_this_node_are_measured(tmp_path):
+    for name in ("paceline", "torch", "argparse", "statistics"):
+        (tmp_path / f"{name}.py").write_text("open(__file__ + '.was-run', 'w').close()")
+    words = ("bench", "network", "--nproc-per-node", "3", *SHORT, "--json")
+    ended = paceline(tmp_path, *words)
+    assert list(tmp_path.glob("*.was-run")) == []
+    result = json.loads(ended.stdout)
     assert (result["kind"], result["backend"]) == ("network", "gloo")
     assert (result["world"], result["num_nodes"], len(result["hosts"])) == (3, 1, 3)
     sizes = [point["bytes"] for point in result["points"]]
     assert sizes == [1024 * 4**number for number in range(len(sizes))]
     assert all(0 < p["low"] <= p["seconds"] <= p["high"] for p in result["points"])
-    assert "measuring all_reduce over 3 ranks" in ended.err
+    assert "measuring all_reduce over 3 ranks" in ended.stderr
 
 
 def test_any_launcher_starts_the_program_of_a_rank(command):

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from starting import free_port
@@ -183,6 +184,86 @@ def test_the_run_goes_on_with_fewer_nodes_after_one_is_lost(command):
     assert (command.folder / "went-on").exists()
     assert time.monotonic() - begun < 30  # torchrun's defaults take 42 s
     assert command.survivors(within_s=10) == []
+
+
+ELASTIC = """
+import json, os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+done = json.loads(open("state").read()) if os.path.exists("state") else {"step": 0, "weight": [0.0, 0.0]}
+rows = torch.arange(24, dtype=torch.float64).reshape(12, 2) / 7
+weight = torch.tensor(done["weight"], dtype=torch.float64)
+dist.barrier()  # all have read the state
+open(f"up-{size}-{rank}-{os.environ['TORCHELASTIC_RESTART_COUNT']}", "w").close()
+for step in range(done["step"], 100_000):
+    error = rows[rank::size] @ weight - 1
+    sums = torch.cat([rows[rank::size].T @ error, (error**2).sum()[None], torch.tensor([float(os.path.exists("over"))])])
+    dist.all_reduce(sums)
+    weight -= 0.01 / 12 * sums[:2]
+    if rank == 0:
+        with open("losses", "a") as file:
+            print(json.dumps([step, sums[2].item() / 12]), file=file)
+        with open("new", "w") as file:
+            file.write(json.dumps({"step": step + 1, "weight": weight.tolist()}))
+        os.replace("new", "state")
+    if sums[3]:
+        break
+    time.sleep(.02)
+dist.destroy_process_group()
+"""
+
+
+def expected_losses(number):
+    """What one process computes that is never restarted."""
+    rows, weight, losses = np.arange(24.0).reshape(12, 2) / 7, np.zeros(2), []
+    for _ in range(number):
+        error = rows @ weight - 1
+        losses.append((error**2).mean())
+        weight -= 0.01 / 12 * (rows.T @ error)
+    return losses
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_nodes_are_lost_and_come_back_again_and_again(command):
+    """A node that came after a restart counted its own restarts, and met the others nowhere."""
+    command.script(ELASTIC)
+    port = free_port()
+    options = ("--nnodes", "1:3", "--max-restarts", 4, "--rdzv-conf", "last_call_timeout=2")
+
+    def node():
+        return nodes(command, [1], *options, kind="c10d", port=port)[0]
+
+    def ranks_run(size, *, after):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            ups = [path.name.split("-") for path in command.folder.glob(f"up-{size}-*")]
+            attempts = [int(up[3]) for up in ups if int(up[3]) > after]
+            if len(attempts) == size:
+                assert len(set(attempts)) == 1, ups
+                return attempts[0]
+            time.sleep(0.05)
+        raise AssertionError(sorted(path.name for path in command.folder.iterdir()))
+
+    head = node()
+    command.wait_for(command.folder / "losses")
+    attempt = -1
+    for _ in range(2):
+        other = node()
+        attempt = ranks_run(2, after=attempt)
+        other.signal(signal.SIGKILL)
+        other.process.wait()
+        attempt = ranks_run(1, after=attempt)
+    others = [node(), node()]  # the second one comes while the first one joins
+    ranks_run(3, after=attempt)
+    (command.folder / "over").touch()
+    ended = [running.wait() for running in (head, *others)]
+    assert [end.status for end in ended] == [0, 0, 0], [end.err for end in ended]
+    assert ended[0].err.count("another node has come; ranks were started again") >= 3
+    losses = [json.loads(line) for line in (command.folder / "losses").read_text().splitlines()]
+    expected = expected_losses(losses[-1][0] + 1)
+    assert {step for step, _ in losses} == set(range(len(expected)))
+    assert all(abs(loss - expected[step]) < 1e-12 for step, loss in losses)
 
 
 def test_a_port_that_is_taken_names_its_holder(command):

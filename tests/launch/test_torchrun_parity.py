@@ -387,6 +387,15 @@ def test_a_package_in_editable_mode(command):
     ] * 2
 
 
+def test_pytest_as_the_script_warns_of_nothing(command):
+    """A rank has imported paceline, which has a plugin of pytest, before pytest starts in it."""
+    command.script("def test_it():\n    assert 1", "test_it.py")
+    ended = command.run("-m", "pytest", "-W", "error", "-p", "no:cacheprovider", "test_it.py")
+    assert ended.status == 0, ended.out + ended.err
+    assert "1 passed" in ended.out
+    assert "warning" not in ended.out
+
+
 @pytest.mark.slow
 def test_events_reach_the_console(command):
     command.script("print('ran')")

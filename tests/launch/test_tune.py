@@ -62,7 +62,6 @@ def tune(command, *words, env=None):
 
 
 OTHERS = ("fabric", "lightning", "accelerate", "transformers", "session")
-SCRIPTS = ["raw", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 
 
 def require(framework):
@@ -72,7 +71,8 @@ def require(framework):
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("framework", SCRIPTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["raw", *OTHERS])
 def test_data_is_found_to_hold_a_script_back(command, framework):
     require(framework)
     script = command.script(script_of(framework))
@@ -129,7 +129,8 @@ empty = []
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("name", ["train_set", pytest.param("make", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["train_set", "make"])
 def test_a_dataset_without_a_script(command, name):
     command.script(DATASET, "samples.py")
     ended = tune(command, "--batch-size", 16, f"samples:{name}", env=ONE_THREAD)

@@ -13,7 +13,11 @@ FLOORS = {
     **dict.fromkeys(("machine", "signatures"), 1),
     **dict.fromkeys(("diagnose", "train"), 2),
     **dict.fromkeys(
-        ("launch", "callbacks", "data", "loggers", "logging", "trainer"), 3
+        (
+            *("launch", "callbacks", "data", "loggers", "logging", "trainer", "utilities"),
+            *("plugins", "profilers", "strategies", "tuner"),
+        ),
+        3,
     ),  # but launch, doors of train
     **dict.fromkeys(("measure", "slurm", "why"), 4),
     **dict.fromkeys(("functions", "testing"), 5),

@@ -45,6 +45,12 @@ class SessionRanks:
         return [unpack(outcomes[rank].value) for rank in range(world_size)]
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """Ranks are in the folder of the test process: what a Session without a folder writes is in none of the checkout."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def ranks(ranks):
     """The plugin's ranks; see ``SessionRanks.run``."""

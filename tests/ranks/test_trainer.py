@@ -1,6 +1,8 @@
 """The Trainer on real gloo ranks: what is trained, logged and saved does not depend on their number."""
 
+import contextlib
 import csv
+import io
 import os
 from pathlib import Path
 
@@ -310,6 +312,37 @@ def split_data(folder):
     torch.manual_seed(made.global_rank)
     made.fit(Task(), data)
     return data.train.indices
+
+
+class Divides(DataModule):
+    """As the data module of lightning-hydra-template."""
+
+    def setup(self, stage=None):
+        self.batch_size_per_device = 12 // self.trainer.world_size
+
+    def train_dataloader(self):
+        return DataLoader(regression(24), batch_size=self.batch_size_per_device)
+
+    def val_dataloader(self):
+        return DataLoader(regression(4), batch_size=4 // self.trainer.num_devices)
+
+
+def divided(per_rank):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        made = trainer("unused", logger=False, per_rank_batch_size=per_rank)
+        assert made.world_size == made.session.world_size
+        made.fit(Task(), Divides())
+    assert "reads trainer.num_devices" not in said.getvalue(), "one line is enough"
+    return said.getvalue().count(
+        "setup reads trainer.world_size, and a batch size is that of all ranks together"
+    )
+
+
+def test_data_that_divides_its_batch_size_is_told_that_it_is_global(ranks):
+    assert ranks.run(divided, False, world_size=1) == [0]
+    assert ranks.run(divided, False, world_size=2) == [1, 0], "once, on rank 0"
+    assert ranks.run(divided, True, world_size=2) == [0, 0]
 
 
 def test_data_is_prepared_once_and_split_alike(ranks, tmp_path):

@@ -33,7 +33,7 @@ from paceline.cli.printing import print_json as _print_json
 from paceline.cli.printing import show as _show
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError
-from paceline.rundir.files import RunDir
+from paceline.rundir.files import RunDir, not_permitted
 
 _INTERRUPTED = 130
 # Exit status of a program that SIGPIPE ended: its reader has closed the pipe, as head does.
@@ -410,6 +410,10 @@ def main() -> NoReturn:
         if os.getpid() != launcher:
             raise  # raised by the script of a rank
         command_errors.refuse(error)
+    except PermissionError as error:  # of another user's run
+        if os.getpid() != launcher:
+            raise
+        command_errors.refuse(not_permitted(error))
     except KeyboardInterrupt:  # before anything was started: later the launcher handles signals
         sys.exit(_INTERRUPTED)
     except BrokenPipeError:

@@ -11,6 +11,7 @@ from paceline.cli import command_help, completed_words
 from paceline.cli.bench_command import BENCH
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK
+from paceline.text.quoting import printable_lines
 
 _POSITIVE = click.FloatRange(0, min_open=True)
 
@@ -87,10 +88,22 @@ def FORECAST(run: str, as_json: bool, **options: Any) -> Action:  # a constant t
     def action() -> int:
         from paceline.measure import forecast
 
-        print(forecast.answer(run, as_json=as_json, **options))
+        print(printable_lines(forecast.answer(run, as_json=as_json, **options)))
         return EXIT_OK
 
     return action
+
+
+def _address(
+    context: click.Context, option: click.Parameter, value: str | None
+) -> tuple[str, int] | None:
+    """Return the host and port of ``[HOST:]PORT``; only this machine is served without a host."""
+    if value is None:
+        return None
+    host, _, port = value.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise click.BadParameter(f"{value!r} is not [HOST:]PORT.", param=option)
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 @click.command("top", cls=command_help.Command)
@@ -105,12 +118,14 @@ def FORECAST(run: str, as_json: bool, **options: Any) -> Action:  # a constant t
 )
 @click.option(
     "--metrics-port",
-    type=click.IntRange(1, 65535),
-    metavar="PORT",
-    help="Serve the figures on this port in the format of Prometheus instead.",
+    callback=_address,
+    metavar="[HOST:]PORT",
+    help="Serve the figures there in the format of Prometheus instead. [HOST 127.0.0.1]",
 )
 @command_help.JSON
-def TOP(run: str, once: bool, interval: float, metrics_port: int | None, as_json: bool) -> Action:
+def TOP(
+    run: str, once: bool, interval: float, metrics_port: tuple[str, int] | None, as_json: bool
+) -> Action:
     """Show the speed of a running job: where the time of a step goes, and which rank is slow.
 
     RUN is a run's folder, or its name in paceline-runs/; without it the run there that wrote its
@@ -122,7 +137,8 @@ def TOP(run: str, once: bool, interval: float, metrics_port: int | None, as_json
             if metrics_port is not None:
                 from paceline.measure import exporter
 
-                exporter.serve(run, port=metrics_port)
+                host, port = metrics_port
+                exporter.serve(run, host=host, port=port)
             else:
                 from paceline.measure import top
 

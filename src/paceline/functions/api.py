@@ -35,17 +35,11 @@ _LONGEST_LABEL = 40
 
 @dataclass(frozen=True)
 class _Call:
-    """What becomes jobs.
+    """What becomes jobs."""
 
-    Attributes:
-        name: Name of the function.
-        fill: Writes the function and its arguments into a folder.
-        items: Items of a map as short texts, None for a single call.
-    """
-
-    name: str
-    fill: Fill
-    items: tuple[str, ...] | None = None
+    name: str  # name of the function
+    fill: Fill  # writes the function and its arguments into a folder
+    items: tuple[str, ...] | None = None  # items of a map as short texts, None for a single call
 
 
 def submit(function: Callable[..., Any], *args: Any, where: str = SLURM, **keywords: Any) -> Job:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from typing import Any
 from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, SetupError, UsageError
 from paceline.functions import endings
 from paceline.functions.endings import End
-from paceline.machine import processes
+from paceline.machine import own_process, processes
 from paceline.rundir import events
 from paceline.rundir.files import RunDir, read_json, write_whole
 
@@ -34,21 +33,13 @@ _STOPPED = 143  # of a job that has never started
 
 @dataclass(frozen=True)
 class LocalState:
-    """State of one job.
+    """State of one job."""
 
-    Attributes:
-        queue: Path of the file of the queue that starts it.
-        state: ``"pending"``, ``"running"`` or ``"ended"``.
-        status: Exit status of its run, None before its end.
-        cancelled: Whether it ended because it was cancelled.
-        since_ns: Start of its last start; earlier events belong to an earlier one.
-    """
-
-    queue: str
-    state: str = PENDING
-    status: int | None = None
-    cancelled: bool = False
-    since_ns: int = 0
+    queue: str  # path of the file of the queue that starts it
+    state: str = PENDING  # ``"pending"``, ``"running"`` or ``"ended"``
+    status: int | None = None  # exit status of its run, None before its end
+    cancelled: bool = False  # whether it ended because it was cancelled
+    since_ns: int = 0  # start of its last start; earlier events belong to an earlier one
 
     def write(self, run_dir: RunDir) -> None:
         """Write the state into the run folder of its job.
@@ -61,26 +52,17 @@ class LocalState:
 
 @dataclass(frozen=True)
 class LocalQueue:
-    """What one process starts.
+    """What one process starts."""
 
-    Attributes:
-        jobs: Run folders of the jobs, in their order.
-        parallel: How many run at a time.
-        command: The command that starts one, with ``{run_dir}`` for its run folder.
-        gpus: ``CUDA_VISIBLE_DEVICES`` of each of the jobs that run together; empty if they share
-            what this machine has.
-        pid: The process; 0 before it has started.
-        host: Its machine.
-        time_s: A time at which it was alive, in seconds since the epoch.
-    """
-
-    jobs: tuple[str, ...]
-    parallel: int
-    command: tuple[str, ...]
+    jobs: tuple[str, ...]  # run folders of the jobs, in their order
+    parallel: int  # how many run at a time
+    command: tuple[str, ...]  # the command that starts one, with ``{run_dir}`` for its run folder
+    # ``CUDA_VISIBLE_DEVICES`` of each of the jobs that run together; empty if they share what this
+    # machine has
     gpus: tuple[str, ...] = ()
-    pid: int = 0
-    host: str = ""
-    time_s: float = 0.0
+    pid: int = 0  # the process; 0 before it has started
+    host: str = ""  # its machine
+    time_s: float = 0.0  # a time at which it was alive, in seconds since the epoch
 
     def write(self, folder: Path) -> None:
         """Write the queue into its folder.
@@ -123,9 +105,15 @@ def _values(path: Path) -> dict[str, Any]:
 
 
 def read(run_dir: RunDir) -> LocalState | None:
-    """Return the state of a job, None if the folder is not that of a job of this machine."""
+    """Return the state of a job, None if the folder is not that of a job of this machine.
+
+    Raises:
+        PermissionError: This user may not read it.
+    """
     try:
         return LocalState(**_values(run_dir.local))
+    except PermissionError:
+        raise  # nothing is known of a job that this user may not read
     except (OSError, ValueError, TypeError):
         return None
 
@@ -165,7 +153,7 @@ def start(folder: Path, queue: LocalQueue) -> None:
     queue.write(folder)
     for job in queue.jobs:
         LocalState(str(RunDir(folder).local_queue)).write(RunDir(Path(job)))
-    words = [sys.executable, "-m", "paceline.functions.machine_queue", str(folder)]
+    words = own_process.command(str(folder), module="paceline.functions.machine_queue")
     with (folder / "queue.out").open("ab") as output:
         ended = subprocess.run(
             words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
@@ -194,6 +182,8 @@ def end(run_dir: RunDir) -> End | None:
 def _queue_lives(state: LocalState) -> bool:
     try:
         return read_queue(Path(state.queue)).is_alive
+    except PermissionError:
+        raise
     except (OSError, ValueError):
         return False
 

@@ -29,15 +29,10 @@ _Key = tuple[str, str]  # cluster and job id
 
 @dataclass
 class Ended:
-    """A job that Slurm does not show as living.
+    """A job that Slurm does not show as living."""
 
-    Attributes:
-        state: Its state, None if Slurm has forgotten it.
-        since_s: When that was first seen.
-    """
-
-    state: JobState | None
-    since_s: float
+    state: JobState | None  # its state, None if Slurm has forgotten it
+    since_s: float  # when that was first seen
 
 
 class Queue:

@@ -20,38 +20,23 @@ SUCCEEDED, _TIMEOUT, _UNKNOWN = "succeeded", "timeout", "unknown"
 
 @dataclass(frozen=True)
 class End:
-    """The end of a job.
+    """The end of a job."""
 
-    Attributes:
-        word: ``"succeeded"``, ``"failed"``, ``"cancelled"``, ``"timeout"``, ...
-        finding: Why it has failed or stopped; None after a success.
-        exit_status: Exit status of its run.
-    """
-
-    word: str = SUCCEEDED
-    finding: Finding | None = None
-    exit_status: int = EXIT_OK
+    word: str = SUCCEEDED  # ``"succeeded"``, ``"failed"``, ``"cancelled"``, ``"timeout"``, ..
+    finding: Finding | None = None  # why it has failed or stopped; None after a success
+    exit_status: int = EXIT_OK  # exit status of its run
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known of a job that has ended.
+    """What is known of a job that has ended."""
 
-    Attributes:
-        state: State in Slurm, None if Slurm has forgotten it.
-        record: Record of the job.
-        output: Path of its output.
-        script: Path of its job script.
-        tail: Last lines of the output.
-        signal_s: Seconds before the time limit at which Slurm sends the stop signal.
-    """
-
-    state: JobState | None
-    record: JobRecord
-    output: str
-    script: str
-    tail: Sequence[str] = ()
-    signal_s: float = 0.0
+    state: JobState | None  # state in Slurm, None if Slurm has forgotten it
+    record: JobRecord  # record of the job
+    output: str  # path of its output
+    script: str  # path of its job script
+    tail: Sequence[str] = ()  # last lines of the output
+    signal_s: float = 0.0  # seconds before the time limit at which Slurm sends the stop signal
 
 
 def is_final(outcome: Outcome | None) -> bool:

@@ -7,9 +7,10 @@ that submitted it has ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from paceline.functions import by_machine, by_slurm, pickles
 from paceline.functions.endings import End
 from paceline.launch.outcome import evidence
 from paceline.launch.outcome.rank_exit import Failure
-from paceline.rundir import sweeps
+from paceline.rundir import files, ownership, sweeps
 from paceline.rundir.files import RUNS, RunDir
 from paceline.slurm import profile_files, record, sweep_folder
+from paceline.text.quoting import printable_lines
 
 # Files are read again after a twentieth of the time waited so far, within these bounds.
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
@@ -43,7 +45,9 @@ class JobError(RunError):
 
     def __str__(self) -> str:
         text = self.finding.render()
-        return f"{text}\n\n{self.traceback.rstrip()}" if self.traceback else text
+        if self.traceback:
+            text += f"\n\n{self.traceback.rstrip()}"
+        return printable_lines(text)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.finding, self.traceback), {"exit_status": self.exit_status}
@@ -59,10 +63,14 @@ class Job:
 
     Raises:
         UsageError: The job does not exist.
+        SetupError: Its files belong to another user who does not show them, which every method
+            finds out; or, to cancel it, who does not let others write them.
     """
 
     def __init__(self, subject: str | os.PathLike[str]) -> None:
-        self._run_dir = RunDir(_folder_of(os.fspath(subject)))
+        with _permitted():
+            self._run_dir = RunDir(_folder_of(os.fspath(subject)))
+        self._is_found = self._run_dir.root != Path(subject).absolute()
         self._end: End | None = None
 
     @classmethod
@@ -73,12 +81,16 @@ class Job:
             subject: Its folder, the name of that, or the id of its array in Slurm.
 
         Raises:
-            UsageError: The folder does not exist, or is not that of a map.
+            UsageError: The folder does not exist, is not that of a map, or was found by its name or
+                id and belongs to others.
         """
         text = os.fspath(subject)
         if by_machine.is_queue(Path(text)):
             return [cls(folder) for folder in by_machine.jobs_of(Path(text))]
         folder, sweep_record = sweep_folder.require(text, places=_places())
+        if folder != Path(text):
+            fix = f"paceline.Job.load_all({str(folder.absolute())!r})"
+            ownership.require(folder, fix=fix, trusts_group=True)
         return [cls(sweeps.folder_of(folder, index)) for index in sorted(sweep_record.elements)]
 
     def __repr__(self) -> str:
@@ -99,15 +111,17 @@ class Job:
         """One word: ``pending``, ``running``, ``succeeded``, ``failed``, ``cancelled``, ..."""
         if self.done() and self._end is not None:
             return self._end.word
-        if self._is_local:
-            return by_machine.status(self._run_dir)
-        return by_slurm.status(self._run_dir)
+        with _permitted():
+            if self._is_local:
+                return by_machine.status(self._run_dir)
+            return by_slurm.status(self._run_dir)
 
     def done(self) -> bool:
         """Return whether the job has ended, and is not queued again."""
         if self._end is None:
-            place = by_machine if self._is_local else by_slurm
-            self._end = place.end(self._run_dir)
+            with _permitted():
+                place = by_machine if self._is_local else by_slurm
+                self._end = place.end(self._run_dir)
         return self._end is not None
 
     def result(self, timeout: float | None = None) -> Any:
@@ -119,11 +133,13 @@ class Job:
         Raises:
             JobError: The job has failed, was cancelled, or ran out of time.
             TimeoutError: The job has not ended in time; it continues.
+            UsageError: The job was given by its name or id, and others own or may write its result.
         """
         error = self.exception(timeout)
         if error is not None:
             raise error
-        return pickles.load(self._run_dir.result)
+        with _permitted():
+            return self._load(self._run_dir.result)
 
     def exception(self, timeout: float | None = None) -> JobError | None:
         """Wait for the job, and return why it has no result, None if it has one.
@@ -150,15 +166,15 @@ class Job:
             paths += [self._run_dir.log(rank, attempt) for attempt in attempts]
         if not rank:  # without a launcher, rank 0 writes to the console
             paths += [self._run_dir.job_output, self._run_dir.local_output]
-        path = next((path for path in paths if path.exists()), None)
-        return path.read_text(encoding="utf-8", errors="replace") if path else ""
+        with _permitted():
+            path = next((path for path in paths if path.exists()), None)
+            return path.read_text(encoding="utf-8", errors="replace") if path else ""
 
     def cancel(self) -> None:
         """End the job for good, and return at once; a job that has ended stays as it is."""
-        if self._is_local:
-            by_machine.cancel(self._run_dir)
-        else:
-            by_slurm.cancel(self._run_dir)
+        with _permitted("folder-not-writable", "the job cannot be cancelled"):
+            place = by_machine if self._is_local else by_slurm
+            place.cancel(self._run_dir)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._wait().__await__()
@@ -174,16 +190,42 @@ class Job:
     def _is_local(self) -> bool:
         return by_machine.knows(self._run_dir)
 
+    def _load(self, path: Path) -> Any:
+        """Unpickle a file of the run folder, which must be this user's if it was found."""
+        if self._is_found:
+            fix = f"paceline.Job({str(self._run_dir.root)!r})"
+            ownership.require(path, fix=fix, trusts_group=True)
+        return pickles.load(path)
+
     def _error(self) -> JobError | None:
         assert self._end is not None
         if self._end.finding is None and _becomes_visible(self._run_dir.result):
             return None
-        failure, cause = _raised(self._run_dir)
+        failure, cause = _raised(self._run_dir, self._load)
         finding = self._end.finding or _no_result(self._run_dir)
         error = JobError(finding, failure.traceback if failure else "")
         error.exit_status = self._end.exit_status or EXIT_FAILED
         error.__cause__ = cause
         return error
+
+
+@contextlib.contextmanager
+def _permitted(
+    name: str = "input-unreadable", what: str = "the files of the job cannot be read"
+) -> Iterator[None]:
+    """Turn a PermissionError, as of the files of another user's job, into a finding.
+
+    Args:
+        name: Name of the finding.
+        what: What has failed.
+
+    Raises:
+        SetupError: The system has refused to read or write a file.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        raise files.not_permitted(error, name=name, what=what) from None
 
 
 def as_completed(jobs: Iterable[Job], timeout: float | None = None) -> Iterator[Job]:
@@ -247,7 +289,9 @@ def _no_result(run_dir: RunDir) -> Finding:
     )
 
 
-def _raised(run_dir: RunDir) -> tuple[Failure | None, BaseException | None]:
+def _raised(
+    run_dir: RunDir, load: Callable[[Path], Any]
+) -> tuple[Failure | None, BaseException | None]:
     """Return the first exception of the last start: as recorded, and as an object if possible."""
     recorded = [
         (failure, _rank_of(path))
@@ -257,7 +301,7 @@ def _raised(run_dir: RunDir) -> tuple[Failure | None, BaseException | None]:
     if not recorded:
         return None, None
     failure, rank = min(recorded, key=lambda pair: pair[0].time_ns)
-    return failure, _unpickled(run_dir.exception(rank))
+    return failure, _unpickled(run_dir.exception(rank), load)
 
 
 def _error_files(run_dir: RunDir) -> list[Path]:
@@ -270,10 +314,10 @@ def _rank_of(path: Path) -> int:
     return int(path.name.split(".")[0].removeprefix("rank-"))
 
 
-def _unpickled(path: Path) -> BaseException | None:
+def _unpickled(path: Path, load: Callable[[Path], Any]) -> BaseException | None:
     """Return an exception from its file, None if it cannot be made again here."""
     try:
-        error = pickles.load(path)
+        error = load(path)
     except Exception:
         return None
     return error if isinstance(error, BaseException) else None

@@ -43,22 +43,15 @@ _NO_ID = "0"  # jobs without Slurm have no id
 
 @dataclass
 class _Task:
-    """One job of the queue.
+    """One job of the queue."""
 
-    Attributes:
-        run_dir: Its run folder.
-        state: Its state as it is written.
-        record: How often it was queued again, in the form that the decision takes.
-        process: Its launcher; None while it waits.
-        is_stopping: Whether its launcher was signalled to end.
-        gpus: The GPUs that it has, as CUDA_VISIBLE_DEVICES names them; empty without a choice.
-    """
-
-    run_dir: RunDir
-    state: LocalState
+    run_dir: RunDir  # its run folder
+    state: LocalState  # its state as it is written
+    # how often it was queued again, in the form that the decision takes
     record: JobRecord = field(default_factory=lambda: JobRecord(_NO_ID, script=IN_JOB))
-    process: subprocess.Popen[bytes] | None = None
-    is_stopping: bool = False
+    process: subprocess.Popen[bytes] | None = None  # its launcher; None while it waits
+    is_stopping: bool = False  # whether its launcher was signalled to end
+    # the GPUs that it has, as CUDA_VISIBLE_DEVICES names them; empty without a choice
     gpus: str = ""
 
     @property

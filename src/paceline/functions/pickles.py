@@ -23,7 +23,7 @@ from typing import IO, Any
 import cloudpickle
 
 from paceline.errors import Finding, RunError, SetupError, UsageError
-from paceline.rundir.files import open_file, whole
+from paceline.rundir.files import SECRET_MODE, open_file, whole
 
 VERSION = 1
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -33,21 +33,17 @@ _MOST_HEADER_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Packed:
-    """An object as it is written to a file.
+    """An object as it is written to a file."""
 
-    Attributes:
-        content: The header and the pickle.
-    """
-
-    content: bytes
+    content: bytes  # the header and the pickle
 
     def write(self, path: Path) -> None:
-        """Write the file whole.
+        """Write the file whole, for this user alone: arguments may be secret.
 
         Raises:
             OSError: It cannot be written.
         """
-        with whole(path) as file:
+        with whole(path, mode=SECRET_MODE) as file:
             file.write(self.content)
 
 

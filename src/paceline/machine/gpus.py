@@ -15,15 +15,10 @@ from paceline.machine.nvml import Nvml
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs of this machine that this user may open.
+    """The GPUs of this machine that this user may open."""
 
-    Attributes:
-        models: The model of each GPU; empty for a GPU that does not answer.
-        driver: Version of NVIDIA's driver.
-    """
-
-    models: tuple[str, ...] = ()
-    driver: str = ""
+    models: tuple[str, ...] = ()  # the model of each GPU; empty for a GPU that does not answer
+    driver: str = ""  # version of NVIDIA's driver
 
 
 def gather() -> Gpus | None:
@@ -41,19 +36,13 @@ def gather() -> Gpus | None:
 
 @dataclass(frozen=True)
 class Load:
-    """What a GPU is doing.
+    """What a GPU is doing."""
 
-    Attributes:
-        index: Its number, as nvidia-smi shows it.
-        utilization: Share of the last second in which a kernel ran, 0 to 1; None if unknown.
-        memory_used: In bytes; None if unknown.
-        memory_total: In bytes; None if unknown.
-    """
-
-    index: int
+    index: int  # its number, as nvidia-smi shows it
+    # share of the last second in which a kernel ran, 0 to 1; None if unknown
     utilization: float | None
-    memory_used: int | None
-    memory_total: int | None
+    memory_used: int | None  # in bytes; None if unknown
+    memory_total: int | None  # in bytes; None if unknown
 
 
 def loads() -> list[Load]:

@@ -21,29 +21,18 @@ from paceline.machine.cpus import usable_cpus
 
 @dataclass(frozen=True)
 class HostFacts:
-    """The facts that a plan is based on.
+    """The facts that a plan is based on."""
 
-    Attributes:
-        hostname: The machine's own name, never resolved.
-        platform: ``sys.platform``.
-        usable_cpus: CPUs that this process may use: affinity and cgroup quota.
-        cpu_reason: Source of that number.
-        num_gpus: GPUs visible to ranks.
-        gpu_reason: Source of that number.
-        addresses: ``(interface, numeric address)`` of the interfaces that are up, IPv4 first.
-        granted_gpus: GPUs that a scheduler assigned to the run on this node; 0 if unknown.
-        python_flags: Flags of the launcher's interpreter, such as ``-O``.
-    """
-
-    hostname: str
-    platform: str
-    usable_cpus: int
-    cpu_reason: str
-    num_gpus: int
-    gpu_reason: str
+    hostname: str  # the machine's own name, never resolved
+    platform: str  # ``sys.platform``
+    usable_cpus: int  # CPUs that this process may use: affinity and cgroup quota
+    cpu_reason: str  # source of that number
+    num_gpus: int  # GPUs visible to ranks
+    gpu_reason: str  # source of that number
+    # ``(interface, numeric address)`` of the interfaces that are up, IPv4 first
     addresses: tuple[tuple[str, str], ...]
-    granted_gpus: int = 0
-    python_flags: tuple[str, ...] = ()
+    granted_gpus: int = 0  # GPUs that a scheduler assigned to the run on this node; 0 if unknown
+    python_flags: tuple[str, ...] = ()  # flags of the launcher's interpreter, such as ``-O``
 
 
 def gather(

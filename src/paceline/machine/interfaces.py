@@ -15,23 +15,14 @@ _MOST_MBIT = 4_000_000  # an unknown rate can be -1, or -1 as an unsigned number
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface that is up and has an address.
+    """A network interface that is up and has an address."""
 
-    Attributes:
-        name: Name, such as ``eth0``.
-        addresses: Numeric addresses, IPv4 first.
-        mbit: Rate in Mbit/s; 0 if unknown.
-        loopback: Whether it leads only to this machine.
-        virtual: Whether it has no hardware: a bridge, a tunnel, a container's interface.
-        driver: The kernel's driver of its hardware.
-    """
-
-    name: str
-    addresses: tuple[str, ...] = ()
-    mbit: int = 0
-    loopback: bool = False
-    virtual: bool = False
-    driver: str = ""
+    name: str  # name, such as ``eth0``
+    addresses: tuple[str, ...] = ()  # numeric addresses, IPv4 first
+    mbit: int = 0  # rate in Mbit/s; 0 if unknown
+    loopback: bool = False  # whether it leads only to this machine
+    virtual: bool = False  # whether it has no hardware: a bridge, a tunnel, a container's interface
+    driver: str = ""  # the kernel's driver of its hardware
 
 
 def gather(net: Path = _NET) -> tuple[Interface, ...]:

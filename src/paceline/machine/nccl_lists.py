@@ -16,30 +16,19 @@ ANY_PORT = -1
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a list.
+    """One entry of a list."""
 
-    Attributes:
-        prefix: The start of a name, or a whole name in an exact list.
-        port: The port of a card; ignored for interfaces.
-    """
-
-    prefix: str
-    port: int = ANY_PORT
+    prefix: str  # the start of a name, or a whole name in an exact list
+    port: int = ANY_PORT  # the port of a card; ignored for interfaces
 
 
 @dataclass(frozen=True)
 class NameList:
-    """A list of names.
+    """A list of names."""
 
-    Attributes:
-        entries: The entries in order.
-        exact: Whether the entries are whole names (``=``).
-        excluded: Whether the list excludes its names (``^``).
-    """
-
-    entries: tuple[Entry, ...]
-    exact: bool = False
-    excluded: bool = False
+    entries: tuple[Entry, ...]  # the entries in order
+    exact: bool = False  # whether the entries are whole names (``=``)
+    excluded: bool = False  # whether the list excludes its names (``^``)
 
     def takes(self, name: str, port: int = ANY_PORT) -> bool:
         """Return whether NCCL selects an interface, or a port of a card."""

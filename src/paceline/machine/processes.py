@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paceline.text.secret_names import WORDS
+from paceline.text.secret_texts import hidden
 
-_SECRET = re.compile(rf"((?:{WORDS})[\w-]*[=\s]+)\S+", re.I)
 _LONGEST = 80
 
 
@@ -47,8 +45,7 @@ def describe(pid: int) -> str:
 def command_line(words: Sequence[str]) -> str:
     """Shorten a command to one line without folders and secrets."""
     names = [os.path.basename(word) if place < 2 else word for place, word in enumerate(words)]
-    line = " ".join(" ".join(names).split())  # daemons that rename themselves leave blanks
-    line = _SECRET.sub(r"\1...", line)
+    line = " ".join(" ".join(hidden(names)).split())  # daemons that rename themselves leave blanks
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
 
 

@@ -28,18 +28,13 @@ UNANSWERED = 124  # exit status of timeout(1) for a command that it ended
 
 @dataclass(frozen=True)
 class Reply:
-    """The result of a command.
+    """The result of a command."""
 
-    Attributes:
-        status: Exit status; as in shells, 127 if the command is missing, 126 if it cannot be run,
-            124 if it timed out.
-        out: Text on stdout.
-        err: Text on stderr.
-    """
-
+    # exit status; as in shells, 127 if the command is missing, 126 if it cannot be run, 124 if it
+    # timed out
     status: int
-    out: str = ""
-    err: str = ""
+    out: str = ""  # text on stdout
+    err: str = ""  # text on stderr
 
 
 def ask(*words: str, timeout_s: float = 10.0) -> str | None:

@@ -23,21 +23,14 @@ _CUDA_OF_TORCH = re.compile(r"^cuda\b[^=\n]*=\s*'([\d.]+)'", re.M)
 
 @dataclass(frozen=True)
 class Software:
-    """Versions; empty if a package is not there or its version is unknown.
+    """Versions; empty if a package is not there or its version is unknown."""
 
-    Attributes:
-        python: Version of Python.
-        torch: Version of torch.
-        torch_cuda: The CUDA version that torch was built with; empty for a build without CUDA.
-        nccl: Version of torch's NCCL.
-        paceline: Version of this package.
-    """
-
-    python: str = ""
-    torch: str = ""
+    python: str = ""  # version of Python
+    torch: str = ""  # version of torch
+    # the CUDA version that torch was built with; empty for a build without CUDA
     torch_cuda: str = ""
-    nccl: str = ""
-    paceline: str = ""
+    nccl: str = ""  # version of torch's NCCL
+    paceline: str = ""  # version of this package
 
 
 def installed() -> Software:

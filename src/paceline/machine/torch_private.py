@@ -50,6 +50,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "torch.distributed.elastic.multiprocessing.api.PContext": ("_close", "_poll", "_start"),
     "torch.distributed.elastic.rendezvous.dynamic_rendezvous.DynamicRendezvousHandler": (
         "_bootstrap_store_info",
+        "_state_holder",
     ),
     # tensors, modules and the autograd graph
     "torch.Tensor": ("_backward_hooks", "_post_accumulate_grad_hooks", "_values", "_version"),

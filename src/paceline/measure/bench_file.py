@@ -15,6 +15,7 @@ from paceline.launch.monitor import timed_steps
 from paceline.launch.monitor.timed_steps import Durations
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
+from paceline.text.secret_texts import hidden
 
 VERSION = 1
 KIND = "bench"
@@ -26,18 +27,12 @@ Round = Mapping[int, Mapping[int, Durations]]
 
 @dataclass(frozen=True)
 class WorldBench:
-    """The measured steps of one number of ranks.
+    """The measured steps of one number of ranks."""
 
-    Attributes:
-        num_nodes: Number of nodes.
-        samples_per_step: Samples of an optimizer step over all ranks; 0 if unknown.
-        hosts: Host by rank.
-        rounds: Durations of stages in nanoseconds by step and rank, for each start of the script.
-    """
-
-    num_nodes: int
-    samples_per_step: int
-    hosts: Mapping[int, str]
+    num_nodes: int  # number of nodes
+    samples_per_step: int  # samples of an optimizer step over all ranks; 0 if unknown
+    hosts: Mapping[int, str]  # host by rank
+    # durations of stages in nanoseconds by step and rank, for each start of the script
     rounds: Sequence[Round]
 
     def to_json(self) -> dict[str, Any]:
@@ -62,38 +57,29 @@ class WorldBench:
 
 @dataclass(frozen=True)
 class BenchFile:
-    """A bench.
+    """A bench."""
 
-    Attributes:
-        command: The script and its arguments.
-        scaling: ``"weak"``: the batch of a rank stays; ``"strong"``: that of all ranks stays.
-        backend: Backend of the process group, ``"gloo"`` or ``"nccl"``.
-        warmup_steps: Optimizer steps that were left out at the start of each round.
-        worlds: Measured steps by number of ranks.
-        gradient_bytes: Bytes of gradients that are reduced in a step; None if unknown.
-        bucket_bytes: Sizes of the buckets that they are reduced in; None if unknown.
-        settings: What each setting is worth, as ``paceline bench --settings`` prints it.
-        network: What ``paceline bench network`` printed; None if it was not measured.
-        oversubscribed: Whether ranks shared CPUs or GPUs.
-    """
-
-    command: tuple[str, ...]
-    scaling: str
-    backend: str
-    warmup_steps: int
-    worlds: Mapping[int, WorldBench]
+    command: tuple[str, ...]  # the script and its arguments
+    scaling: str  # ``"weak"``: the batch of a rank stays; ``"strong"``: that of all ranks stays
+    backend: str  # backend of the process group, ``"gloo"`` or ``"nccl"``
+    warmup_steps: int  # optimizer steps that were left out at the start of each round
+    worlds: Mapping[int, WorldBench]  # measured steps by number of ranks
+    # bytes of gradients that are reduced in a step; None if unknown
     gradient_bytes: int | None = None
+    # sizes of the buckets that they are reduced in; None if unknown
     bucket_bytes: tuple[int, ...] | None = None
+    # what each setting is worth, as ``paceline bench --settings`` prints it
     settings: Sequence[Mapping[str, Any]] = ()
+    # what ``paceline bench network`` printed; None if it was not measured
     network: Mapping[str, Any] | None = None
-    oversubscribed: bool = False
+    oversubscribed: bool = False  # whether ranks shared CPUs or GPUs
 
     def to_json(self) -> dict[str, Any]:
         """Return the bench as plain data."""
         return {
             "version": VERSION,
             "kind": KIND,
-            "command": list(self.command),
+            "command": list(hidden(self.command)),
             "scaling": self.scaling,
             "backend": self.backend,
             "warmup_steps": self.warmup_steps,
@@ -121,7 +107,7 @@ class BenchFile:
             raise ValueError(f"unknown scaling {values['scaling']!r}")
         sizes = values["bucket_bytes"]
         return cls(
-            command=tuple(values["command"]),
+            command=hidden(values["command"]),
             scaling=values["scaling"],
             backend=str(values["backend"]),
             warmup_steps=int(values["warmup_steps"]),

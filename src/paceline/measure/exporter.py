@@ -13,6 +13,7 @@ from typing import Any
 from paceline.errors import Finding, PacelineError, SetupError
 from paceline.measure import speed
 from paceline.rundir.files import RunDir
+from paceline.text.quoting import bracketed, printable
 
 INTERVAL_S = 5.0  # between two looks whether the run has ended
 # Name of a metric, its description, and the figure of ``speed.read``; figures that are None are
@@ -39,12 +40,13 @@ _GPU_METRICS = (
 )
 
 
-def serve(run: str, *, port: int) -> None:
+def serve(run: str, *, port: int, host: str = "127.0.0.1") -> None:
     """Serve a run's metrics over HTTP until Ctrl-C, or until the run has ended.
 
     Args:
         run: As in ``speed.find``.
-        port: TCP port, on all interfaces.
+        port: TCP port.
+        host: Address to listen on.
 
     Raises:
         SetupError: The run does not exist, prometheus-client is not installed, or the port is in
@@ -56,10 +58,11 @@ def serve(run: str, *, port: int) -> None:
     registry = prometheus.CollectorRegistry()
     registry.register(_Collector(run_dir, prometheus))
     try:
-        prometheus.start_http_server(port, registry=registry)
+        prometheus.start_http_server(port, addr=host, registry=registry)
     except OSError as error:
-        raise SetupError(_port_in_use(port, error)) from None
-    print(f"metrics of {run_dir.root.name}: http://localhost:{port}/metrics", flush=True)
+        raise SetupError(_port_in_use(host, port, error)) from None
+    address = f"http://{bracketed(host)}:{port}/metrics"
+    print(printable(f"metrics of {run_dir.root.name}: {address}"), flush=True)
     while not speed.read(run_dir)["outcome"]:
         time.sleep(INTERVAL_S)
 
@@ -79,12 +82,12 @@ def _import_prometheus() -> Any:
     return prometheus_client
 
 
-def _port_in_use(port: int, error: OSError) -> Finding:
+def _port_in_use(host: str, port: int, error: OSError) -> Finding:
     return Finding(
         "port-in-use",
-        f"port {port} cannot be used: {error.strerror}",
-        where=f"--metrics-port {port}",
-        fix="choose another port",
+        f"port {port} cannot be used on {host}: {error.strerror}",
+        where=f"--metrics-port {bracketed(host)}:{port}",
+        fix="choose another port, or an address of this machine",
     )
 
 

@@ -21,17 +21,11 @@ Blocks = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and the interval that holds it with ``CONFIDENCE``.
+    """An estimate and the interval that holds it with ``CONFIDENCE``."""
 
-    Attributes:
-        value: The estimate.
-        low: Lower end.
-        high: Upper end.
-    """
-
-    value: float
-    low: float
-    high: float
+    value: float  # the estimate
+    low: float  # lower end
+    high: float  # upper end
 
     @property
     def half_width(self) -> float:

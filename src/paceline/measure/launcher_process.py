@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from paceline.errors import Finding
-from paceline.machine import system
+from paceline.machine import own_process, system
 
 _MOST_LINES = 4  # of what a failed launcher printed
 _END_S = 15.0  # how long a launcher may take to end its ranks
@@ -27,7 +26,7 @@ def start(
         output: Takes its stdout and stderr.
     """
     return subprocess.Popen(
-        [sys.executable, "-m", "paceline", *words],
+        own_process.command(*words),
         env=environ,
         stdin=subprocess.DEVNULL,
         stdout=output,

@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline import env
 from paceline.errors import EXIT_OK, Finding, UsageError
-from paceline.machine import gpus, own_world
+from paceline.machine import gpus, own_process, own_world
 from paceline.measure import network_points, network_worker
 from paceline.text import terminal
 from paceline.world import World
@@ -74,10 +74,12 @@ def _run(
     ranks: int, folder: Path, *, seconds: float, rounds: int
 ) -> subprocess.CompletedProcess[str]:
     """Start the ranks, and return how their run ended and what it printed."""
-    command = [sys.executable, "-m", "paceline", "run", "--nproc-per-node", str(ranks)]
-    command += ["--run-dir", str(folder / "run"), "--no-slurm", "--no-probe"]
-    command += ["-m", network_worker.__name__, "--out", str(folder / "network.json")]
-    command += ["--rounds", str(rounds), "--seconds", str(seconds)]
+    of_worker = ["--out", str(folder / "network.json")]
+    of_worker += ["--rounds", str(rounds), "--seconds", str(seconds)]
+    # as a script, whose path is not the current folder; a module's would be
+    _, *worker = own_process.command(*of_worker, module=network_worker.__name__)
+    options = ["--nproc-per-node", str(ranks), "--run-dir", str(folder / "run")]
+    command = own_process.command("run", *options, "--no-slurm", "--no-probe", *worker)
     return subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

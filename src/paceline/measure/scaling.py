@@ -25,31 +25,23 @@ WINDOW = 8
 
 @dataclass(frozen=True)
 class WorldFigures:
-    """How fast one number of ranks is.
+    """How fast one number of ranks is."""
 
-    Attributes:
-        num_ranks: Number of ranks.
-        samples_per_step: Samples of a step over all ranks; 0 if unknown.
-        step_s: Seconds of a step.
-        samples_per_s: Samples per second over all ranks; None if the batch is unknown.
-        speedup: Samples per second as a multiple of those of the smallest number of ranks.
-        efficiency: ``speedup`` divided by the multiple of ranks; 1 is ideal.
-        parts: Seconds of a step by part: data, compute, other code, communication, waiting. They
-            are means over the steps that took about as long as most.
-        slow_rank: The rank that the others wait for, if the evidence suffices: rank, host, stage,
-            seconds; else None.
-        windows: Number of windows that were measured. A single one has no spread, so that its
-            intervals have no width.
-    """
-
-    num_ranks: int
-    samples_per_step: int
-    step_s: Interval
+    num_ranks: int  # number of ranks
+    samples_per_step: int  # samples of a step over all ranks; 0 if unknown
+    step_s: Interval  # seconds of a step
+    # samples per second over all ranks; None if the batch is unknown
     samples_per_s: Interval | None
-    speedup: Interval
-    efficiency: Interval
+    speedup: Interval  # samples per second as a multiple of those of the smallest number of ranks
+    efficiency: Interval  # ``speedup`` divided by the multiple of ranks; 1 is ideal
+    # seconds of a step by part: data, compute, other code, communication, waiting. They are means
+    # over the steps that took about as long as most.
     parts: Mapping[str, float]
+    # the rank that the others wait for, if the evidence suffices: rank, host, stage, seconds; else
+    # None
     slow_rank: Mapping[str, Any] | None
+    # number of windows that were measured. A single one has no spread, so that its intervals have
+    # no width.
     windows: int = 0
 
     def to_json(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from paceline.errors import Finding
 from paceline.launch.monitor import step_parts
 from paceline.measure import speed
 from paceline.rundir.files import RunDir
+from paceline.text.quoting import printable_lines
 from paceline.text.wording import duration
 
 # The description is written every 5 s, with hundreds of nodes less often.
@@ -148,13 +149,13 @@ def show(run: str, *, once: bool, as_json: bool, interval_s: float) -> None:
     if as_json:
         _print_json(run_dir, once=once, interval_s=interval_s)
     elif once or not sys.stdout.isatty():
-        print("\n".join(_lines(run_dir)))
+        print(_text(run_dir, speed.read(run_dir)))
     else:
         _show_live(run_dir, interval_s)
 
 
-def _lines(run_dir: RunDir) -> list[str]:
-    return render(speed.read(run_dir), name=run_dir.root.name)
+def _text(run_dir: RunDir, shown: Mapping[str, Any]) -> str:
+    return printable_lines("\n".join(render(shown, name=run_dir.root.name)))
 
 
 def _print_json(run_dir: RunDir, *, once: bool, interval_s: float) -> None:
@@ -174,7 +175,7 @@ def _show_live(run_dir: RunDir, interval_s: float) -> None:
     with Live(console=Console(highlight=False), auto_refresh=False) as live:
         while True:
             shown = speed.read(run_dir)
-            live.update(Text("\n".join(render(shown, name=run_dir.root.name))), refresh=True)
+            live.update(Text(_text(run_dir, shown)), refresh=True)
             if shown["outcome"]:
                 return
             time.sleep(interval_s)

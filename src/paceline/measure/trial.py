@@ -35,25 +35,15 @@ _TAIL_CHARACTERS = 4000
 
 @dataclass(frozen=True)
 class Trial:
-    """A script to try.
+    """A script to try."""
 
-    Attributes:
-        command: The script and its arguments.
-        world_size: Number of ranks, all on this node.
-        steps: Number of optimizer steps, at least ``FEWEST_STEPS``.
-        run_dir: The trial's own run folder, which must not exist.
-        options: Further options of ``paceline run``.
-        variables: Further environment variables.
-        timeout_s: Seconds that the trial may take, with the start of the script.
-    """
-
-    command: tuple[str, ...]
-    world_size: int
-    steps: int
-    run_dir: Path
-    options: tuple[str, ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
-    timeout_s: float = 600.0
+    command: tuple[str, ...]  # the script and its arguments
+    world_size: int  # number of ranks, all on this node
+    steps: int  # number of optimizer steps, at least ``FEWEST_STEPS``
+    run_dir: Path  # the trial's own run folder, which must not exist
+    options: tuple[str, ...] = ()  # further options of ``paceline run``
+    variables: Mapping[str, str] = field(default_factory=dict)  # further environment variables
+    timeout_s: float = 600.0  # seconds that the trial may take, with the start of the script
 
     @property
     def launch(self) -> list[str]:
@@ -64,34 +54,23 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a trial has shown.
+    """What a trial has shown."""
 
-    Attributes:
-        steps: Durations of the stages in nanoseconds, by step and rank, in the order of
-            ``launch.monitor.stage_times.STAGES``. Step n is the one after n optimizer steps.
-        finding: Why the trial is of no use; None if it went well.
-        exit_status: Exit status of ``paceline run``.
-        seconds: Duration of the trial, with the start of the script.
-        samples_per_step: Samples of an optimizer step over all ranks; 0 if unknown.
-        hosts: Host by rank.
-        losses: Loss of the last timed steps by step, the mean over the ranks.
-        gradient_bytes: Bytes of gradients that DistributedDataParallel reduces; None if unknown.
-        bucket_bytes: Sizes of its buckets; None if unknown.
-        applied: Names of the settings of ``PACELINE_TRY_DDP`` that took effect.
-        launcher_findings: What the launcher has found in it.
-    """
-
+    # durations of the stages in nanoseconds, by step and rank, in the order of
+    # ``launch.monitor.stage_times.STAGES``. Step n is the one after n optimizer steps.
     steps: Mapping[int, Mapping[int, Durations]] = field(default_factory=dict)
-    finding: Finding | None = None
-    exit_status: int = 0
-    seconds: float = 0.0
-    samples_per_step: int = 0
-    hosts: Mapping[int, str] = field(default_factory=dict)
+    finding: Finding | None = None  # why the trial is of no use; None if it went well
+    exit_status: int = 0  # exit status of ``paceline run``
+    seconds: float = 0.0  # duration of the trial, with the start of the script
+    samples_per_step: int = 0  # samples of an optimizer step over all ranks; 0 if unknown
+    hosts: Mapping[int, str] = field(default_factory=dict)  # host by rank
+    # loss of the last timed steps by step, the mean over the ranks
     losses: Mapping[int, float] = field(default_factory=dict)
+    # bytes of gradients that DistributedDataParallel reduces; None if unknown
     gradient_bytes: int | None = None
-    bucket_bytes: tuple[int, ...] | None = None
-    applied: tuple[str, ...] = ()
-    launcher_findings: tuple[Finding, ...] = ()
+    bucket_bytes: tuple[int, ...] | None = None  # sizes of its buckets; None if unknown
+    applied: tuple[str, ...] = ()  # names of the settings of ``PACELINE_TRY_DDP`` that took effect
+    launcher_findings: tuple[Finding, ...] = ()  # what the launcher has found in it
 
 
 def run(trial: Trial, tick: Callable[[], None] = lambda: None) -> TrialResult:

@@ -36,17 +36,11 @@ _LOST = re.compile(r"node (\d+)(?: \(([^)]*)\))?")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run as its launcher recorded it.
+    """The end of a run as its launcher recorded it."""
 
-    Attributes:
-        exit_status: Exit status of the command.
-        findings: The findings, the cause first.
-        time_ns: When the run ended.
-    """
-
-    exit_status: int
-    findings: tuple[Finding, ...] = ()
-    time_ns: int = 0
+    exit_status: int  # exit status of the command
+    findings: tuple[Finding, ...] = ()  # the findings, the cause first
+    time_ns: int = 0  # when the run ended
 
     @property
     def word(self) -> str:
@@ -73,20 +67,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class History:
-    """What the events of a run folder say.
+    """What the events of a run folder say."""
 
-    Attributes:
-        outcome: How the last start ended, None if that is not recorded.
-        started_ns: When ranks were last started, 0 if they never were.
-        steps: Optimizer steps of the last start, as far as they are recorded.
-        nodes: Number of nodes that have recorded events.
-        launchers: Host and process of each launcher of the last start.
-    """
-
-    outcome: Outcome | None = None
-    started_ns: int = 0
-    steps: int | None = None
-    nodes: int = 0
+    outcome: Outcome | None = None  # how the last start ended, None if that is not recorded
+    started_ns: int = 0  # when ranks were last started, 0 if they never were
+    steps: int | None = None  # optimizer steps of the last start, as far as they are recorded
+    nodes: int = 0  # number of nodes that have recorded events
+    # host and process of each launcher of the last start
     launchers: tuple[tuple[str, int], ...] = ()
 
 
@@ -198,15 +185,10 @@ def history_of(files: Sequence[Sequence[dict[str, Any]]], *, since_ns: int = 0) 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """The last start that a node has recorded.
+    """The last start that a node has recorded."""
 
-    Attributes:
-        number: The attempt, ``_NO_START`` if the node has recorded no start.
-        events: What it recorded afterwards.
-    """
-
-    number: int
-    events: Sequence[dict[str, Any]]
+    number: int  # the attempt, ``_NO_START`` if the node has recorded no start
+    events: Sequence[dict[str, Any]]  # what it recorded afterwards
 
 
 def _last_attempt(events: Sequence[dict[str, Any]], since_ns: int) -> _Attempt:

@@ -17,10 +17,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-_SECRET_MODE = 0o600
+from paceline.errors import Finding, SetupError
+from paceline.text.quoting import word
+
+SECRET_MODE = 0o600  # of files that have, or may have, secrets: job scripts, arguments of functions
+_MODE = 0o666  # of others, without what the umask takes away
 _SECRET_BYTES = 4096
 SPEED_VERSION = 1  # of speed.json and of the lines of speed.jsonl
 _LEAST_BYTES = 65536  # space for a plan, short logs and the last events
@@ -35,13 +40,9 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class RunDir:
-    """Names of the files of one run.
+    """Names of the files of one run."""
 
-    Attributes:
-        root: The folder, ``paceline-runs/<id>`` by default.
-    """
-
-    root: Path
+    root: Path  # the folder, ``paceline-runs/<id>`` by default
 
     def plan(self, attempt: int = 0) -> Path:
         """The decisions before a start, with reasons (JSON); numbered by its first attempt."""
@@ -316,6 +317,21 @@ def open_file(path: Path) -> IO[bytes]:
     return os.fdopen(handle, "rb")
 
 
+def not_permitted(
+    error: PermissionError, *, name: str = "input-unreadable", what: str = "a file cannot be read"
+) -> SetupError:
+    """Return the error for a file that the system keeps from this user, as another user's may be.
+
+    Args:
+        error: The error of the system call.
+        name: Name of the finding.
+        what: What has failed.
+    """
+    path = str(error.filename)
+    fix = f"ask its owner: ls -ld {word(path)} {word(os.path.dirname(path) or '.')}"
+    return SetupError(Finding(name, f"{what}: {error.strerror}", where=path, fix=fix))
+
+
 def read_json(path: Path, *, most_bytes: int = 1 << 20) -> Any:
     """Return the JSON content of a file of a run folder, which is not trusted.
 
@@ -344,23 +360,26 @@ def read_bytes(path: Path, *, most_bytes: int) -> bytes:
     return content
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str, *, mode: int = _MODE) -> None:
     """Write a file atomically: a reader sees the old or the new content."""
-    with whole(path) as file:
+    with whole(path, mode=mode) as file:
         file.write(text.encode("utf-8"))
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[IO[bytes]]:
+def whole(path: Path, *, mode: int = _MODE) -> Iterator[IO[bytes]]:
     """Open a file that takes its place only when it is complete (temporary name, fsync, rename).
+
+    Args:
+        path: The file.
+        mode: Its mode from the start, also if there is an older file with another one.
 
     Raises:
         OSError: The file cannot be written, for example on a full disk; what was written is gone.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        # not with tempfile, whose files only their owner can read
-        with temporary.open("xb") as file:
+        with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -376,7 +395,7 @@ def write_secret(path: Path, text: str) -> None:
     Raises:
         OSError: The file exists, or cannot be written.
     """
-    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, _SECRET_MODE)
+    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, SECRET_MODE)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

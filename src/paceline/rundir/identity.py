@@ -13,13 +13,14 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from paceline import env
 from paceline.errors import Finding
 from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, script_stem, write_whole
+from paceline.text.secret_texts import HIDDEN, hidden
 
 VERSION = 1
 # A number of five digits that equals the job's id is that id; a shorter one may be a batch size.
@@ -35,23 +36,18 @@ _NOTEBOOKS = ("ipykernel_launcher", "colab_kernel_launcher")
 
 @dataclass(frozen=True)
 class Training:
-    """The identity of a training run.
+    """The identity of a training run."""
 
-    Attributes:
-        script: The script, relative to the working folder.
-        arguments: Its arguments, without the job's id and flags that request a resume.
-        array_job: The Slurm array of which it is an element; empty if there is none.
-        array_task: The element.
-        session: Number of the Session in its process, from 1.
-        job: The last Slurm job of the training run. It is not part of the identity.
-    """
-
-    script: str
+    script: str  # the script, relative to the working folder
+    # its arguments, without the job's id, flags that request a resume, and secrets
     arguments: tuple[str, ...] = ()
-    array_job: str = ""
-    array_task: str = ""
-    session: int = 1
-    job: str = ""
+    array_job: str = ""  # the Slurm array of which it is an element; empty if there is none
+    array_task: str = ""  # the element
+    session: int = 1  # number of the Session in its process, from 1
+    job: str = ""  # the last Slurm job of the training run. It is not part of the identity.
+    # checksum of script and arguments with their secrets, so that these belong to the identity
+    # though nobody reads them here
+    digest: str = ""
 
     @property
     def line(self) -> str:
@@ -77,7 +73,7 @@ class Training:
 def _key(training: Training) -> tuple[object, ...]:
     return (
         training.script,
-        training.arguments,
+        training.digest,
         training.array_job,
         training.array_task,
         training.session,
@@ -108,14 +104,23 @@ def of_command(
         arguments = ()  # a file name that the notebook server creates for each kernel
     if os.path.isabs(script):
         script = os.path.relpath(script, folder)
-    return Training(
-        script=os.path.normpath(script or "session"),
-        arguments=tuple(meaningful(arguments, [job, array_job])),
-        array_job=array_job,
-        array_task=array_task,
-        session=session,
-        job=job,
+    return _without_secrets(
+        Training(
+            script=os.path.normpath(script or "session"),
+            arguments=tuple(meaningful(arguments, [job, array_job])),
+            array_job=array_job,
+            array_task=array_task,
+            session=session,
+            job=job,
+        )
     )
+
+
+def _without_secrets(training: Training) -> Training:
+    """Return a training run whose arguments may be shown, with the digest of all of them."""
+    content = json.dumps([training.script, training.arguments])
+    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+    return replace(training, arguments=hidden(training.arguments), digest=digest)
 
 
 def working_folder() -> str:
@@ -155,9 +160,7 @@ def default_folder(training: Training) -> Path:
     if training.arguments or os.sep in training.script:
         words = re.sub(r"[^A-Za-z0-9._=+]+", "-", "-".join(training.arguments))
         words = words.strip("-.")[:32].strip("-.")
-        content = json.dumps([training.script, training.arguments])
-        digest = hashlib.sha256(content.encode()).hexdigest()[:8]
-        name = "-".join(filter(None, (name, words, digest)))
+        name = "-".join(filter(None, (name, words, training.digest)))
     if training.array_task:
         name += f"-array-{training.array_job}_{training.array_task}"
     return RUNS / (name + of_session(training.session))
@@ -178,7 +181,17 @@ def choose_folder(training: Training) -> Path:
         owner = read(RunDir(earlier))
         if has_checkpoints(earlier) and (owner is None or owner.same_as(training)):
             return earlier
+    if HIDDEN in " ".join(training.arguments) and not folder.exists():
+        # an earlier version had the secrets in the names of folders
+        end = folder.name.rpartition(training.digest)[2]
+        alike = folder.parent.glob(f"*-{training.digest}{end}")
+        return next((path for path in alike if _belongs_to(path, training)), folder)
     return folder
+
+
+def _belongs_to(folder: Path, training: Training) -> bool:
+    owner = read(RunDir(folder))
+    return owner is not None and owner.same_as(training)
 
 
 def has_checkpoints(folder: Path) -> bool:
@@ -197,6 +210,8 @@ def differences(recorded: Training, mine: Training) -> list[str]:
     if recorded.arguments != mine.arguments:
         before, now = _without_common(recorded.arguments, mine.arguments)
         lines.append(f"arguments {before or 'without'}, now {now or 'without'}")
+    elif recorded.digest != mine.digest and recorded.script == mine.script:
+        lines.append("the value of a secret argument")
     if (recorded.array_job, recorded.array_task) != (mine.array_job, mine.array_task):
         lines.append(f"{recorded.element or 'no array'}, now {mine.element or 'no array'}")
     return lines
@@ -283,7 +298,9 @@ def read(run_dir: RunDir) -> Training | None:
         values: dict[str, Any] = json.loads(run_dir.training.read_text(encoding="utf-8"))
         names = Training.__dataclass_fields__
         fields = {name: value for name, value in values.items() if name in names}
-        return Training(**{**fields, "arguments": tuple(fields["arguments"])})
+        training = Training(**{**fields, "arguments": tuple(fields["arguments"])})
+        # one of an earlier version has its secrets
+        return training if training.digest else _without_secrets(training)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -292,9 +309,7 @@ def record(run_dir: RunDir, training: Training) -> None:
     """Record the training run that a folder belongs to. A folder that cannot be written must not
     end it.
     """
-    if read(run_dir) == training:
-        return
+    text = json.dumps({"version": VERSION, **asdict(training)}, indent=1) + "\n"
     with contextlib.suppress(OSError):
-        write_whole(
-            run_dir.training, json.dumps({"version": VERSION, **asdict(training)}, indent=1) + "\n"
-        )
+        if not run_dir.training.exists() or run_dir.training.read_text(encoding="utf-8") != text:
+            write_whole(run_dir.training, text)

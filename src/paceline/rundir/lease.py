@@ -53,15 +53,10 @@ def judge(owner: Owner, mine: Owner, *, alive: bool | None) -> str:
 
 @dataclass
 class Watch:
-    """Watch an owner's counter by the newcomer's own clock. Pure.
+    """Watch an owner's counter by the newcomer's own clock. Pure."""
 
-    Attributes:
-        expiry_s: Time without a change after which the owner is gone.
-        patience_s: Time that a newcomer waits for a living owner, which may be ending.
-    """
-
-    expiry_s: float
-    patience_s: float
+    expiry_s: float  # time without a change after which the owner is gone
+    patience_s: float  # time that a newcomer waits for a living owner, which may be ending
     _mark: tuple[str, int] | None = None
     _first_s: float = 0.0
     _changed_s: float = 0.0

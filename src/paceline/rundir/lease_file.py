@@ -24,31 +24,20 @@ _ENDED_STATES = "ZX"  # zombie, dead
 
 @dataclass(frozen=True)
 class Owner:
-    """The run that a folder belongs to while it lives.
+    """The run that a folder belongs to while it lives."""
 
-    Attributes:
-        token: Random id of the run.
-        host: Name of its machine, for messages.
-        machine: Boot id of its machine and its process namespace, in which process ids are valid;
-            empty if unknown.
-        pid: Its process; 0 for a job that has reserved the folder for a later process.
-        started: When that process started, in ticks since the boot, because process ids are used
-            again.
-        job: Its Slurm job; empty outside of Slurm.
-        element: Its array element, for messages.
-        restarts: How often Slurm had queued the job again.
-        count: Incremented by every heartbeat.
-    """
-
-    token: str
-    host: str = ""
+    token: str  # random id of the run
+    host: str = ""  # name of its machine, for messages
+    # boot id of its machine and its process namespace, in which process ids are valid; empty if
+    # unknown
     machine: str = ""
-    pid: int = 0
+    pid: int = 0  # its process; 0 for a job that has reserved the folder for a later process
+    # when that process started, in ticks since the boot, because process ids are used again
     started: int = 0
-    job: str = ""
-    element: str = ""
-    restarts: int = 0
-    count: int = 0
+    job: str = ""  # its Slurm job; empty outside of Slurm
+    element: str = ""  # its array element, for messages
+    restarts: int = 0  # how often Slurm had queued the job again
+    count: int = 0  # incremented by every heartbeat
 
     @property
     def words(self) -> str:

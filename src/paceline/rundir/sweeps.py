@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.rundir.files import RunDir, read_json, write_whole
+from paceline.text.secret_texts import hidden_values
 
 VERSION = 1
 MOST_ELEMENTS = 10_000
@@ -21,22 +22,15 @@ _MOST_BYTES = 1 << 25  # ten thousand elements with a dozen values each
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """A sweep as it was submitted.
+    """A sweep as it was submitted."""
 
-    Attributes:
-        jobs: Ids of its arrays, in the order of submission; the first has all elements.
-        cluster: The cluster that sbatch printed; empty if it printed none.
-        name: Name of the jobs.
-        script: The training script.
-        submitted_ns: Time of the first submission.
-        elements: Values of each element by its index: name of a parameter, and its text.
-    """
-
+    # ids of its arrays, in the order of submission; the first has all elements
     jobs: tuple[str, ...]
-    cluster: str = ""
-    name: str = ""
-    script: str = ""
-    submitted_ns: int = 0
+    cluster: str = ""  # the cluster that sbatch printed; empty if it printed none
+    name: str = ""  # name of the jobs
+    script: str = ""  # the training script
+    submitted_ns: int = 0  # time of the first submission
+    # values of each element by its index: name of a parameter, and its text
     elements: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
     @property
@@ -46,7 +40,8 @@ class SweepRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain data."""
-        return {"version": VERSION, **asdict(self)}
+        elements = {index: hidden_values(values) for index, values in self.elements.items()}
+        return {"version": VERSION, **asdict(self), "elements": elements}
 
 
 def folder_of(sweep: Path, index: int) -> Path:

@@ -59,25 +59,15 @@ _MAX_LABELS = 6
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a log.
+    """A line of a log."""
 
-    Attributes:
-        number: Line number, counted from 0.
-        text: The whole line without colours.
-        body: The line without its labels.
-        source: The writer by its labels: rank, host, process; empty if unknown.
-        rank: The rank in a label.
-        host: The host in a label.
-        original: ``body`` before its translation into English; empty without a translation.
-    """
-
-    number: int
-    text: str
-    body: str
-    source: str = ""
-    rank: str = ""
-    host: str = ""
-    original: str = ""
+    number: int  # line number, counted from 0
+    text: str  # the whole line without colours
+    body: str  # the line without its labels
+    source: str = ""  # the writer by its labels: rank, host, process; empty if unknown
+    rank: str = ""  # the rank in a label
+    host: str = ""  # the host in a label
+    original: str = ""  # ``body`` before its translation into English; empty without a translation
 
     @property
     def shown(self) -> str:

@@ -73,17 +73,11 @@ _MOST_TEXTS = 256  # every rank of a large run may raise another text
 
 @dataclass(frozen=True)
 class RankError:
-    """What an error text of a rank says.
+    """What an error text of a rank says."""
 
-    Attributes:
-        own_fault: The fault of the rank itself that it names; empty if it names none.
-        wait: The name of its vain wait for other ranks; empty if it does not speak of one.
-        has_lost_peer: Whether the rank has lost its connection to another one.
-    """
-
-    own_fault: str
-    wait: str
-    has_lost_peer: bool
+    own_fault: str  # the fault of the rank itself that it names; empty if it names none
+    wait: str  # the name of its vain wait for other ranks; empty if it does not speak of one
+    has_lost_peer: bool  # whether the rank has lost its connection to another one
 
 
 @lru_cache(_MOST_TEXTS)

@@ -34,35 +34,22 @@ from paceline.signatures.tier import Tier
 
 @dataclass(frozen=True)
 class Signature:
-    """A text and the fault that it means.
+    """A text and the fault that it means."""
 
-    Attributes:
-        name: Name of the finding; empty for a note, which rules over several lines use.
-        anchor: Lower-case literals; a matching line contains one. They are tested before the
-            pattern.
-        pattern: Regular expression, searched without regard to case in the line without colours.
-        what: Templates for one sentence, with ``{group}`` for groups of the pattern. The first
-            template whose groups all matched is used.
-        fix: Templates for the fix, used likewise.
-        why: Why it matters.
-        tier: How directly the text points to the cause.
-        where: Template for the place.
-        key: Identifier of a note; the name if empty.
-        unless: Regular expression that excludes a line.
-        in_warning: Whether the signature also counts in a Python warning.
-    """
-
-    name: str
+    name: str  # name of the finding; empty for a note, which rules over several lines use
+    # lower-case literals; a matching line contains one. They are tested before the pattern.
     anchor: tuple[str, ...]
-    pattern: str
+    pattern: str  # regular expression, searched without regard to case in the line without colours
+    # templates for one sentence, with ``{group}`` for groups of the pattern. The first template
+    # whose groups all matched is used.
     what: tuple[str, ...] = ()
-    fix: tuple[str, ...] = ()
-    why: str = ""
-    tier: Tier = Tier.CAUSE
-    where: str = ""
-    key: str = ""
-    unless: str = ""
-    in_warning: bool = False
+    fix: tuple[str, ...] = ()  # templates for the fix, used likewise
+    why: str = ""  # why it matters
+    tier: Tier = Tier.CAUSE  # how directly the text points to the cause
+    where: str = ""  # template for the place
+    key: str = ""  # identifier of a note; the name if empty
+    unless: str = ""  # regular expression that excludes a line
+    in_warning: bool = False  # whether the signature also counts in a Python warning
 
     @cached_property
     def _compiled(self) -> re.Pattern[str]:

@@ -168,30 +168,19 @@ class Frame:
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception that a text shows.
+    """An exception that a text shows."""
 
-    Attributes:
-        type: Its class, without the module.
-        message: Its first line, joined with the next one if it ends with a colon.
-        frames: The frames of its traceback, outermost first.
-        line: The line with its name.
-        start: Line number where its traceback begins.
-        shown: Whether it has a traceback.
-        anchored: Whether its name is at the start of the line.
-        chained: ``"cause"`` if it was raised from another exception, ``"context"`` if it was raised
-            while another one was handled; else empty.
-        more: The part of the message on the next line.
-    """
-
-    type: str
-    message: str
-    frames: tuple[Frame, ...]
-    line: Line
-    start: int
-    shown: bool = True
-    anchored: bool = True
+    type: str  # its class, without the module
+    message: str  # its first line, joined with the next one if it ends with a colon
+    frames: tuple[Frame, ...]  # the frames of its traceback, outermost first
+    line: Line  # the line with its name
+    start: int  # line number where its traceback begins
+    shown: bool = True  # whether it has a traceback
+    anchored: bool = True  # whether its name is at the start of the line
+    # ``"cause"`` if it was raised from another exception, ``"context"`` if it was raised while
+    # another one was handled; else empty
     chained: str = ""
-    more: str = ""
+    more: str = ""  # the part of the message on the next line
 
     @property
     def user_frame(self) -> Frame | None:

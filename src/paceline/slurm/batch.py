@@ -24,26 +24,16 @@ _JOB_VARIABLE = re.compile(r"\$(?:\{(SLURM\w+)\}|(SLURM\w+))")  # set inside a j
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job is submitted from and what it uses there.
+    """Where a job is submitted from and what it uses there."""
 
-    Attributes:
-        folder: Working folder of the job.
-        run_dir: Absolute path of the run folder; of a sweep, the folder that has those of its
-            elements.
-        script: Path of the job script.
-        output: Path of the job's output.
-        paceline: Command that starts paceline, in words; the job script uses it too.
-        when: Time of submission as text.
-        printed: Whether the script is printed and not submitted: the job then creates the run
-            folder.
-    """
-
-    folder: str
+    folder: str  # working folder of the job
+    # absolute path of the run folder; of a sweep, the folder that has those of its elements
     run_dir: str
-    script: str
-    output: str
-    paceline: tuple[str, ...]
-    when: str
+    script: str  # path of the job script
+    output: str  # path of the job's output
+    paceline: tuple[str, ...]  # command that starts paceline, in words; the job script uses it too
+    when: str  # time of submission as text
+    # whether the script is printed and not submitted: the job then creates the run folder
     printed: bool = False
 
 

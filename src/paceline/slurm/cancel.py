@@ -17,15 +17,10 @@ from paceline.text.quoting import printable
 
 @dataclass(frozen=True)
 class _Target:
-    """What one word of the command line names.
+    """What one word of the command line names."""
 
-    Attributes:
-        name: What it is, for messages.
-        jobs: Its jobs: one, or the elements of a sweep.
-    """
-
-    name: str
-    jobs: tuple[JobRecord, ...]
+    name: str  # what it is, for messages
+    jobs: tuple[JobRecord, ...]  # its jobs: one, or the elements of a sweep
 
 
 def cancel(subjects: Sequence[str]) -> int:

@@ -17,21 +17,14 @@ _NO_LIMIT = ("", "UNLIMITED", "INFINITE", "NONE", "N/A", "(null)")
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Nodes of a partition that are alike.
+    """Nodes of a partition that are alike."""
 
-    Attributes:
-        count: Number of such nodes.
-        cpus: CPUs of a node.
-        memory_mb: Memory of a node.
-        gpus: Number of GPUs of a node by kind; the kind is empty if the site does not name it.
-        threads: Threads of a core; Slurm allocates whole cores.
-    """
-
-    count: int
-    cpus: int
-    memory_mb: int
+    count: int  # number of such nodes
+    cpus: int  # CPUs of a node
+    memory_mb: int  # memory of a node
+    # number of GPUs of a node by kind; the kind is empty if the site does not name it
     gpus: Mapping[str, int] = field(default_factory=dict)
-    threads: int = 1
+    threads: int = 1  # threads of a core; Slurm allocates whole cores
 
     def num_gpus(self, kind: str = "") -> int:
         """Return the number of GPUs of a node, of one kind or of all kinds."""
@@ -40,33 +33,21 @@ class NodeKind:
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition and its limits.
+    """A partition and its limits."""
 
-    Attributes:
-        name: Name of the partition.
-        default: Whether it is the partition of jobs that name none.
-        up: Whether it accepts and starts jobs.
-        max_time_s: Longest time limit of a job, None without a limit.
-        max_nodes: Largest number of nodes of a job, None without a limit.
-        allow_accounts: Accounts that may use it; empty for all.
-        deny_accounts: Accounts that may not use it.
-        max_cpus: Largest number of CPUs that its jobs get on a node, None without a limit.
-        cpus_per_gpu: CPUs that a job gets for each GPU by default, None if that is not set.
-        whole_nodes: Whether nodes are allocated exclusively.
-        kinds: Kinds of its nodes; empty if they are unknown.
-    """
-
-    name: str
-    default: bool = False
-    up: bool = True
-    max_time_s: int | None = None
-    max_nodes: int | None = None
-    allow_accounts: tuple[str, ...] = ()
-    deny_accounts: tuple[str, ...] = ()
+    name: str  # name of the partition
+    default: bool = False  # whether it is the partition of jobs that name none
+    up: bool = True  # whether it accepts and starts jobs
+    max_time_s: int | None = None  # longest time limit of a job, None without a limit
+    max_nodes: int | None = None  # largest number of nodes of a job, None without a limit
+    allow_accounts: tuple[str, ...] = ()  # accounts that may use it; empty for all
+    deny_accounts: tuple[str, ...] = ()  # accounts that may not use it
+    # largest number of CPUs that its jobs get on a node, None without a limit
     max_cpus: int | None = None
+    # CPUs that a job gets for each GPU by default, None if that is not set
     cpus_per_gpu: int | None = None
-    whole_nodes: bool = False
-    kinds: tuple[NodeKind, ...] = ()
+    whole_nodes: bool = False  # whether nodes are allocated exclusively
+    kinds: tuple[NodeKind, ...] = ()  # kinds of its nodes; empty if they are unknown
 
     @property
     def num_nodes(self) -> int:
@@ -76,14 +57,11 @@ class Partition:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Partitions and accounts of a Slurm cluster.
+    """Partitions and accounts of a Slurm cluster."""
 
-    Attributes:
-        partitions: Partitions in Slurm's order; empty if Slurm does not answer.
-        accounts: Accounts that the user may charge, None if Slurm does not answer.
-    """
-
+    # partitions in Slurm's order; empty if Slurm does not answer
     partitions: tuple[Partition, ...] = ()
+    # accounts that the user may charge, None if Slurm does not answer
     accounts: tuple[str, ...] | None = None
 
     def find(self, name: str) -> Partition | None:

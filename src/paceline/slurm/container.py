@@ -16,19 +16,13 @@ RUNTIMES = (APPTAINER, SINGULARITY, PYXIS)
 
 @dataclass(frozen=True)
 class Container:
-    """The container of a profile.
+    """The container of a profile."""
 
-    Attributes:
-        runtime: One of ``RUNTIMES``.
-        image: Path of the image, or its address in a registry.
-        mounts: Further folders, ``SOURCE``, ``SOURCE:TARGET`` or ``SOURCE:TARGET:FLAGS``.
-        options: Further options, of ``apptainer exec`` or, with pyxis, of srun.
-    """
-
-    runtime: str
-    image: str
+    runtime: str  # one of ``RUNTIMES``
+    image: str  # path of the image, or its address in a registry
+    # further folders, ``SOURCE``, ``SOURCE:TARGET`` or ``SOURCE:TARGET:FLAGS``
     mounts: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # further options, of ``apptainer exec`` or, with pyxis, of srun
 
 
 def srun_options(container: Container | None, folders: Sequence[str]) -> list[str]:

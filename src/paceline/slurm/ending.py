@@ -25,17 +25,11 @@ _LOST = re.compile(r"srun: error: Node failure on (\S+)")
 
 @dataclass(frozen=True)
 class _Ending:
-    """How a job ended, with placeholders such as ``{job}``.
+    """How a job ended, with placeholders such as ``{job}``."""
 
-    Attributes:
-        what: The first line of the finding.
-        fix: What to do.
-        finding: Name of the finding.
-    """
-
-    what: str
-    fix: str
-    finding: str = "slurm-job-ended"
+    what: str  # the first line of the finding
+    fix: str  # what to do
+    finding: str = "slurm-job-ended"  # name of the finding
 
 
 # By the state in Slurm; the first three are endings that the state alone does not distinguish.

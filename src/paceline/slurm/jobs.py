@@ -46,19 +46,12 @@ _RUN_NAME = re.compile(r"^(\d{8}-\d{6})-")
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of one row before Slurm is asked: a run, or a sweep with its elements.
+    """What is known of one row before Slurm is asked: a run, or a sweep with its elements."""
 
-    Attributes:
-        run_dir: The run folder, or the folder of the sweep.
-        job: Record of the run's job, None if it has none.
-        sweep: Record of the sweep, None for a run.
-        members: The elements of the sweep.
-    """
-
-    run_dir: RunDir
-    job: JobRecord | None = None
-    sweep: SweepRecord | None = None
-    members: tuple[sweep_folder.Member, ...] = ()
+    run_dir: RunDir  # the run folder, or the folder of the sweep
+    job: JobRecord | None = None  # record of the run's job, None if it has none
+    sweep: SweepRecord | None = None  # record of the sweep, None for a run
+    members: tuple[sweep_folder.Member, ...] = ()  # the elements of the sweep
 
     @property
     def jobs(self) -> list[JobRecord]:
@@ -163,7 +156,12 @@ def _entry(path: Path) -> tuple[float, Entry] | None:
         members = tuple(sweep_folder.members(path, sweep_record))
         return sweep_record.submitted_ns / 1e9, Entry(run_dir, sweep=sweep_record, members=members)
     job = _loaded(record.load, run_dir, file=run_dir.job)
-    if job is None and not run_dir.plan().exists() and not any(path.glob("plan.attempt-*.json")):
+    # os.path: a folder that this user may not read is not listed
+    if (
+        job is None
+        and not os.path.exists(run_dir.plan())
+        and not any(path.glob("plan.attempt-*.json"))
+    ):
         return None
     return _begun(run_dir, job), Entry(run_dir, job)
 

@@ -38,33 +38,19 @@ _NOTHING = frozenset({"", "(null)", "None", "N/A", "Unknown", "None assigned"})
 
 @dataclass(frozen=True)
 class JobState:
-    """A job as Slurm sees it.
+    """A job as Slurm sees it."""
 
-    Attributes:
-        job_id: Id of the job.
-        state: Slurm's name of the state: ``PENDING``, ``RUNNING``, ``COMPLETED``, ``TIMEOUT``.
-        reason: Why the job waits or has ended; empty if Slurm gives no reason.
-        nodes: Nodes of the job as Slurm writes them, ``node[1-2]``.
-        start_s: Time of the actual or expected start, None if unknown.
-        exit_code: Exit status of the job script, None if unknown.
-        signal: Signal that ended the job script, 0 if none did.
-        restarts: How often the job was queued again under this id.
-        requeue: Whether the job may be queued again, None if unknown.
-        excluded: Nodes that the job must not use.
-        limit_s: Time limit, None if it is unknown or unlimited.
-    """
-
-    job_id: str
-    state: str
-    reason: str = ""
-    nodes: str = ""
-    start_s: float | None = None
-    exit_code: int | None = None
-    signal: int = 0
-    restarts: int = 0
-    requeue: bool | None = None
-    excluded: str = ""
-    limit_s: float | None = None
+    job_id: str  # id of the job
+    state: str  # slurm's name of the state: ``PENDING``, ``RUNNING``, ``COMPLETED``, ``TIMEOUT``
+    reason: str = ""  # why the job waits or has ended; empty if Slurm gives no reason
+    nodes: str = ""  # nodes of the job as Slurm writes them, ``node[1-2]``
+    start_s: float | None = None  # time of the actual or expected start, None if unknown
+    exit_code: int | None = None  # exit status of the job script, None if unknown
+    signal: int = 0  # signal that ended the job script, 0 if none did
+    restarts: int = 0  # how often the job was queued again under this id
+    requeue: bool | None = None  # whether the job may be queued again, None if unknown
+    excluded: str = ""  # nodes that the job must not use
+    limit_s: float | None = None  # time limit, None if it is unknown or unlimited
 
     @property
     def ended(self) -> bool:

@@ -20,14 +20,10 @@ _CLOCKS_NS = 2_000_000_000  # the clocks of the nodes and the controller agree t
 
 @dataclass(frozen=True)
 class Answer:
-    """Slurm's answer about a job.
+    """Slurm's answer about a job."""
 
-    Attributes:
-        has_answered: Whether Slurm answered.
-        state: State of the job, None if Slurm has forgotten it or did not answer.
-    """
-
-    has_answered: bool
+    has_answered: bool  # whether Slurm answered
+    # state of the job, None if Slurm has forgotten it or did not answer
     state: JobState | None = None
 
 

@@ -28,56 +28,36 @@ VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 @dataclass(frozen=True)
 class Setting:
-    """An environment variable for the job.
+    """An environment variable for the job."""
 
-    Attributes:
-        name: Name of the variable.
-        value: Value of the variable.
-        why: Why it is set; may be empty.
-        line: Line of the profile that sets it.
-    """
-
-    name: str
-    value: str
-    why: str = ""
-    line: int = 0
+    name: str  # name of the variable
+    value: str  # value of the variable
+    why: str = ""  # why it is set; may be empty
+    line: int = 0  # line of the profile that sets it
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A validated profile.
+    """A validated profile."""
 
-    Attributes:
-        name: Name as typed; empty without a profile.
-        path: Path of the file.
-        description: One line about the profile.
-        slurm: Defaults of submit's own options.
-        sbatch: Further options of sbatch: long name, and value or None.
-        modules: Modules to load.
-        conda: Name or path of the conda environment to activate; empty for none.
-        lines: Lines of shell, copied unchanged.
-        environment: Environment variables.
-        container: The container in which the ranks run, None for none.
-        prefix: Command in front of ``paceline``, in words; in the container if there is one.
-        run: Defaults of options of ``paceline run``.
-        runs: Parent of the run folders; empty for the default in the current folder.
-        tmp: Value of ``TMPDIR`` in the job; empty to leave it unset.
-    """
-
-    name: str = ""
-    path: str = ""
-    description: str = ""
+    name: str = ""  # name as typed; empty without a profile
+    path: str = ""  # path of the file
+    description: str = ""  # one line about the profile
+    # defaults of submit's own options
     slurm: Mapping[str, str | bool] = field(default_factory=dict)
+    # further options of sbatch: long name, and value or None
     sbatch: tuple[tuple[str, str | None], ...] = ()
-    modules: tuple[str, ...] = ()
-    conda: str = ""
-    lines: tuple[str, ...] = ()
-    environment: tuple[Setting, ...] = ()
-    container: Container | None = None
+    modules: tuple[str, ...] = ()  # modules to load
+    conda: str = ""  # name or path of the conda environment to activate; empty for none
+    lines: tuple[str, ...] = ()  # lines of shell, copied unchanged
+    environment: tuple[Setting, ...] = ()  # environment variables
+    container: Container | None = None  # the container in which the ranks run, None for none
+    # command in front of ``paceline``, in words; in the container if there is one
     prefix: tuple[str, ...] = ()
+    # defaults of options of ``paceline run``
     run: Mapping[str, str | bool] = field(default_factory=dict)
-    runs: str = ""
-    tmp: str = ""
+    runs: str = ""  # parent of the run folders; empty for the default in the current folder
+    tmp: str = ""  # value of ``TMPDIR`` in the job; empty to leave it unset
 
 
 def read(text: str, *, name: str, path: str, environ: Mapping[str, str]) -> Profile:

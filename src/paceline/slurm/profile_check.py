@@ -39,30 +39,19 @@ _NO_MODULES, _NO_CONDA, _NO_PACELINE = 42, 43, 44
 
 @dataclass(frozen=True)
 class Item:
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-        subject: What was checked, such as ``partition gpu``.
-        state: ``"ok"``, ``"not answered"`` or ``"finding"``.
-        detail: The result in a few words.
-        findings: Faults, if there are any.
-    """
-
-    subject: str
-    state: str
-    detail: str = ""
-    findings: tuple[Finding, ...] = ()
+    subject: str  # what was checked, such as ``partition gpu``
+    state: str  # ``"ok"``, ``"not answered"`` or ``"finding"``
+    detail: str = ""  # the result in a few words
+    findings: tuple[Finding, ...] = ()  # faults, if there are any
 
 
 @dataclass(frozen=True)
 class Report:
-    """The results of all checks.
+    """The results of all checks."""
 
-    Attributes:
-        items: Results in the order of the checks.
-    """
-
-    items: tuple[Item, ...]
+    items: tuple[Item, ...]  # results in the order of the checks
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from paceline import env
 from paceline.errors import Finding, UsageError, closest
+from paceline.rundir import ownership
 from paceline.rundir.files import EARLIER_RUNS, RUNS
 from paceline.slurm import profile
 from paceline.slurm.profile import Profile
+from paceline.text.quoting import word
 from paceline.text.wording import few
 
 
@@ -55,7 +57,7 @@ def find(name: str) -> Path:
     """Return the file of a profile.
 
     Raises:
-        UsageError: There is no such file.
+        UsageError: There is no such file, or others own or may write the one that was found.
     """
     if name.endswith(".toml") or "/" in name:
         path = Path(os.path.expanduser(name))
@@ -68,8 +70,11 @@ def find(name: str) -> Path:
         )
     folders = list(_folders())
     for folder in folders:
-        if (folder / f"{name}.toml").is_file():
-            return folder / f"{name}.toml"
+        path = folder / f"{name}.toml"
+        if path.is_file():
+            is_of_user = folder == folders[-1]  # a home folder keeps the group out
+            ownership.require(path, fix=f"--profile {word(str(path))}", trusts_group=is_of_user)
+            return path
     raise UsageError(_unknown(name, folders))
 
 

@@ -18,6 +18,7 @@ from paceline.errors import Finding, SetupError, UsageError, closest
 from paceline.rundir import sweeps
 from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, read_json, write_whole
 from paceline.text.quoting import printable, word
+from paceline.text.secret_texts import hidden_values
 
 VERSION = 1
 
@@ -29,54 +30,36 @@ _CLUSTER = re.compile(r"[A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True)
 class Requeue:
-    """One requeue of the job.
+    """One requeue of the job."""
 
-    Attributes:
-        step: Optimizer steps of the checkpoint from which the next start resumes, 0 without a
-            checkpoint.
-        time_ns: Time of the requeue.
-        why: ``"unfinished"`` or ``"node-lost"``.
-        elsewhere: Whether the previous start trained, and its script keeps checkpoints outside of
-            the run folder.
-    """
-
+    # optimizer steps of the checkpoint from which the next start resumes, 0 without a checkpoint
     step: int
-    time_ns: int
-    why: str
+    time_ns: int  # time of the requeue
+    why: str  # ``"unfinished"`` or ``"node-lost"``
+    # whether the previous start trained, and its script keeps checkpoints outside of the run folder
     elsewhere: bool = False
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A run's Slurm job.
+    """A run's Slurm job."""
 
-    Attributes:
-        job_id: Job id that sbatch printed.
-        earlier_ids: Ids before the job was submitted again, in the order of submission.
-        cluster: The cluster that sbatch printed; empty if it printed none.
-        name: Name of the job.
-        script: The training script.
-        nodes: Requested number of nodes, ``"2"`` or ``"1-2"``.
-        submitted_ns: Time of the first submission.
-        on_node_loss: ``"requeue"`` or ``"fail"``.
-        requeues: Requeues by the job script, in order.
-        values: Values of the parameters, if the run is an element of a sweep.
-    """
-
-    job_id: str
+    job_id: str  # job id that sbatch printed
+    # ids before the job was submitted again, in the order of submission
     earlier_ids: tuple[str, ...] = ()
-    cluster: str = ""
-    name: str = ""
-    script: str = ""
-    nodes: str = ""
-    submitted_ns: int = 0
-    on_node_loss: str = "requeue"
-    requeues: tuple[Requeue, ...] = ()
+    cluster: str = ""  # the cluster that sbatch printed; empty if it printed none
+    name: str = ""  # name of the job
+    script: str = ""  # the training script
+    nodes: str = ""  # requested number of nodes, ``"2"`` or ``"1-2"``
+    submitted_ns: int = 0  # time of the first submission
+    on_node_loss: str = "requeue"  # ``"requeue"`` or ``"fail"``
+    requeues: tuple[Requeue, ...] = ()  # requeues by the job script, in order
+    # values of the parameters, if the run is an element of a sweep
     values: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain data."""
-        return {"version": VERSION, **asdict(self)}
+        return {"version": VERSION, **asdict(self), "values": hidden_values(self.values)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> JobRecord:

@@ -75,55 +75,32 @@ _SYNONYMS = {
 
 @dataclass(frozen=True)
 class Request:
-    """A request for a job.
+    """A request for a job."""
 
-    Attributes:
-        script: The script, module or program, as typed.
-        script_args: Arguments of the script.
-        nodes: Number of nodes or a range, in sbatch's syntax.
-        gpus: GPUs on each node, ``4`` or ``a100:4``; empty for none.
-        cpus: CPUs of the one task on each node, 0 for Slurm's default.
-        cpus_per_gpu: CPUs for each GPU from which ``cpus`` follows, 0 if it was set directly.
-        cpus_why: Reason of ``cpus`` if paceline chose it; empty if the user did.
-        mem: Memory on each node, empty for Slurm's default.
-        time_s: Time limit, None for Slurm's default or with ``unlimited``.
-        unlimited: Whether a job without a time limit was requested.
-        account: Account to charge, empty for Slurm's default.
-        partition: Partition or a list of them, empty for Slurm's default.
-        job_name: Name of the job.
-        requeue: Whether the job is queued again when it stopped unfinished.
-        on_node_loss: ``"requeue"`` or ``"fail"``.
-        grace_s: Seconds that ranks have to save and end.
-        sbatch: Further options of sbatch: long name, and value or None.
-        forwarded: Options of ``paceline run``: name, and value or an empty text for a flag.
-        run_dir: Run folder as typed; empty for a new one.
-        profile: The site's profile.
-        sweep: The elements of an array, None for a single job.
-        direct: Whether the job is one process that makes the call of a function, without a
-            launcher.
-    """
-
-    script: str
-    script_args: tuple[str, ...] = ()
-    nodes: str = "1"
-    gpus: str = ""
-    cpus: int = 0
-    cpus_per_gpu: int = 0
-    cpus_why: str = ""
-    mem: str = ""
-    time_s: int | None = None
-    unlimited: bool = False
-    account: str = ""
-    partition: str = ""
-    job_name: str = ""
-    requeue: bool = True
-    on_node_loss: str = "requeue"
-    grace_s: int = DEFAULT_GRACE_S
+    script: str  # the script, module or program, as typed
+    script_args: tuple[str, ...] = ()  # arguments of the script
+    nodes: str = "1"  # number of nodes or a range, in sbatch's syntax
+    gpus: str = ""  # GPUs on each node, ``4`` or ``a100:4``; empty for none
+    cpus: int = 0  # CPUs of the one task on each node, 0 for Slurm's default
+    cpus_per_gpu: int = 0  # CPUs for each GPU from which ``cpus`` follows, 0 if it was set directly
+    cpus_why: str = ""  # reason of ``cpus`` if paceline chose it; empty if the user did
+    mem: str = ""  # memory on each node, empty for Slurm's default
+    time_s: int | None = None  # time limit, None for Slurm's default or with ``unlimited``
+    unlimited: bool = False  # whether a job without a time limit was requested
+    account: str = ""  # account to charge, empty for Slurm's default
+    partition: str = ""  # partition or a list of them, empty for Slurm's default
+    job_name: str = ""  # name of the job
+    requeue: bool = True  # whether the job is queued again when it stopped unfinished
+    on_node_loss: str = "requeue"  # ``"requeue"`` or ``"fail"``
+    grace_s: int = DEFAULT_GRACE_S  # seconds that ranks have to save and end
+    # further options of sbatch: long name, and value or None
     sbatch: tuple[tuple[str, str | None], ...] = ()
+    # options of ``paceline run``: name, and value or an empty text for a flag
     forwarded: tuple[tuple[str, str], ...] = ()
-    run_dir: str = ""
-    profile: Profile = field(default_factory=Profile)
-    sweep: Sweep | None = None
+    run_dir: str = ""  # run folder as typed; empty for a new one
+    profile: Profile = field(default_factory=Profile)  # the site's profile
+    sweep: Sweep | None = None  # the elements of an array, None for a single job
+    # whether the job is one process that makes the call of a function, without a launcher
     direct: bool = False
 
     @property

@@ -46,34 +46,22 @@ _TRIES, _PAUSE_S, _ANSWER_S = 3, 3.0, 15.0
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether and how a job is queued again.
+    """Whether and how a job is queued again."""
 
-    Attributes:
-        why: ``"unfinished"`` or ``"node-lost"``; empty if the job is not queued again.
-        step: Step from which the run resumes.
-        exclude: Nodes that the next start must not use.
-        finding: Why the job is not queued again, if the user should know.
-        elsewhere: Whether the run trained, and keeps its checkpoints outside of the run folder.
-    """
-
-    why: str = ""
-    step: int = 0
-    exclude: tuple[str, ...] = ()
-    finding: Finding | None = None
+    why: str = ""  # ``"unfinished"`` or ``"node-lost"``; empty if the job is not queued again
+    step: int = 0  # step from which the run resumes
+    exclude: tuple[str, ...] = ()  # nodes that the next start must not use
+    finding: Finding | None = None  # why the job is not queued again, if the user should know
+    # whether the run trained, and keeps its checkpoints outside of the run folder
     elsewhere: bool = False
 
 
 @dataclass(frozen=True)
 class _Refusal:
-    """Why a job was not put back into the queue.
+    """Why a job was not put back into the queue."""
 
-    Attributes:
-        text: Slurm's message.
-        sure: Whether the job is certainly not queued again; without an answer it may be.
-    """
-
-    text: str
-    sure: bool = True
+    text: str  # slurm's message
+    sure: bool = True  # whether the job is certainly not queued again; without an answer it may be
 
 
 def requeue(folder: Path, *, status: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 from paceline import env
 from paceline.errors import UsageError
 from paceline.rundir import identity, lease, lease_file, sweeps
-from paceline.rundir.files import RunDir
+from paceline.rundir.files import SECRET_MODE, RunDir, whole
 from paceline.rundir.sweeps import SweepRecord
 from paceline.slurm import lookup, record, sweep
 from paceline.slurm.record import JobRecord
@@ -77,14 +76,14 @@ def _in_sweep(run_dir: RunDir, job: JobRecord, script: Path) -> JobRecord:
             jobs=(array,), submitted_ns=job.submitted_ns, elements=elements, name=script.name
         )
         with contextlib.suppress(OSError):
-            shutil.copyfile(script, RunDir(folder).job_script)
+            _copy(script, RunDir(folder).job_script)
             sweeps.write(folder, sweep_record)
     return replace(job, values=elements.get(int(element), {}))
 
 
 def _store_script(run_dir: RunDir, script: Path) -> None:
     """Store the script, to submit it again, and a link to the output, as ``submit`` does."""
-    shutil.copyfile(script, run_dir.job_script)
+    _copy(script, run_dir.job_script)
     output = Path(os.readlink("/proc/self/fd/2"))  # the script's, which this command inherits
     is_taken = run_dir.job_output.exists() and not run_dir.job_output.is_symlink()
     if is_taken or not output.is_file():
@@ -92,6 +91,11 @@ def _store_script(run_dir: RunDir, script: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         run_dir.job_output.unlink()
     run_dir.job_output.symlink_to(output)
+
+
+def _copy(script: Path, path: Path) -> None:
+    with whole(path, mode=SECRET_MODE) as file:
+        file.write(script.read_bytes())
 
 
 def _has_ended(job_id: str) -> bool:

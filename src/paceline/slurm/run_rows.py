@@ -36,33 +36,19 @@ _LOSSES = ("loss", "train/loss", "train_loss", "loss/train", "train/loss_step", 
 
 @dataclass(frozen=True)
 class Row:
-    """One run, as a row of the table.
+    """One run, as a row of the table."""
 
-    Attributes:
-        run: Name of the run folder.
-        folder: Path of the run folder.
-        job: Id of the Slurm job, empty if the run has none.
-        state: State or outcome in one word.
-        nodes: Names of the nodes, or their number.
-        step: Last known step, None if there is none.
-        loss: The last loss that was logged, None if there is none.
-        since_s: When the state began, None if that is unknown.
-        reason: Slurm's reason why the job waits.
-        cause: Name and first sentence of the finding that ended the run; empty without one.
-        is_alive: Whether the run waits in the queue or runs.
-    """
-
-    run: str
-    folder: str
-    job: str
-    state: str
-    nodes: str
-    step: int | None
-    loss: float | None
-    since_s: float | None
-    reason: str = ""
-    cause: str = ""
-    is_alive: bool = False
+    run: str  # name of the run folder
+    folder: str  # path of the run folder
+    job: str  # id of the Slurm job, empty if the run has none
+    state: str  # state or outcome in one word
+    nodes: str  # names of the nodes, or their number
+    step: int | None  # last known step, None if there is none
+    loss: float | None  # the last loss that was logged, None if there is none
+    since_s: float | None  # when the state began, None if that is unknown
+    reason: str = ""  # slurm's reason why the job waits
+    cause: str = ""  # name and first sentence of the finding that ended the run; empty without one
+    is_alive: bool = False  # whether the run waits in the queue or runs
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as plain data; a loss that is not finite becomes None."""

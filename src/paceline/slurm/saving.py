@@ -29,15 +29,10 @@ _SAVES = {
 
 @dataclass(frozen=True)
 class Saving:
-    """How a script reacts to a stop signal.
+    """How a script reacts to a stop signal."""
 
-    Attributes:
-        signal: The signal to send: ``"SIGTERM"``, ``"SIGUSR1"`` or ``"SIGUSR2"``.
-        finding: Why nothing will be saved, None if that is unknown.
-    """
-
-    signal: str = "SIGTERM"
-    finding: Finding | None = None
+    signal: str = "SIGTERM"  # the signal to send: ``"SIGTERM"``, ``"SIGUSR1"`` or ``"SIGUSR2"``
+    finding: Finding | None = None  # why nothing will be saved, None if that is unknown
 
 
 def look(text: str, *, script: str) -> Saving:

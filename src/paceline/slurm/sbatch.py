@@ -39,17 +39,11 @@ _OVERRIDING_VARIABLES = {
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of sbatch.
+    """The answer of sbatch."""
 
-    Attributes:
-        reply: Its status and output.
-        job_id: Id of the job or array; empty if sbatch has not accepted it.
-        cluster: The cluster that it printed; empty if it printed none.
-    """
-
-    reply: commands.Reply
-    job_id: str = ""
-    cluster: str = ""
+    reply: commands.Reply  # its status and output
+    job_id: str = ""  # id of the job or array; empty if sbatch has not accepted it
+    cluster: str = ""  # the cluster that it printed; empty if it printed none
 
     def show_warnings(self) -> None:
         """Print what sbatch said of a job that it has accepted."""

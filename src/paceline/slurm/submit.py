@@ -17,8 +17,9 @@ from typing import Any
 from paceline import env
 from paceline.errors import EXIT_OK, Finding, PacelineError, SetupError, UsageError
 from paceline.launch.plan import script
+from paceline.machine import own_process
 from paceline.machine import slurm_commands as commands
-from paceline.rundir.files import RUNS, RunDir, new_run_id, write_whole
+from paceline.rundir.files import RUNS, SECRET_MODE, RunDir, new_run_id, write_whole
 from paceline.slurm import (
     asking,
     batch,
@@ -46,15 +47,10 @@ Fill = Callable[[Path], None]  # writes further files into a folder
 
 @dataclass(frozen=True)
 class Queued:
-    """What was queued.
+    """What was queued."""
 
-    Attributes:
-        job: Record of the job; of a sweep, what the records of its elements have in common.
-        place: Where its run folder, script and output are.
-    """
-
-    job: JobRecord
-    place: Place
+    job: JobRecord  # record of the job; of a sweep, what the records of its elements have in common
+    place: Place  # where its run folder, script and output are
 
 
 def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> int:
@@ -244,11 +240,10 @@ def _require_nameable(path: str, what: str, fix: str, *, also: str = "") -> None
 def own_command() -> tuple[str, ...]:
     """Return the command that starts this installation of paceline, independent of the job's PATH.
 
-    The installed script is preferred to ``python -m``, which imports from the current folder first:
-    a ``paceline.py`` or ``random.py`` there would shadow the real module.
+    The installed script is preferred, as it is short to read in a job script.
     """
     command = os.path.join(os.path.dirname(sys.executable), "paceline")
-    return (command,) if os.access(command, os.X_OK) else (sys.executable, "-m", "paceline")
+    return (command,) if os.access(command, os.X_OK) else tuple(own_process.command())
 
 
 def _require_sbatch() -> None:
@@ -326,7 +321,7 @@ def _submit(requested: Request, place: Place, text: str, fill: Fill | None) -> J
     try:
         old = run.job_script.read_bytes() if run.job_script.exists() else None
         run.create(new=new and not requested.run_dir)
-        write_whole(run.job_script, text)
+        write_whole(run.job_script, text, mode=SECRET_MODE)
         if fill is not None:
             fill(run.root)
     except OSError as error:

@@ -27,30 +27,19 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 
 @dataclass(frozen=True)
 class Element:
-    """One element of a sweep.
+    """One element of a sweep."""
 
-    Attributes:
-        index: Its index in the array.
-        values: Text of each parameter.
-        arguments: Arguments of the script.
-    """
-
-    index: int
-    values: Mapping[str, str]
-    arguments: tuple[str, ...]
+    index: int  # its index in the array
+    values: Mapping[str, str]  # text of each parameter
+    arguments: tuple[str, ...]  # arguments of the script
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The elements of a sweep.
+    """The elements of a sweep."""
 
-    Attributes:
-        elements: The elements, by their index.
-        parallel: How many elements run at a time, 0 without a limit.
-    """
-
-    elements: tuple[Element, ...]
-    parallel: int = 0
+    elements: tuple[Element, ...]  # the elements, by their index
+    parallel: int = 0  # how many elements run at a time, 0 without a limit
 
     @property
     def array(self) -> str:

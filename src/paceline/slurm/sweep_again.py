@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.errors import EXIT_OK, Finding, SetupError, UsageError
 from paceline.launch.plan.option import long_form
+from paceline.rundir import ownership
 from paceline.rundir.files import RunDir
 from paceline.slurm import (
     asking,
@@ -47,12 +48,17 @@ def again(subject: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -
         The exit status of the command.
 
     Raises:
-        UsageError: The sweep or an element does not exist, or an option has no effect here.
+        UsageError: The sweep or an element does not exist, or an option has no effect here, or
+            others own or may write the job script that was found.
         SetupError: Slurm does not answer, or does not accept the array.
     """
     _refuse_ineffective(typed, arguments)
     folder, sweep_record = sweep_folder.require(subject, places=profile_files.run_folders())
+    is_found = folder != Path(subject)
     folder = folder.absolute()
+    if is_found:
+        fix = f"paceline submit --again {typed['again']} {word(str(folder))}"
+        ownership.require(RunDir(folder).job_script, fix=fix, trusts_group=True)
     rows = sweep_rows.gather(folder, sweep_record)
     if rows.silent:
         raise SetupError(_no_answer(folder))

@@ -27,15 +27,10 @@ _DIGITS = 6  # of a number that is drawn; more say nothing about a hyperparamete
 
 @dataclass(frozen=True)
 class SweepFile:
-    """The content of a sweep file.
+    """The content of a sweep file."""
 
-    Attributes:
-        points: Values of each element, in the order of their indices.
-        parallel: How many elements run at a time, 0 without a limit.
-    """
-
-    points: tuple[Mapping[str, str], ...]
-    parallel: int = 0
+    points: tuple[Mapping[str, str], ...]  # values of each element, in the order of their indices
+    parallel: int = 0  # how many elements run at a time, 0 without a limit
 
 
 def read(text: str, *, path: str) -> SweepFile:

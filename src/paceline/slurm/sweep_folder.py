@@ -20,17 +20,11 @@ from paceline.text.quoting import printable
 
 @dataclass(frozen=True)
 class Member:
-    """An element of a sweep.
+    """An element of a sweep."""
 
-    Attributes:
-        index: Its index in the array.
-        run_dir: Its run folder.
-        job: Record of its job.
-    """
-
-    index: int
-    run_dir: RunDir
-    job: JobRecord
+    index: int  # its index in the array
+    run_dir: RunDir  # its run folder
+    job: JobRecord  # record of its job
 
 
 def find(

@@ -24,23 +24,14 @@ from paceline.slurm.sweep_folder import Member
 
 @dataclass(frozen=True)
 class ElementRow:
-    """One element of a sweep.
+    """One element of a sweep."""
 
-    Attributes:
-        index: Its index in the array.
-        values: Values of the parameters.
-        row: The row of its run.
-        job: Record of its job.
-        metrics: Names of the metrics that it has logged.
-        metric: Last value of the metric that was asked for, None if it has none.
-    """
-
-    index: int
-    values: Mapping[str, str]
-    row: Row
-    job: JobRecord
-    metrics: tuple[str, ...] = ()
-    metric: float | None = None
+    index: int  # its index in the array
+    values: Mapping[str, str]  # values of the parameters
+    row: Row  # the row of its run
+    job: JobRecord  # record of its job
+    metrics: tuple[str, ...] = ()  # names of the metrics that it has logged
+    metric: float | None = None  # last value of the metric that was asked for, None if it has none
 
     @property
     def is_alive(self) -> bool:
@@ -65,15 +56,10 @@ class ElementRow:
 
 @dataclass(frozen=True)
 class SweepRows:
-    """The elements of a sweep.
+    """The elements of a sweep."""
 
-    Attributes:
-        elements: A row for each element, by its index.
-        silent: Clusters that did not answer.
-    """
-
-    elements: tuple[ElementRow, ...]
-    silent: tuple[str, ...] = ()
+    elements: tuple[ElementRow, ...]  # a row for each element, by its index
+    silent: tuple[str, ...] = ()  # clusters that did not answer
 
 
 def gather(folder: Path, sweep_record: SweepRecord, *, metric: str = "") -> SweepRows:

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.rundir import sweeps
-from paceline.rundir.files import RunDir, write_whole
+from paceline.rundir.files import SECRET_MODE, RunDir, write_whole
 from paceline.rundir.sweeps import SweepRecord
 from paceline.slurm import (
     refusal,
@@ -95,7 +95,7 @@ def submit(
     _require_new(folder)
     try:
         sweep_folder.create(folder, list(elements))
-        write_whole(RunDir(folder).job_script, text)
+        write_whole(RunDir(folder).job_script, text, mode=SECRET_MODE)
         if fill is not None:
             fill(folder)
     except OSError as error:

@@ -27,19 +27,12 @@ _ANNOUNCED = {_DIE: DIED_ON_PURPOSE, _HANG: HANGS_ON_PURPOSE}
 
 @dataclass
 class _Fault:
-    """A fault that this rank will have.
+    """A fault that this rank will have."""
 
-    Attributes:
-        kind: What happens.
-        step: In which optimizer step, from 1.
-        num_steps: Number of steps that have begun.
-        happened: Whether it has happened.
-    """
-
-    kind: str
-    step: int
-    num_steps: int = 0
-    happened: bool = False
+    kind: str  # what happens
+    step: int  # in which optimizer step, from 1
+    num_steps: int = 0  # number of steps that have begun
+    happened: bool = False  # whether it has happened
 
     @property
     def call(self) -> str:

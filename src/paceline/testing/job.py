@@ -19,38 +19,24 @@ AS_PLANNED = (RETURNED, SKIPPED, XFAILED, DIED_ON_PURPOSE, HANGS_ON_PURPOSE)
 
 @dataclass(frozen=True)
 class Start:
-    """How the ranks of a job find each other.
+    """How the ranks of a job find each other."""
 
-    Attributes:
-        world_size: Number of ranks.
-        kind: ``GROUP``, ``VARIABLES`` or ``BARE``.
-        store: File of the store in which the group meets.
-        port: The port that ``MASTER_PORT`` names.
-        collective_timeout_s: Timeout of the group's collectives, in seconds.
-    """
-
-    world_size: int
-    kind: str
-    store: str
-    port: int
-    collective_timeout_s: float
+    world_size: int  # number of ranks
+    kind: str  # ``GROUP``, ``VARIABLES`` or ``BARE``
+    store: str  # file of the store in which the group meets
+    port: int  # the port that ``MASTER_PORT`` names
+    collective_timeout_s: float  # timeout of the group's collectives, in seconds
 
 
 @dataclass(frozen=True)
 class ModuleSource:
-    """A module of the tests, as the test process has imported it.
+    """A module of the tests, as the test process has imported it."""
 
-    Attributes:
-        name: Its full name.
-        file: Its file; empty for a package without one.
-        search: Where a package looks for its modules; None if it is not a package.
-        is_rewritten: Whether pytest has rewritten its assertions.
-    """
-
-    name: str
-    file: str
+    name: str  # its full name
+    file: str  # its file; empty for a package without one
+    # where a package looks for its modules; None if it is not a package
     search: tuple[str, ...] | None
-    is_rewritten: bool
+    is_rewritten: bool  # whether pytest has rewritten its assertions
 
 
 @dataclass(frozen=True)
@@ -90,35 +76,22 @@ class RankWarning:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one rank's part of a job has ended.
+    """How one rank's part of a job has ended."""
 
-    Attributes:
-        kind: ``RETURNED`` or another of the constants above.
-        time_s: When, on the monotonic clock of this machine.
-        value: What the function has returned, pickled; empty without a value.
-        headline: The exception in one line, or the reason of a skip.
-        text: The traceback, or the stacks of a rank that is stuck.
-        place: ``test_x.py:12``, the innermost line of the test's own code; empty if unknown.
-        exception: The exception, pickled; empty if it cannot be.
-        warnings: Warnings that were raised and not turned into errors.
-    """
-
-    kind: str
-    time_s: float = 0.0
+    kind: str  # ``RETURNED`` or another of the constants above
+    time_s: float = 0.0  # when, on the monotonic clock of this machine
+    # what the function has returned, pickled; empty without a value
     value: bytes = field(default=b"", repr=False)
-    headline: str = ""
-    text: str = ""
-    place: str = ""
+    headline: str = ""  # the exception in one line, or the reason of a skip
+    text: str = ""  # the traceback, or the stacks of a rank that is stuck
+    place: str = ""  # ``test_x.py:12``, the innermost line of the test's own code; empty if unknown
+    # the exception, pickled; empty if it cannot be
     exception: bytes = field(default=b"", repr=False)
-    warnings: tuple[RankWarning, ...] = ()
+    warnings: tuple[RankWarning, ...] = ()  # warnings that were raised and not turned into errors
 
 
 @dataclass(frozen=True)
 class PerRank:
-    """Stands for an argument that each rank makes for itself.
+    """Stands for an argument that each rank makes for itself."""
 
-    Attributes:
-        name: ``rank`` or ``monkeypatch``.
-    """
-
-    name: str
+    name: str  # ``rank`` or ``monkeypatch``

@@ -17,20 +17,14 @@ _OPTIONS = ("group", "fresh", "timeout_s", "collective_timeout_s")
 
 @dataclass(frozen=True)
 class RanksMark:
-    """The mark of a test.
+    """The mark of a test."""
 
-    Attributes:
-        sizes: Numbers of ranks, each of them a case of the test.
-        group: Whether the default process group is there when the test begins.
-        fresh: Whether the ranks are new processes that serve no other test.
-        timeout_s: How long the ranks may take, in seconds; None for the ini option's value.
-        collective_timeout_s: Timeout of the default group's collectives, in seconds.
-    """
-
-    sizes: tuple[int, ...]
-    group: bool = True
-    fresh: bool = False
+    sizes: tuple[int, ...]  # numbers of ranks, each of them a case of the test
+    group: bool = True  # whether the default process group is there when the test begins
+    fresh: bool = False  # whether the ranks are new processes that serve no other test
+    # how long the ranks may take, in seconds; None for the ini option's value
     timeout_s: float | None = None
+    # timeout of the default group's collectives, in seconds
     collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
 
 

@@ -24,18 +24,12 @@ from paceline.testing.processes import Output, RankProcesses, Style
 
 @dataclass(frozen=True)
 class Call:
-    """What ranks are asked to do.
+    """What ranks are asked to do."""
 
-    Attributes:
-        function: A function.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        module_names: Modules to import before it is unpickled, besides those that are recognised.
-    """
-
-    function: Callable[..., Any]
-    args: Sequence[Any] = ()
-    kwargs: Mapping[str, Any] | None = None
+    function: Callable[..., Any]  # a function
+    args: Sequence[Any] = ()  # its arguments
+    kwargs: Mapping[str, Any] | None = None  # its keyword arguments
+    # modules to import before it is unpickled, besides those that are recognised
     module_names: Sequence[str] = ()
 
 

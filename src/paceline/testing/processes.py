@@ -34,23 +34,15 @@ _LEAST_RANKS = 4
 
 @dataclass(frozen=True)
 class Style:
-    """How pytest shows failures, from its command line.
+    """How pytest shows failures, from its command line."""
 
-    Attributes:
-        root: Its root folder.
-        verbosity: How much failed assertions explain.
-        is_captured: Whether it captures output.
-        shows_locals: Whether tracebacks show local variables.
-        is_short: Whether tracebacks show single lines.
-        markers: The registered marks, as lines of ``markers``: a rank that imports a test module
-            must not warn of them.
-    """
-
-    root: str = "."
-    verbosity: int = 0
-    is_captured: bool = True
-    shows_locals: bool = False
-    is_short: bool = False
+    root: str = "."  # its root folder
+    verbosity: int = 0  # how much failed assertions explain
+    is_captured: bool = True  # whether it captures output
+    shows_locals: bool = False  # whether tracebacks show local variables
+    is_short: bool = False  # whether tracebacks show single lines
+    # the registered marks, as lines of ``markers``: a rank that imports a test module must not warn
+    # of them
     markers: tuple[str, ...] = ()
 
     @classmethod

@@ -44,17 +44,11 @@ _ENTERED = "paceline: number of ranks that have the group"
 
 @dataclass(frozen=True)
 class Files:
-    """The files that a rank writes to.
+    """The files that a rank writes to."""
 
-    Attributes:
-        stdout: Its output; None if it goes where pytest's own goes.
-        stderr: Its error output, likewise.
-        stacks: What faulthandler writes.
-    """
-
-    stdout: Path | None
-    stderr: Path | None
-    stacks: Path
+    stdout: Path | None  # its output; None if it goes where pytest's own goes
+    stderr: Path | None  # its error output, likewise
+    stacks: Path  # what faulthandler writes
 
     @classmethod
     def of(cls, folder: Path, rank: int, *, is_captured: bool) -> Files:

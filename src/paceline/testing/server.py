@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 
+from paceline.machine import own_process
 from paceline.testing import rank
 from paceline.testing.channel import Channel
 
@@ -32,25 +33,15 @@ READY, FORK, FORKED, ENDED = "ready", "fork", "forked", "ended"
 
 @dataclass(frozen=True)
 class Settings:
-    """What the server is started with.
+    """What the server is started with."""
 
-    Attributes:
-        control: Descriptor of its end of the control channel.
-        folder: Folder of the files that ranks write to.
-        preload: Modules to import before ranks are forked.
-        root: pytest's root folder.
-        verbosity: How much failed assertions explain, as pytest's ``verbosity_assertions``.
-        is_captured: Whether the output of ranks goes to files.
-        markers: The marks to register.
-    """
-
-    control: int
-    folder: str
-    preload: tuple[str, ...]
-    root: str
-    verbosity: int
-    is_captured: bool
-    markers: tuple[str, ...]
+    control: int  # descriptor of its end of the control channel
+    folder: str  # folder of the files that ranks write to
+    preload: tuple[str, ...]  # modules to import before ranks are forked
+    root: str  # pytest's root folder
+    verbosity: int  # how much failed assertions explain, as pytest's ``verbosity_assertions``
+    is_captured: bool  # whether the output of ranks goes to files
+    markers: tuple[str, ...]  # the marks to register
 
     def to_json(self) -> str:
         """Return the settings as text for the command line."""
@@ -224,7 +215,7 @@ def _import_before_fork(preload: Sequence[str]) -> None:
 
 def command(settings: Settings) -> list[Any]:
     """Return the command that starts the server."""
-    return [sys.executable, "-m", "paceline.testing.server", settings.to_json()]
+    return own_process.command(settings.to_json(), module="paceline.testing.server")
 
 
 if __name__ == "__main__":

@@ -43,6 +43,11 @@ def printable(text: str) -> str:
     )
 
 
+def printable_lines(text: str) -> str:
+    """Return untrusted text whose lines a terminal displays without interpreting them."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def directive(name: str, value: str | None = None) -> str:
     """Return the ``#SBATCH`` line of an option.
 

@@ -89,14 +89,11 @@ class OneAssignment:
 
 @dataclass(frozen=True)
 class TreeNames:
-    """The names in a syntax tree, regardless of the functions they are in.
+    """The names in a syntax tree, regardless of the functions they are in."""
 
-    Attributes:
-        parents: The parent of each node.
-        values: The assignments to each plain name.
-    """
-
+    # the parent of each node
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict, repr=False)
+    # the assignments to each plain name
     values: dict[str, list[OneAssignment]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -125,19 +122,13 @@ class TreeNames:
 
 @dataclass(frozen=True)
 class Sides:
-    """How a condition divides the ranks.
+    """How a condition divides the ranks."""
 
-    Attributes:
-        true: The side for which it holds: ``"one"``, ``"rest"``, or ``""`` if unknown.
-        false: The side for which it does not hold.
-        scope: ``"global"``, ``"local"`` (one per node) or ``"group"`` (within a part of the ranks).
-        sure: Whether the condition is certainly about ranks.
-    """
-
-    true: str
-    false: str
+    true: str  # the side for which it holds: ``"one"``, ``"rest"``, or ``""`` if unknown
+    false: str  # the side for which it does not hold
+    # ``"global"``, ``"local"`` (one per node) or ``"group"`` (within a part of the ranks)
     scope: str = "global"
-    sure: bool = True
+    sure: bool = True  # whether the condition is certainly about ranks
 
     def flipped(self) -> Sides:
         """Return the sides of the negated condition."""

@@ -1,6 +1,8 @@
 """Format paceline's messages for a terminal: wrap lines, colour severities. Standard library only.
 
-Output to a file or a pipe stays unchanged: programs such as ``grep`` find one message on one line.
+Messages quote what came from a run, such as the text of an exception: its control characters are
+escaped. Output to a file or a pipe stays unwrapped: programs such as ``grep`` find one message on
+one line.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import textwrap
 from typing import TextIO
 
 from paceline import env
+from paceline.text.quoting import printable_lines
 
 _LEAST_COLUMNS = 40  # narrower terminals wrap lines themselves
 _RESET = "\x1b[0m"
@@ -64,12 +67,13 @@ def columns_of(stream: TextIO | int) -> int:
 
 
 def fitted(text: str, columns: int) -> str:
-    """Wrap text to a number of columns.
+    """Escape control characters, and wrap text to a number of columns.
 
     Args:
         text: One line or several.
-        columns: Width of the terminal; 0 leaves the text unchanged.
+        columns: Width of the terminal; 0 leaves lines as long as they are.
     """
+    text = printable_lines(text)
     if not columns:
         return text
     if columns >= _LEAST_COLUMNS:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Sized
+from typing import TypeVar
+
+_Value = TypeVar("_Value")
 
 
 def named(ranks: Iterable[int]) -> str:
@@ -63,6 +66,20 @@ def duration(seconds: float) -> str:
 def milliseconds(seconds: float) -> str:
     """Return a short time in milliseconds, with three digits at most below a second."""
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds * 1000:.0f} ms"
+
+
+def ends_of(values: Sequence[_Value], most: int) -> Sequence[_Value]:
+    """Return the first and the last values of more than ``most``; all of fewer."""
+    half = most // 2
+    return values if len(values) <= most else [*values[:half], *values[-half:]]
+
+
+def shorten_middle(text: str, most: int) -> str:
+    """Shorten a text of many lines to about ``most`` characters, and say so where it is cut."""
+    if len(text) <= most:
+        return text
+    half, left_out = most // 2, len(text) - most
+    return f"{text[:half]}\n[{left_out} characters are left out here]\n{text[-half:]}"
 
 
 def shorten(line: str, most: int = 300) -> str:

@@ -7,11 +7,13 @@ collective is the identity.
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import numbers
 import os
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -24,10 +26,13 @@ from paceline import env
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.machine import nodeaddr
 from paceline.machine.references import keep_until_exit
+from paceline.machine.signed_store import SignedStore
+from paceline.machine.signing import Signing
 from paceline.text.quoting import bracketed
 from paceline.world import World
 
 _spared: list[bool] = []  # whether _spare_children has run
+_calls: Counter[tuple[str, int]] = Counter()
 _opened: list[dist.ProcessGroup | None] = []  # at most one: the group that close_group destroys
 
 
@@ -187,8 +192,9 @@ def sum_over_ranks(value: Any) -> Any:
         return _sum_tensor(torch.tensor(float(value), dtype=torch.float64)).item()
     if isinstance(value, Mapping):
         # Ranks may have filled their dicts in different orders.
-        sums = {key: sum_over_ranks(value[key]) for key in sorted(value, key=repr)}
-        return {key: sums[key] for key in value}
+        parts = dict(value.items())  # the iterator of a TensorDict yields rows
+        sums = {key: sum_over_ranks(parts[key]) for key in sorted(parts, key=repr)}
+        return {key: sums[key] for key in parts}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(sum_over_ranks, value))
     if isinstance(value, list | tuple):
@@ -293,9 +299,24 @@ def _as_the_others(tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
     return tensor if len(tensor) else torch.empty((0, *shape), dtype=dtype, device=device)
 
 
-def store() -> Any:
-    """Return the store of the default process group."""
-    return dist.distributed_c10d._get_default_store()
+def store() -> SignedStore:
+    """Return the store of the default process group; ranks sign there if they have a secret."""
+    return SignedStore(dist.distributed_c10d._get_default_store(), _signing())
+
+
+@functools.cache
+def _signing() -> Signing:
+    secret = env.read(env.STORE_SECRET) or ""
+    return Signing(secret.encode(), token=env.read(env.RUN_TOKEN) or "")
+
+
+def number_of_call(name: str) -> int:
+    """Return how often this rank has called this for a name, in worlds of this size.
+
+    For names of keys. Ranks agree on it without the store, whose counters anybody may change.
+    """
+    _calls[name, num_ranks()] += 1
+    return _calls[name, num_ranks()]
 
 
 @torch.no_grad()
@@ -322,9 +343,14 @@ def bytes_of(rank: int, content: bytes) -> bytes:
         rank: Rank that has the bytes.
         content: The bytes on that rank; ignored on other ranks.
     """
-    box: list[Any] = [content]
-    dist.broadcast_object_list(box, src=rank)
-    return bytes(box[0])
+    device = _reducible(torch.device("cpu"))
+    length = torch.tensor([len(content)], device=device)
+    dist.broadcast(length, src=rank)
+    box = torch.zeros(int(length), dtype=torch.uint8, device=device)
+    if content and dist.get_rank() == rank:
+        box.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+    dist.broadcast(box, src=rank)
+    return box.cpu().numpy().tobytes()
 
 
 def barrier() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import Finding, SetupError, UsageError
+from paceline.machine import own_process
 from paceline.machine import slurm_commands as commands
 from paceline.why import look, processes, signalled
 from paceline.why.processes import RankProcess
@@ -30,29 +31,19 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 
 @dataclass(frozen=True)
 class Collection:
-    """The collected accounts.
+    """The collected accounts."""
 
-    Attributes:
-        accounts: Accounts of all ranks.
-        missed: Lines with the hosts that could not be observed, and why.
-    """
-
-    accounts: list[Account]
-    missed: tuple[str, ...] = ()
+    accounts: list[Account]  # accounts of all ranks
+    missed: tuple[str, ...] = ()  # lines with the hosts that could not be observed, and why
 
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """How ranks are observed.
+    """How ranks are observed."""
 
-    Attributes:
-        seconds: Duration.
-        signal: Name of the signal at which a rank prints its stack; empty to send none.
-        progress: Called on this host with the fraction of the time that has passed.
-    """
-
-    seconds: float
-    signal: str = ""
+    seconds: float  # duration
+    signal: str = ""  # name of the signal at which a rank prints its stack; empty to send none
+    # called on this host with the fraction of the time that has passed
     progress: Callable[[float], None] = lambda share: None
 
 
@@ -166,18 +157,9 @@ def _by_ssh(host: str, options: WatchOptions) -> Collection:
     return Collection(collection.accounts, (*collection.missed, *missed))
 
 
-def _collector(options: WatchOptions) -> tuple[str, ...]:
+def _collector(options: WatchOptions) -> list[str]:
     signal = ("--signal", options.signal) if options.signal else ()
-    return (
-        sys.executable,
-        "-m",
-        "paceline",
-        "why",
-        "--collect",
-        "--seconds",
-        f"{options.seconds:g}",
-        *signal,
-    )
+    return own_process.command("why", "--collect", "--seconds", f"{options.seconds:g}", *signal)
 
 
 def _last_line(err: str, otherwise: str = "no answer") -> str:

@@ -39,26 +39,16 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Identity:
-    """The place of a process in a run, as its environment says.
+    """The place of a process in a run, as its environment says."""
 
-    Attributes:
-        family: The variable that has the rank: ``RANK``, ``SLURM_PROCID``.
-        rank: Global rank.
-        world_size: Number of ranks.
-        local_rank: Rank on its host, -1 if unknown.
-        local_world_size: Number of ranks on its host, 0 if unknown.
-        run: Identifies the run among those that live at the same time.
-        job: Slurm job id, empty outside of Slurm.
-        settings: Variables that say how torch and NCCL can be queried.
-    """
-
-    family: str
-    rank: int
-    world_size: int
-    local_rank: int = -1
-    local_world_size: int = 0
-    run: str = ""
-    job: str = ""
+    family: str  # the variable that has the rank: ``RANK``, ``SLURM_PROCID``
+    rank: int  # global rank
+    world_size: int  # number of ranks
+    local_rank: int = -1  # rank on its host, -1 if unknown
+    local_world_size: int = 0  # number of ranks on its host, 0 if unknown
+    run: str = ""  # identifies the run among those that live at the same time
+    job: str = ""  # Slurm job id, empty outside of Slurm
+    # variables that say how torch and NCCL can be queried
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

@@ -46,21 +46,13 @@ _LIBRARY = re.compile(
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at one rank.
+    """One look at one rank."""
 
-    Attributes:
-        at_s: Time of the look, by the monotonic clock.
-        look: The stack and the kernel's counters.
-        process: The process, None if it has ended.
-        children: Children of the process.
-        error: Why there is no stack; empty if there is one.
-    """
-
-    at_s: float
-    look: Look
-    process: ChildProcess | None
-    children: tuple[ChildProcess, ...] = ()
-    error: str = ""
+    at_s: float  # time of the look, by the monotonic clock
+    look: Look  # the stack and the kernel's counters
+    process: ChildProcess | None  # the process, None if it has ended
+    children: tuple[ChildProcess, ...] = ()  # children of the process
+    error: str = ""  # why there is no stack; empty if there is one
 
 
 def watch_ranks(

@@ -16,19 +16,12 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Nest:
-    """A line and the loops around it.
+    """A line and the loops around it."""
 
-    Attributes:
-        file: Path of the file.
-        function: First line of the function around the line, 0 outside of functions.
-        line: Number of the line.
-        loops: First and last line of each loop around the line.
-    """
-
-    file: str
-    function: int
-    line: int
-    loops: tuple[tuple[int, int], ...] = ()
+    file: str  # path of the file
+    function: int  # first line of the function around the line, 0 outside of functions
+    line: int  # number of the line
+    loops: tuple[tuple[int, int], ...] = ()  # first and last line of each loop around the line
 
 
 def nest(source: str, *, file: str, line: int) -> Nest | None:

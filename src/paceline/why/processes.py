@@ -19,21 +19,13 @@ _MAX_SCRIPT_CHARS = 80
 
 @dataclass(frozen=True)
 class RankProcess:
-    """A process that is a rank.
+    """A process that is a rank."""
 
-    Attributes:
-        pid: Process id.
-        identity: The rank and its run.
-        launcher: Process id of the process that started the rank.
-        started_by: Description of that process: ``torchrun (process 4242)``.
-        script: Command that the rank runs: ``train.py --lr 0.1``.
-    """
-
-    pid: int
-    identity: Identity
-    launcher: int
-    started_by: str
-    script: str
+    pid: int  # process id
+    identity: Identity  # the rank and its run
+    launcher: int  # process id of the process that started the rank
+    started_by: str  # description of that process: ``torchrun (process 4242)``
+    script: str  # command that the rank runs: ``train.py --lr 0.1``
 
 
 def is_possible() -> bool:

@@ -27,42 +27,25 @@ _GPU_FUNCTIONS = ("synchronize", "wait_stream")
 
 @dataclass(frozen=True)
 class Account:
-    """The observations of one rank.
+    """The observations of one rank."""
 
-    Attributes:
-        run: Identifies the run on this host.
-        world_size: Number of ranks of the run.
-        job: Slurm job id, empty outside of Slurm.
-        started_by: Description of the process that started the rank.
-        launcher: Process id of the process that started the rank.
-        script: Command that the rank runs.
-        seconds: How long the rank was observed.
-        position: Last position of the rank.
-        stand: Evidence for a proof.
-        motion: ``STILL``, ``IN_PLACE`` or ``RUNNING``.
-        places: All places of the user's code in which the rank was seen.
-        facts: Lines with what ``/proc`` shows of the rank and its children.
-        error: Why the stack is not visible; empty if it is.
-        deadlock: Finding if its DataLoader worker is proven to be deadlocked in its fork.
-        nccl: Lines with the faults that NCCL's RAS reports.
-        loops: The user's frames of the stack, outermost first, and the loops around them.
-    """
-
-    run: str
-    world_size: int
-    job: str = ""
-    started_by: str = ""
-    launcher: int = 0
-    script: str = ""
-    seconds: float = 0.0
-    position: Position = field(default_factory=lambda: Position(0))
-    stand: Stand = field(default_factory=lambda: Stand(0))
-    motion: str = RUNNING
-    places: tuple[str, ...] = ()
-    facts: tuple[str, ...] = ()
-    error: str = ""
+    run: str  # identifies the run on this host
+    world_size: int  # number of ranks of the run
+    job: str = ""  # Slurm job id, empty outside of Slurm
+    started_by: str = ""  # description of the process that started the rank
+    launcher: int = 0  # process id of the process that started the rank
+    script: str = ""  # command that the rank runs
+    seconds: float = 0.0  # how long the rank was observed
+    position: Position = field(default_factory=lambda: Position(0))  # last position of the rank
+    stand: Stand = field(default_factory=lambda: Stand(0))  # evidence for a proof
+    motion: str = RUNNING  # ``STILL``, ``IN_PLACE`` or ``RUNNING``
+    places: tuple[str, ...] = ()  # all places of the user's code in which the rank was seen
+    facts: tuple[str, ...] = ()  # lines with what ``/proc`` shows of the rank and its children
+    error: str = ""  # why the stack is not visible; empty if it is
+    # finding if its DataLoader worker is proven to be deadlocked in its fork
     deadlock: Finding | None = None
-    nccl: tuple[str, ...] = ()
+    nccl: tuple[str, ...] = ()  # lines with the faults that NCCL's RAS reports
+    # the user's frames of the stack, outermost first, and the loops around them
     loops: tuple[Nest, ...] = ()
 
     @property

@@ -17,15 +17,10 @@ _MOST_EVIDENCE = 8
 
 @dataclass(frozen=True)
 class RunReport:
-    """The report on one run.
+    """The report on one run."""
 
-    Attributes:
-        accounts: Accounts of its ranks, in order.
-        verdict: The verdict on the run.
-    """
-
-    accounts: tuple[Account, ...]
-    verdict: Verdict
+    accounts: tuple[Account, ...]  # accounts of its ranks, in order
+    verdict: Verdict  # the verdict on the run
 
     def lines(self) -> list[str]:
         """Return the lines to print."""
@@ -74,15 +69,10 @@ class RunReport:
 
 @dataclass(frozen=True)
 class Report:
-    """The report of ``paceline why``.
+    """The report of ``paceline why``."""
 
-    Attributes:
-        runs: Reports on the runs.
-        missed: Lines with the hosts that could not be observed, and why.
-    """
-
-    runs: tuple[RunReport, ...]
-    missed: tuple[str, ...] = ()
+    runs: tuple[RunReport, ...]  # reports on the runs
+    missed: tuple[str, ...] = ()  # lines with the hosts that could not be observed, and why
 
     @property
     def exit_status(self) -> int:

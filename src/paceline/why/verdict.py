@@ -42,16 +42,11 @@ _FIXES = {"rank-stuck-in-data": _LOOK_THERE, "rank-stuck-in-code": _LOOK_THERE}
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a run.
+    """The verdict on a run."""
 
-    Attributes:
-        kind: ``MOVING``, ``WAITS``, ``BUSY``, ``STANDS``, ``PROVEN`` or ``UNSEEN``.
-        notice: The observations.
-        finding: The cause if it is proven, or likely if nothing changes; else None.
-    """
-
-    kind: str
-    notice: Notice
+    kind: str  # ``MOVING``, ``WAITS``, ``BUSY``, ``STANDS``, ``PROVEN`` or ``UNSEEN``
+    notice: Notice  # the observations
+    # the cause if it is proven, or likely if nothing changes; else None
     finding: Finding | None = None
 
 

@@ -10,14 +10,10 @@ from paceline import env
 
 @dataclass(frozen=True)
 class BatchJob:
-    """A job of PBS or LSF.
+    """A job of PBS or LSF."""
 
-    Attributes:
-        name: What and which it is, as messages say it: ``PBS job 123.server``.
-        hosts: Its hosts, each once, in the scheduler's order; empty if they are not known here.
-    """
-
-    name: str
+    name: str  # what and which it is, as messages say it: ``PBS job 123.server``
+    # its hosts, each once, in the scheduler's order; empty if they are not known here
     hosts: tuple[str, ...] = ()
 
 

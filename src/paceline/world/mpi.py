@@ -21,25 +21,15 @@ from paceline.world.world import DEFAULT_PORT, World
 
 @dataclass(frozen=True)
 class _Family:
-    """The variables of one kind of mpirun.
+    """The variables of one kind of mpirun."""
 
-    Attributes:
-        starter: The command, as messages name it.
-        rank: Name of the variable with the rank of the task.
-        size: The same for the number of tasks.
-        local_rank: The same for the rank on this node.
-        local_size: The same for the number of tasks on this node.
-        set_master: Options that pass ``MASTER_ADDR`` to all tasks.
-        one_per_node: Options that start one task on each node.
-    """
-
-    starter: str
-    rank: str
-    size: str
-    local_rank: str
-    local_size: str
-    set_master: str
-    one_per_node: str
+    starter: str  # the command, as messages name it
+    rank: str  # name of the variable with the rank of the task
+    size: str  # the same for the number of tasks
+    local_rank: str  # the same for the rank on this node
+    local_size: str  # the same for the number of tasks on this node
+    set_master: str  # options that pass ``MASTER_ADDR`` to all tasks
+    one_per_node: str  # options that start one task on each node
 
 
 # jsrun sets Open MPI's variables as well, and PALS those of PMI, so their own come first.
@@ -79,31 +69,19 @@ _FAMILIES = (
 
 @dataclass(frozen=True)
 class MpiTask:
-    """A task of mpirun.
+    """A task of mpirun."""
 
-    Attributes:
-        starter: The command that started it, as messages name it.
-        rank: Rank of this task.
-        size: Number of tasks.
-        local_rank: Rank on this node.
-        local_size: Number of tasks on this node.
-        set_master: Options of the command that pass ``MASTER_ADDR`` to all tasks.
-        one_per_node: The command that starts one task on each node.
-        start_id: What is the same in all tasks of this start and in no other; empty if unknown.
-        head: Name or address of the host that has rank 0 by default; empty if unknown.
-        head_source: Why that is the head, as a phrase.
-    """
-
-    starter: str
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    set_master: str
-    one_per_node: str
+    starter: str  # the command that started it, as messages name it
+    rank: int  # rank of this task
+    size: int  # number of tasks
+    local_rank: int  # rank on this node
+    local_size: int  # number of tasks on this node
+    set_master: str  # options of the command that pass ``MASTER_ADDR`` to all tasks
+    one_per_node: str  # the command that starts one task on each node
+    # what is the same in all tasks of this start and in no other; empty if unknown
     start_id: str = ""
-    head: str = ""
-    head_source: str = ""
+    head: str = ""  # name or address of the host that has rank 0 by default; empty if unknown
+    head_source: str = ""  # why that is the head, as a phrase
 
     @property
     def on_one_node(self) -> bool:

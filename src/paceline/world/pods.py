@@ -24,22 +24,14 @@ from paceline.world.world import DEFAULT_PORT, World
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod among those of one training.
+    """A pod among those of one training."""
 
-    Attributes:
-        index: Index of this pod; None if nothing says it, as with an elastic PyTorchJob.
-        count: Number of pods; 0 if nothing says it.
-        source: The variables that say it, as a phrase.
-        master_addr: Address of the first pod; empty if nothing says it.
-        master_port: Port of the store there; 0 if nothing says it.
-        ranks: Ranks that each pod was to start, as ``PET_NPROC_PER_NODE`` says; empty without it.
-    """
-
-    index: int | None
-    count: int
-    source: str
-    master_addr: str = ""
-    master_port: int = 0
+    index: int | None  # index of this pod; None if nothing says it, as with an elastic PyTorchJob
+    count: int  # number of pods; 0 if nothing says it
+    source: str  # the variables that say it, as a phrase
+    master_addr: str = ""  # address of the first pod; empty if nothing says it
+    master_port: int = 0  # port of the store there; 0 if nothing says it
+    # ranks that each pod was to start, as ``PET_NPROC_PER_NODE`` says; empty without it
     ranks: str = ""
 
     @property

@@ -16,6 +16,7 @@ from paceline.functions import direct, pickles
 from paceline.rundir import sweeps
 from paceline.rundir.files import RunDir
 
+PRIVATE = ("job.sh", "function.pkl", "arguments.pkl")
 LOCK = threading.Lock()
 
 
@@ -55,6 +56,8 @@ def test_a_call_of_one_process_starts_without_a_launcher(slurm):
     assert "#SBATCH --time=01:00:00" in script and "#SBATCH --job-name=square" in script
     assert "paceline run" not in script and "paceline endpoint" not in script
     assert (job.id, job.status) == ("12", "running")
+    modes = {name: (job.folder / name).stat().st_mode & 0o777 for name in PRIVATE}
+    assert modes == dict.fromkeys(PRIVATE, 0o600), "arguments may be secret"
 
 
 @pytest.mark.parametrize(

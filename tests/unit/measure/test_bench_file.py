@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,16 @@ BENCH = BenchFile(
 def test_a_bench_comes_back_as_it_was_written(tmp_path):
     bench_file.write(BENCH, RunDir(tmp_path))
     assert bench_file.read(RunDir(tmp_path)) == BENCH
+    secret = replace(BENCH, command=("train.py", "--token", "Ahidden"))
+    bench_file.write(secret, RunDir(tmp_path))
+    assert "hidden" not in RunDir(tmp_path).bench.read_text()
+    assert bench_file.BenchFile.from_json(
+        {**BENCH.to_json(), "command": secret.command}
+    ).command == (
+        "train.py",
+        "--token",
+        "...",
+    ), "nor is what an earlier version has written shown"
 
 
 def test_the_file_has_the_fields_that_others_read(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import sys
@@ -9,9 +10,11 @@ import threading
 import time
 import urllib.request
 
+import click
 import pytest
 
 import run_events
+from paceline.cli import measure_commands
 from paceline.errors import SetupError
 from paceline.measure import exporter
 from paceline.rundir.files import RunDir
@@ -37,7 +40,7 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def test_metrics_are_served_until_the_run_ends(run_dir, monkeypatch):
+def test_metrics_are_served_until_the_run_ends(run_dir, monkeypatch, capsys):
     port = free_port()
     monkeypatch.setattr(exporter, "INTERVAL_S", 0.05)
     server = threading.Thread(
@@ -51,6 +54,9 @@ def test_metrics_are_served_until_the_run_ends(run_dir, monkeypatch):
                 text = answer.read().decode()
         except OSError:
             time.sleep(0.05)
+    with socket.socket() as elsewhere:  # who listens everywhere answers there too
+        assert elsewhere.connect_ex(("127.0.0.2", port)) == errno.ECONNREFUSED
+    assert f": http://127.0.0.1:{port}/metrics" in capsys.readouterr().out
     assert "paceline_samples_per_second 320.0" in text
     assert 'paceline_rank_steps{host="node-b",rank="1"} 101.0' in text
     assert 'paceline_step_seconds{part="data"} 0.04' in text
@@ -69,6 +75,26 @@ def test_a_port_in_use_is_a_finding(run_dir):
         port = listener.getsockname()[1]
         with pytest.raises(SetupError, match=f"port {port} cannot be used"):
             exporter.serve(str(run_dir.root), port=port)
+
+
+@pytest.mark.parametrize(
+    ("typed", "address"),
+    [
+        ("9400", ("127.0.0.1", 9400)),
+        ("0.0.0.0:9400", ("0.0.0.0", 9400)),
+        ("[::1]:9400", ("::1", 9400)),
+        ("node-a:", None),
+        ("0", None),
+        ("65536", None),
+    ],
+)
+def test_other_machines_are_served_if_an_address_is_typed(typed, address):
+    words = ["--metrics-port", typed]
+    if address is None:
+        with pytest.raises(click.BadParameter, match="HOST"):
+            measure_commands.TOP.make_context("top", words)
+    else:
+        assert measure_commands.TOP.make_context("top", words).params["metrics_port"] == address
 
 
 def test_without_the_library_it_says_what_to_install(run_dir, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from paceline.rundir import identity
@@ -142,6 +144,26 @@ def test_the_record_comes_back(tmp_path):
     assert identity.read(RunDir(tmp_path)) == mine
     RunDir(tmp_path).training.write_text("[]")
     assert identity.read(RunDir(tmp_path)) is None
+
+
+def test_secrets_are_part_of_a_training_but_shown_nowhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("--token", "Ahidden", "--lr", "1")
+    mine, other = training(*words), training("--token", "Bhidden", "--lr", "1")
+    assert "hidden" not in f"{mine} {default_folder(mine)} {mine.line}"
+    assert default_folder(mine) != default_folder(other) and not mine.same_as(other)
+    assert differences(mine, other) == ["the value of a secret argument"]
+    # what an earlier version has made: the secret in the folder's name and in its record
+    name = "train-token-Ahidden-lr-1-928b02fc"
+    old = makes(identity.RUNS / name, None)
+    fields = {"version": 1, "script": "train.py", "arguments": list(words)}
+    RunDir(old).training.write_text(json.dumps(fields))
+    assert identity.choose_folder(mine) == old
+    assert identity.choose_folder(other) == default_folder(other)
+    assert differences(identity.read(RunDir(old)), mine) == []
+    identity.record(RunDir(old), mine)
+    assert "hidden" not in RunDir(old).training.read_text()
+    assert identity.read(RunDir(old)) == mine
 
 
 def test_the_folder_of_an_earlier_version_is_found(tmp_path, monkeypatch):

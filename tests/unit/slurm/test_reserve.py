@@ -119,11 +119,14 @@ def test_a_script_that_was_printed_keeps_its_own_record(tmp_path, monkeypatch, c
         monkeypatch.delenv(name, raising=False)
     script, run_dir = tmp_path / "slurm_script", RunDir(tmp_path / "runs" / "train")
     script.write_text("#!/bin/bash\n")
+    run_dir.create()
+    run_dir.job_script.write_text("an older one, which others may read")
     monkeypatch.setenv(env.JOB_ID, "12")
     reserve.reserve(run_dir.root, "12", script=script, on_node_loss="fail")
     found = record.read(run_dir)
     assert (found.job_id, found.on_node_loss, found.requeues) == ("12", "fail", ())
     assert run_dir.job_script.read_text() == "#!/bin/bash\n"
+    assert run_dir.job_script.stat().st_mode & 0o777 == 0o600
     slurm_says(monkeypatch, "COMPLETED")
     monkeypatch.setenv(env.JOB_ID, "13")
     reserve.reserve(run_dir.root, "13", script=script)

@@ -82,6 +82,18 @@ def test_a_job_whose_record_cannot_be_written_is_said_to_be_queued(
     assert finding.fix.startswith("scancel 12,")
 
 
+def test_secrets_of_a_command_line_are_for_their_owner_alone(slurm, typed):
+    secret = ("train.py", "--api-key", "Ahidden")
+    typed("submit", "--run-dir", "job", *secret)
+    typed("submit", "--run-dir", "sweep", "--param", "token=Bhidden,Chidden", *secret)
+    for folder in ("job", "sweep"):
+        files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        tellers = [path for path in files if "hidden" in path.read_text()]
+        assert [path.name for path in tellers] == ["job.sh"]
+        assert tellers[0].stat().st_mode & 0o777 == 0o600
+    assert "--api-key Ahidden" in tellers[0].read_text(), "the job has it"
+
+
 def test_a_sweep_is_one_array_with_a_folder_and_the_values_of_each_element(slurm, typed):
     folder = submitted(typed, "--array", "%2", "--qos", "long")
     (call,) = [

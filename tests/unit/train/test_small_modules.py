@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from paceline import counters
 from paceline.errors import RunError, SetupError, UsageError
+from paceline.train.data import node_memory
 from paceline.train.model import activations, precision, strategy
 from paceline.train.session import once, scaling, stopping
 
@@ -374,8 +377,7 @@ class Memory(dict):
     def set(self, key, value):
         self[key] = value if isinstance(value, bytes) else value.encode()
 
-    def get(self, key):
-        return self[key]
+    find = dict.get
 
     def check(self, keys):
         return all(key in self for key in keys)
@@ -402,13 +404,32 @@ class Runs:
 
 def test_a_pickle_in_the_store_is_not_run():
     store = Memory()
-    for kind in ("end", "part/0", "beat"):
+    for kind in ("failure", "part/0", "beat"):
         store.set(f"key/{kind}", pickle.dumps(("value", Runs())))
     with pytest.raises(ValueError, match=r"JSON|codec|Expecting"):
         once.await_end(store, "key", rank=0)
-    store.set("key/end", "1")
+    store.set("key/failure", "1")
     with pytest.raises(TypeError):
         once.await_end(store, "key", rank=0)
+
+
+def test_only_a_file_that_a_rank_of_this_user_has_shared_is_mapped(tmp_path):
+    """The store names the file, and anybody may write there."""
+    array = np.arange(8.0)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_bytes(array.tobytes())
+    os.symlink("/memfd:paceline-digest", tmp_path / "link")
+    for name in ("pipe", "file", "link", "absent"):
+        with pytest.raises(OSError, match=name):
+            node_memory._mapped(str(tmp_path / name), array, "digest")
+    with open(os.memfd_create("paceline-digest"), "r+b") as file:
+        file.write(array.tobytes())
+        file.flush()
+        path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+        assert (node_memory._mapped(path, array, "digest") == array).all()
+        for other, digest in ((array, "other"), (np.arange(9.0), "digest")):
+            with pytest.raises(OSError, match=path):
+                node_memory._mapped(path, other, digest)
 
 
 def test_what_cannot_be_pickled_fails_everywhere():

@@ -13,18 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of project.
+    """One kind of project."""
 
-    Attributes:
-        script: File of ``examples/`` that becomes ``train.py``.
-        trains_with: What the script trains with, as it is called in a sentence.
-        packages: Distributions that it imports besides paceline and torch.
-        parts: Further files of ``examples/`` that the script imports; they keep their names.
-    """
-
-    script: str
-    trains_with: str
-    packages: tuple[str, ...]
+    script: str  # file of ``examples/`` that becomes ``train.py``
+    trains_with: str  # what the script trains with, as it is called in a sentence
+    packages: tuple[str, ...]  # distributions that it imports besides paceline and torch
+    # further files of ``examples/`` that the script imports; they keep their names
     parts: tuple[str, ...] = ()
 
 

@@ -31,28 +31,17 @@ _EXAMPLE = "paceline translate -- torchrun --nproc-per-node 2 train.py"
 
 @dataclass(frozen=True)
 class Command:
-    """One start of another launcher.
+    """One start of another launcher."""
 
-    Attributes:
-        assigned: Variable assignments before the command.
-        wrappers: The words before the launcher: ``srun --nodes 2``.
-        ends_with_env: Whether the last wrapper is ``env``, which accepts variable assignments.
-        launcher: The launcher as typed: a program, or a Python.
-        kind: The launcher's kind, one of ``KINDS``.
-        options: Its options by their own names; ``""`` for a flag.
-        script: The script or module that it starts.
-        arguments: The script's arguments.
-        unexpanded: Whether ``$NAME`` in a word is a variable that no shell has expanded yet.
-    """
-
-    assigned: tuple[str, ...]
-    wrappers: tuple[str, ...]
-    ends_with_env: bool
-    launcher: str
-    kind: str
-    options: Mapping[str, str]
-    script: str
-    arguments: tuple[str, ...]
+    assigned: tuple[str, ...]  # variable assignments before the command
+    wrappers: tuple[str, ...]  # the words before the launcher: ``srun --nodes 2``
+    ends_with_env: bool  # whether the last wrapper is ``env``, which accepts variable assignments
+    launcher: str  # the launcher as typed: a program, or a Python
+    kind: str  # the launcher's kind, one of ``KINDS``
+    options: Mapping[str, str]  # its options by their own names; ``""`` for a flag
+    script: str  # the script or module that it starts
+    arguments: tuple[str, ...]  # the script's arguments
+    # whether ``$NAME`` in a word is a variable that no shell has expanded yet
     unexpanded: bool = False
 
 

@@ -22,20 +22,13 @@ _LOCAL_RANK = (
 
 @dataclass(frozen=True)
 class Translated:
-    """The translation of a launcher's options.
+    """The translation of a launcher's options."""
 
-    Attributes:
-        options: Options of ``paceline run`` by name; ``""`` for a flag.
-        environment: Variables that the ranks need.
-        notes: Options without a counterpart, and steps left to the user.
-        working_folder: Whether ranks find modules in the working folder.
-        arguments: The script's own arguments; None if they stay as typed.
-    """
-
-    options: Mapping[str, str]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    working_folder: bool = False
+    options: Mapping[str, str]  # options of ``paceline run`` by name; ``""`` for a flag
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables that the ranks need
+    notes: tuple[str, ...] = ()  # options without a counterpart, and steps left to the user
+    working_folder: bool = False  # whether ranks find modules in the working folder
+    # the script's own arguments; None if they stay as typed
     arguments: tuple[str, ...] | None = None
 
 

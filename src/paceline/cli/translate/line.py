@@ -19,17 +19,11 @@ _WORKING_FOLDER = 'PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$PWD"'
 
 @dataclass(frozen=True)
 class Line:
-    """A command line of ``paceline run``.
+    """A command line of ``paceline run``."""
 
-    Attributes:
-        text: The line to paste.
-        environment: Variables that it sets for the ranks.
-        notes: Options without a counterpart, and steps left to the user.
-    """
-
-    text: str
-    environment: Mapping[str, str]
-    notes: tuple[str, ...]
+    text: str  # the line to paste
+    environment: Mapping[str, str]  # variables that it sets for the ranks
+    notes: tuple[str, ...]  # options without a counterpart, and steps left to the user
 
     def to_json(self) -> dict[str, Any]:
         """Return the line as a dictionary for JSON."""

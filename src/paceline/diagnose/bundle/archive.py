@@ -39,21 +39,13 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class Bundle:
-    """An archive that was written.
+    """An archive that was written."""
 
-    Attributes:
-        path: The archive.
-        num_bytes: Its size.
-        names: The files in it.
-        left_out: What is not in it.
-        replaced: What was replaced in the texts, such as ``3 secrets``.
-    """
-
-    path: Path
-    num_bytes: int
-    names: tuple[str, ...]
-    left_out: tuple[LeftOut, ...]
-    replaced: tuple[str, ...]
+    path: Path  # the archive
+    num_bytes: int  # its size
+    names: tuple[str, ...]  # the files in it
+    left_out: tuple[LeftOut, ...]  # what is not in it
+    replaced: tuple[str, ...]  # what was replaced in the texts, such as ``3 secrets``
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""

@@ -34,32 +34,20 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Part:
-    """A text in a bundle.
+    """A text in a bundle."""
 
-    Attributes:
-        name: Its name in the archive.
-        text: Its content, redacted when it is written.
-        num_bytes: Size of the file that it comes from; 0 for a text that the bundle makes.
-        cut: Whether the middle of the file is left out.
-    """
-
-    name: str
-    text: str
-    num_bytes: int = 0
-    cut: bool = False
+    name: str  # its name in the archive
+    text: str  # its content, redacted when it is written
+    num_bytes: int = 0  # size of the file that it comes from; 0 for a text that the bundle makes
+    cut: bool = False  # whether the middle of the file is left out
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file or folder that is not in a bundle.
+    """A file or folder that is not in a bundle."""
 
-    Attributes:
-        name: Its name in the run folder.
-        reason: Why.
-    """
-
-    name: str
-    reason: str
+    name: str  # its name in the run folder
+    reason: str  # why
 
 
 def of_folder(folder: Path) -> tuple[list[Part], list[LeftOut]]:

@@ -8,9 +8,9 @@ import socket
 from pathlib import Path
 
 from paceline import env
-from paceline.diagnose.bundle.patterns import is_secret
 from paceline.diagnose.bundle.redaction import Known
 from paceline.diagnose.variables.setting import SECRET
+from paceline.text.secret_texts import is_secret
 
 _USER_VARIABLES = ("USER", "LOGNAME", "SUDO_USER", "SLURM_JOB_USER")
 _LEAST_FULL_NAME = 5

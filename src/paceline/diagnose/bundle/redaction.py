@@ -17,15 +17,11 @@ from urllib.parse import quote
 
 from paceline.diagnose.bundle.patterns import (
     KEY_LINE,
-    NAME,
-    NAMED,
-    NAMED_ITEM,
     PRIVATE_KEY,
-    SHAPES,
     TERMINAL_CODE,
-    is_secret,
     random_strings,
 )
+from paceline.text.secret_texts import relabelled
 
 SECRET, USER, HOST, ADDRESS, EMAIL = "secret", "user", "host", "address", "email"
 _SHORTEST_SECRET = 6  # of the environment: shorter ones are found by their names only
@@ -62,19 +58,12 @@ _VERSION = re.compile(r"(?:[=<>~]=|version[ :=\"']*|\bv|-cu\d+\W{1,4}|\w-)$", re
 
 @dataclass(frozen=True)
 class Known:
-    """What is known about the machine and the user, and must not be in a bundle.
+    """What is known about the machine and the user, and must not be in a bundle."""
 
-    Attributes:
-        secrets: Secret values of the environment.
-        users: Names of this user.
-        homes: Home folders of this user.
-        hosts: Names of this host.
-    """
-
-    secrets: tuple[str, ...] = ()
-    users: tuple[str, ...] = ()
-    homes: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()  # secret values of the environment
+    users: tuple[str, ...] = ()  # names of this user
+    homes: tuple[str, ...] = ()  # home folders of this user
+    hosts: tuple[str, ...] = ()  # names of this host
 
 
 class Redactor:
@@ -126,34 +115,11 @@ class Redactor:
         for value in sorted(self._secrets, key=len, reverse=True):
             if value in text:
                 text = text.replace(value, self._label(SECRET, value, text.count(value)))
-        for pattern in SHAPES:
-            text = pattern.sub(self._group, text)
-        text = NAMED_ITEM.sub(self._named, text)
-        text = "\n".join(map(self._without_named, text.split("\n")))
+        text = relabelled(text, lambda value: self._label(SECRET, value))
         text = KEY_LINE.sub(lambda match: self._label(SECRET, match[0]), text)
         for word in sorted(set(random_strings(text)), key=len, reverse=True):
             text = text.replace(word, self._label(SECRET, word, text.count(word)))
         return text
-
-    def _group(self, match: re.Match[str]) -> str:
-        if match[1].startswith(f"<{SECRET}-"):
-            return match[0]
-        start, end = match.span(1)
-        before, after = match[0][: start - match.start()], match[0][end - match.start() :]
-        return before + self._label(SECRET, match[1]) + after
-
-    def _without_named(self, line: str) -> str:
-        return NAMED.sub(self._named, line) if NAME.search(line) else line
-
-    def _named(self, match: re.Match[str]) -> str:
-        name, between, quote = match["name"], match["between"], match["quote"] or ""
-        value = match["quoted"] if quote else match["plain"]
-        rest = "" if quote else _closing(value)
-        value = value[: len(value) - len(rest)]
-        is_assigned = re.search(r"[:=]", between) is not None
-        if not (is_assigned or name.startswith("--")) or not is_secret(name, value):
-            return match[0]
-        return f"{name}{between}{quote}{self._label(SECRET, value)}{quote}{rest}"
 
     def _home_of(self, match: re.Match[str]) -> str:
         start = match[0][: len(match[0]) - len(match[1])]
@@ -201,12 +167,6 @@ def _is_telling(secret: str) -> bool:
 
 def _without_port(host: str) -> str:
     return host.partition(":")[0].rstrip(".")
-
-
-def _closing(value: str) -> str:
-    """Return the brackets and commas behind a value: ``Namespace(token=abc, lr=1)``."""
-    match = re.search(r"[,;)\]}]+$", value)
-    return match[0] if match else ""
 
 
 def _is_name(name: str) -> bool:

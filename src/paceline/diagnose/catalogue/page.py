@@ -27,25 +27,15 @@ class PageError(ValueError):
 
 @dataclass(frozen=True)
 class Page:
-    """The page of one finding; the sections are Markdown without headings.
+    """The page of one finding; the sections are Markdown without headings."""
 
-    Attributes:
-        name: Name of the finding, ``port-in-use``.
-        code: Code of the finding, ``NET001``.
-        what: The state that the name describes.
-        why: Consequences and symptoms.
-        fix: What to do, the likeliest first.
-        wrong: When the finding is a false alarm or only a consequence, and how to find out.
-        references: Sources of the facts.
-    """
-
-    name: str
-    code: str
-    what: str
-    why: str
-    fix: str
-    wrong: str
-    references: tuple[str, ...]
+    name: str  # name of the finding, ``port-in-use``
+    code: str  # code of the finding, ``NET001``
+    what: str  # the state that the name describes
+    why: str  # consequences and symptoms
+    fix: str  # what to do, the likeliest first
+    wrong: str  # when the finding is a false alarm or only a consequence, and how to find out
+    references: tuple[str, ...]  # sources of the facts
 
     def sections(self) -> tuple[tuple[str, str], ...]:
         """Return titles and texts of the sections, in order."""

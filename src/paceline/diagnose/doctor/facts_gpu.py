@@ -7,153 +7,90 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Driver:
-    """NVIDIA's driver.
+    """NVIDIA's driver."""
 
-    Attributes:
-        version: Its version; empty if unknown.
-        cuda: The newest supported CUDA version, as ``12.8``.
-        problem: NVML's error message if the driver does not answer; else empty.
-        gpus_on_bus: NVIDIA GPUs on the PCI bus, including those of other users.
-    """
-
-    version: str = ""
-    cuda: str = ""
-    problem: str = ""
-    gpus_on_bus: int = 0
+    version: str = ""  # its version; empty if unknown
+    cuda: str = ""  # the newest supported CUDA version, as ``12.8``
+    problem: str = ""  # NVML's error message if the driver does not answer; else empty
+    gpus_on_bus: int = 0  # NVIDIA GPUs on the PCI bus, including those of other users
 
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that uses a GPU.
+    """A process that uses a GPU."""
 
-    Attributes:
-        pid: Process id.
-        memory_bytes: GPU memory in use; None if unknown.
-        command: The command line, shortened; empty if the process is not visible here.
-        user: The user name of the owner.
-        alive: Whether the process is visible here.
-        graphics: Whether it uses the GPU for graphics only.
-    """
-
-    pid: int
-    memory_bytes: int | None = None
-    command: str = ""
-    user: str = ""
-    alive: bool = True
-    graphics: bool = False
+    pid: int  # process id
+    memory_bytes: int | None = None  # GPU memory in use; None if unknown
+    command: str = ""  # the command line, shortened; empty if the process is not visible here
+    user: str = ""  # the user name of the owner
+    alive: bool = True  # whether the process is visible here
+    graphics: bool = False  # whether it uses the GPU for graphics only
 
 
 @dataclass(frozen=True)
 class NvLink:
-    """One NVLink of a GPU.
+    """One NVLink of a GPU."""
 
-    Attributes:
-        active: Whether it is up.
-        remote: ``gpu``, ``switch``, or empty if unknown.
-        remote_bus_id: Bus id of the device at the other end.
-    """
-
-    active: bool
-    remote: str = ""
-    remote_bus_id: str = ""
+    active: bool  # whether it is up
+    remote: str = ""  # ``gpu``, ``switch``, or empty if unknown
+    remote_bus_id: str = ""  # bus id of the device at the other end
 
 
 @dataclass(frozen=True)
 class MigSlice:
-    """A slice of a GPU in MIG mode.
+    """A slice of a GPU in MIG mode."""
 
-    Attributes:
-        uuid: Its id, ``MIG-...``.
-        memory_bytes: Memory of the slice.
-    """
-
-    uuid: str
-    memory_bytes: int | None = None
+    uuid: str  # its id, ``MIG-...``
+    memory_bytes: int | None = None  # memory of the slice
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU.
+    """One GPU."""
 
-    Attributes:
-        index: Its number in NVML's order, which is that of the PCI bus.
-        name: Its model.
-        uuid: Its id, ``GPU-...``.
-        bus_id: Its address on the PCI bus, ``0000:3b:00.0``.
-        problem: NVML's error message if the GPU cannot be queried; else empty.
-        memory_bytes: Total memory.
-        memory_used_bytes: Memory in use.
-        capability: Compute capability, as ``9.0``.
-        persistence: Whether persistence mode is on.
-        ecc: Whether ECC is on.
-        ecc_uncorrected: Uncorrected memory errors since the driver was loaded.
-        ecc_uncorrected_ever: Uncorrected memory errors over the GPU's lifetime.
-        repair_pending: Whether the next reset replaces bad memory.
-        repair_failed: Whether bad memory could not be replaced.
-        mig: Whether MIG mode is on.
-        mig_slices: The slices in MIG mode.
-        compute_mode: ``default``, ``exclusive-process`` or ``prohibited``.
-        slowdown: Active reasons for a slowdown: ``thermal``, ``power-brake``, ``hardware``.
-        temperature: Temperature in degrees Celsius.
-        utilisation: Utilisation in per cent.
-        processes: Processes that use it.
-        nvlinks: Its NVLinks.
-        fabric: State in the fabric of NVLink switches: ``completed``, ``in-progress``,
-            ``not-started`` or ``failed``; empty if the GPU is not part of one or does not report
-            it.
-        numa_node: The NUMA node that it is attached to.
-        cpus: CPUs near the GPU, as ``0-15,32-47``.
-    """
-
-    index: int
-    name: str = ""
-    uuid: str = ""
-    bus_id: str = ""
-    problem: str = ""
-    memory_bytes: int | None = None
-    memory_used_bytes: int | None = None
-    capability: str = ""
-    persistence: bool | None = None
-    ecc: bool | None = None
-    ecc_uncorrected: int | None = None
-    ecc_uncorrected_ever: int | None = None
-    repair_pending: bool | None = None
-    repair_failed: bool | None = None
-    mig: bool | None = None
-    mig_slices: tuple[MigSlice, ...] = ()
-    compute_mode: str = ""
+    index: int  # its number in NVML's order, which is that of the PCI bus
+    name: str = ""  # its model
+    uuid: str = ""  # its id, ``GPU-...``
+    bus_id: str = ""  # its address on the PCI bus, ``0000:3b:00.0``
+    problem: str = ""  # NVML's error message if the GPU cannot be queried; else empty
+    memory_bytes: int | None = None  # total memory
+    memory_used_bytes: int | None = None  # memory in use
+    capability: str = ""  # compute capability, as ``9.0``
+    persistence: bool | None = None  # whether persistence mode is on
+    ecc: bool | None = None  # whether ECC is on
+    ecc_uncorrected: int | None = None  # uncorrected memory errors since the driver was loaded
+    ecc_uncorrected_ever: int | None = None  # uncorrected memory errors over the GPU's lifetime
+    repair_pending: bool | None = None  # whether the next reset replaces bad memory
+    repair_failed: bool | None = None  # whether bad memory could not be replaced
+    mig: bool | None = None  # whether MIG mode is on
+    mig_slices: tuple[MigSlice, ...] = ()  # the slices in MIG mode
+    compute_mode: str = ""  # ``default``, ``exclusive-process`` or ``prohibited``
+    # active reasons for a slowdown: ``thermal``, ``power-brake``, ``hardware``
     slowdown: tuple[str, ...] = ()
-    temperature: int | None = None
-    utilisation: int | None = None
-    processes: tuple[GpuProcess, ...] = ()
-    nvlinks: tuple[NvLink, ...] = ()
+    temperature: int | None = None  # temperature in degrees Celsius
+    utilisation: int | None = None  # utilisation in per cent
+    processes: tuple[GpuProcess, ...] = ()  # processes that use it
+    nvlinks: tuple[NvLink, ...] = ()  # its NVLinks
+    # state in the fabric of NVLink switches: ``completed``, ``in-progress``, ``not-started`` or
+    # ``failed``; empty if the GPU is not part of one or does not report it
     fabric: str = ""
-    numa_node: int | None = None
-    cpus: str = ""
+    numa_node: int | None = None  # the NUMA node that it is attached to
+    cpus: str = ""  # CPUs near the GPU, as ``0-15,32-47``
 
 
 @dataclass(frozen=True)
 class GpuPair:
-    """The connection between two GPUs.
+    """The connection between two GPUs."""
 
-    Attributes:
-        first: Index of the first GPU.
-        second: Index of the second GPU.
-        level: Distance on the PCI bus: ``PIX``, ``PXB``, ``PHB``, ``NODE`` or ``SYS``.
-        nvlinks: Number of NVLinks between them, direct or through switches.
-        p2p: The driver's status of peer-to-peer: ``ok`` or an error; empty if unknown.
-        trial: Result of a verified copy: ``ok``, ``wrong-data``, ``hang`` or ``not-possible``;
-            empty without a trial.
-        gigabytes_per_s: Rate of that copy.
-    """
-
-    first: int
-    second: int
-    level: str = ""
-    nvlinks: int = 0
-    p2p: str = ""
+    first: int  # index of the first GPU
+    second: int  # index of the second GPU
+    level: str = ""  # distance on the PCI bus: ``PIX``, ``PXB``, ``PHB``, ``NODE`` or ``SYS``
+    nvlinks: int = 0  # number of NVLinks between them, direct or through switches
+    p2p: str = ""  # the driver's status of peer-to-peer: ``ok`` or an error; empty if unknown
+    # result of a verified copy: ``ok``, ``wrong-data``, ``hang`` or ``not-possible``; empty without
+    # a trial
     trial: str = ""
-    gigabytes_per_s: float | None = None
+    gigabytes_per_s: float | None = None  # rate of that copy
 
     @property
     def link(self) -> str:
@@ -168,31 +105,19 @@ class GpuPair:
 
 @dataclass(frozen=True)
 class AcsBridge:
-    """A PCI bridge above GPUs with access control services (ACS).
+    """A PCI bridge above GPUs with access control services (ACS)."""
 
-    Attributes:
-        bus_id: Its address on the PCI bus.
-        gpus: Indices of the GPUs below it.
-        redirects: Active redirections: ``request``, ``completion``, ``upstream``.
-    """
-
-    bus_id: str
-    gpus: tuple[int, ...] = ()
+    bus_id: str  # its address on the PCI bus
+    gpus: tuple[int, ...] = ()  # indices of the GPUs below it
+    # active redirections: ``request``, ``completion``, ``upstream``
     redirects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Xid:
-    """A GPU error that the driver wrote to the kernel log.
+    """A GPU error that the driver wrote to the kernel log."""
 
-    Attributes:
-        number: The Xid, NVIDIA's number of the error.
-        bus_id: The GPU's address on the PCI bus.
-        line: The log line.
-        age_s: Seconds since the error; None if unknown.
-    """
-
-    number: int
-    bus_id: str = ""
-    line: str = ""
-    age_s: int | None = None
+    number: int  # the Xid, NVIDIA's number of the error
+    bus_id: str = ""  # the GPU's address on the PCI bus
+    line: str = ""  # the log line
+    age_s: int | None = None  # seconds since the error; None if unknown

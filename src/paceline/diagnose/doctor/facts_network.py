@@ -7,42 +7,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gid:
-    """An address of a RoCE port.
+    """An address of a RoCE port."""
 
-    Attributes:
-        index: Position in the port's table.
-        value: The address, as the kernel prints it.
-        kind: ``IB/RoCE v1`` or ``RoCE v2``.
-    """
-
-    index: int
-    value: str
-    kind: str = ""
+    index: int  # position in the port's table
+    value: str  # the address, as the kernel prints it
+    kind: str = ""  # ``IB/RoCE v1`` or ``RoCE v2``
 
 
 @dataclass(frozen=True)
 class RdmaPort:
-    """A port of an RDMA device.
+    """A port of an RDMA device."""
 
-    Attributes:
-        device: Name of the device, as ``mlx5_0``.
-        port: Port number, from 1.
-        driver: The kernel's driver: ``mlx5_core``, ``efa``, ...
-        state: ``ACTIVE``, ``DOWN``, ``INIT``, ...
-        gbit: Rate in Gbit/s; None if unknown.
-        link_layer: ``InfiniBand``, ``Ethernet`` (RoCE) or ``Unspecified`` (EFA).
-        firmware: Version of the firmware.
-        gids: Addresses of a RoCE port.
-    """
-
-    device: str
-    port: int = 1
-    driver: str = ""
-    state: str = ""
-    gbit: float | None = None
-    link_layer: str = ""
-    firmware: str = ""
-    gids: tuple[Gid, ...] = ()
+    device: str  # name of the device, as ``mlx5_0``
+    port: int = 1  # port number, from 1
+    driver: str = ""  # the kernel's driver: ``mlx5_core``, ``efa``, ..
+    state: str = ""  # ``ACTIVE``, ``DOWN``, ``INIT``, ..
+    gbit: float | None = None  # rate in Gbit/s; None if unknown
+    link_layer: str = ""  # ``InfiniBand``, ``Ethernet`` (RoCE) or ``Unspecified`` (EFA)
+    firmware: str = ""  # version of the firmware
+    gids: tuple[Gid, ...] = ()  # addresses of a RoCE port
 
     @property
     def kind(self) -> str:
@@ -60,16 +43,10 @@ class RdmaPort:
 
 @dataclass(frozen=True)
 class RdmaLibraries:
-    """What a process needs to use RDMA devices.
+    """What a process needs to use RDMA devices."""
 
-    Attributes:
-        devices: Names in ``/dev/infiniband`` that this process can open; None without that folder.
-        verbs: Whether ``libibverbs`` is found; None if unknown.
-        plugins: NCCL's network plugins that the loader finds.
-        plugins_elsewhere: Plugins installed outside the loader's search path.
-    """
-
+    # names in ``/dev/infiniband`` that this process can open; None without that folder
     devices: tuple[str, ...] | None = None
-    verbs: bool | None = None
-    plugins: tuple[str, ...] = ()
-    plugins_elsewhere: tuple[str, ...] = ()
+    verbs: bool | None = None  # whether ``libibverbs`` is found; None if unknown
+    plugins: tuple[str, ...] = ()  # NCCL's network plugins that the loader finds
+    plugins_elsewhere: tuple[str, ...] = ()  # plugins installed outside the loader's search path

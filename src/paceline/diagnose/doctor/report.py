@@ -14,15 +14,10 @@ from paceline.errors import Finding, status_of
 
 @dataclass(frozen=True)
 class Report:
-    """The result of an examination.
+    """The result of an examination."""
 
-    Attributes:
-        findings: Faults and possible improvements, errors first.
-        facts: The machine.
-    """
-
-    findings: list[Finding]
-    facts: Facts
+    findings: list[Finding]  # faults and possible improvements, errors first
+    facts: Facts  # the machine
 
     @property
     def exit_status(self) -> int:

@@ -15,18 +15,14 @@ _NO_FAULTS = ("no-error-in-log", "data-bound", "communication-bound")
 
 @dataclass(frozen=True)
 class Answer:
-    """The explanation of a text.
+    """The explanation of a text."""
 
-    Attributes:
-        findings: The likely cause, followed by its consequences and by alternatives.
-        counts: Number of lines for each finding name.
-        tail: The last lines of the first rank that failed, if the text does not show the cause.
-        headings: By finding name, the heading above findings that do not follow from the first.
-    """
-
+    # the likely cause, followed by its consequences and by alternatives
     findings: tuple[Finding, ...]
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)  # number of lines for each finding name
+    # the last lines of the first rank that failed, if the text does not show the cause
     tail: tuple[str, ...] = ()
+    # by finding name, the heading above findings that do not follow from the first
     headings: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -28,41 +28,23 @@ _REACH = 12  # maximum lines of an exception's message
 
 @dataclass(frozen=True)
 class Candidate:
-    """A fault that may explain the text.
+    """A fault that may explain the text."""
 
-    Attributes:
-        name: Name of the finding.
-        tier: How directly the text points to the cause.
-        number: Line number of the first occurrence.
-        what: The fault in one sentence.
-        where: The place, empty if unknown.
-        evidence: Quoted lines.
-        why: Why it matters.
-        fix: A line to paste, or what to change.
-        count: Number of lines that mention it.
-        key: Key of the signature.
-        source: Source of the line, such as a rank's label.
-        last: Line number of the last occurrence; the default means unknown.
-        severity: Severity if it ranks first.
-        survived: Whether training continued after it.
-        others: Number of other ranks with the same fault.
-    """
-
-    name: str
-    tier: Tier
-    number: int
-    what: str
-    where: str = ""
-    evidence: tuple[str, ...] = ()
-    why: str = ""
-    fix: str = ""
-    count: int = 1
-    key: str = ""
-    source: str = ""
-    last: int = 1 << 62
-    severity: str = "error"
-    survived: bool = False
-    others: int = 0
+    name: str  # name of the finding
+    tier: Tier  # how directly the text points to the cause
+    number: int  # line number of the first occurrence
+    what: str  # the fault in one sentence
+    where: str = ""  # the place, empty if unknown
+    evidence: tuple[str, ...] = ()  # quoted lines
+    why: str = ""  # why it matters
+    fix: str = ""  # a line to paste, or what to change
+    count: int = 1  # number of lines that mention it
+    key: str = ""  # key of the signature
+    source: str = ""  # source of the line, such as a rank's label
+    last: int = 1 << 62  # line number of the last occurrence; the default means unknown
+    severity: str = "error"  # severity if it ranks first
+    survived: bool = False  # whether training continued after it
+    others: int = 0  # number of other ranks with the same fault
 
 
 def changed(

@@ -35,21 +35,13 @@ LOST_PEER = ("peer-rank-died", "collective-timeout")
 
 @dataclass(frozen=True)
 class Consequence:
-    """Faults that follow from another one.
+    """Faults that follow from another one."""
 
-    Attributes:
-        causes: Names of the faults that explain them.
-        least: Lowest tier of a cause.
-        needs_place: Whether the text must show the place of the cause.
-        names: Names of the consequences.
-        tier: New tier of the consequences.
-    """
-
-    causes: tuple[str, ...]
-    least: Tier
-    names: tuple[str, ...]
-    tier: Tier
-    needs_place: bool = False
+    causes: tuple[str, ...]  # names of the faults that explain them
+    least: Tier  # lowest tier of a cause
+    names: tuple[str, ...]  # names of the consequences
+    tier: Tier  # new tier of the consequences
+    needs_place: bool = False  # whether the text must show the place of the cause
 
     def explained_by(self, candidate: Candidate) -> bool:
         """Return whether a candidate explains these faults."""

@@ -59,32 +59,22 @@ class Match:
 
 @dataclass
 class Scanned:
-    """The scanned content of a text.
+    """The scanned content of a text."""
 
-    Attributes:
-        matches: Matched signatures, in the order of the text.
-        tracebacks: Exceptions and stacks.
-        counts: Number of matches by signature key.
-        reported: Findings that paceline itself printed, with their line numbers.
-        errors: Lines that mention any error.
-        tails: The last lines of each source.
-        last: The last lines of the text.
-        ranks: Ranks in the labels of lines.
-        num_lines: Number of lines that are not blank.
-        report_end: Last line number of paceline's final report, which covers all before it.
-        lasts: By signature key, the last line number that was not examined.
-    """
-
+    # matched signatures, in the order of the text
     matches: list[Match] = field(default_factory=list)
-    tracebacks: Tracebacks = field(default_factory=Tracebacks)
-    counts: Counter[str] = field(default_factory=Counter)
+    tracebacks: Tracebacks = field(default_factory=Tracebacks)  # exceptions and stacks
+    counts: Counter[str] = field(default_factory=Counter)  # number of matches by signature key
+    # findings that paceline itself printed, with their line numbers
     reported: list[tuple[int, Finding]] = field(default_factory=list)
-    errors: list[Line] = field(default_factory=list)
-    tails: dict[str, deque[Line]] = field(default_factory=dict)
+    errors: list[Line] = field(default_factory=list)  # lines that mention any error
+    tails: dict[str, deque[Line]] = field(default_factory=dict)  # the last lines of each source
+    # the last lines of the text
     last: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
-    ranks: set[str] = field(default_factory=set)
-    num_lines: int = 0
-    report_end: int = -1
+    ranks: set[str] = field(default_factory=set)  # ranks in the labels of lines
+    num_lines: int = 0  # number of lines that are not blank
+    report_end: int = -1  # last line number of paceline's final report, which covers all before it
+    # by signature key, the last line number that was not examined
     lasts: dict[str, int] = field(default_factory=dict)
 
     def of(self, key: str) -> list[Match]:

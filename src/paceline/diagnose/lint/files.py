@@ -30,17 +30,11 @@ _OTHER_SCHEDULERS = {
 
 @dataclass(frozen=True)
 class Source:
-    """A file that was read.
+    """A file that was read."""
 
-    Attributes:
-        name: Its path as typed.
-        text: Its content.
-        finding: Why it could not be read, or None.
-    """
-
-    name: str
-    text: str = ""
-    finding: Finding | None = None
+    name: str  # its path as typed
+    text: str = ""  # its content
+    finding: Finding | None = None  # why it could not be read, or None
 
 
 def read(name: str) -> Source:

@@ -18,79 +18,52 @@ CONSTANT, ARGUMENT, VARIABLE, ALL_GPUS, ALL_CPUS = (
 
 @dataclass(frozen=True)
 class Number:
-    """The source of a number in a script, as far as the script alone shows it.
+    """The source of a number in a script, as far as the script alone shows it."""
 
-    Attributes:
-        kind: One of the constants above.
-        value: The number, or the default of an argument; None without one.
-        names: The forms of the argument (``--num-workers``), or the name of the variable.
-    """
-
-    kind: str
-    value: int | None = None
+    kind: str  # one of the constants above
+    value: int | None = None  # the number, or the default of an argument; None without one
+    # the forms of the argument (``--num-workers``), or the name of the variable
     names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Place:
-    """A line of a script.
+    """A line of a script."""
 
-    Attributes:
-        line: Its number.
-        text: Its text.
-    """
-
-    line: int
-    text: str
+    line: int  # its number
+    text: str  # its text
 
 
 @dataclass(frozen=True)
 class Runner:
-    """A Trainer or Fabric of Lightning.
+    """A Trainer or Fabric of Lightning."""
 
-    Attributes:
-        title: ``Trainer`` or ``Fabric``.
-        devices: Processes on each node; None if not known.
-        num_nodes: Nodes; None if not known.
-        single: True if it creates no process group for one device on one node.
-        at: Where it is created.
-    """
-
-    title: str
-    devices: Number | None
-    num_nodes: Number | None
-    single: bool
-    at: Place
+    title: str  # ``Trainer`` or ``Fabric``
+    devices: Number | None  # processes on each node; None if not known
+    num_nodes: Number | None  # nodes; None if not known
+    single: bool  # True if it creates no process group for one device on one node
+    at: Place  # where it is created
 
 
 @dataclass(frozen=True)
 class Program:
-    """The certain expectations of a script about its job.
+    """The certain expectations of a script about its job."""
 
-    Attributes:
-        name: The path of the script.
-        runner: The Trainer or Fabric, if the script creates only equal ones.
-        lightning: True if the script uses Lightning, also if ``runner`` is None.
-        workers: The largest known number of loader workers, and where.
-        needs_ranks: Where the script reads its rank from a launcher's variables, and fails without
-            them.
-        adopts_ranks: Where it reads its rank from a launcher's variables, and trains alone without
-            them.
-        spawns: Where the script starts the processes of a node itself, and how many.
-        port: The port by which the script replaces the launcher's, and where.
-        address: The local address by which the script replaces the launcher's, and where.
-        selects: Whether the ``global`` or the ``local`` rank selects the GPU, and where.
-        downloads: Where every rank downloads into the same folder.
-    """
-
-    name: str
-    runner: Runner | None = None
-    lightning: bool = False
+    name: str  # the path of the script
+    runner: Runner | None = None  # the Trainer or Fabric, if the script creates only equal ones
+    lightning: bool = False  # True if the script uses Lightning, also if ``runner`` is None
+    # the largest known number of loader workers, and where
     workers: tuple[Number, Place] | None = None
+    # where the script reads its rank from a launcher's variables, and fails without them
     needs_ranks: Place | None = None
+    # where it reads its rank from a launcher's variables, and trains alone without them
     adopts_ranks: Place | None = None
+    # where the script starts the processes of a node itself, and how many
     spawns: tuple[Number, Place] | None = None
+    # the port by which the script replaces the launcher's, and where
     port: tuple[str, Place] | None = None
+    # the local address by which the script replaces the launcher's, and where
     address: tuple[str, Place] | None = None
+    # whether the ``global`` or the ``local`` rank selects the GPU, and where
     selects: tuple[str, Place] | None = None
-    downloads: Place | None = None
+    downloads: Place | None = None  # where every rank downloads into the same folder

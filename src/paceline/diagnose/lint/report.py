@@ -14,19 +14,12 @@ from paceline.errors import EXIT_MISUSE, SEVERITIES, Finding, status_of
 
 @dataclass(frozen=True)
 class CheckedFile:
-    """The findings of one file.
+    """The findings of one file."""
 
-    Attributes:
-        name: Its path as typed.
-        findings: Its findings.
-        unreadable: True if it could not be read.
-        program: What a training script expects of its job.
-    """
-
-    name: str
-    findings: tuple[Finding, ...]
-    unreadable: bool = False
-    program: Program | None = None
+    name: str  # its path as typed
+    findings: tuple[Finding, ...]  # its findings
+    unreadable: bool = False  # True if it could not be read
+    program: Program | None = None  # what a training script expects of its job
 
     @property
     def sorted_findings(self) -> list[Finding]:
@@ -36,13 +29,9 @@ class CheckedFile:
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of all files.
+    """The findings of all files."""
 
-    Attributes:
-        files: The files in the order of the command line.
-    """
-
-    files: tuple[CheckedFile, ...] = field(default=())
+    files: tuple[CheckedFile, ...] = field(default=())  # the files in the order of the command line
 
     @property
     def findings(self) -> list[Finding]:

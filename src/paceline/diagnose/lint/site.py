@@ -18,19 +18,12 @@ _SETTING = re.compile(r"(\w+)=(\S+)")
 
 @dataclass(frozen=True)
 class Site:
-    """What ``slurm.conf`` shows about requests.
+    """What ``slurm.conf`` shows about requests."""
 
-    Attributes:
-        limits_memory: True if a job without a memory request is limited to a default.
-        binds_gpus: True if a job only gets the GPUs that it requests.
-        whole_nodes: Partitions that allocate whole nodes.
-        partition: The default partition.
-    """
-
-    limits_memory: bool = False
-    binds_gpus: bool = False
-    whole_nodes: frozenset[str] = frozenset()
-    partition: str = ""
+    limits_memory: bool = False  # True if a job without a memory request is limited to a default
+    binds_gpus: bool = False  # True if a job only gets the GPUs that it requests
+    whole_nodes: frozenset[str] = frozenset()  # partitions that allocate whole nodes
+    partition: str = ""  # the default partition
 
 
 def here() -> Site:

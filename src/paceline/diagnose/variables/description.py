@@ -29,18 +29,12 @@ VALUES_OF_KIND = {
 
 @dataclass(frozen=True)
 class Description:
-    """What ``paceline explain NAME`` prints about a variable.
+    """What ``paceline explain NAME`` prints about a variable."""
 
-    Attributes:
-        name: The variable.
-        is_read: Whether the newest version of a library reads it.
-        what: One sentence.
-        facts: Further facts, each with its name: ``("default", "4194304")``.
-    """
-
-    name: str
-    is_read: bool
-    what: str
+    name: str  # the variable
+    is_read: bool  # whether the newest version of a library reads it
+    what: str  # one sentence
+    # further facts, each with its name: ``("default", "4194304")``
     facts: tuple[tuple[str, str], ...] = ()
 
     def to_json(self) -> dict[str, object]:

@@ -9,19 +9,12 @@ from functools import cache
 
 @dataclass(frozen=True)
 class Folklore:
-    """A name that is often set in vain.
+    """A name that is often set in vain."""
 
-    Attributes:
-        names: The most frequent names.
-        pattern: Regular expression that matches all such names in full.
-        instead: A line to paste, or an action, with the effect that the name promises.
-        why: What happens to the variable.
-    """
-
-    names: tuple[str, ...]
-    pattern: str
-    instead: str
-    why: str = "it is silently ignored"
+    names: tuple[str, ...]  # the most frequent names
+    pattern: str  # regular expression that matches all such names in full
+    instead: str  # a line to paste, or an action, with the effect that the name promises
+    why: str = "it is silently ignored"  # what happens to the variable
 
 
 TIMEOUT = (

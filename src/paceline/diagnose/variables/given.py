@@ -14,17 +14,11 @@ TORCH_TRUE = ("1", "y", "yes", "t", "true")
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a script, a shell or a machine.
+    """The settings of a script, a shell or a machine."""
 
-    Attributes:
-        by_name: The settings.
-        versions: The known versions of libraries.
-        num_nodes: The number of nodes of the job, None if unknown.
-    """
-
-    by_name: Mapping[str, Setting]
-    versions: Mapping[str, str]
-    num_nodes: int | None = None
+    by_name: Mapping[str, Setting]  # the settings
+    versions: Mapping[str, str]  # the known versions of libraries
+    num_nodes: int | None = None  # the number of nodes of the job, None if unknown
 
     def has(self, name: str) -> bool:
         """Whether a variable has a value."""

@@ -76,17 +76,11 @@ INTERFACE = re.compile(r"ib\d+|eth\d*|eno\d+\w*|ens\d+\w*|enp\w+|hsn\d*|bond\d+|
 
 @dataclass(frozen=True)
 class Choice:
-    """One entry of NCCL_ALGO or NCCL_PROTO, such as ``allreduce:tree,ring`` or ``^tree``.
+    """One entry of NCCL_ALGO or NCCL_PROTO, such as ``allreduce:tree,ring`` or ``^tree``."""
 
-    Attributes:
-        function: The collective to which it applies; empty for all.
-        excluded: Whether the names are excluded.
-        names: The algorithms or protocols, in lower case.
-    """
-
-    function: str
-    excluded: bool
-    names: tuple[str, ...]
+    function: str  # the collective to which it applies; empty for all
+    excluded: bool  # whether the names are excluded
+    names: tuple[str, ...]  # the algorithms or protocols, in lower case
 
 
 def parse_choices(value: str) -> list[Choice]:
@@ -105,19 +99,12 @@ def parse_choices(value: str) -> list[Choice]:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault in a value.
+    """A fault in a value."""
 
-    Attributes:
-        text: The fault, as the end of a sentence that begins with the setting.
-        fix: What to write instead.
-        why: The consequence.
-        severity: Its severity.
-    """
-
-    text: str
-    fix: str
-    why: str
-    severity: str = "warning"
+    text: str  # the fault, as the end of a sentence that begins with the setting
+    fix: str  # what to write instead
+    why: str  # the consequence
+    severity: str = "warning"  # its severity
 
 
 def algorithms(setting: Setting, versions: Mapping[str, str]) -> Fault | None:

@@ -16,23 +16,14 @@ LIBRARIES = {"nccl": "NCCL", "torch": "torch"}
 
 @dataclass(frozen=True)
 class Renamed:
-    """A variable that has a new name.
+    """A variable that has a new name."""
 
-    Attributes:
-        new: The new name.
-        library: The library that reads it, ``"nccl"`` or ``"torch"``.
-        since: The first version that reads the new name.
-        works: Whether the old name is still read.
-        remark: Other changes.
-        announced: Whether the old name is reported for an unknown version too; not where both names
-            are common.
-    """
-
-    new: str
-    library: str
-    since: str
-    works: bool = True
-    remark: str = ""
+    new: str  # the new name
+    library: str  # the library that reads it, ``"nccl"`` or ``"torch"``
+    since: str  # the first version that reads the new name
+    works: bool = True  # whether the old name is still read
+    remark: str = ""  # other changes
+    # whether the old name is reported for an unknown version too; not where both names are common
     announced: bool = True
 
 

@@ -13,17 +13,11 @@ LONGEST = 120
 
 @dataclass(frozen=True)
 class Setting:
-    """A variable with a value.
+    """A variable with a value."""
 
-    Attributes:
-        name: Its name.
-        value: Its value, or the text of a script that becomes its value (``$PORT``).
-        where: The place: a file and line, or the variable's own name.
-    """
-
-    name: str
-    value: str
-    where: str
+    name: str  # its name
+    value: str  # its value, or the text of a script that becomes its value (``$PORT``)
+    where: str  # the place: a file and line, or the variable's own name
 
     @property
     def text(self) -> str:

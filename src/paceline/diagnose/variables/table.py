@@ -21,35 +21,22 @@ from paceline.diagnose.variables.versions import newest
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable that a library reads, or once read.
+    """A variable that a library reads, or once read."""
 
-    Attributes:
-        name: Its name.
-        library: The library that reads it: ``"nccl"``, ``"torch"`` or another name.
-        since: The first version that is known to read it; empty if older than the versions of the
-            table.
-        until: The last version that read it; empty if the newest still does.
-        kind: Type of its value: ``flag``, ``number``, ``size``, ``level``, ``choice``, ``bool`` and
-            so on; empty if any value may be right.
-        default: Its default.
-        meaning: One line.
-        values: The valid words, for a ``choice``.
-        low: The least valid number, None without a limit.
-        high: The greatest valid number, None without a limit.
-        fatal: Whether an invalid value ends the program.
-    """
-
-    name: str
-    library: str
+    name: str  # its name
+    library: str  # the library that reads it: ``"nccl"``, ``"torch"`` or another name
+    # the first version that is known to read it; empty if older than the versions of the table
     since: str = ""
-    until: str = ""
+    until: str = ""  # the last version that read it; empty if the newest still does
+    # type of its value: ``flag``, ``number``, ``size``, ``level``, ``choice``, ``bool`` and so on;
+    # empty if any value may be right
     kind: str = ""
-    default: str = ""
-    meaning: str = ""
-    values: tuple[str, ...] = ()
-    low: int | None = None
-    high: int | None = None
-    fatal: bool = False
+    default: str = ""  # its default
+    meaning: str = ""  # one line
+    values: tuple[str, ...] = ()  # the valid words, for a ``choice``
+    low: int | None = None  # the least valid number, None without a limit
+    high: int | None = None  # the greatest valid number, None without a limit
+    fatal: bool = False  # whether an invalid value ends the program
 
 
 @cache

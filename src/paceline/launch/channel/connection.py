@@ -32,21 +32,14 @@ _KEY_TIMEOUT = timedelta(seconds=30)
 
 @dataclass(eq=False)
 class Operation:
-    """One operation on the store.
+    """One operation on the store."""
 
-    Attributes:
-        action: Takes the store's client and returns the result.
-        is_write: Whether the operation is kept until it has been carried out.
-        done: Set when the operation has been carried out, or when the connection of a read failed.
-        result: The result of ``action``; None if it was not carried out.
-        begun_s: When the operation was sent to the store.
-    """
-
-    action: Callable[[Any], Any]
-    is_write: bool
+    action: Callable[[Any], Any]  # takes the store's client and returns the result
+    is_write: bool  # whether the operation is kept until it has been carried out
+    # set when the operation has been carried out, or when the connection of a read failed
     done: threading.Event = field(default_factory=threading.Event)
-    result: Any = None
-    begun_s: float = 0.0
+    result: Any = None  # the result of ``action``; None if it was not carried out
+    begun_s: float = 0.0  # when the operation was sent to the store
 
 
 class Channel:

@@ -45,36 +45,24 @@ _UNREACHABLE = {2: ((3, 0), (3, 1)), 3: ((1, 0), (1, 3))}
 
 @dataclass(frozen=True)
 class ConnectionProbe:
-    """The result of one connection probe.
+    """The result of one connection probe."""
 
-    Attributes:
-        kind: ``open``, ``refused`` (a reset: nothing listens), ``rejected`` (an ICMP error: a
-            firewall), ``dropped`` (silence, but the host answers elsewhere), ``silent`` (the host
-            does not answer at all), ``no-route`` or ``unresolved``.
-        address: Numeric address that was tried; empty if the name did not resolve.
-        detail: What the network answered, in words; may be empty.
-    """
-
+    # ``open``, ``refused`` (a reset: nothing listens), ``rejected`` (an ICMP error: a firewall),
+    # ``dropped`` (silence, but the host answers elsewhere), ``silent`` (the host does not answer at
+    # all), ``no-route`` or ``unresolved``
     kind: str
-    address: str = ""
-    detail: str = ""
+    address: str = ""  # numeric address that was tried; empty if the name did not resolve
+    detail: str = ""  # what the network answered, in words; may be empty
 
 
 @dataclass(frozen=True)
 class Icmp:
-    """An ICMP error that the kernel kept for a socket.
+    """An ICMP error that the kernel kept for a socket."""
 
-    Attributes:
-        origin: 2 for ICMP, 3 for ICMPv6.
-        kind: ICMP's type.
-        code: ICMP's code.
-        sender: Address of the sender; this host itself if the neighbour does not answer.
-    """
-
-    origin: int
-    kind: int
-    code: int
-    sender: str
+    origin: int  # 2 for ICMP, 3 for ICMPv6
+    kind: int  # ICMP's type
+    code: int  # ICMP's code
+    sender: str  # address of the sender; this host itself if the neighbour does not answer
 
 
 def probe_port(name: str, port: int) -> ConnectionProbe:

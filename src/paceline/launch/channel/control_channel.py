@@ -9,6 +9,7 @@ main path for long, and a network that was cut and came back does no harm (``con
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -22,9 +23,9 @@ from paceline.launch.channel import liveness
 from paceline.launch.channel.connection import Channel, Operation
 from paceline.launch.channel.heartbeats import Heartbeats, write_beat
 from paceline.launch.channel.remote import Remote
-from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.channel.silence_watch import CLOSED_S, SilenceWatch
 from paceline.launch.channel.surroundings import Surroundings
+from paceline.machine.signed_store import SignedStore
 
 # Once a heartbeat is this late, check whether its launcher's connection is closed.
 _LATE_S = 1.5
@@ -86,7 +87,7 @@ class ControlChannel:
         self._steps = 0
         self._beat: Operation | None = None
         self._published = ""
-        self._num_updates = 0
+        self._updates = itertools.count(1)  # of all kinds; several threads tell
         self._news: dict[str, bytes] = {}  # the last change that ``hear`` has returned, by kind
         self._without_clock = set(range(1, num_nodes)) if node == 0 else set()
         self._stop = threading.Event()
@@ -133,9 +134,8 @@ class ControlChannel:
     def tell(self, kind: str, content: Any) -> None:
         """Publish a new value of a kind over the old one; the head's next ``hear`` returns it."""
         self.post(kind, content)
-        self._num_updates += 1
         # Any change of this value is news. It is not a counter: counters cannot be signed.
-        self._write(self._key(f"{kind}-news"), f"{self.node} {self._num_updates}")
+        self._write(self._key(f"{kind}-news"), f"{self.node} {next(self._updates)}")
 
     def hear(self, kind: str) -> dict[int, Any]:
         """Return the values of all nodes by node rank, if any has changed since the last call.

@@ -18,21 +18,15 @@ _MOST_LATE_S = 2.0
 
 @dataclass
 class NodeRecord:
-    """The last heartbeat of one node, and what else is known about the node.
+    """The last heartbeat of one node, and what else is known about the node."""
 
-    Attributes:
-        beat: Its last heartbeat: a counter, the launcher's name, and how many steps its ranks made.
-        since_s: When the heartbeat arrived, on the clock of this module.
-        wall_s: When the heartbeat arrived, on the machine's clock.
-        is_closed: Whether the connection of its launcher is closed.
-        state: The scheduler's state of the node; empty if unknown.
-    """
-
+    # its last heartbeat: a counter, the launcher's name, and how many steps its ranks made
     beat: bytes = b""
-    since_s: float = 0.0
+    since_s: float = 0.0  # when the heartbeat arrived, on the clock of this module
+    # when the heartbeat arrived, on the machine's clock
     wall_s: float = field(default_factory=time.time)
-    is_closed: bool = False
-    state: str = ""
+    is_closed: bool = False  # whether the connection of its launcher is closed
+    state: str = ""  # the scheduler's state of the node; empty if unknown
 
     @property
     def launcher(self) -> str:

@@ -16,8 +16,8 @@ import time
 from typing import Any
 
 from paceline.launch.channel.reachability import public_form
-from paceline.launch.channel.signed_store import SignedStore
 from paceline.machine import host
+from paceline.machine.signed_store import SignedStore
 
 # Raw keys, outside every prefix, because a launcher lives through all attempts of a run.
 _PORT = "paceline/liveness"

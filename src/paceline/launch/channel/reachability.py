@@ -68,17 +68,11 @@ def public_form(token: str) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of trying one address.
+    """The result of trying one address."""
 
-    Attributes:
-        ok: Whether the intended node has answered.
-        ahead_s: How far this node's clock is ahead of that node's clock, in seconds.
-        trip_s: How long the answer took, in seconds.
-    """
-
-    ok: bool
-    ahead_s: float = 0.0
-    trip_s: float = 0.0
+    ok: bool  # whether the intended node has answered
+    ahead_s: float = 0.0  # how far this node's clock is ahead of that node's clock, in seconds
+    trip_s: float = 0.0  # how long the answer took, in seconds
 
 
 def try_all(

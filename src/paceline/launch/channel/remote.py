@@ -9,28 +9,19 @@ from paceline.launch.channel.silence import Loss
 
 @dataclass
 class Remote:
-    """What is known about the other nodes.
+    """What is known about the other nodes."""
 
-    Attributes:
-        failed: Whether some node's ranks have failed in this attempt.
-        look: Number of the last look at the ranks' places that a node has asked for.
-        hurry: Whether a repeated signal asks to end the remaining ranks at once.
-        stop: The signal that some node's launcher received; all nodes end with it. 0 for none.
-        lost: Ranks of lost nodes.
-        losses: Why each of them is lost, by node rank.
-        silent: Hosts of nodes that were named as silent and may come back, by node rank.
-        store_loss: Why the host of the run's store is lost; None if it is not.
-        store_silent: Whether the host of the store was named as silent and may come back.
-    """
-
-    failed: bool = False
-    look: int = 0
-    hurry: bool = False
+    failed: bool = False  # whether some node's ranks have failed in this attempt
+    look: int = 0  # number of the last look at the ranks' places that a node has asked for
+    hurry: bool = False  # whether a repeated signal asks to end the remaining ranks at once
+    # the signal that some node's launcher received; all nodes end with it. 0 for none.
     stop: int = 0
-    lost: set[int] = field(default_factory=set)
-    losses: dict[int, Loss] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)  # ranks of lost nodes
+    losses: dict[int, Loss] = field(default_factory=dict)  # why each of them is lost, by node rank
+    # hosts of nodes that were named as silent and may come back, by node rank
     silent: dict[int, str] = field(default_factory=dict)
-    store_loss: Loss | None = None
+    store_loss: Loss | None = None  # why the host of the run's store is lost; None if it is not
+    # whether the host of the store was named as silent and may come back
     store_silent: bool = False
 
     @property

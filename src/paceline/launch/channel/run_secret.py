@@ -20,8 +20,8 @@ from typing import Any
 from paceline import env
 from paceline.errors import Finding, Notice, RunError, SetupError
 from paceline.launch.channel.reachability import public_form
-from paceline.launch.channel.signing import Message, Signing, sign, verify
 from paceline.launch.plan.options import Options
+from paceline.machine.signing import Message, Signing, sign, verify
 from paceline.rundir.files import read_secret, write_secret
 
 GIVEN, SHARED = "given", "shared"

@@ -21,35 +21,23 @@ class NodeLost(Exception):
 
 @dataclass(frozen=True)
 class Silence:
-    """What is known about a silent node.
+    """What is known about a silent node."""
 
-    Attributes:
-        silent_s: Seconds since its last heartbeat.
-        stepless_s: Seconds since ranks made a step on any node that can be heard, or since the
-            start.
-        is_closed: Whether its host closed its launcher's connection after the last heartbeat.
-        state: The scheduler's state of the node; empty without a scheduler.
-    """
-
-    silent_s: float
+    silent_s: float  # seconds since its last heartbeat
+    # seconds since ranks made a step on any node that can be heard, or since the start
     stepless_s: float
+    # whether its host closed its launcher's connection after the last heartbeat
     is_closed: bool = False
-    state: str = ""
+    state: str = ""  # the scheduler's state of the node; empty without a scheduler
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A lost node, or the lost host of the run's store.
+    """A lost node, or the lost host of the run's store."""
 
-    Attributes:
-        host: Its host; empty if unknown.
-        reason: ``CLOSED``, ``REFUSED``, ``DOWN`` or ``SILENT``.
-        silent_s: How long it was silent, in seconds.
-    """
-
-    host: str = ""
-    reason: str = SILENT
-    silent_s: float = 0.0
+    host: str = ""  # its host; empty if unknown
+    reason: str = SILENT  # ``CLOSED``, ``REFUSED``, ``DOWN`` or ``SILENT``
+    silent_s: float = 0.0  # how long it was silent, in seconds
 
     def to_json(self) -> list[Any]:
         """Return the loss as plain data."""
@@ -81,15 +69,10 @@ def is_down(state: str) -> bool:
 
 @dataclass
 class Silences:
-    """The successive silences of one node, or of the host of the run's store.
+    """The successive silences of one node, or of the host of the run's store."""
 
-    Attributes:
-        began_s: When the current silence began; None if there is none.
-        notice_after_s: How long the next silence lasts before a notice, in seconds; None before
-            the first silence.
-    """
-
-    began_s: float | None = None
+    began_s: float | None = None  # when the current silence began; None if there is none
+    # how long the next silence lasts before a notice, in seconds; None before the first silence
     notice_after_s: float | None = None
 
     def is_news(self, silent_s: float, *, default_s: float) -> bool:

@@ -13,6 +13,7 @@ import atexit
 import builtins
 import contextlib
 import faulthandler
+import functools
 import io
 import json
 import os
@@ -31,7 +32,7 @@ from typing import Any, NoReturn, TextIO
 import paceline
 from paceline import counters, env
 from paceline.errors import EXIT_UNFINISHED, PacelineError
-from paceline.launch.in_rank import gloo_workaround, rank_files, store_token_check
+from paceline.launch.in_rank import default_group, rank_files, store_token_check
 from paceline.launch.in_rank.import_hook import when_imported
 from paceline.launch.in_rank.rank_files import VARIABLE
 from paceline.launch.plan.early_variables import Lateness
@@ -43,11 +44,15 @@ from paceline.launch.probe import (
     probe,
     stack_responder,
 )
-from paceline.machine import system
+from paceline.machine import own_process, system
 from paceline.rundir.files import write_whole
+from paceline.text.wording import ends_of, shorten_middle
 
 # Exceptions in threads that are recorded: the threads of a pool may all fail in the same way.
 _MOST_THREADS = 3
+# Of a recursion, a chain of exceptions, or a message with data in it: what is recorded. The
+# launcher reads it several times, and sends it to other nodes; the log has all of it.
+_MOST_FRAMES, _MOST_TEXT, _MOST_MESSAGE = 200, 1 << 17, 1 << 14
 _TORCHS_HANDLER = "torch.distributed.elastic.multiprocessing.errors"
 _OWN = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
 # Streams, files and the launcher's __main__, which must live as long as the process.
@@ -119,7 +124,8 @@ def execute(task: RankTask) -> NoReturn:
         for handle in (task.pulse, task.crash, task.stacks, task.report):
             if handle >= 0:
                 os.set_inheritable(handle, True)
-        command = [task.python, "-u", "-m", "paceline.launch.in_rank.rank_entry"]
+        command = own_process.command(module=__name__, python=task.python)
+        command.insert(1, "-u")
     elif task.kind == PROGRAM:
         command = [task.target, *task.args]
     else:
@@ -214,7 +220,7 @@ def _reach_into_torch(task: RankTask, slot: memoryview[int]) -> None:
         )
     if os.environ.get(env.RUN_TOKEN):
         store_token_check.install()
-    gloo_workaround.install()
+    default_group.install()
     probe.tie_workers()
     if task.numa_binding:
         _bind(task)
@@ -330,7 +336,7 @@ def record(task: RankTask, error: BaseException) -> None:
         return
     content = {
         "message": {
-            "message": f"{type(error).__name__}: {error}",
+            "message": f"{type(error).__name__}: {ours['message']}",
             "extraInfo": {
                 "py_callstack": ours["traceback"],
                 "timestamp": str(ours["time_ns"] // 10**9),
@@ -366,11 +372,13 @@ def _describe(error: BaseException) -> dict[str, Any]:
     return {
         "type": type(error).__name__,
         "module": type(error).__module__,
-        "message": str(error),
+        "message": shorten_middle(str(error), _MOST_MESSAGE),
         "time_ns": time.time_ns(),
         "rank": int(os.environ.get(env.RANK, "-1")),
         "host": socket.gethostname(),
-        "traceback": "".join(traceback.format_exception(type(error), error, trace)),
+        "traceback": shorten_middle(
+            "".join(traceback.format_exception(type(error), error, trace)), _MOST_TEXT
+        ),
         "frames": (
             [
                 {
@@ -380,7 +388,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
                     "code": f.line or "",
                     "user": is_users(f.filename),
                 }
-                for f in traceback.extract_tb(trace)
+                for f in ends_of(traceback.extract_tb(trace), _MOST_FRAMES)
             ]
             + _syntax_place(error)
         ),
@@ -431,6 +439,7 @@ _LIBRARIES = tuple(
 )
 
 
+@functools.lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
     """Return whether a file is the user's: not of Python, an installed package or paceline."""
     if file.startswith("<"):

@@ -22,17 +22,12 @@ FAILURE, THREAD, VARIABLE = "failure", "thread", "variable"
 
 @dataclass(frozen=True)
 class RankFiles:
-    """The files of one rank in one attempt.
+    """The files of one rank in one attempt."""
 
-    Attributes:
-        crash: Descriptor that faulthandler writes to when the rank crashes in native code.
-        stacks: Descriptor that faulthandler writes to when the launcher asks for stacks.
-        report: Descriptor that the worker entry writes to, a JSON line for each exception or
-            variable set too late.
-    """
-
-    crash: int
-    stacks: int
+    crash: int  # descriptor that faulthandler writes to when the rank crashes in native code
+    stacks: int  # descriptor that faulthandler writes to when the launcher asks for stacks
+    # descriptor that the worker entry writes to, a JSON line for each exception or variable set too
+    # late
     report: int
 
     @classmethod

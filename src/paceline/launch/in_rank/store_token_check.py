@@ -1,8 +1,12 @@
 """Check the store's token: a rank that connects to the store of another run reports it and ends.
 
 Every run has a token. The launcher of the head writes it, with the run's name, to the store
-of the rendezvous. Each rank knows the token of its run. The token is the prefix of all keys that
-ranks write, so the keys of two runs never mix.
+of the rendezvous. Each rank knows the token of its run.
+
+Ranks write all keys below one that only their run can name, so the keys of two runs never mix: a
+digest of the ranks' secret, or the token where they have none. The launcher writes that key too.
+What others write under the run's name is only read to tell whose store it is, if that key is
+missing.
 """
 
 from __future__ import annotations
@@ -15,12 +19,15 @@ from typing import Any
 
 from paceline import env
 from paceline.errors import Finding, RunError
+from paceline.launch.in_rank import default_group
+from paceline.machine.signing import derive
 
 # Raw key without a prefix, so that every client can read it.
 IDENTITY_KEY = "paceline/run"
 # The head writes the token right after it has opened the store; a rank of another node may connect
 # before that.
 _PATIENCE_S = 5.0
+_OTHERS_S = 1.0  # the same if the store names another run, which a stranger may have written
 _FIELDS = {"token", "run_id", "script", "user", "host", "pid"}
 
 
@@ -33,29 +40,45 @@ def install() -> None:
         return
 
     @functools.wraps(create)
-    def checked(hostname: str, port: int, rank: int, *args: Any, **kwargs: Any) -> Any:
+    def checked(
+        hostname: str, port: int, rank: int, world_size: int, *args: Any, **kwargs: Any
+    ) -> Any:
         token = env.read(env.RUN_TOKEN)
         if token is None or env.read(env.USE_AGENT_STORE) != "True":
-            return create(hostname, port, rank, *args, **kwargs)
+            return create(hostname, port, rank, world_size, *args, **kwargs)
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-        store = create(hostname, port, rank, *args, **kwargs)
-        _require_token(store, token, place=f"{hostname}:{port}")
-        # The attempt is part of the prefix because the store outlives a restart, and still holds
-        # the addresses of the ranks of the previous attempt.
-        return PrefixStore(f"paceline/{token}/{env.read(env.RESTART_COUNT) or 0}", store)
+        store = create(hostname, port, rank, world_size, *args, **kwargs)
+        own = own_key(env.read(env.STORE_SECRET) or "", token)
+        _require_own(store, own, token, place=f"{hostname}:{port}")
+        # The attempt and the group are part of the prefix because the store outlives both, and
+        # still holds the addresses at which the ranks met before.
+        attempt = env.read(env.RESTART_COUNT) or 0
+        group = f"{world_size}.{default_group.num_ended(rank, world_size)}"
+        return PrefixStore(f"{own}/{attempt}/{group}", store)
 
     rendezvous._create_c10d_store = checked
 
 
-def _require_token(store: Any, token: str, *, place: str) -> None:
+def own_key(secret: str, token: str) -> str:
+    """Return the key below which the ranks of a run write, and which its launcher writes.
+
+    Args:
+        secret: The ranks' secret; empty for a run without one.
+        token: The run's token.
+    """
+    return f"paceline/{derive(secret.encode(), 'keys') if secret else token}"
+
+
+def _require_own(store: Any, own: str, token: str, *, place: str) -> None:
     raw = _underlying(store)
-    deadline = time.monotonic() + _PATIENCE_S
-    while not raw.check([IDENTITY_KEY]) and time.monotonic() < deadline:
+    begun = time.monotonic()
+    while not raw.check([own]):
+        identity = parse(raw.get(IDENTITY_KEY)) if raw.check([IDENTITY_KEY]) else None
+        is_others = identity is not None and identity["token"] != token
+        if time.monotonic() - begun > (_OTHERS_S if is_others else _PATIENCE_S):
+            raise RunError(foreign(identity, place=place))
         time.sleep(0.02)
-    identity = parse(raw.get(IDENTITY_KEY)) if raw.check([IDENTITY_KEY]) else None
-    if identity is None or identity["token"] != token:
-        raise RunError(foreign(identity, place=place))
 
 
 def parse(content: bytes) -> dict[str, Any] | None:

@@ -13,50 +13,31 @@ from paceline.launch.monitor.stacks import Look
 
 @dataclass(frozen=True)
 class Ended:
-    """How a rank's process ended.
+    """How a rank's process ended."""
 
-    Attributes:
-        local_rank: Rank on this node.
-        pid: Its process.
-        code: Exit code; negative for a signal, as in ``subprocess``.
-        time_ns: When its parent reaped it, wall clock.
-    """
-
-    local_rank: int
-    pid: int
-    code: int
-    time_ns: int
+    local_rank: int  # rank on this node
+    pid: int  # its process
+    code: int  # exit code; negative for a signal, as in ``subprocess``
+    time_ns: int  # when its parent reaped it, wall clock
 
 
 @dataclass
 class Attempt:
-    """One start of this node's ranks.
+    """One start of this node's ranks."""
 
-    Attributes:
-        number: Its number in the run folder: restarts before it, and attempts of earlier starts.
-        ranks: Global rank by local rank.
-        world_size: Ranks on all nodes.
-        pids: Process by local rank.
-        ended: How processes ended, by local rank.
-        stopped: Local ranks that the launcher ended, with the reason and when, by this node's
-            clock.
-        looks: Positions of local ranks when another rank had failed, or when they hung.
-        oom_before: The kernel's count of out-of-memory kills before the start.
-        log_paths: Log file by local rank.
-        error_paths: Error file by local rank.
-        files: Files that ranks write to memory, by local rank.
-    """
-
-    number: int
-    ranks: dict[int, int]
-    world_size: int
-    pids: dict[int, int] = field(default_factory=dict)
-    ended: dict[int, Ended] = field(default_factory=dict)
+    number: int  # its number in the run folder: restarts before it, and attempts of earlier starts
+    ranks: dict[int, int]  # global rank by local rank
+    world_size: int  # ranks on all nodes
+    pids: dict[int, int] = field(default_factory=dict)  # process by local rank
+    ended: dict[int, Ended] = field(default_factory=dict)  # how processes ended, by local rank
+    # local ranks that the launcher ended, with the reason and when, by this node's clock
     stopped: dict[int, tuple[str, int]] = field(default_factory=dict)
+    # positions of local ranks when another rank had failed, or when they hung
     looks: dict[int, Look] = field(default_factory=dict)
-    oom_before: int = 0
-    log_paths: dict[int, str] = field(default_factory=dict)
-    error_paths: dict[int, str] = field(default_factory=dict)
+    oom_before: int = 0  # the kernel's count of out-of-memory kills before the start
+    log_paths: dict[int, str] = field(default_factory=dict)  # log file by local rank
+    error_paths: dict[int, str] = field(default_factory=dict)  # error file by local rank
+    # files that ranks write to memory, by local rank
     files: dict[int, RankFiles] = field(default_factory=dict)
 
     @property

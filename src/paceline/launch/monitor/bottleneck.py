@@ -28,19 +28,12 @@ _LEAST_SHARE = 0.005  # of a step; smaller parts are not mentioned
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the advice depends on.
+    """What the advice depends on."""
 
-    Attributes:
-        num_ranks: Number of ranks.
-        num_hosts: Number of hosts.
-        num_steps: Optimizer steps so far.
-        script: The script with its arguments, to paste; empty if it is not a script that can be
-            started again.
-    """
-
-    num_ranks: int
-    num_hosts: int
-    num_steps: int
+    num_ranks: int  # number of ranks
+    num_hosts: int  # number of hosts
+    num_steps: int  # optimizer steps so far
+    # the script with its arguments, to paste; empty if it is not a script that can be started again
     script: str = ""
 
     @classmethod

@@ -58,40 +58,27 @@ _STATES = {
 
 @dataclass(frozen=True)
 class ChildProcess:
-    """One process as ``/proc`` shows it at one moment.
+    """One process as ``/proc`` shows it at one moment."""
 
-    Attributes:
-        pid: Its process id.
-        parent: Process id of its parent.
-        name: Its name, as ``ps -o comm`` shows it.
-        state: Its state in the kernel: R, S, D, T, t, Z or I.
-        threads: Number of its threads.
-        command: Its command line, words separated by blanks; a fork has its parent's until it
-            executes a program.
-        wait: The kernel function in which it waits, empty if it does not wait or the function
-            cannot be read.
-        syscall: Number of its current system call, as text; empty if it cannot be read.
-        cpu_s: CPU seconds of the process, without its children.
-        age_s: Seconds since it was started.
-        switches: Context switches of its main thread: the same number in two looks proves that it
-            has not run in between, not even for a microsecond. -1 if it is not known.
-        ended_by: Number of the signal that ended it, 0 if none did or it lives.
-        exit_code: Its exit status if it has ended.
-    """
-
-    pid: int
-    parent: int = 0
-    name: str = ""
-    state: str = ""
-    threads: int = 1
+    pid: int  # its process id
+    parent: int = 0  # process id of its parent
+    name: str = ""  # its name, as ``ps -o comm`` shows it
+    state: str = ""  # its state in the kernel: R, S, D, T, t, Z or I
+    threads: int = 1  # number of its threads
+    # its command line, words separated by blanks; a fork has its parent's until it executes a
+    # program
     command: str = ""
+    # the kernel function in which it waits, empty if it does not wait or the function cannot be
+    # read
     wait: str = ""
-    syscall: str = ""
-    cpu_s: float = 0.0
-    age_s: float = 0.0
+    syscall: str = ""  # number of its current system call, as text; empty if it cannot be read
+    cpu_s: float = 0.0  # CPU seconds of the process, without its children
+    age_s: float = 0.0  # seconds since it was started
+    # context switches of its main thread: the same number in two looks proves that it has not run
+    # in between, not even for a microsecond. -1 if it is not known.
     switches: int = -1
-    ended_by: int = 0
-    exit_code: int = 0
+    ended_by: int = 0  # number of the signal that ended it, 0 if none did or it lives
+    exit_code: int = 0  # its exit status if it has ended
 
     @property
     def is_named_worker(self) -> bool:

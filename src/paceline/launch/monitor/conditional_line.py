@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 
 from paceline.text.rank_conditions import TreeNames, chooses, decorator_scope, leaves_function
 from paceline.text.syntax import tree_of, words
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+# A longer text is generated: parsing 350 kB took a second, and 60 MB for the tree.
+_MOST_CHARACTERS = 500_000
 
 
 def guard_of(source: str, line: int) -> tuple[int, str] | None:
@@ -18,10 +21,18 @@ def guard_of(source: str, line: int) -> tuple[int, str] | None:
         source: Text of the file.
         line: Number of the line, from 1.
     """
-    tree = tree_of(source)
-    if tree is None:
+    parsed = _parse(source) if len(source) <= _MOST_CHARACTERS else None
+    if parsed is None:
         return None
-    return next(_guards(TreeNames.of(tree), tree.body, line), None)
+    names, body = parsed
+    return next(_guards(names, body, line), None)
+
+
+@lru_cache(maxsize=8)
+def _parse(source: str) -> tuple[TreeNames, list[ast.stmt]] | None:
+    """Parse a text once: all frames of a stack, all ranks and all looks ask for the same few."""
+    tree = tree_of(source)
+    return None if tree is None else (TreeNames.of(tree), tree.body)
 
 
 def _guards(names: TreeNames, body: list[ast.stmt], line: int) -> Iterator[tuple[int, str]]:

@@ -29,23 +29,14 @@ _C_LIBRARY = re.compile(r"^(?:libc|libpthread|ld-linux|ld)[-.]")
 
 @dataclass(frozen=True)
 class WorkerLook:
-    """One look at the worker that a rank waits for.
+    """One look at the worker that a rank waits for."""
 
-    Attributes:
-        rank: Global rank.
-        host: Its host.
-        waits_s: How long the rank has waited for the worker's batch.
-        process: The rank's process.
-        worker: The worker's process.
-        at_s: Time of the look, on the monotonic clock.
-    """
-
-    rank: int
-    host: str
-    waits_s: float
-    process: ChildProcess
-    worker: ChildProcess
-    at_s: float
+    rank: int  # global rank
+    host: str  # its host
+    waits_s: float  # how long the rank has waited for the worker's batch
+    process: ChildProcess  # the rank's process
+    worker: ChildProcess  # the worker's process
+    at_s: float  # time of the look, on the monotonic clock
 
     @property
     def is_suspect(self) -> bool:

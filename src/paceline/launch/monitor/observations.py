@@ -25,22 +25,14 @@ _LEAST_S, _LEAST_SHARE = 0.001, 0.05  # of a step; less is not worth a warning
 
 @dataclass(frozen=True)
 class Pace:
-    """Mean step times of a node's ranks in a window of time.
+    """Mean step times of a node's ranks in a window of time."""
 
-    Attributes:
-        host: The node's host.
-        node: The node's rank.
-        own_s: Seconds per step of the ranks' own work: without backward, in which they wait for
-            others.
-        data_s: Seconds of ``own_s`` in which they wait for data.
-        step_s: Seconds per step.
-    """
-
-    host: str
-    node: int
+    host: str  # the node's host
+    node: int  # the node's rank
+    # seconds per step of the ranks' own work: without backward, in which they wait for others
     own_s: float
-    data_s: float
-    step_s: float
+    data_s: float  # seconds of ``own_s`` in which they wait for data
+    step_s: float  # seconds per step
 
     @property
     def name(self) -> str:
@@ -50,17 +42,11 @@ class Pace:
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of ranks that agree in all of them.
+    """The parameters of ranks that agree in all of them."""
 
-    Attributes:
-        ranks: The ranks.
-        names: Names with shapes, ``"0.weight [10, 4]"``, in order.
-        sums: A checksum of each.
-    """
-
-    ranks: tuple[int, ...]
-    names: tuple[str, ...]
-    sums: tuple[int, ...]
+    ranks: tuple[int, ...]  # the ranks
+    names: tuple[str, ...]  # names with shapes, ``"0.weight [10, 4]"``, in order
+    sums: tuple[int, ...]  # a checksum of each
 
 
 def same_data(

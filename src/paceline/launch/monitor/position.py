@@ -52,51 +52,31 @@ class Frame:
 
 @dataclass(frozen=True)
 class Position:
-    """The position of one rank at one moment.
+    """The position of one rank at one moment."""
 
-    Attributes:
-        rank: Global rank.
-        host: Its host.
-        idle_s: Seconds since its last sign of progress.
-        late: ``idle_s`` exceeds the limit for a rank that others wait for.
-        late_alone: ``idle_s`` exceeds the limit where no rank waits for another.
-        still: It uses no CPU and its stack has not changed between two looks.
-        ended: Its script has ended.
-        frames: Its main thread's stack, outermost first; empty if it is not visible.
-        worker: Place of the user's code in the DataLoader worker that it waits for, as text.
-        guard: The ``if`` around its place that chooses ranks, as text; empty if there is none.
-        call: The last collective that it has begun, from torch's Flight Recorder.
-        seq: Sequence number of that collective in its process group; -1 if unknown.
-        group: The process group of that collective.
-        timeout_s: Timeout of that collective, as set by the script; 0 if unknown.
-        flying: Whether that collective has not returned.
-        steps: Number of optimizer steps.
-        batches: Number of batches taken.
-        pid: Its process, 0 if unknown.
-        state: State of the process in the kernel: T if it is stopped, D if it waits for a device.
-        moving: Bytes have moved on its sockets between two looks.
-    """
-
-    rank: int
-    host: str = ""
-    idle_s: float = 0.0
-    late: bool = False
-    late_alone: bool = False
-    still: bool = False
-    ended: bool = False
+    rank: int  # global rank
+    host: str = ""  # its host
+    idle_s: float = 0.0  # seconds since its last sign of progress
+    late: bool = False  # ``idle_s`` exceeds the limit for a rank that others wait for
+    late_alone: bool = False  # ``idle_s`` exceeds the limit where no rank waits for another
+    still: bool = False  # it uses no CPU and its stack has not changed between two looks
+    ended: bool = False  # its script has ended
+    # its main thread's stack, outermost first; empty if it is not visible
     frames: tuple[Frame, ...] = ()
-    worker: str = ""
+    worker: str = ""  # place of the user's code in the DataLoader worker that it waits for, as text
+    # the ``if`` around its place that chooses ranks, as text; empty if there is none
     guard: str = ""
-    call: str = ""
-    seq: int = -1
-    group: str = ""
-    timeout_s: float = 0.0
-    flying: bool = False
-    steps: int = 0
-    batches: int = 0
-    pid: int = 0
+    call: str = ""  # the last collective that it has begun, from torch's Flight Recorder
+    seq: int = -1  # sequence number of that collective in its process group; -1 if unknown
+    group: str = ""  # the process group of that collective
+    timeout_s: float = 0.0  # timeout of that collective, as set by the script; 0 if unknown
+    flying: bool = False  # whether that collective has not returned
+    steps: int = 0  # number of optimizer steps
+    batches: int = 0  # number of batches taken
+    pid: int = 0  # its process, 0 if unknown
+    # state of the process in the kernel: T if it is stopped, D if it waits for a device
     state: str = ""
-    moving: bool = False
+    moving: bool = False  # bytes have moved on its sockets between two looks
 
     @property
     def kind(self) -> str:

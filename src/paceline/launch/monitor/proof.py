@@ -39,21 +39,13 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class Call:
-    """One collective that a rank has called.
+    """One collective that a rank has called."""
 
-    Attributes:
-        group: Its process group.
-        seq: Its number in that group.
-        name: ``"all_reduce"``.
-        elements: How many elements the rank sends.
-        record: Number of the record; the same number means the same call.
-    """
-
-    group: str
-    seq: int
-    name: str
-    elements: int = 0
-    record: int = -1
+    group: str  # its process group
+    seq: int  # its number in that group
+    name: str  # ``"all_reduce"``
+    elements: int = 0  # how many elements the rank sends
+    record: int = -1  # number of the record; the same number means the same call
 
     @property
     def words(self) -> str:
@@ -80,24 +72,17 @@ def _kind(name: str) -> str:
 
 @dataclass(frozen=True)
 class Stand:
-    """The collectives that one rank has called and waits in.
+    """The collectives that one rank has called and waits in."""
 
-    Attributes:
-        rank: Global rank.
-        blocked: It waits in a collective, and has made no progress between two looks.
-        ended: Its process has ended successfully.
-        pending: Collectives that it has called and that have not returned.
-        recent: The last collectives that it has called, including the pending ones.
-        whole: ``recent`` covers all process groups on which the rank has ever called a collective.
-        members: Global ranks of each process group.
-    """
-
-    rank: int
-    blocked: bool = False
-    ended: bool = False
-    pending: tuple[Call, ...] = ()
+    rank: int  # global rank
+    blocked: bool = False  # it waits in a collective, and has made no progress between two looks
+    ended: bool = False  # its process has ended successfully
+    pending: tuple[Call, ...] = ()  # collectives that it has called and that have not returned
+    # the last collectives that it has called, including the pending ones
     recent: tuple[Call, ...] = ()
+    # ``recent`` covers all process groups on which the rank has ever called a collective
     whole: bool = False
+    # global ranks of each process group
     members: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def has_not_called(self, call: Call) -> bool:
@@ -127,14 +112,10 @@ class Stand:
 
 @dataclass(frozen=True)
 class Proof:
-    """Ranks that can never continue.
+    """Ranks that can never continue."""
 
-    Attributes:
-        ranks: The stuck ranks, and ranks that have ended and that they wait for.
-        calls: The calls that do not match, by rank; empty if the proof is another one.
-    """
-
-    ranks: frozenset[int]
+    ranks: frozenset[int]  # the stuck ranks, and ranks that have ended and that they wait for
+    # the calls that do not match, by rank; empty if the proof is another one
     calls: Mapping[int, Call] = field(default_factory=dict)
 
 

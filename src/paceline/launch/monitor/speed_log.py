@@ -2,8 +2,8 @@
 
 Every few seconds a node describes its ranks. Node 0 puts the descriptions of all nodes together and
 writes them: ``speed.json`` has the latest, with every rank, and ``speed.jsonl`` has a line for
-each, without ranks. Files are written, and GPUs are asked, by a thread: a file system or a driver
-may not answer, and the launcher must.
+each, without ranks. A thread does all of it: a file system or a driver may not answer, the account
+of 4,096 ranks takes a second, and the loop that watches the ranks must not wait.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.counters import SharedCounters
 from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.monitor import stage_times, timed_steps
 from paceline.launch.monitor.attempt import WatchedRanks
-from paceline.launch.monitor.timed_steps import TimedSteps
+from paceline.launch.monitor.timed_steps import Durations, TimedSteps
 from paceline.machine import gpus
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
@@ -34,6 +34,11 @@ _LINES = 360
 _CLOSING_S = 0.5
 _LEAST_RATE_S = 2.0  # the last description may come soon after the one before
 _LATEST_STEPS = 64  # timed steps that are described; of several nodes those that all have sent
+# Seconds without a description for each CPU second that the last one took: the loop shares the
+# interpreter with the thread.
+_REST = 20
+
+_Steps = Mapping[int, Mapping[int, Durations]]
 
 
 class SpeedLog:
@@ -69,35 +74,31 @@ class SpeedLog:
         self._is_closing = False
         self._with_gpus = with_gpus
         self._gpus: list[dict[str, Any]] = []
-        # To write; an empty one only asks the GPUs, and None ends the thread.
-        self._work: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        # The timed steps to describe; None ends the thread.
+        self._work: queue.SimpleQueue[_Steps | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def tick(self, *, at_once: bool = False) -> None:
-        """Describe the ranks if that is due or ``at_once`` is True; otherwise almost free."""
+        """Let the thread describe the ranks if that is due or ``at_once`` is True; almost free."""
         now_s = time.monotonic()
         if now_s < self._next_s and not at_once:
             return
         self._next_s = now_s + self._every_s
-        own = self._describe()
-        nodes = {0: own}
-        if self._channel is not None:
-            self._channel.tell("speed", own)
-            nodes = {} if self._channel.node else self._channel.hear("speed")
-        if nodes:
-            self._put(self._join(list(nodes.values())))
-        elif self._with_gpus:
-            self._put({})
+        self._put(self._timed.latest(_LATEST_STEPS))
 
     def close(self) -> None:
         """Write the last description, and wait for that a moment."""
         self._is_closing = True
         self.tick(at_once=True)
-        self._work.put(None)
+        self.end()
         if self._thread is not None:
             self._thread.join(_CLOSING_S)
 
-    def _describe(self) -> dict[str, Any]:
+    def end(self) -> None:
+        """End the thread, once it has written what it has."""
+        self._work.put(None)
+
+    def _describe(self, latest: _Steps) -> dict[str, Any]:
         """Return what this node knows of its ranks, as plain data."""
         host = socket.gethostname()
         ranks = []
@@ -121,14 +122,18 @@ class SpeedLog:
                     "tokens": tokens,
                 }
             )
-        latest = self._timed.latest(_LATEST_STEPS)
-        return {"ranks": ranks, "gpus": self._gpus, "timed": timed_steps.to_json(latest)}
+        timed = json.dumps(timed_steps.to_json(latest))
+        return {"ranks": ranks, "gpus": self._gpus, "timed": timed}
 
     def _join(self, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the description of all nodes together."""
         ranks = sorted((rank for node in nodes for rank in node["ranks"]), key=lambda r: r["rank"])
-        steps = timed_steps.join([timed_steps.from_json(node["timed"]) for node in nodes])
-        step_time = stage_times.account(steps)
+        # One node after the other: with the lists of all nodes alive, Python's garbage collector
+        # stopped all threads for 0.3 s.
+        timed = [timed_steps.from_json(json.loads(node["timed"])) for node in nodes]
+        steps = timed_steps.join(timed)
+        most = timed_steps.most_sent(self._group.attempt.world_size)
+        step_time = stage_times.account(steps[-most:])
         hosts = {rank["rank"]: rank["host"] for rank in ranks}
         first = ranks[0]
         return {
@@ -172,23 +177,34 @@ class SpeedLog:
         waiting_s = now_s - self._last_step[1]
         return 1 / waiting_s if waiting_s > 0 else math.inf
 
-    def _put(self, speed: dict[str, Any]) -> None:
+    def _put(self, latest: _Steps) -> None:
         if self._thread is None:
             self._thread = threading.Thread(
-                target=self._write_all, name="paceline-speed-log", daemon=True
+                target=self._share_all, name="paceline-speed-log", daemon=True
             )
             self._thread.start()
         if self._work.empty():  # else the file system does not answer: the next one replaces it
-            self._work.put(speed)
+            self._work.put(latest)
 
-    def _write_all(self) -> None:
-        """Write descriptions until there are no more; runs in a thread."""
-        while (speed := self._work.get()) is not None:
-            if speed:
-                self._write(speed)
+    def _share_all(self) -> None:
+        """Send and write descriptions until there are no more; runs in a thread."""
+        while (latest := self._work.get()) is not None:
+            began_s = time.thread_time()
+            self._share(latest)
+            rest_s = _REST * (time.thread_time() - began_s)
+            self._next_s = max(self._next_s, time.monotonic() + rest_s)
             if self._with_gpus:
                 host = socket.gethostname()
                 self._gpus = [{"host": host, **asdict(load)} for load in gpus.loads()]
+
+    def _share(self, latest: _Steps) -> None:
+        """Send what this node knows; at node 0, write what all nodes know."""
+        nodes = {0: self._describe(latest)}
+        if self._channel is not None:
+            self._channel.tell("speed", nodes[0])
+            nodes = {} if self._channel.node else self._channel.hear("speed")
+        if nodes:
+            self._write(self._join(list(nodes.values())))
 
     def _write(self, speed: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):

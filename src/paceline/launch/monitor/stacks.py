@@ -23,6 +23,7 @@ from paceline.launch.monitor import child_stacks, conditional_line, position
 from paceline.launch.monitor.position import Frame
 from paceline.launch.probe import stack_responder
 from paceline.machine import processes, sockets
+from paceline.text import wording
 
 # How long a rank has to answer. The stack takes a few milliseconds; the stack responder may have to
 # wait for the interpreter lock.
@@ -33,37 +34,29 @@ _QUIET_S = 0.02
 # The number of workers to look at, for a rank that waits for its loader.
 _WORKERS = 4
 _WORKERS_S = 3.0  # for all workers of one rank
+_GUARDED = 32  # lines of a stack for which an ``if`` around them is searched
 
 
 @dataclass(frozen=True)
 class Look:
-    """The answer of one rank.
+    """The answer of one rank."""
 
-    Attributes:
-        frames: Its main thread's stack, outermost first, from the script on; empty if invisible.
-        recorded: Its last collective, from the stack responder; empty without an answer.
-        worker: Place in the user's code of a DataLoader worker, as text; empty if none is visible.
-        guard: The ``if`` around its place that selects ranks; empty if there is none.
-        cpu_s: CPU time that it and its children have used so far.
-        io_bytes: Bytes that they have read and written so far.
-        state: The kernel's letter for its main thread: S sleeps, R runs, T is stopped, D waits for
-            a device.
-        switches: How often its main thread has stopped running so far; -1 if unknown.
-        socket_bytes: Bytes that its TCP sockets have moved so far; -1 if unknown.
-        answer: The complete answer, as ``stack_responder.state`` returns it; empty without one.
-        others_idle: Whether no other Python thread is in the user's code or in a collective.
-    """
-
+    # its main thread's stack, outermost first, from the script on; empty if invisible
     frames: tuple[Frame, ...] = ()
+    # its last collective, from the stack responder; empty without an answer
     recorded: dict[str, Any] = field(default_factory=dict)
+    # place in the user's code of a DataLoader worker, as text; empty if none is visible
     worker: str = ""
-    guard: str = ""
-    cpu_s: float = 0.0
-    io_bytes: int = 0
+    guard: str = ""  # the ``if`` around its place that selects ranks; empty if there is none
+    cpu_s: float = 0.0  # CPU time that it and its children have used so far
+    io_bytes: int = 0  # bytes that they have read and written so far
+    # the kernel's letter for its main thread: S sleeps, R runs, T is stopped, D waits for a device
     state: str = ""
-    switches: int = -1
-    socket_bytes: int = -1
+    switches: int = -1  # how often its main thread has stopped running so far; -1 if unknown
+    socket_bytes: int = -1  # bytes that its TCP sockets have moved so far; -1 if unknown
+    # the complete answer, as ``stack_responder.state`` returns it; empty without one
     answer: dict[str, Any] = field(default_factory=dict)
+    # whether no other Python thread is in the user's code or in a collective
     others_idle: bool = False
 
 
@@ -247,13 +240,16 @@ def _frame(file: str, line: int, function: str) -> Frame:
 
 
 def _guard(frames: tuple[Frame, ...]) -> str:
-    """Return the innermost ``if`` that selects ranks, around any of the user's frames."""
-    for frame in reversed(frames):
-        if frame.user:
-            guard = conditional_line.guard_of("".join(linecache.getlines(frame.file)), frame.line)
-            if guard is not None:
-                line, text = guard
-                return f"{text} ({position.shown_path(frame.file)}:{line})"
+    """Return the innermost ``if`` that selects ranks, around the user's frames.
+
+    A recursion has many frames and few lines; of many lines the innermost and outermost count.
+    """
+    places = list(dict.fromkeys((it.file, it.line) for it in reversed(frames) if it.user))
+    for file, line in wording.ends_of(places, _GUARDED):
+        guard = conditional_line.guard_of("".join(linecache.getlines(file)), line)
+        if guard is not None:
+            number, text = guard
+            return f"{text} ({position.shown_path(file)}:{number})"
     return ""
 
 

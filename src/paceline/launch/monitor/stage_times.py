@@ -49,46 +49,31 @@ _MAD_TO_SIGMA = 1.4826  # for normally distributed values
 
 @dataclass(frozen=True)
 class Suspect:
-    """A stage in which a rank falls behind the others.
+    """A stage in which a rank falls behind the others."""
 
-    Attributes:
-        rank: The rank.
-        stage: One of ``LOCAL``.
-        seconds: By how much longer than for the others the stage takes, per step; the median.
-        errors: ``seconds`` in standard errors.
-    """
-
-    rank: int
-    stage: str
-    seconds: float
-    errors: float
+    rank: int  # the rank
+    stage: str  # one of ``LOCAL``
+    seconds: float  # by how much longer than for the others the stage takes, per step; the median
+    errors: float  # ``seconds`` in standard errors
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Where the time of a step goes.
+    """Where the time of a step goes."""
 
-    Attributes:
-        seconds: Time of a step; the mean of the steps that were counted.
-        stages: Seconds per step of the typical rank by stage of ``LOCAL``.
-        exchange: Seconds per step of communication that nothing hides: after the last rank's own
-            gradients were ready.
-        waiting: Seconds per step that the typical rank waits for the last one. ``stages``,
-            ``exchange`` and ``waiting`` add up to ``seconds``.
-        waited_for: Share of ``waiting`` by rank.
-        suspects: Where ranks fall behind, the longest first, whether proven or not.
-        steps: Number of steps that were counted.
-        ranks: Number of ranks.
-    """
-
-    seconds: float
-    stages: Mapping[str, float]
+    seconds: float  # time of a step; the mean of the steps that were counted
+    stages: Mapping[str, float]  # seconds per step of the typical rank by stage of ``LOCAL``
+    # seconds per step of communication that nothing hides: after the last rank's own gradients were
+    # ready
     exchange: float
+    # seconds per step that the typical rank waits for the last one. ``stages``, ``exchange`` and
+    # ``waiting`` add up to ``seconds``.
     waiting: float
-    waited_for: Mapping[int, float] = field(default_factory=dict)
+    waited_for: Mapping[int, float] = field(default_factory=dict)  # share of ``waiting`` by rank
+    # where ranks fall behind, the longest first, whether proven or not
     suspects: Sequence[Suspect] = ()
-    steps: int = 0
-    ranks: int = 1
+    steps: int = 0  # number of steps that were counted
+    ranks: int = 1  # number of ranks
 
     @property
     def proven(self) -> Suspect | None:
@@ -208,7 +193,7 @@ def suspects(steps: Sequence[Step]) -> list[Suspect]:
         return []
     excesses: dict[tuple[int, str], list[float]] = {}
     for step in steps:
-        ends = {rank: list(accumulate(durations)) for rank, durations in step.items()}
+        ends = {rank: tuple(accumulate(durations)) for rank, durations in step.items()}
         for place, stage in enumerate(LOCAL):
             longer = _over_others({rank: step[rank][place] for rank in ranks})
             behind = _over_others({rank: ends[rank][place] for rank in ranks})

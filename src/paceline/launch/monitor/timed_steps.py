@@ -61,8 +61,12 @@ class TimedSteps:
 
     def to_send(self, world_size: int) -> dict[int, dict[int, Durations]]:
         """Return steps of the whole attempt, in a number that suits the size of the world."""
-        count = max(16, min(MOST_SENT, _MOST_VALUES // (6 * world_size)))
-        return {step: self._steps[step] for step in choose(self._steps, count)}
+        return {step: self._steps[step] for step in choose(self._steps, most_sent(world_size))}
+
+
+def most_sent(world_size: int) -> int:
+    """Return how many steps suit a number of ranks: each has the durations of all of them."""
+    return max(16, min(MOST_SENT, _MOST_VALUES // (6 * world_size)))
 
 
 def choose(steps: Iterable[int], count: int) -> list[int]:

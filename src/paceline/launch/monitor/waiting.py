@@ -14,15 +14,10 @@ _LINES = 4
 
 @dataclass(frozen=True)
 class Picture:
-    """What ranks wait for.
+    """What ranks wait for."""
 
-    Attributes:
-        key: Equal for two pictures whose differences are not worth another notice.
-        notice: The text.
-    """
-
-    key: str
-    notice: Notice
+    key: str  # equal for two pictures whose differences are not worth another notice
+    notice: Notice  # the text
 
 
 def stopped(positions: Sequence[Position]) -> Picture | None:

@@ -42,16 +42,11 @@ _LEAST_APART_S = 0.5  # between two looks that are compared, also in tests
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the head concludes from the positions of all ranks.
+    """What the head concludes from the positions of all ranks."""
 
-    Attributes:
-        finding: Why the run must end, None if it continues.
-        picture: The notice if it continues, None if there is none.
-        cause: The cause of the failure if torch's timeout ends this wait; None if unknown.
-    """
-
-    finding: Finding | None = None
-    picture: waiting.Picture | None = None
+    finding: Finding | None = None  # why the run must end, None if it continues
+    picture: waiting.Picture | None = None  # the notice if it continues, None if there is none
+    # the cause of the failure if torch's timeout ends this wait; None if unknown
     cause: Finding | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -16,30 +16,21 @@ from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 
 @dataclass(frozen=True)
 class NodeAccount:
-    """What one node knows about a run that has ended.
+    """What one node knows about a run that has ended."""
 
-    Attributes:
-        resume_command: The resume command of the run.
-        ends: The exits of the node's ranks.
-        counters: The counters of each of its ranks, as plain data.
-        stop: What ended the run from outside, if this node received it; else None.
-        last: The newest checkpoint that the node sees; None if there is none.
-        hang: Why the ranks hung, if they were stopped for a hang; else None.
-        noticed_hang: The cause that a notice named for a wait that lasted until the end.
-        noticed: Warnings of the node.
-        saving: The checkpoint that was being written when the run was stopped; empty if none was.
-        timed_steps: Durations of the stages of some steps, by step and rank; see ``timed_steps``.
-    """
-
-    resume_command: ResumeCommand
-    ends: Sequence[RankExit] = ()
-    counters: Sequence[Mapping[str, Any]] = ()
-    stop: Stop | None = None
+    resume_command: ResumeCommand  # the resume command of the run
+    ends: Sequence[RankExit] = ()  # the exits of the node's ranks
+    counters: Sequence[Mapping[str, Any]] = ()  # the counters of each of its ranks, as plain data
+    stop: Stop | None = None  # what ended the run from outside, if this node received it; else None
+    # the newest checkpoint that the node sees; None if there is none
     last: Checkpoint | None = None
-    hang: Finding | None = None
+    hang: Finding | None = None  # why the ranks hung, if they were stopped for a hang; else None
+    # the cause that a notice named for a wait that lasted until the end
     noticed_hang: Finding | None = None
-    noticed: Sequence[Finding] = ()
+    noticed: Sequence[Finding] = ()  # warnings of the node
+    # the checkpoint that was being written when the run was stopped; empty if none was
     saving: str = ""
+    # durations of the stages of some steps, by step and rank; see ``timed_steps``
     timed_steps: Mapping[int, Mapping[int, Durations]] = field(default_factory=dict)
 
     def shifted(self, offset_ns: int) -> NodeAccount:

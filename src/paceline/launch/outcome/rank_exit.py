@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.errors import EXIT_UNFINISHED, Finding
 from paceline.launch.monitor.position import Frame, Position
+from paceline.text.wording import shorten
 
 _CHAIN = re.compile(
     r"\n(?:The above exception was the direct cause of|During handling of the above exception,"
@@ -25,22 +26,14 @@ _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that ended a rank.
+    """An exception that ended a rank."""
 
-    Attributes:
-        type: Name of its class.
-        message: Its text.
-        time_ns: When it left the script, in nanoseconds on the head's clock.
-        traceback: The traceback as Python printed it.
-        frames: Its frames, outermost first.
-        finding: The finding that it carries, if it is one of paceline's exceptions; else None.
-    """
-
-    type: str
-    message: str
-    time_ns: int
-    traceback: str = ""
-    frames: tuple[Frame, ...] = ()
+    type: str  # name of its class
+    message: str  # its text
+    time_ns: int  # when it left the script, in nanoseconds on the head's clock
+    traceback: str = ""  # the traceback as Python printed it
+    frames: tuple[Frame, ...] = ()  # its frames, outermost first
+    # the finding that it carries, if it is one of paceline's exceptions; else None
     finding: Finding | None = None
 
     @property
@@ -52,7 +45,7 @@ class Failure:
     def headline(self) -> str:
         """Its type and the first line of its message."""
         first_line = next(iter(self.message.splitlines()), "")
-        return f"{self.type}: {first_line}".rstrip(": ")
+        return shorten(f"{self.type}: {first_line}", 1000).rstrip(": ")
 
     @property
     def chained(self) -> bool:
@@ -81,47 +74,31 @@ def _said_by(traceback: str) -> str:
 
 @dataclass(frozen=True)
 class RankExit:
-    """How one rank ended, with all evidence.
+    """How one rank ended, with all evidence."""
 
-    Attributes:
-        rank: Global rank.
-        host: Its host.
-        pid: Its process id.
-        code: Exit code; negative for a signal; None if it has not ended or its end is unknown.
-        time_ns: When it ended, in nanoseconds on the head's clock.
-        finished: Whether its script had reached its end.
-        left: Whether its script had ended early to be resumed, with status 75.
-        stopped: Why the launcher ended it; empty if it did not.
-        stopped_ns: When the launcher signalled it to end, on the head's clock; 0 if it did not.
-        steps: Number of optimizer steps.
-        failure: Its exception; None if there was none.
-        log: Path of its log file.
-        log_tail: The last lines of the log file.
-        stack: Its stack when it crashed in native code.
-        oom_kills: Kills for lack of memory that the kernel counted on its host during the run.
-        position: Where it was when it failed, or when it was signalled to end; None if unknown.
-        shm: Use of ``/dev/shm`` on its host, ``"98 % of 64 MB"``; empty if it was not near full.
-        threads: Exceptions that ended threads of the rank, in words.
-    """
-
-    rank: int
-    host: str = ""
-    pid: int = 0
+    rank: int  # global rank
+    host: str = ""  # its host
+    pid: int = 0  # its process id
+    # exit code; negative for a signal; None if it has not ended or its end is unknown
     code: int | None = 0
-    time_ns: int = 0
-    finished: bool = False
-    left: bool = False
-    stopped: str = ""
+    time_ns: int = 0  # when it ended, in nanoseconds on the head's clock
+    finished: bool = False  # whether its script had reached its end
+    left: bool = False  # whether its script had ended early to be resumed, with status 75
+    stopped: str = ""  # why the launcher ended it; empty if it did not
+    # when the launcher signalled it to end, on the head's clock; 0 if it did not
     stopped_ns: int = 0
-    steps: int = 0
-    failure: Failure | None = None
-    log: str = ""
-    log_tail: tuple[str, ...] = ()
-    stack: tuple[str, ...] = ()
+    steps: int = 0  # number of optimizer steps
+    failure: Failure | None = None  # its exception; None if there was none
+    log: str = ""  # path of its log file
+    log_tail: tuple[str, ...] = ()  # the last lines of the log file
+    stack: tuple[str, ...] = ()  # its stack when it crashed in native code
+    # kills for lack of memory that the kernel counted on its host during the run
     oom_kills: int = 0
+    # where it was when it failed, or when it was signalled to end; None if unknown
     position: Position | None = None
+    # use of ``/dev/shm`` on its host, ``"98 % of 64 MB"``; empty if it was not near full
     shm: str = ""
-    threads: tuple[str, ...] = ()
+    threads: tuple[str, ...] = ()  # exceptions that ended threads of the rank, in words
 
     @property
     def succeeded(self) -> bool:

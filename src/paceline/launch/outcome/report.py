@@ -14,6 +14,7 @@ from paceline.launch.monitor.stage_times import Step
 from paceline.launch.outcome import block, resume, root_cause, summary, weight
 from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
+from paceline.text.secret_texts import hidden_in
 from paceline.text.wording import fold, named
 
 # Signals that are sent to many processes together arrive within this time.
@@ -22,19 +23,12 @@ _AT_ONCE_NS = 1_000_000_000
 
 @dataclass
 class Report:
-    """How a run ended, as one node's launcher reports it.
+    """How a run ended, as one node's launcher reports it."""
 
-    Attributes:
-        exit_status: The exit status of the command.
-        lines: The last lines to print.
-        findings: All findings about the run.
-        summary: Figures of a run that succeeded.
-    """
-
-    exit_status: int
-    lines: list[str]
-    findings: list[Finding] = field(default_factory=list)
-    summary: dict[str, Any] = field(default_factory=dict)
+    exit_status: int  # the exit status of the command
+    lines: list[str]  # the last lines to print
+    findings: list[Finding] = field(default_factory=list)  # all findings about the run
+    summary: dict[str, Any] = field(default_factory=dict)  # figures of a run that succeeded
 
     def to_json(self) -> dict[str, Any]:
         """Return the data that ``--json`` prints."""
@@ -43,6 +37,11 @@ class Report:
             "findings": [finding.to_json() for finding in self.findings],
             "summary": self.summary,
         }
+
+    def for_others(self) -> Report:
+        """Return the report with the secrets hidden of the commands that it says to paste."""
+        findings = [replace(finding, fix=hidden_in(finding.fix)) for finding in self.findings]
+        return replace(self, findings=findings)
 
     def framed(self) -> list[str]:
         """Return the last lines as printed; a failure has a rule above it."""
@@ -53,21 +52,13 @@ class Report:
 
 @dataclass(frozen=True)
 class Stop:
-    """What ended the run from outside: a signal, or ``--max-time``.
+    """What ended the run from outside: a signal, or ``--max-time``."""
 
-    Attributes:
-        signum: Number of the signal; that of SIGTERM for ``--max-time``.
-        name: Name of the signal, or the option as typed.
-        sender: The sender in words; empty for the option.
-        host: Host of the launcher that received it.
-        time_ns: When it arrived, in nanoseconds on the head's clock.
-    """
-
-    signum: int
-    name: str
-    sender: str
-    host: str
-    time_ns: int
+    signum: int  # number of the signal; that of SIGTERM for ``--max-time``
+    name: str  # name of the signal, or the option as typed
+    sender: str  # the sender in words; empty for the option
+    host: str  # host of the launcher that received it
+    time_ns: int  # when it arrived, in nanoseconds on the head's clock
 
     @property
     def words(self) -> str:
@@ -77,46 +68,28 @@ class Stop:
 
 @dataclass(frozen=True)
 class Run:
-    """The facts of a run that every report uses.
+    """The facts of a run that every report uses."""
 
-    Attributes:
-        ends: The exits of all ranks of all nodes that sent an account.
-        folder: The run folder; empty if there is none.
-        lost: Lost nodes, in words.
-        losses: Why they are lost, by the same words.
-        stops: Signals that launchers received.
-        attempts: Number of attempts.
-        counters: The counters of every rank, as plain data.
-        seconds: Duration of the run.
-        resume_command: The resume command of the run.
-        last: The last committed checkpoint; None if there is none.
-        hang: Why the ranks hung, if they were stopped for a hang; else None.
-        noticed_hang: The cause that a notice named for a wait that lasted until the end.
-        noticed: Warnings of all nodes.
-        saving: The unfinished checkpoint that was being written when the run was stopped; empty if
-            none was.
-        grace_s: Seconds that ranks had between the signal and SIGKILL.
-        timed_steps: Steps whose stages all ranks have timed: durations by rank.
-        script: The script with its arguments, to paste; empty if it is not a script.
-    """
-
-    ends: Sequence[RankExit] = ()
-    folder: str = ""
-    lost: Sequence[str] = ()
-    losses: Mapping[str, Loss] = field(default_factory=dict)
-    stops: Sequence[Stop] = ()
-    attempts: int = 1
-    counters: Sequence[Mapping[str, Any]] = ()
-    seconds: float = 0.0
+    ends: Sequence[RankExit] = ()  # the exits of all ranks of all nodes that sent an account
+    folder: str = ""  # the run folder; empty if there is none
+    lost: Sequence[str] = ()  # lost nodes, in words
+    losses: Mapping[str, Loss] = field(default_factory=dict)  # why they are lost, by the same words
+    stops: Sequence[Stop] = ()  # signals that launchers received
+    attempts: int = 1  # number of attempts
+    counters: Sequence[Mapping[str, Any]] = ()  # the counters of every rank, as plain data
+    seconds: float = 0.0  # duration of the run
+    # the resume command of the run
     resume_command: ResumeCommand = field(default_factory=ResumeCommand)
-    last: Checkpoint | None = None
-    hang: Finding | None = None
+    last: Checkpoint | None = None  # the last committed checkpoint; None if there is none
+    hang: Finding | None = None  # why the ranks hung, if they were stopped for a hang; else None
+    # the cause that a notice named for a wait that lasted until the end
     noticed_hang: Finding | None = None
-    noticed: Sequence[Finding] = ()
+    noticed: Sequence[Finding] = ()  # warnings of all nodes
+    # the unfinished checkpoint that was being written when the run was stopped; empty if none was
     saving: str = ""
-    grace_s: int = 0
-    timed_steps: Sequence[Step] = ()
-    script: str = ""
+    grace_s: int = 0  # seconds that ranks had between the signal and SIGKILL
+    timed_steps: Sequence[Step] = ()  # steps whose stages all ranks have timed: durations by rank
+    script: str = ""  # the script with its arguments, to paste; empty if it is not a script
 
     @property
     def is_complete(self) -> bool:

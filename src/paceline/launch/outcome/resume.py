@@ -22,45 +22,27 @@ _PLACES = {MPI: "by the same mpirun", LSF: "by the same blaunch", POD: "in every
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint.
+    """A committed checkpoint."""
 
-    Attributes:
-        path: Its folder.
-        number: The count in its name; the larger one was committed later.
-        step: Number of optimizer steps that it holds.
-        seconds: How long it took to save; 0 if unknown.
-    """
-
-    path: str
-    number: int
-    step: int
-    seconds: float = 0.0
+    path: str  # its folder
+    number: int  # the count in its name; the larger one was committed later
+    step: int  # number of optimizer steps that it holds
+    seconds: float = 0.0  # how long it took to save; 0 if unknown
 
 
 @dataclass(frozen=True)
 class ResumeCommand:
-    """How the run is started again.
+    """How the run is started again."""
 
-    Attributes:
-        line: The command to type; empty if unknown.
-        shell: Whether it is a shell command and not a call in a program.
-        nodes: Number of launchers that must be started.
-        numbered: Whether each launcher has its own node rank.
-        slurm: Whether the run was inside a Slurm job.
-        step: Whether the run was inside a Slurm step, and not in the job script's shell.
-        submitted: Whether the script of ``paceline submit`` started it, which requeues it
-            automatically.
-        place: Who types the command or where, as a phrase; empty for a person on each node.
-    """
-
-    line: str = ""
-    shell: bool = True
-    nodes: int = 1
-    numbered: bool = False
-    slurm: bool = False
-    step: bool = False
+    line: str = ""  # the command to type; empty if unknown
+    shell: bool = True  # whether it is a shell command and not a call in a program
+    nodes: int = 1  # number of launchers that must be started
+    numbered: bool = False  # whether each launcher has its own node rank
+    slurm: bool = False  # whether the run was inside a Slurm job
+    step: bool = False  # whether the run was inside a Slurm step, and not in the job script's shell
+    # whether the script of ``paceline submit`` started it, which requeues it automatically
     submitted: bool = False
-    place: str = ""
+    place: str = ""  # who types the command or where, as a phrase; empty for a person on each node
 
 
 def plan(

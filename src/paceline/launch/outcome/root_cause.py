@@ -31,27 +31,17 @@ from paceline.text.wording import named, shorten
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision about a run that failed.
+    """The decision about a run that failed."""
 
-    Attributes:
-        finding: The likely cause.
-        causes: Ranks that failed in the same way as the first.
-        victims: Ranks whose failure follows from the cause.
-        end: The first rank exit of the causes; None if a node was lost or nothing is known.
-        lost: Lost nodes, in words.
-        hung: Whether the cause is where ranks were, and not how one of them ended.
-        others: A line for each rank that failed independently in another way.
-        threads: A line for each exception that ended a thread of a rank.
-    """
-
-    finding: Finding
-    causes: tuple[int, ...] = ()
-    victims: tuple[int, ...] = ()
+    finding: Finding  # the likely cause
+    causes: tuple[int, ...] = ()  # ranks that failed in the same way as the first
+    victims: tuple[int, ...] = ()  # ranks whose failure follows from the cause
+    # the first rank exit of the causes; None if a node was lost or nothing is known
     end: RankExit | None = None
-    lost: tuple[str, ...] = ()
-    hung: bool = False
-    others: tuple[str, ...] = ()
-    threads: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()  # lost nodes, in words
+    hung: bool = False  # whether the cause is where ranks were, and not how one of them ended
+    others: tuple[str, ...] = ()  # a line for each rank that failed independently in another way
+    threads: tuple[str, ...] = ()  # a line for each exception that ended a thread of a rank
 
 
 def judge(

@@ -16,43 +16,30 @@ Parser = Callable[["Option", str], Any]
 
 @dataclass(frozen=True)
 class Option:
-    """One option of the command line.
+    """One option of the command line."""
 
-    Attributes:
-        name: With underscores, as in ``PET_<NAME>``; the command line takes dashes and underscores.
-        help: One line.
-        default: Text of the default, as typed; None if there is none or the help has it.
-        short: A short form, such as ``-t``.
-        flag: True for an option without a value.
-        ours: True for an option that torchrun does not have.
-        metavar: Placeholder of the value in the help.
-        many: True for an option that may be given several times.
-        newer: True if only torchrun of torch 2.15 or newer has it, so that abbreviations of older
-            options stay unique.
-        group: Its heading in the help; empty for the last group.
-        parse: Returns the value of a text, or None to keep the default; raises UsageError if the
-            text is wrong.
-        is_text: True if blanks around the value are part of it.
-        same_as: The option for which this is another name; empty if there is none.
-        needs_probe: True if it uses the probe's counters.
-        preference: Environment variable that sets it for all runs, and the type of its value in the
-            configuration file; None if neither does.
-    """
-
+    # with underscores, as in ``PET_<NAME>``; the command line takes dashes and underscores
     name: str
-    help: str
+    help: str  # one line
+    # text of the default, as typed; None if there is none or the help has it
     default: str | None = None
-    short: str = ""
-    flag: bool = False
-    ours: bool = False
-    metavar: str = ""
-    many: bool = False
+    short: str = ""  # a short form, such as ``-t``
+    flag: bool = False  # True for an option without a value
+    ours: bool = False  # True for an option that torchrun does not have
+    metavar: str = ""  # placeholder of the value in the help
+    many: bool = False  # True for an option that may be given several times
+    # True if only torchrun of torch 2.15 or newer has it, so that abbreviations of older options
+    # stay unique
     newer: bool = False
-    group: str = ""
+    group: str = ""  # its heading in the help; empty for the last group
+    # returns the value of a text, or None to keep the default; raises UsageError if the text is
+    # wrong
     parse: Parser | None = None
-    is_text: bool = False
-    same_as: str = ""
-    needs_probe: bool = False
+    is_text: bool = False  # True if blanks around the value are part of it
+    same_as: str = ""  # the option for which this is another name; empty if there is none
+    needs_probe: bool = False  # True if it uses the probe's counters
+    # environment variable that sets it for all runs, and the type of its value in the configuration
+    # file; None if neither does
     preference: tuple[str, type] | None = None
 
     @property

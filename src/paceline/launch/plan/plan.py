@@ -33,43 +33,26 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will do on this node.
+    """What a run will do on this node."""
 
-    Attributes:
-        nproc: Ranks on this node.
-        threads: ``OMP_NUM_THREADS`` of each rank; value None keeps the user's.
-        rendezvous: ``"local"``, ``"static"``, ``"c10d"`` or another of torch's names.
-        host: Name or address of the rendezvous.
-        port: Port of the rendezvous; 0 lets the kernel choose.
-        start_method: ``"fork"``, ``"spawn"`` or ``"exec"``.
-        warm_imports: Modules that the fork server imports in addition to torch.
-        backend: The backend that ranks are expected to use.
-        grace_s: Seconds that ranks have to end before they are killed.
-        hang: How long ranks may make no progress, in words.
-        keep_alive_s: Seconds between heartbeats of a node (c10d).
-        last_call_s: Seconds to wait for more nodes once the least number has come (c10d).
-        accelerate: Settings from a configuration of accelerate, in words.
-        warnings: Warnings that are printed below the plan.
-    """
-
-    nproc: Choice
-    threads: Choice
-    rendezvous: str
-    host: str
-    port: Choice
-    start_method: Choice
-    warm_imports: tuple[str, ...]
-    backend: str
-    grace_s: int
-    hang: Choice
-    keep_alive_s: int
-    last_call_s: int
-    accelerate: str = ""
-    warnings: tuple[Finding, ...] = ()
+    nproc: Choice  # ranks on this node
+    threads: Choice  # ``OMP_NUM_THREADS`` of each rank; value None keeps the user's
+    rendezvous: str  # ``"local"``, ``"static"``, ``"c10d"`` or another of torch's names
+    host: str  # name or address of the rendezvous
+    port: Choice  # port of the rendezvous; 0 lets the kernel choose
+    start_method: Choice  # ``"fork"``, ``"spawn"`` or ``"exec"``
+    warm_imports: tuple[str, ...]  # modules that the fork server imports in addition to torch
+    backend: str  # the backend that ranks are expected to use
+    grace_s: int  # seconds that ranks have to end before they are killed
+    hang: Choice  # how long ranks may make no progress, in words
+    keep_alive_s: int  # seconds between heartbeats of a node (c10d)
+    last_call_s: int  # seconds to wait for more nodes once the least number has come (c10d)
+    accelerate: str = ""  # settings from a configuration of accelerate, in words
+    warnings: tuple[Finding, ...] = ()  # warnings that are printed below the plan
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain data for ``plan.json``."""
-        return asdict(self)
+        """Return the plan for ``plan.json``, without the port: others may read that file."""
+        return {name: value for name, value in asdict(self).items() if name != "port"}
 
 
 def make(options: Options, facts: HostFacts, *, environ: Mapping[str, str], source: str) -> Plan:
@@ -338,7 +321,7 @@ def _without_effect(options: Options, facts: HostFacts, nproc: int) -> Iterator[
 
 
 def describe(
-    plan: Plan, options: Options, *, address: str, run_dir: str, is_signed: bool = True
+    plan: Plan, options: Options, *, head: str, run_dir: str, is_signed: bool = True
 ) -> str:
     """Return the plan as the one line that is printed before the start.
 
@@ -347,13 +330,13 @@ def describe(
     Args:
         plan: The plan.
         options: The options.
-        address: ``HOST:PORT`` of the store.
+        head: Host of the store. Its port is for nobody who reads the output of a job.
         run_dir: The run folder.
         is_signed: Whether launchers sign the values that they write to the store.
     """
     parts = [_layout(plan, options), plan.backend]
     if options.max_nodes > 1:
-        parts.append(f"head {address}")
+        parts.append(f"head {head}")
     if options.hang_timeout is not None or options.on_hang != "stop" or options.no_probe:
         parts.append(f"{plan.hang.value} ({plan.hang.reason})")
     if plan.start_method.reason:

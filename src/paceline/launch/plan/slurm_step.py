@@ -25,25 +25,15 @@ _NO_STEP = 0xFFFFFF00
 
 @dataclass(frozen=True)
 class Step:
-    """The Slurm step that this process is a task of.
+    """The Slurm step that this process is a task of."""
 
-    Attributes:
-        job: Id of its job.
-        number: Id of the step.
-        nodes: Names of its nodes, in Slurm's order.
-        node_rank: Index of this node.
-        tasks: Number of tasks on each node.
-        task: Index of this task in the step.
-        gpus: GPUs that the step has on this node, as Slurm numbers them.
-    """
-
-    job: str
-    number: str
-    nodes: tuple[str, ...]
-    node_rank: int
-    tasks: tuple[int, ...]
-    task: int
-    gpus: tuple[str, ...] = ()
+    job: str  # id of its job
+    number: str  # id of the step
+    nodes: tuple[str, ...]  # names of its nodes, in Slurm's order
+    node_rank: int  # index of this node
+    tasks: tuple[int, ...]  # number of tasks on each node
+    task: int  # index of this task in the step
+    gpus: tuple[str, ...] = ()  # GPUs that the step has on this node, as Slurm numbers them
 
     @property
     def name(self) -> str:

@@ -17,21 +17,15 @@ _ANSWER_S = 10.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Times that Slurm reports.
+    """Times that Slurm reports."""
 
-    Attributes:
-        kill_wait_s: KillWait: from SIGTERM at a time limit or scancel to SIGKILL; None if unknown.
-        grace_s: GraceTime of the partition: the time of a preempted job; None if unknown or not
-            set.
-        ends_s: When the time limit ends the job, on the monotonic clock; None if unknown or
-            unlimited.
-        signals_all: Slurm sends a signal to all processes of a step, ranks too, and not to its
-            tasks alone.
-    """
-
+    # KillWait: from SIGTERM at a time limit or scancel to SIGKILL; None if unknown
     kill_wait_s: float | None = None
+    # GraceTime of the partition: the time of a preempted job; None if unknown or not set
     grace_s: float | None = None
+    # when the time limit ends the job, on the monotonic clock; None if unknown or unlimited
     ends_s: float | None = None
+    # Slurm sends a signal to all processes of a step, ranks too, and not to its tasks alone
     signals_all: bool = False
 
 

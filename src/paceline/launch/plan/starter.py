@@ -17,22 +17,14 @@ from paceline.world import is_pod, read_batch_job, read_mpi_task, read_pod
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is known on this machine only.
+    """What is known on this machine only."""
 
-    Attributes:
-        address_of: Returns the address of a node by its name in Slurm.
-        require_head_here: Raises UsageError if an address, which comes from the given source, does
-            not mean this machine.
-        read_file: Returns the text of a file; empty if it cannot be read.
-        host_name: Name of this host.
-        in_terminal: Whether this process has a terminal.
-    """
-
-    address_of: Callable[[str], str]
+    address_of: Callable[[str], str]  # returns the address of a node by its name in Slurm
+    # raises UsageError if an address, which comes from the given source, does not mean this machine
     require_head_here: Callable[[str, str], None]
-    read_file: Callable[[str], str]
-    host_name: str
-    in_terminal: bool = False
+    read_file: Callable[[str], str]  # returns the text of a file; empty if it cannot be read
+    host_name: str  # name of this host
+    in_terminal: bool = False  # whether this process has a terminal
 
 
 def choose_defaults(

@@ -15,30 +15,23 @@ LSF = "lsf"  # a task of blaunch
 
 @dataclass(frozen=True)
 class StarterDefaults:
-    """Defaults of options from Slurm, mpirun, Kubernetes, PBS or LSF.
+    """Defaults of options from Slurm, mpirun, Kubernetes, PBS or LSF."""
 
-    Attributes:
-        values: Options of ``paceline run`` that apply if the user gives none.
-        source: What the run uses of its starter, or detected and does not use, as one phrase for
-            the plan; empty if there is nothing to say.
-        num_gpus: GPUs that Slurm gave the step on this node; 0 if there are none or no step is
-            used.
-        shared_output: Whether all nodes print to one output, so that only the head (node 0) prints
-            what they have in common.
-        starter: ``SLURM``, ``MPI``, ``POD`` or ``LSF`` if that started this launcher, else empty.
-        port_reason: Why the port in ``values`` was chosen.
-        hosts: Host name of each node rank; empty if unknown.
-        warnings: What is likely not meant.
-    """
-
+    # options of ``paceline run`` that apply if the user gives none
     values: Mapping[str, str] = field(default_factory=dict)
+    # what the run uses of its starter, or detected and does not use, as one phrase for the plan;
+    # empty if there is nothing to say
     source: str = ""
+    # GPUs that Slurm gave the step on this node; 0 if there are none or no step is used
     num_gpus: int = 0
+    # whether all nodes print to one output, so that only the head (node 0) prints what they have in
+    # common
     shared_output: bool = False
+    # ``SLURM``, ``MPI``, ``POD`` or ``LSF`` if that started this launcher, else empty
     starter: str = ""
-    port_reason: str = "the step's number"
-    hosts: tuple[str, ...] = ()
-    warnings: tuple[Finding, ...] = ()
+    port_reason: str = "the step's number"  # why the port in ``values`` was chosen
+    hosts: tuple[str, ...] = ()  # host name of each node rank; empty if unknown
+    warnings: tuple[Finding, ...] = ()  # what is likely not meant
 
     @property
     def starts_together(self) -> bool:

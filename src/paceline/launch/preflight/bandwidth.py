@@ -35,15 +35,10 @@ _KNOWN_MBIT = 10_000  # gloo on one connection cannot measure faster links
 
 @dataclass(frozen=True)
 class Speed:
-    """The measured speed between nodes.
+    """The measured speed between nodes."""
 
-    Attributes:
-        bits_s: Bits per second that each node sent, and received, in an all-reduce.
-        latency_s: Duration of the smallest all-reduce, in seconds.
-    """
-
-    bits_s: float
-    latency_s: float
+    bits_s: float  # bits per second that each node sent, and received, in an all-reduce
+    latency_s: float  # duration of the smallest all-reduce, in seconds
 
     @property
     def rate(self) -> str:

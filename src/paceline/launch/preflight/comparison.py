@@ -20,12 +20,12 @@ from torch.distributed import DistStoreError
 from paceline.errors import Finding, RunError
 from paceline.launch.channel import reachability
 from paceline.launch.channel.reachability import Answer
-from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.preflight import bandwidth, consistency, facts, interfaces
 from paceline.launch.preflight.facts import Facts
 from paceline.machine.interfaces import Interface
+from paceline.machine.signed_store import SignedStore
 from paceline.rundir.files import display_path
 
 # How long to wait for what the head publishes at once: whether it compares, or the link's speed.
@@ -41,19 +41,12 @@ _PAIRS = 4  # up to this number of nodes, each tries all others
 
 @dataclass(frozen=True)
 class Result:
-    """The result of the comparison for this node.
+    """The result of the comparison for this node."""
 
-    Attributes:
-        env: Environment variables for its ranks.
-        master: Address of node 0 that the others reach; empty if there was nothing to try.
-        line: The line to print; empty if there is none.
-        warnings: Findings that do not stop the run, the same on all nodes.
-    """
-
-    env: Mapping[str, str] = field(default_factory=dict)
-    master: str = ""
-    line: str = ""
-    warnings: tuple[Finding, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)  # environment variables for its ranks
+    master: str = ""  # address of node 0 that the others reach; empty if there was nothing to try
+    line: str = ""  # the line to print; empty if there is none
+    warnings: tuple[Finding, ...] = ()  # findings that do not stop the run, the same on all nodes
 
 
 class Comparison:

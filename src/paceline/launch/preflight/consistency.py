@@ -20,17 +20,11 @@ _SKEW_S = 1.0
 
 @dataclass(frozen=True)
 class Difference:
-    """One property that differs between nodes.
+    """One property that differs between nodes."""
 
-    Attributes:
-        name: Name of the property.
-        groups: The nodes by value, the rarest value first.
-        fatal: Whether the difference stops the run.
-    """
-
-    name: str
-    groups: tuple[tuple[str, tuple[Facts, ...]], ...]
-    fatal: bool
+    name: str  # name of the property
+    groups: tuple[tuple[str, tuple[Facts, ...]], ...]  # the nodes by value, the rarest value first
+    fatal: bool  # whether the difference stops the run
 
     @property
     def line(self) -> str:

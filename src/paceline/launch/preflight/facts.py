@@ -26,32 +26,21 @@ _PATIENCE_S = 0.5
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of one node.
+    """The facts of one node."""
 
-    Attributes:
-        node: Its node rank.
-        host: Its host name.
-        machine: Equal for launchers on one machine and in one network, which have no link between
-            them.
-        likeness: The values to compare, as text by name; empty if unknown.
-        gpus: Number of its GPUs.
-        address: Its address in this run.
-        interfaces: Its interfaces that are up.
-        named_loopback: Whether its host name resolves to a loopback address.
-        settings: The user's ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME``; empty if not set.
-        port: The port of its server for tries of other nodes; 0 without a server.
-    """
-
-    node: int
-    host: str
+    node: int  # its node rank
+    host: str  # its host name
+    # equal for launchers on one machine and in one network, which have no link between them
     machine: str = ""
+    # the values to compare, as text by name; empty if unknown
     likeness: dict[str, str] = field(default_factory=dict)
-    gpus: int = 0
-    address: str = ""
-    interfaces: tuple[Interface, ...] = ()
-    named_loopback: bool = False
+    gpus: int = 0  # number of its GPUs
+    address: str = ""  # its address in this run
+    interfaces: tuple[Interface, ...] = ()  # its interfaces that are up
+    named_loopback: bool = False  # whether its host name resolves to a loopback address
+    # the user's ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME``; empty if not set
     settings: dict[str, str] = field(default_factory=dict)
-    port: int = 0
+    port: int = 0  # the port of its server for tries of other nodes; 0 without a server
 
     @property
     def words(self) -> str:

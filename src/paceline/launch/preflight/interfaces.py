@@ -17,21 +17,13 @@ Reached = Mapping[int, Mapping[str, Sequence[bool]]]
 
 @dataclass(frozen=True)
 class InterfaceChoice:
-    """The interface that a node uses.
+    """The interface that a node uses."""
 
-    Attributes:
-        name: Name of the interface; empty if no interface works.
-        address: The address on it that other nodes reached.
-        reason: Why this interface was chosen.
-        has_alternative: Whether paceline has chosen it, among several.
-        mbit: Its rate in Mbit/s; 0 if unknown.
-    """
-
-    name: str = ""
-    address: str = ""
-    reason: str = ""
-    has_alternative: bool = False
-    mbit: int = 0
+    name: str = ""  # name of the interface; empty if no interface works
+    address: str = ""  # the address on it that other nodes reached
+    reason: str = ""  # why this interface was chosen
+    has_alternative: bool = False  # whether paceline has chosen it, among several
+    mbit: int = 0  # its rate in Mbit/s; 0 if unknown
 
 
 def candidates(node: Facts) -> list[Interface]:

@@ -23,34 +23,21 @@ WRITTEN, CACHED, CHANGED, END = "written", "cached", "changed", "end"
 
 @dataclass(frozen=True)
 class LoaderSetting:
-    """Settings of a DataLoader that do not change its batches.
+    """Settings of a DataLoader that do not change its batches."""
 
-    Attributes:
-        num_workers: Worker processes; 0 reads in the training process.
-        prefetch_factor: Batches that each worker reads ahead; 0 without workers.
-        pin_memory: Whether batches are copied to pinned memory.
-        threads: Threads of the rank's CPU operations.
-    """
-
-    num_workers: int
-    prefetch_factor: int
-    pin_memory: bool
-    threads: int
+    num_workers: int  # worker processes; 0 reads in the training process
+    prefetch_factor: int  # batches that each worker reads ahead; 0 without workers
+    pin_memory: bool  # whether batches are copied to pinned memory
+    threads: int  # threads of the rank's CPU operations
 
 
 @dataclass(frozen=True)
 class Command:
-    """What a rank is to do from its next batch on.
+    """What a rank is to do from its next batch on."""
 
-    Attributes:
-        number: Counts up from 1; 0 is a rank without a command.
-        source: ``WRITTEN``, ``CACHED``, ``CHANGED``, or ``END`` to end the rank.
-        setting: The settings to use, for ``CHANGED``.
-    """
-
-    number: int
-    source: str
-    setting: LoaderSetting | None = None
+    number: int  # counts up from 1; 0 is a rank without a command
+    source: str  # ``WRITTEN``, ``CACHED``, ``CHANGED``, or ``END`` to end the rank
+    setting: LoaderSetting | None = None  # the settings to use, for ``CHANGED``
 
     def to_json(self) -> dict[str, Any]:
         """Return the command as plain data."""
@@ -67,28 +54,18 @@ class Command:
 
 @dataclass(frozen=True)
 class LoaderFacts:
-    """What a rank sees of the DataLoader that its training loop reads.
+    """What a rank sees of the DataLoader that its training loop reads."""
 
-    Attributes:
-        setting: The settings as the script wrote them.
-        persistent_workers: Whether the script keeps workers between epochs.
-        batch_samples: Samples of a batch on this rank; 0 if they cannot be counted.
-        batch_bytes: Bytes of the tensors of a batch.
-        is_stream: Whether the dataset is an IterableDataset.
-        on_gpu: Whether the rank uses a GPU.
-        maker: The library that constructs the loader: ``transformers``, ``paceline``, or ``""``
-            for the script.
-        place: File and line of the script that construct the loader; empty if unknown.
-    """
-
-    setting: LoaderSetting
-    persistent_workers: bool
-    batch_samples: int
-    batch_bytes: int
-    is_stream: bool
-    on_gpu: bool
+    setting: LoaderSetting  # the settings as the script wrote them
+    persistent_workers: bool  # whether the script keeps workers between epochs
+    batch_samples: int  # samples of a batch on this rank; 0 if they cannot be counted
+    batch_bytes: int  # bytes of the tensors of a batch
+    is_stream: bool  # whether the dataset is an IterableDataset
+    on_gpu: bool  # whether the rank uses a GPU
+    # the library that constructs the loader: ``transformers``, ``paceline``, or ``""`` for the
+    # script
     maker: str = ""
-    place: str = ""
+    place: str = ""  # file and line of the script that construct the loader; empty if unknown
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as plain data."""
@@ -102,17 +79,11 @@ class LoaderFacts:
 
 @dataclass(frozen=True)
 class Delivery:
-    """A batch that the training loop of a rank got.
+    """A batch that the training loop of a rank got."""
 
-    Attributes:
-        number: Number of the command that was followed.
-        requested_ns: When the loop requested the batch, on the machine's monotonic clock.
-        delivered_ns: When it got the batch.
-    """
-
-    number: int
-    requested_ns: int
-    delivered_ns: int
+    number: int  # number of the command that was followed
+    requested_ns: int  # when the loop requested the batch, on the machine's monotonic clock
+    delivered_ns: int  # when it got the batch
 
     def pack(self) -> bytes:
         """Return the record as bytes."""
@@ -127,13 +98,9 @@ def unpack(data: bytes) -> Iterator[Delivery]:
 
 @dataclass(frozen=True)
 class CommandFiles:
-    """Names of the files.
+    """Names of the files."""
 
-    Attributes:
-        folder: The folder that ``paceline tune`` has created.
-    """
-
-    folder: Path
+    folder: Path  # the folder that ``paceline tune`` has created
 
     @property
     def command(self) -> Path:

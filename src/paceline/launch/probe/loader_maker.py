@@ -21,26 +21,18 @@ _LIBRARIES = {"transformers.trainer": "transformers", "paceline.train": "pacelin
 
 @dataclass(frozen=True)
 class Maker:
-    """Who has constructed a loader.
+    """Who has constructed a loader."""
 
-    Attributes:
-        library: ``transformers`` or ``paceline`` if the script leaves it to them, else empty.
-        place: File and line of the script; empty if none is known.
-    """
-
+    # ``transformers`` or ``paceline`` if the script leaves it to them, else empty
     library: str = ""
-    place: str = ""
+    place: str = ""  # file and line of the script; empty if none is known
 
 
 @dataclass
 class Makers:
-    """Remembers who has constructed the first loader of each dataset.
+    """Remembers who has constructed the first loader of each dataset."""
 
-    Attributes:
-        is_users: Returns whether a file is the user's.
-    """
-
-    is_users: Callable[[str], bool]
+    is_users: Callable[[str], bool]  # returns whether a file is the user's
     _first: dict[int, tuple[weakref.ref[Any], Maker]] = field(default_factory=dict)
 
     def watch(self) -> None:

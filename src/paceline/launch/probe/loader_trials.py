@@ -32,7 +32,7 @@ from paceline.launch.probe.loader_commands import (
     LoaderSetting,
 )
 from paceline.launch.probe.loader_maker import Maker, Makers
-from paceline.launch.probe.orders import size_of
+from paceline.launch.probe.orders import parts_of, size_of
 from paceline.rundir.files import write_whole
 
 _MOST_REQUESTS = 4096  # that are kept, for samplers that yield an epoch only once
@@ -326,12 +326,6 @@ def _apply(setting: LoaderSetting) -> None:
         torch.set_num_threads(setting.threads)
 
 
-def _children(batch: Any) -> Iterator[Any]:
-    if isinstance(batch, collections.abc.Mapping):
-        return iter(batch.values())
-    return iter(batch) if isinstance(batch, list | tuple) else iter(())
-
-
 def tensors_of(batch: Any, depth: int = 0) -> Iterator[Any]:
     """Yield the tensors of a batch."""
     import torch
@@ -339,7 +333,7 @@ def tensors_of(batch: Any, depth: int = 0) -> Iterator[Any]:
     if isinstance(batch, torch.Tensor):
         yield batch
     elif depth < _MOST_DEPTH:
-        for child in _children(batch):
+        for child in parts_of(batch):
             yield from tensors_of(child, depth + 1)
 
 

@@ -105,7 +105,7 @@ def _samples(part: Any, depth: int = 0) -> int:
     if shape:
         return int(shape[0])
     if depth < 4:
-        return next((size for item in _items(part) if (size := _samples(item, depth + 1))), 0)
+        return next((size for item in parts_of(part) if (size := _samples(item, depth + 1))), 0)
     return 0
 
 
@@ -119,7 +119,7 @@ def row_hashes(batch: Any, count: int) -> list[list[int]]:
     Returns:
         A list of ``count`` hashes for each of the first columns that has as many samples.
     """
-    columns = _items(batch) or [batch]
+    columns = parts_of(batch) or [batch]
     try:
         return [hashes for part in columns[:_COLUMNS] if (hashes := _row_hashes(part, count))]
     except Exception:
@@ -149,11 +149,12 @@ def _sample(part: Any, values: list[Any], depth: int = 0) -> None:
     elif isinstance(part, (int, float, str, bytes)):
         values.append(part)
     elif depth < 4:
-        for item in _items(part)[:FIRST]:
+        for item in parts_of(part)[:FIRST]:
             _sample(item, values, depth + 1)
 
 
-def _items(part: Any) -> Sequence[Any]:
+def parts_of(part: Any) -> Sequence[Any]:
+    """Return what a dict, list or tuple holds; nothing for other types."""
     if isinstance(part, Mapping):
         return list(part.values())
     return part if isinstance(part, (list, tuple)) else ()

@@ -23,19 +23,12 @@ _ENOUGH = 16  # looks, and datasets
 
 @dataclass(frozen=True)
 class Padding:
-    """How a sampler gives all ranks the same number of samples.
+    """How a sampler gives all ranks the same number of samples."""
 
-    Attributes:
-        dataset_length: Samples of its dataset.
-        padded_length: Samples of all ranks together.
-        share: Samples of one rank.
-        since_ns: When the loop over it began.
-    """
-
-    dataset_length: int
-    padded_length: int
-    share: int
-    since_ns: int = 0
+    dataset_length: int  # samples of its dataset
+    padded_length: int  # samples of all ranks together
+    share: int  # samples of one rank
+    since_ns: int = 0  # when the loop over it began
 
 
 def padding_of(sampler: Any) -> Padding | None:

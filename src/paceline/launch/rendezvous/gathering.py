@@ -16,10 +16,10 @@ from paceline import deadlines
 from paceline.errors import Finding, Notice
 from paceline.launch.channel import liveness, silence
 from paceline.launch.channel.heartbeats import Heartbeats, write_beat
-from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.channel.silence import Loss
 from paceline.launch.outcome import root_cause
 from paceline.launch.rendezvous.presence import Arrived
+from paceline.machine.signed_store import SignedStore
 
 _KEY = "paceline/gathering"
 _LEFT = b"left"

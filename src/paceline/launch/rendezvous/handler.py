@@ -22,14 +22,15 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous import registry as torch_registry
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    create_handler,
+)
 
 from paceline import deadlines, env
 from paceline.errors import Finding, Notice, RunError, SetupError
 from paceline.launch.channel import liveness, run_secret
 from paceline.launch.channel.run_secret import SharedFile
-from paceline.launch.channel.signed_store import SignedStore
-from paceline.launch.channel.signing import Signing
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.starter_defaults import POD
@@ -46,39 +47,31 @@ from paceline.launch.rendezvous.store import (
     read_identity,
 )
 from paceline.machine import host, interfaces
+from paceline.machine.signed_store import SignedStore
+from paceline.machine.signing import Signing
 from paceline.rundir.files import RUNS
 from paceline.world import expand_nodelist
 
 
 @dataclass
 class Meeting:
-    """What a node needs to take part in a run.
+    """What a node needs to take part in a run."""
 
-    Attributes:
-        handler: torch's rendezvous handler.
-        store: The raw store of the run; None if torch keeps it private (etcd).
-        identity: The run's identity, as the head wrote it into the store.
-        address: Numeric address of this node, as the other nodes reach it.
-        endpoint: ``HOST:PORT`` of the store, numeric.
-        hosts_store: Whether the store lives in this process, which must then outlast the others.
-        places: Whether the store must show late nodes which hosts have the places of the run.
-        gathering: Watches the nodes until the first attempt begins; None with one node or
-            without a roll call.
-        connection: Shows the node that hosts the store when this launcher has ended; None there.
-        signing: How launchers sign what they write for each other.
-        shared_secret: The file with the run's secret; None unless this node created it.
-    """
-
-    handler: RendezvousHandler
-    store: TCPStore | None
-    identity: dict[str, Any]
-    address: str
-    endpoint: str
-    hosts_store: bool
+    handler: RendezvousHandler  # torch's rendezvous handler
+    store: TCPStore | None  # the raw store of the run; None if torch keeps it private (etcd)
+    identity: dict[str, Any]  # the run's identity, as the head wrote it into the store
+    address: str  # numeric address of this node, as the other nodes reach it
+    endpoint: str  # ``HOST:PORT`` of the store, numeric
+    hosts_store: bool  # whether the store lives in this process, which must then outlast the others
+    # whether the store must show late nodes which hosts have the places of the run
     places: bool = False
+    # watches the nodes until the first attempt begins; None with one node or without a roll call
     gathering: Gathering | None = None
+    # shows the node that hosts the store when this launcher has ended; None there
     connection: liveness.Connection | None = None
+    # how launchers sign what they write for each other
     signing: Signing = field(default_factory=Signing)
+    # the file with the run's secret; None unless this node created it
     shared_secret: SharedFile | None = None
 
     @property
@@ -95,6 +88,18 @@ class Meeting:
         """
         rounds = self.handler.rounds if isinstance(self.handler, HeldRendezvous) else 0
         return f"{port}/{rounds}"
+
+    @property
+    def num_before(self) -> int | None:
+        """How many times nodes had met before they met last, the same on all nodes.
+
+        A node that comes later has not counted them itself. None if the backend does not tell.
+        """
+        if isinstance(self.handler, HeldRendezvous):
+            return self.handler.rounds - 1
+        if isinstance(self.handler, DynamicRendezvousHandler):
+            return int(self.handler._state_holder.state.round)
+        return None
 
 
 def meet(
@@ -159,25 +164,15 @@ def meet(
 
 @dataclass(frozen=True)
 class _Node:
-    """What this node knows before it has reached the store.
+    """What this node knows before it has reached the store."""
 
-    Attributes:
-        options: The options of this launcher.
-        plan: The plan of the run.
-        identity: The run's identity, if this node is the one to publish it.
-        own_secret: The secret that this node was given; empty if none was given.
-        local: Addresses of this host.
-        notes: The notes of the nodes in the shared folder.
-        inform: Prints a notice.
-    """
-
-    options: Options
-    plan: Plan
-    identity: dict[str, Any]
-    own_secret: bytes
-    local: tuple[str, ...]
-    notes: Notes
-    inform: Callable[[Notice], None]
+    options: Options  # the options of this launcher
+    plan: Plan  # the plan of the run
+    identity: dict[str, Any]  # the run's identity, if this node is the one to publish it
+    own_secret: bytes  # the secret that this node was given; empty if none was given
+    local: tuple[str, ...]  # addresses of this host
+    notes: Notes  # the notes of the nodes in the shared folder
+    inform: Callable[[Notice], None]  # prints a notice
 
     @property
     def launcher(self) -> str:
@@ -187,23 +182,14 @@ class _Node:
 
 @dataclass(frozen=True)
 class _Entry:
-    """How this node has come into the store of its run.
+    """How this node has come into the store of its run."""
 
-    Attributes:
-        store: The store.
-        head: Numeric address of its host.
-        is_head: Whether the store lives in this process.
-        identity: The run's identity, as the head published it.
-        secret: The run's secret; empty without a secret.
-        signing: How launchers sign what they write for each other.
-    """
-
-    store: TCPStore
-    head: str
-    is_head: bool
-    identity: dict[str, Any]
-    secret: bytes
-    signing: Signing
+    store: TCPStore  # the store
+    head: str  # numeric address of its host
+    is_head: bool  # whether the store lives in this process
+    identity: dict[str, Any]  # the run's identity, as the head published it
+    secret: bytes  # the run's secret; empty without a secret
+    signing: Signing  # how launchers sign what they write for each other
 
     @property
     def place(self) -> str:

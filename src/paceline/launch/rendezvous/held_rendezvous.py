@@ -16,12 +16,12 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from paceline.errors import Finding, Notice, RunError
-from paceline.launch.channel.signed_store import SignedStore
-from paceline.launch.channel.signing import Signing
 from paceline.launch.rendezvous import presence
 from paceline.launch.rendezvous.node_wait import Waiting
 from paceline.launch.rendezvous.presence import Arrived
 from paceline.launch.rendezvous.store import open_store
+from paceline.machine.signed_store import SignedStore
+from paceline.machine.signing import Signing
 
 
 class HeldRendezvous(RendezvousHandler):

@@ -28,37 +28,21 @@ _FIRST_NOTE_S = 5.0
 
 @dataclass(frozen=True)
 class Note:
-    """What one waiting node reports about itself.
+    """What one waiting node reports about itself."""
 
-    Attributes:
-        script: Name of its script.
-        run_id: Its ``--rdzv-id``.
-        rank: Its node rank; None if torch assigns the ranks.
-        host: Its host name.
-        pid: Process id of its launcher.
-        name: The head's name or address, as typed on that node.
-        address: The address that the name resolves to; empty if it does not resolve.
-        port: The port that it tries to reach, or listens on.
-        listens: Whether this node hosts a store.
-        addresses: Addresses of this node.
-        trouble: The result of its last connection probe, in words.
-        ended: Whether the node has given up; its note stays for nodes that still wait.
-        time_s: When the note was written, in seconds since the epoch.
-    """
-
-    script: str
-    run_id: str
-    rank: int | None
-    host: str
-    pid: int
-    name: str
-    address: str
-    port: int
-    listens: bool
-    addresses: tuple[str, ...] = ()
-    trouble: str = ""
-    ended: bool = False
-    time_s: float = 0.0
+    script: str  # name of its script
+    run_id: str  # its ``--rdzv-id``
+    rank: int | None  # its node rank; None if torch assigns the ranks
+    host: str  # its host name
+    pid: int  # process id of its launcher
+    name: str  # the head's name or address, as typed on that node
+    address: str  # the address that the name resolves to; empty if it does not resolve
+    port: int  # the port that it tries to reach, or listens on
+    listens: bool  # whether this node hosts a store
+    addresses: tuple[str, ...] = ()  # addresses of this node
+    trouble: str = ""  # the result of its last connection probe, in words
+    ended: bool = False  # whether the node has given up; its note stays for nodes that still wait
+    time_s: float = 0.0  # when the note was written, in seconds since the epoch
 
     @property
     def words(self) -> str:

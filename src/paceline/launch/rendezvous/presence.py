@@ -15,21 +15,13 @@ from paceline.text.wording import few
 
 @dataclass(frozen=True)
 class Arrived:
-    """One node, as it announced itself.
+    """One node, as it announced itself."""
 
-    Attributes:
-        ticket: Order of arrival, starting at 1.
-        rank: Its node rank; None if torch's rendezvous assigns the ranks.
-        host: Its host name.
-        pid: Process id of its launcher.
-        nodes: Minimum and maximum number of nodes that it was started for.
-    """
-
-    ticket: int
-    rank: int | None
-    host: str
-    pid: int
-    nodes: tuple[int, int]
+    ticket: int  # order of arrival, starting at 1
+    rank: int | None  # its node rank; None if torch's rendezvous assigns the ranks
+    host: str  # its host name
+    pid: int  # process id of its launcher
+    nodes: tuple[int, int]  # minimum and maximum number of nodes that it was started for
 
     @property
     def words(self) -> str:
@@ -53,15 +45,10 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of the wait for nodes.
+    """The result of the wait for nodes."""
 
-    Attributes:
-        members: The nodes that begin the run.
-        finding: Why the run cannot begin; None if it can.
-    """
-
-    members: tuple[Arrived, ...] = ()
-    finding: Finding | None = None
+    members: tuple[Arrived, ...] = ()  # the nodes that begin the run
+    finding: Finding | None = None  # why the run cannot begin; None if it can
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as plain data."""

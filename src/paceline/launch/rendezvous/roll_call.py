@@ -13,11 +13,11 @@ from typing import Any
 from torch.distributed import DistStoreError
 
 from paceline.errors import Finding, Notice, RunError
-from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.rendezvous import presence, unreachable
 from paceline.launch.rendezvous.node_wait import Waiting
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived, Verdict
+from paceline.machine.signed_store import SignedStore
 
 # Raw keys, outside every prefix: nodes meet here before there is an attempt.
 _ROLL = "paceline/roll"
@@ -44,21 +44,13 @@ _PATIENCE_S = 10.0
 
 @dataclass
 class _Presence:
-    """What the head knows about one node.
+    """What the head knows about one node."""
 
-    Attributes:
-        node: The node, as it announced itself.
-        is_signed: Whether the announcement was signed.
-        arrival_s: When the node came.
-        beat: Its last sign of life.
-        beat_s: When that last sign of life came.
-    """
-
-    node: Arrived
-    is_signed: bool
-    arrival_s: float
-    beat: bytes = b""
-    beat_s: float = 0.0
+    node: Arrived  # the node, as it announced itself
+    is_signed: bool  # whether the announcement was signed
+    arrival_s: float  # when the node came
+    beat: bytes = b""  # its last sign of life
+    beat_s: float = 0.0  # when that last sign of life came
 
 
 class Roll:

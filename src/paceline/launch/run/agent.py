@@ -34,7 +34,6 @@ from paceline import env
 from paceline.errors import Finding
 from paceline.launch.channel import silence
 from paceline.launch.channel.control_channel import ControlChannel
-from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.channel.silence import NodeLost
 from paceline.launch.channel.surroundings import Surroundings
 from paceline.launch.in_rank import store_token_check
@@ -56,6 +55,7 @@ from paceline.launch.run.log_names import make_logs
 from paceline.launch.run.ranks import RankGroup
 from paceline.launch.run.supervision import Supervision
 from paceline.machine import interfaces
+from paceline.machine.signed_store import SignedStore
 from paceline.machine.slurm_commands import ask
 
 # For every event that it records, torch asks DNS for the host's full name. That can take seconds
@@ -66,17 +66,11 @@ _SINFO_S = 10.0
 
 
 class _Previous(NamedTuple):
-    """An attempt that is followed by another.
+    """An attempt that is followed by another."""
 
-    Attributes:
-        ends: The exits of this node's ranks.
-        lost: Ranks of the lost nodes.
-        hang: Why the ranks hung, if they were stopped for a hang; else None.
-    """
-
-    ends: list[RankExit]
-    lost: set[int]
-    hang: Finding | None
+    ends: list[RankExit]  # the exits of this node's ranks
+    lost: set[int]  # ranks of the lost nodes
+    hang: Finding | None  # why the ranks hung, if they were stopped for a hang; else None
 
 
 class Agent(LocalElasticAgent):
@@ -120,6 +114,7 @@ class Agent(LocalElasticAgent):
         self._has_met = False
         self._supervision: Supervision | None = None
         self._previous: _Previous | None = None
+        self._restarts_before = 0
         self._master = ("", 0)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
@@ -208,18 +203,22 @@ class Agent(LocalElasticAgent):
     def _name_the_run(self) -> None:
         """Write the run's identity into the store of the ranks: c10d opens a separate one."""
         store = TCPStore(*self._master, is_master=False, wait_for_workers=False)
+        token = str(self._meeting.identity["token"])
+        store.set(store_token_check.own_key(self._rank_env[env.STORE_SECRET], token), "")
         store.set(store_token_check.IDENTITY_KEY, self._identity)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._obey_stop()  # a signal may have come while the nodes met
-        spec, workers = worker_group.spec, worker_group.workers
-        restarts = spec.max_restarts - self._remaining_restarts
+        workers = worker_group.workers
+        count = self._meeting.num_before
+        if count is None:
+            count = self._restarts
         attempt = Attempt(
-            number=self._folder.first_attempt + restarts,
+            number=self._folder.first_attempt + count,
             ranks={worker.local_rank: worker.global_rank for worker in workers},
             world_size=workers[0].world_size,
         )
-        envs = self._environments(worker_group, restarts)
+        envs = self._environments(worker_group, count)
         ranks = RankGroup(
             self._context,
             attempt,
@@ -239,10 +238,18 @@ class Agent(LocalElasticAgent):
         )
         self._link.advance(supervision=self._supervision)
         self._supervision.begin()
-        self._record_start(ranks, restarts)
+        self._record_start(ranks)
+        self._restarts_before = self._restarts
         return ranks.pids()
 
-    def _environments(self, worker_group: WorkerGroup, restarts: int) -> dict[int, dict[str, str]]:
+    @property
+    def _restarts(self) -> int:
+        """How many of ``--max-restarts`` this node has used."""
+        return int(self._context.options.max_restarts - self._remaining_restarts)
+
+    def _environments(
+        self, worker_group: WorkerGroup, restart_count: int
+    ) -> dict[int, dict[str, str]]:
         """Return the variables that torchrun sets for each rank of this node, by local rank."""
         spec = worker_group.spec
         return {
@@ -259,7 +266,7 @@ class Agent(LocalElasticAgent):
                     "role_world_size": worker.role_world_size,
                 },
                 master=self._master,
-                restart_count=restarts,
+                restart_count=restart_count,
                 run_id=spec.rdzv_handler.get_run_id(),
                 agent_store=spec.rdzv_handler.use_agent_store,
                 visible_devices=self._rank_env.get(env.CUDA_DEVICES),
@@ -267,10 +274,10 @@ class Agent(LocalElasticAgent):
             for worker in worker_group.workers
         }
 
-    def _record_start(self, ranks: RankGroup, restarts: int) -> None:
+    def _record_start(self, ranks: RankGroup) -> None:
         """Append the start of an attempt to the run's events."""
-        if restarts and self._previous is not None:
-            self._report_restart(self._previous, number=ranks.attempt.number, restarts=restarts)
+        if self._previous is not None:
+            self._report_restart(self._previous, number=ranks.attempt.number)
         pids = ranks.pids()
         self._folder.event(
             "start",
@@ -283,9 +290,12 @@ class Agent(LocalElasticAgent):
             launcher=os.getpid(),
         )
 
-    def _report_restart(self, previous: _Previous, *, number: int, restarts: int) -> None:
+    def _report_restart(self, previous: _Previous, *, number: int) -> None:
         """Print and record why ranks were started again."""
-        context = self._context
+        context, restarts = self._context, self._restarts
+        if restarts == self._restarts_before:  # torch counts failures only
+            context.console.say("another node has come; ranks were started again")
+            return
         losses = self._peers.losses(previous.lost)
         verdict = root_cause.judge(
             previous.ends,
@@ -344,7 +354,7 @@ class Agent(LocalElasticAgent):
         remote = self._peers.remote
         if isinstance(self._meeting.handler, HeldRendezvous) and remote.any_lost:
             raise NodeLost("static rendezvous has no place for another node")
-        supervision.ranks.keep_files()
+        supervision.release()
         self._previous = _Previous(supervision.ranks.ends(), remote.lost, supervision.hang)
         self._link.advance(num_attempts=self._link.progress.num_attempts + 1)
         super()._restart_workers(worker_group)

@@ -21,6 +21,7 @@ from paceline.launch.outcome.report import Report
 from paceline.launch.plan import script
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.task import FUNCTION, RankTask
+from paceline.text.quoting import printable_lines
 from paceline.text.wording import few
 
 _NAME = "check-only"  # name of the run without a script
@@ -62,7 +63,7 @@ def run(options: Options, conduct: Conduct) -> int:
     if options.json:
         print(json.dumps(_to_json(findings, nodes), indent=1))
     else:
-        print("\n".join(render(nodes, findings)))
+        print(printable_lines("\n".join(render(nodes, findings))))
     return status_of(findings)
 
 

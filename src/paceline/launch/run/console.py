@@ -33,21 +33,13 @@ _PIPE_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """Where one stream of one rank is copied to.
+    """Where one stream of one rank is copied to."""
 
-    Attributes:
-        path: Its log file.
-        shown: Whether the console shows it.
-        prefix: Prefix of each line on the console; empty copies the bytes unchanged.
-        filters: Lines that contain one of these also go to ``filtered``.
-        filtered: File for those lines.
-    """
-
-    path: str
-    shown: bool
-    prefix: str = ""
-    filters: tuple[str, ...] = ()
-    filtered: str = ""
+    path: str  # its log file
+    shown: bool  # whether the console shows it
+    prefix: str = ""  # prefix of each line on the console; empty copies the bytes unchanged
+    filters: tuple[str, ...] = ()  # lines that contain one of these also go to ``filtered``
+    filtered: str = ""  # file for those lines
 
 
 def plan_streams(
@@ -112,15 +104,10 @@ def fill_prefix(template: str, *, role: str, rank: int, local_rank: int) -> str:
 
 @dataclass
 class Console:
-    """Copies the output of ranks; their prints depend on neither a disk nor a folder.
+    """Copies the output of ranks; their prints depend on neither a disk nor a folder."""
 
-    Attributes:
-        out: Descriptor of the console's stdout.
-        err: Descriptor of the console's stderr.
-    """
-
-    out: int = 1
-    err: int = 2
+    out: int = 1  # descriptor of the console's stdout
+    err: int = 2  # descriptor of the console's stderr
     _shown: Pump = field(default_factory=lambda: Pump("paceline-console"))
     _hidden: Pump = field(default_factory=lambda: Pump("paceline-logs", pause_s=_GATHER_S))
     _files: dict[str, LogFile] = field(default_factory=dict)
@@ -156,6 +143,10 @@ class Console:
         self._hidden.catch_up()
         self._shown.catch_up()
         return self._files[path].tail if path in self._files else ""
+
+    def forget_closed(self) -> None:
+        """Forget the log files that nobody writes to, with their last lines."""
+        self._files = {path: file for path, file in self._files.items() if file.users}
 
     def resize(self) -> None:
         """Pass a new size of the console on to the ranks' terminals."""

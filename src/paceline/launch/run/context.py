@@ -17,28 +17,15 @@ from paceline.launch.run.peers import Peers
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """What the node, its agent and its ranks work with.
+    """What the node, its agent and its ranks work with."""
 
-    Attributes:
-        options: The options of the run.
-        plan: The plan of the run.
-        task: The task of every rank, without its rank, environment and files.
-        fork_server: The fork server.
-        counters: The counters of the ranks; None without the probe.
-        counters_handle: Descriptor of the counters' memory; -1 without the probe.
-        console: Copies the output of ranks.
-        notices: Prints warnings and notices.
-        peers: The other nodes.
-        link: The link to the launcher's main thread.
-    """
-
-    options: Options
-    plan: Plan
-    task: RankTask
-    fork_server: ForkServer
-    counters: SharedCounters | None
-    counters_handle: int
-    console: Console
-    notices: Notices
-    peers: Peers
-    link: Link
+    options: Options  # the options of the run
+    plan: Plan  # the plan of the run
+    task: RankTask  # the task of every rank, without its rank, environment and files
+    fork_server: ForkServer  # the fork server
+    counters: SharedCounters | None  # the counters of the ranks; None without the probe
+    counters_handle: int  # descriptor of the counters' memory; -1 without the probe
+    console: Console  # copies the output of ranks
+    notices: Notices  # prints warnings and notices
+    peers: Peers  # the other nodes
+    link: Link  # the link to the launcher's main thread

@@ -21,24 +21,20 @@ from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.task import FUNCTION, RankTask
 from paceline.launch.run.console import Console
 from paceline.launch.run.notices import Notices
-from paceline.rundir import events, identity, lease, lease_file, sweeps
+from paceline.rundir import events, identity, lease, lease_file, ownership, sweeps
 from paceline.rundir.files import RUNS, RunDir, display_path, new_run_id
 from paceline.rundir.identity import Training
 from paceline.rundir.lease import Lease
+from paceline.text.quoting import word
 
 
 @dataclass
 class RunFolder:
-    """The run folder, as this start of the run uses it.
+    """The run folder, as this start of the run uses it."""
 
-    Attributes:
-        run_dir: Its files.
-        first_attempt: Number of this start's first attempt in the folder.
-        lease: The lease by which this run owns the folder; None if another node holds it.
-    """
-
-    run_dir: RunDir
-    first_attempt: int
+    run_dir: RunDir  # its files
+    first_attempt: int  # number of this start's first attempt in the folder
+    # the lease by which this run owns the folder; None if another node holds it
     lease: Lease | None = None
 
     def event(self, kind: str, *, node: int, **fields: Any) -> None:
@@ -80,7 +76,11 @@ def find_earlier(
     *,
     say: Callable[[str], None],
 ) -> Path | None:
-    """Return the folder to continue in, as typed or of an earlier start; None for a new run."""
+    """Return the folder to continue in, as typed or of an earlier start; None for a new run.
+
+    Raises:
+        UsageError: Others own or may write the folder of the earlier start.
+    """
     if options.run_dir is not None:
         return Path(options.run_dir)
     restarts = env.read(env.JOB_RESTARTS)
@@ -181,7 +181,11 @@ def _folder_of_job(training: Training) -> Path | None:
     paths = sorted(RUNS.glob(f"*-{training.job}-*"))
     paths += sorted(RUNS.glob(f"*-{training.array_job}_*"))
     same = [path for path in paths if _is_of(identity.read(RunDir(path)), training)]
-    return same[-1] if same else None
+    own = [path for path in same if ownership.judge(path, trusts_group=True) is None]
+    if same and not own:
+        fix = f"paceline run --run-dir {word(str(same[-1]))} ..."
+        ownership.require(same[-1], fix=fix, trusts_group=True)
+    return own[-1] if own else None
 
 
 def _is_of(owner: Training | None, training: Training) -> bool:

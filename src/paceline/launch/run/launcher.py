@@ -378,7 +378,7 @@ class Launcher:
             log = folder.run_dir.launcher_log(self._peers.node, folder.first_attempt)
             with contextlib.suppress(OSError):
                 log.write_bytes(text)
-        self._event("outcome", **final_report.to_json())
+        self._event("outcome", **final_report.for_others().to_json())
 
     def _print(self, final_report: Report) -> None:
         is_of_interest = final_report.exit_status != EXIT_OK or not self._options.check_only

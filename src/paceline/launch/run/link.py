@@ -20,15 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StopRequest:
-    """A request to end the ranks in order.
+    """A request to end the ranks in order."""
 
-    Attributes:
-        signum: The signal for the ranks.
-        reached_attempt: The attempt whose ranks have already received the signal, because its
-            sender signalled them too; None if they have not.
-    """
-
-    signum: signal.Signals
+    signum: signal.Signals  # the signal for the ranks
+    # the attempt whose ranks have already received the signal, because its sender signalled them
+    # too; None if they have not
     reached_attempt: Attempt | None = None
 
     def has_reached(self, attempt: Attempt, signum: int) -> bool:
@@ -38,36 +34,25 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class NodeEnd:
-    """How the thread of the node has ended.
+    """How the thread of the node has ended."""
 
-    Attributes:
-        succeeded: Whether the ranks of this node have succeeded.
-        error: The exception that ended the thread; None if there was none.
-    """
-
-    succeeded: bool = False
+    succeeded: bool = False  # whether the ranks of this node have succeeded
+    # the exception that ended the thread; None if there was none
     error: BaseException | None = None
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the node has come.
+    """How far the node has come."""
 
-    Attributes:
-        meeting: How this node takes part in the run; None until it has met the others.
-        folder: The run folder; None until the run has a name.
-        supervision: Watches the ranks of the newest attempt; None before the first one.
-        num_attempts: Number of attempts, including one that has not started yet.
-        is_stopping: Whether the agent has noticed that it must stop.
-        end: How the thread has ended; None while it runs.
-    """
-
+    # how this node takes part in the run; None until it has met the others
     meeting: Meeting | None = None
-    folder: RunFolder | None = None
+    folder: RunFolder | None = None  # the run folder; None until the run has a name
+    # watches the ranks of the newest attempt; None before the first one
     supervision: Supervision | None = None
-    num_attempts: int = 1
-    is_stopping: bool = False
-    end: NodeEnd | None = None
+    num_attempts: int = 1  # number of attempts, including one that has not started yet
+    is_stopping: bool = False  # whether the agent has noticed that it must stop
+    end: NodeEnd | None = None  # how the thread has ended; None while it runs
 
 
 class Link:

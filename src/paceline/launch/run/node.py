@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -125,7 +126,7 @@ class Node:
             planning.describe(
                 self._plan,
                 self._options,
-                address=meeting.endpoint,
+                head=meeting.endpoint.rpartition(":")[0],
                 run_dir=display_path(folder.run_dir.root),
                 is_signed=meeting.signing.is_on,
             )
@@ -150,8 +151,11 @@ class Node:
 
     def _rank_env(self, meeting: Meeting, run_dir: RunDir) -> dict[str, str]:
         """Return variables for every rank, in addition to torchrun's."""
+        # Of several nodes only those that have a secret in common can have another one.
+        own = secrets.token_hex(32) if self._options.one_node else ""
         values = {
             env.RUN_TOKEN: str(meeting.identity["token"]),
+            env.STORE_SECRET: meeting.signing.derived("ranks") or own,
             env.RUN_DIR: str(run_dir.root.absolute()),
         }
         for name in (env.CUDA_DEVICES, env.LOG_PREFIX):

@@ -20,26 +20,16 @@ _LOCK_S = 0.5
 
 @dataclass
 class Copy:
-    """One descriptor that is copied from a rank to its log file, and to the console if it is shown.
+    """A descriptor that is copied from a rank to its log file, and to the console if shown."""
 
-    Attributes:
-        source: The reading end of the rank's pipe, or the master of its terminal.
-        file: Its log file.
-        console: Descriptor of the console; -1 if this stream is not shown.
-        prefix: Prefix of each line on the console.
-        filters: Lines that contain one of these also go to ``filtered``.
-        filtered: File for those lines.
-        terminal: Whether the source is a terminal.
-    """
-
-    source: int
-    file: LogFile
-    console: int = -1
-    prefix: str = ""
-    filters: tuple[str, ...] = ()
-    filtered: LogFile | None = None
-    terminal: bool = False
-    _pending: bytes = b""
+    source: int  # the reading end of the rank's pipe, or the master of its terminal
+    file: LogFile  # its log file
+    console: int = -1  # descriptor of the console; -1 if this stream is not shown
+    prefix: str = ""  # prefix of each line on the console
+    filters: tuple[str, ...] = ()  # lines that contain one of these also go to ``filtered``
+    filtered: LogFile | None = None  # file for those lines
+    terminal: bool = False  # whether the source is a terminal
+    _pending: bytearray = field(default_factory=bytearray)
 
     def take(self, data: bytes) -> None:
         """Copy what the rank has written."""
@@ -49,15 +39,17 @@ class Copy:
         if not self.prefix and not self.filters:
             write(self.console, data)
             return
-        *lines, self._pending = (self._pending + data).split(b"\n")
+        first, *lines = data.split(b"\n")  # only what is new: a line may have megabytes
+        self._pending += first
         for line in lines:
-            self._show(line + b"\n")
+            self._show(bytes(self._pending) + b"\n")
+            self._pending = bytearray(line)
 
     def finish(self) -> None:
         """Show a last line without a line feed, and close everything."""
         if self._pending:
-            self._show(self._pending + b"\n")
-            self._pending = b""
+            self._show(bytes(self._pending) + b"\n")
+            self._pending.clear()
         os.close(self.source)
         self.file.close()
         if self.filtered is not None:
@@ -91,9 +83,10 @@ def write(handle: int, data: bytes) -> None:
     """Write all data to the console; data for a closed console is dropped."""
     if data:
         (_unended.discard if data.endswith(b"\n") else _unended.add)(_place(handle))
-    while data:
+    rest = memoryview(data)
+    while rest:
         try:
-            data = data[os.write(handle, data) :]
+            rest = rest[os.write(handle, rest) :]
         except BlockingIOError:  # another process has made the terminal non-blocking
             select.select([], [handle], [])
         except OSError:
@@ -102,15 +95,11 @@ def write(handle: int, data: bytes) -> None:
 
 @dataclass
 class Pump:
-    """A copying thread and the descriptors that it serves; it starts with the first of them.
+    """A copying thread and the descriptors that it serves; it starts with the first of them."""
 
-    Attributes:
-        name: Name of the thread.
-        pause_s: How long output gathers before it is copied, in seconds. Hidden output need not be
-            copied at once, and a thread that wakes for every line would take time from the ranks.
-    """
-
-    name: str
+    name: str  # name of the thread
+    # how long output gathers before it is copied, in seconds. Hidden output need not be copied at
+    # once, and a thread that wakes for every line would take time from the ranks.
     pause_s: float = 0.0
     copies: dict[int, Copy] = field(default_factory=dict)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -74,6 +75,9 @@ class RankGroup(PContext):
         self.attempt = attempt
         self._closed = False
         self._in_kernel: dict[int, float] = {}  # start of state D, of ranks that must end
+        # A launcher that abandons its node's thread reads the ends while that thread keeps them.
+        self._lock = threading.Lock()
+        self._kept: list[RankExit] | None = None
 
     def start(self) -> None:
         """Start the ranks. Signals are handled in the launcher's main thread, not here."""
@@ -214,7 +218,19 @@ class RankGroup(PContext):
 
     def ends(self) -> list[RankExit]:
         """Return the exits of this node's ranks so far, with times of this node's clock."""
-        return [self._end(local) for local in self.attempt.ranks]
+        with self._lock:
+            return self._kept or [self._end(local) for local in self.attempt.ranks]
+
+    def conclude(self) -> None:
+        """Keep how the ranks ended, and release the files of this attempt: another one follows."""
+        ends = self.ends()
+        with self._lock:
+            self._copy_files()
+            self._kept = ends
+            for files in self.attempt.files.values():
+                files.close()
+            self.attempt.files.clear()
+        self._context.console.forget_closed()
 
     def counted(self, local: int) -> counters.Counters:
         """Return the counters of a rank; zeros without the probe."""
@@ -312,6 +328,10 @@ class RankGroup(PContext):
 
     def keep_files(self) -> None:
         """Copy the files that ranks keep in memory into the run folder, if it is writable."""
+        with self._lock:
+            self._copy_files()
+
+    def _copy_files(self) -> None:
         for local, files in self.attempt.files.items():
             rank, number, folder = self.attempt.ranks[local], self.attempt.number, self._run_dir
             files.keep(crash=folder.crash(rank, number), stacks=folder.stacks(rank, number))

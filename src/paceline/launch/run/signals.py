@@ -53,15 +53,10 @@ class RepeatPolicy:
 
 
 class Caught(NamedTuple):
-    """A signal that came.
+    """A signal that came."""
 
-    Attributes:
-        number: The signal.
-        sender: Process that sent it; 0 for the terminal or the kernel, None if unknown.
-    """
-
-    number: signal.Signals
-    sender: int | None
+    number: signal.Signals  # the signal
+    sender: int | None  # process that sent it; 0 for the terminal or the kernel, None if unknown
 
 
 class Signals:

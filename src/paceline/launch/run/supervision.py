@@ -85,6 +85,12 @@ class Supervision:
             self._write_timed_steps(self._timed.latest(timed_steps.MOST))
         return self._timed.to_send(self.ranks.attempt.world_size)
 
+    def release(self) -> None:
+        """Release what this attempt holds, because another one follows; its ends are kept."""
+        if self._speed_log is not None:
+            self._speed_log.end()
+        self.ranks.conclude()
+
     def _write_timed_steps(self, steps: Mapping[int, Mapping[int, Durations]]) -> None:
         """Write all timed steps of this node into the run folder."""
         text = json.dumps(timed_steps.to_json(steps))

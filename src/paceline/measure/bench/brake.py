@@ -40,19 +40,13 @@ _FINDINGS = {
 
 @dataclass(frozen=True)
 class Brake:
-    """What holds scaling back.
+    """What holds scaling back."""
 
-    Attributes:
-        name: One of the names above.
-        sentence: The finding, with its figures.
-        advice: What to do about it; empty if there is nothing to do.
-        finding: ``"data-bound"`` or ``"communication-bound"`` if steps wait for that longer than
-            they compute, on the largest number of ranks; else empty.
-    """
-
-    name: str
-    sentence: str
-    advice: str = ""
+    name: str  # one of the names above
+    sentence: str  # the finding, with its figures
+    advice: str = ""  # what to do about it; empty if there is nothing to do
+    # ``"data-bound"`` or ``"communication-bound"`` if steps wait for that longer than they compute,
+    # on the largest number of ranks; else empty
     finding: str = ""
 
     @property
@@ -67,21 +61,13 @@ class Brake:
 
 @dataclass(frozen=True)
 class Case:
-    """What the brake is decided from.
+    """What the brake is decided from."""
 
-    Attributes:
-        base: The smallest number of ranks.
-        largest: The largest.
-        is_weak: Whether the batch of a rank is the same on both.
-        script: The script, for the advice.
-        gradient_bytes: Bytes that are reduced in a step; None if unknown.
-    """
-
-    base: WorldFigures
-    largest: WorldFigures
-    is_weak: bool
-    script: str
-    gradient_bytes: int | None = None
+    base: WorldFigures  # the smallest number of ranks
+    largest: WorldFigures  # the largest
+    is_weak: bool  # whether the batch of a rank is the same on both
+    script: str  # the script, for the advice
+    gradient_bytes: int | None = None  # bytes that are reduced in a step; None if unknown
 
     @property
     def ideal(self) -> dict[str, float]:

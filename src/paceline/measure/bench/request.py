@@ -15,15 +15,10 @@ EXAMPLE = "--batch-option '--batch-size={per_rank}'"
 
 @dataclass(frozen=True)
 class Devices:
-    """What this node has for ranks.
+    """What this node has for ranks."""
 
-    Attributes:
-        count: Number of GPUs, or of CPUs on a node without GPUs.
-        are_gpus: Whether they are GPUs.
-    """
-
-    count: int
-    are_gpus: bool
+    count: int  # number of GPUs, or of CPUs on a node without GPUs
+    are_gpus: bool  # whether they are GPUs
 
     @property
     def words(self) -> str:
@@ -34,36 +29,23 @@ class Devices:
 
 @dataclass(frozen=True)
 class Request:
-    """A bench as requested. Times are in seconds.
+    """A bench as requested. Times are in seconds."""
 
-    Attributes:
-        command: The script and its arguments.
-        worlds: Numbers of ranks, the smallest first; none for those of ``default_worlds``.
-        steps: Optimizer steps of each trial, with those of the warm-up.
-        rounds: How often each number of ranks is measured.
-        scaling: ``"weak"`` or ``"strong"``.
-        batch_option: Argument of the script with ``{per_rank}`` for the batch of a rank.
-        global_batch: Samples of a step over all ranks, for strong scaling; None for those of the
-            smallest number of ranks.
-        timeout_s: Time that a trial may take.
-        oversubscribe: Whether there may be more ranks than devices.
-        is_module: Whether the script is a module, as in ``python -m``.
-        settings: Settings to try, as ``settings.choose`` takes them; empty for none.
-        run_dir: The run folder; None for a new one.
-    """
-
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # the script and its arguments
+    # numbers of ranks, the smallest first; none for those of ``default_worlds``
     worlds: tuple[int, ...]
-    steps: int = 40
-    rounds: int = 3
-    scaling: str = "weak"
-    batch_option: str = ""
+    steps: int = 40  # optimizer steps of each trial, with those of the warm-up
+    rounds: int = 3  # how often each number of ranks is measured
+    scaling: str = "weak"  # ``"weak"`` or ``"strong"``
+    batch_option: str = ""  # argument of the script with ``{per_rank}`` for the batch of a rank
+    # samples of a step over all ranks, for strong scaling; None for those of the smallest number of
+    # ranks
     global_batch: int | None = None
-    timeout_s: float = 600.0
-    oversubscribe: bool = False
-    is_module: bool = False
-    settings: str = ""
-    run_dir: Path | None = None
+    timeout_s: float = 600.0  # time that a trial may take
+    oversubscribe: bool = False  # whether there may be more ranks than devices
+    is_module: bool = False  # whether the script is a module, as in ``python -m``
+    settings: str = ""  # settings to try, as ``settings.choose`` takes them; empty for none
+    run_dir: Path | None = None  # the run folder; None for a new one
 
     @property
     def options(self) -> tuple[str, ...]:

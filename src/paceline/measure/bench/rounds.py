@@ -28,19 +28,15 @@ UNTIMED = 2  # steps at the start of a trial
 
 @dataclass
 class Measured:
-    """The trials of a bench.
+    """The trials of a bench."""
 
-    Attributes:
-        results: Those that went well, by number of ranks.
-        findings: Why a number of ranks could not be measured.
-        global_batch: Samples of a step over all ranks, for strong scaling; None if unknown yet.
-        backend: The backend that ranks use; empty before the first trial.
-    """
-
+    # those that went well, by number of ranks
     results: dict[int, list[TrialResult]] = field(default_factory=dict)
+    # why a number of ranks could not be measured
     findings: dict[int, Finding] = field(default_factory=dict)
+    # samples of a step over all ranks, for strong scaling; None if unknown yet
     global_batch: int | None = None
-    backend: str = ""
+    backend: str = ""  # the backend that ranks use; empty before the first trial
 
 
 def measure(request: Request, folder: Path, *, variables: Mapping[str, str], say: Say) -> Measured:

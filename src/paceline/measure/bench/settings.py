@@ -31,21 +31,13 @@ _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=\S*")
 
 @dataclass(frozen=True)
 class Setting:
-    """Something to try.
+    """Something to try."""
 
-    Attributes:
-        name: Its name in ``--settings`` and in the table.
-        line: How a user sets it.
-        ddp: Settings of DistributedDataParallel.
-        variables: Environment variables.
-        changes_arithmetic: Whether results differ by more than the order of sums.
-    """
-
-    name: str
-    line: str
-    ddp: Mapping[str, Any] = field(default_factory=dict)
-    variables: Mapping[str, str] = field(default_factory=dict)
-    changes_arithmetic: bool = False
+    name: str  # its name in ``--settings`` and in the table
+    line: str  # how a user sets it
+    ddp: Mapping[str, Any] = field(default_factory=dict)  # settings of DistributedDataParallel
+    variables: Mapping[str, str] = field(default_factory=dict)  # environment variables
+    changes_arithmetic: bool = False  # whether results differ by more than the order of sums
 
     @property
     def environ(self) -> dict[str, str]:
@@ -56,28 +48,18 @@ class Setting:
 
 @dataclass(frozen=True)
 class Worth:
-    """What a setting is worth.
+    """What a setting is worth."""
 
-    Attributes:
-        name: Name of the setting.
-        line: How a user sets it.
-        ranks: Number of ranks.
-        gain: Samples per second as a multiple of those without it; None if it was not judged.
-        reason: Why it was not judged; empty if it was.
-        changes_arithmetic: Whether results differ by more than the order of sums.
-        loss: Mean loss of the last steps over all rounds; None if unknown.
-        loss_without: The same without the setting.
-        is_calculated: Whether the gain was calculated from other steps, and not measured.
-    """
-
-    name: str
-    line: str
-    ranks: int
+    name: str  # name of the setting
+    line: str  # how a user sets it
+    ranks: int  # number of ranks
+    # samples per second as a multiple of those without it; None if it was not judged
     gain: Interval | None = None
-    reason: str = ""
-    changes_arithmetic: bool = False
-    loss: float | None = None
-    loss_without: float | None = None
+    reason: str = ""  # why it was not judged; empty if it was
+    changes_arithmetic: bool = False  # whether results differ by more than the order of sums
+    loss: float | None = None  # mean loss of the last steps over all rounds; None if unknown
+    loss_without: float | None = None  # the same without the setting
+    # whether the gain was calculated from other steps, and not measured
     is_calculated: bool = False
 
     def to_json(self) -> dict[str, Any]:

@@ -19,29 +19,18 @@ _PARTS = ("data", "compute", "other code", "communication", "waiting")
 
 @dataclass(frozen=True)
 class Result:
-    """A bench that is to be shown.
+    """A bench that is to be shown."""
 
-    Attributes:
-        bench: What was measured.
-        figures: The figures of each number of ranks.
-        brake: What holds scaling back.
-        findings: Why some numbers of ranks could not be measured.
-        steps: Optimizer steps of a trial, with those of the warm-up.
-        threads: Threads of a rank, if they were set to be the same at every size; else None.
-        has_settled: Whether the times of steps had settled after the warm-up.
-        folder: The run folder, for people.
-        worths: What each setting is worth.
-    """
-
-    bench: BenchFile
-    figures: Sequence[WorldFigures]
-    brake: Brake
-    findings: Sequence[Finding]
-    steps: int
+    bench: BenchFile  # what was measured
+    figures: Sequence[WorldFigures]  # the figures of each number of ranks
+    brake: Brake  # what holds scaling back
+    findings: Sequence[Finding]  # why some numbers of ranks could not be measured
+    steps: int  # optimizer steps of a trial, with those of the warm-up
+    # threads of a rank, if they were set to be the same at every size; else None
     threads: int | None
-    has_settled: bool
-    folder: str
-    worths: Sequence[Worth] = ()
+    has_settled: bool  # whether the times of steps had settled after the warm-up
+    folder: str  # the run folder, for people
+    worths: Sequence[Worth] = ()  # what each setting is worth
 
 
 def render(result: Result) -> str:

@@ -25,17 +25,11 @@ _LEAST_BLOCK_STEPS = 5
 
 @dataclass(frozen=True)
 class TimedStep:
-    """One step of all ranks.
+    """One step of all ranks."""
 
-    Attributes:
-        own_s: Seconds of each rank until its own gradients are computed.
-        exchange_s: Seconds of the exchange, as of the rank that came last.
-        backward_s: Seconds of that rank's own backward.
-    """
-
-    own_s: tuple[float, ...]
-    exchange_s: float
-    backward_s: float
+    own_s: tuple[float, ...]  # seconds of each rank until its own gradients are computed
+    exchange_s: float  # seconds of the exchange, as of the rank that came last
+    backward_s: float  # seconds of that rank's own backward
 
     @property
     def seconds(self) -> float:
@@ -45,23 +39,14 @@ class TimedStep:
 
 @dataclass(frozen=True)
 class WorldTimes:
-    """What a bench has measured at one world size.
+    """What a bench has measured at one world size."""
 
-    Attributes:
-        ranks: Number of ranks.
-        num_nodes: Number of nodes.
-        samples_per_step: Samples of all ranks in a step; 0 if unknown.
-        rounds: Steps by round.
-        left_out: Number of steps that took far longer than most.
-        is_synchronised: Whether ranks leave the exchange together.
-    """
-
-    ranks: int
-    num_nodes: int
-    samples_per_step: float
-    rounds: tuple[tuple[TimedStep, ...], ...]
-    left_out: int
-    is_synchronised: bool
+    ranks: int  # number of ranks
+    num_nodes: int  # number of nodes
+    samples_per_step: float  # samples of all ranks in a step; 0 if unknown
+    rounds: tuple[tuple[TimedStep, ...], ...]  # steps by round
+    left_out: int  # number of steps that took far longer than most
+    is_synchronised: bool  # whether ranks leave the exchange together
 
     @property
     def blocks(self) -> list[tuple[TimedStep, ...]]:
@@ -81,44 +66,27 @@ class WorldTimes:
 
 @dataclass(frozen=True)
 class NetworkTimes:
-    """What ``bench network`` has measured.
+    """What ``bench network`` has measured."""
 
-    Attributes:
-        ranks: Number of ranks.
-        num_nodes: Number of nodes.
-        points: Bytes and seconds of an all-reduce.
-        least: Bytes, and the lower end of the interval of its seconds.
-    """
-
-    ranks: int
-    num_nodes: int
-    points: tuple[tuple[float, float], ...]
+    ranks: int  # number of ranks
+    num_nodes: int  # number of nodes
+    points: tuple[tuple[float, float], ...]  # bytes and seconds of an all-reduce
+    # bytes, and the lower end of the interval of its seconds
     least: tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A bench, as far as a forecast needs it.
+    """A bench, as far as a forecast needs it."""
 
-    Attributes:
-        command: Words of the script.
-        scaling: ``"weak"``, the batch per rank stays, or ``"strong"``, the global batch stays.
-        backend: ``"nccl"`` or ``"gloo"``.
-        worlds: What was measured, by number of ranks, the smallest first.
-        gradient_bytes: Bytes of all gradients; None if unknown.
-        bucket_bytes: Bytes of each all-reduce; None if unknown.
-        networks: What ``bench network`` has measured; empty without it.
-        is_oversubscribed: Whether ranks shared CPUs or GPUs.
-    """
-
-    command: tuple[str, ...]
-    scaling: str
-    backend: str
-    worlds: Mapping[int, WorldTimes]
-    gradient_bytes: float | None
-    bucket_bytes: tuple[float, ...] | None
-    networks: tuple[NetworkTimes, ...]
-    is_oversubscribed: bool
+    command: tuple[str, ...]  # words of the script
+    scaling: str  # ``"weak"``, the batch per rank stays, or ``"strong"``, the global batch stays
+    backend: str  # ``"nccl"`` or ``"gloo"``
+    worlds: Mapping[int, WorldTimes]  # what was measured, by number of ranks, the smallest first
+    gradient_bytes: float | None  # bytes of all gradients; None if unknown
+    bucket_bytes: tuple[float, ...] | None  # bytes of each all-reduce; None if unknown
+    networks: tuple[NetworkTimes, ...]  # what ``bench network`` has measured; empty without it
+    is_oversubscribed: bool  # whether ranks shared CPUs or GPUs
 
     @property
     def knows_bytes(self) -> bool:

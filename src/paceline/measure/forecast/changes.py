@@ -21,19 +21,12 @@ Rate = Callable[[Model, int], float]  # samples per second with a change
 
 @dataclass(frozen=True)
 class Change:
-    """What a change is worth at one world size.
+    """What a change is worth at one world size."""
 
-    Attributes:
-        name: The change.
-        factor: Throughput with it, relative to without.
-        low: Lower end of its interval.
-        high: Upper end.
-    """
-
-    name: str
-    factor: float
-    low: float
-    high: float
+    name: str  # the change
+    factor: float  # throughput with it, relative to without
+    low: float  # lower end of its interval
+    high: float  # upper end
 
 
 def compare(estimate: Model, draws: Sequence[Model], world: int) -> list[Change]:

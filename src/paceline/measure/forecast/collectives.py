@@ -28,15 +28,10 @@ _FIRST_BUCKET, _BUCKET = _MIB, 25 * _MIB
 
 @dataclass(frozen=True)
 class Link:
-    """A link between two ranks.
+    """A link between two ranks."""
 
-    Attributes:
-        latency_s: Seconds of a message without bytes.
-        bytes_per_s: Bandwidth in each direction.
-    """
-
-    latency_s: float
-    bytes_per_s: float
+    latency_s: float  # seconds of a message without bytes
+    bytes_per_s: float  # bandwidth in each direction
 
     def slowed(self, factor: float) -> Link:
         """Return the link on which everything takes ``factor`` times as long."""
@@ -45,19 +40,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Network:
-    """The links of a run.
+    """The links of a run."""
 
-    Attributes:
-        inside: Link between ranks of one node.
-        between: Link between nodes, which all ranks of a node share.
-        ranks_per_node: Ranks of a full node.
-        has_trees: Whether the backend chooses a tree where it is faster, as NCCL does.
-    """
-
-    inside: Link
-    between: Link
-    ranks_per_node: int
-    has_trees: bool = False
+    inside: Link  # link between ranks of one node
+    between: Link  # link between nodes, which all ranks of a node share
+    ranks_per_node: int  # ranks of a full node
+    has_trees: bool = False  # whether the backend chooses a tree where it is faster, as NCCL does
 
     def num_nodes(self, world: int) -> int:
         """Return the number of nodes of ``world`` ranks."""
@@ -104,16 +92,13 @@ def _ring_s(link: Link, num_bytes: float, world: int) -> float:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The gradients that a step exchanges.
+    """The gradients that a step exchanges."""
 
-    Attributes:
-        buckets: Bytes of each all-reduce, in the order in which backward completes them. A single
-            1.0 if the bytes are unknown; bandwidths are then in exchanges per second.
-        hidden_s: Seconds of communication that backward hides, if the bytes are unknown; None if
-            it follows from the buckets.
-    """
-
+    # bytes of each all-reduce, in the order in which backward completes them. A single 1.0 if the
+    # bytes are unknown; bandwidths are then in exchanges per second.
     buckets: tuple[float, ...]
+    # seconds of communication that backward hides, if the bytes are unknown; None if it follows
+    # from the buckets
     hidden_s: float | None = None
 
     def exposed_s(self, network: Network, world: int, backward_s: float) -> float:

@@ -11,27 +11,16 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Cost:
-    """What a number of samples costs on one world size.
+    """What a number of samples costs on one world size."""
 
-    Attributes:
-        world: Number of ranks.
-        hours: Hours from begin to end.
-        low_hours: Lower end of their interval.
-        high_hours: Upper end.
-        gpu_hours: ``hours`` times ranks.
-        money: GPU hours times the price of one; None without a price.
-        low_money: Lower end of its interval.
-        high_money: Upper end.
-    """
-
-    world: int
-    hours: float
-    low_hours: float
-    high_hours: float
-    gpu_hours: float
-    money: float | None
-    low_money: float | None
-    high_money: float | None
+    world: int  # number of ranks
+    hours: float  # hours from begin to end
+    low_hours: float  # lower end of their interval
+    high_hours: float  # upper end
+    gpu_hours: float  # ``hours`` times ranks
+    money: float | None  # GPU hours times the price of one; None without a price
+    low_money: float | None  # lower end of its interval
+    high_money: float | None  # upper end
 
 
 def costs(forecast: Forecast, samples: float, price: float | None) -> list[Cost]:

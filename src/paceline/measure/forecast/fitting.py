@@ -37,15 +37,10 @@ _LEAST_EXCHANGE_S = 1e-7  # the search works on logarithms
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What is different from the bench.
+    """What is different from the bench."""
 
-    Attributes:
-        ranks_per_node: Ranks of a node; None as in the bench.
-        link_bits_per_s: Rate of the link between nodes; None as measured.
-    """
-
-    ranks_per_node: int | None = None
-    link_bits_per_s: float | None = None
+    ranks_per_node: int | None = None  # ranks of a node; None as in the bench
+    link_bits_per_s: float | None = None  # rate of the link between nodes; None as measured
 
 
 @dataclass(frozen=True)

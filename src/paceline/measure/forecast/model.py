@@ -13,32 +13,19 @@ from paceline.measure.forecast.own_work import OwnWork
 
 @dataclass(frozen=True)
 class Model:
-    """A step's time by world size.
+    """A step's time by world size."""
 
-    Attributes:
-        work: Own work of a rank with the batch of the largest measured world.
-        backward_s: Seconds of backward within it.
-        exchange: Gradients of a step.
-        network: Links.
-        samples_per_rank: Samples of a rank in a step of that world.
-        fixed_s: Own work of an empty batch, with strong scaling; None with weak scaling.
-        global_batch: Samples of a step, with strong scaling.
-        single_step_s: Measured step of one rank; None if none was measured.
-        single_samples: Samples of that step.
-        steady_share: Share of the differences between ranks that another batch does not change.
-        batch_factor: Size of a rank's batch relative to the measured one, with weak scaling.
-    """
-
-    work: OwnWork
-    backward_s: float
-    exchange: Exchange
-    network: Network
-    samples_per_rank: float
-    fixed_s: float | None
-    global_batch: float
-    single_step_s: float | None
-    single_samples: float
-    steady_share: float
+    work: OwnWork  # own work of a rank with the batch of the largest measured world
+    backward_s: float  # seconds of backward within it
+    exchange: Exchange  # gradients of a step
+    network: Network  # links
+    samples_per_rank: float  # samples of a rank in a step of that world
+    fixed_s: float | None  # own work of an empty batch, with strong scaling; None with weak scaling
+    global_batch: float  # samples of a step, with strong scaling
+    single_step_s: float | None  # measured step of one rank; None if none was measured
+    single_samples: float  # samples of that step
+    steady_share: float  # share of the differences between ranks that another batch does not change
+    # size of a rank's batch relative to the measured one, with weak scaling
     batch_factor: float = 1.0
 
     def step_s(self, world: int) -> float:

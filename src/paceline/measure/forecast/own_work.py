@@ -23,15 +23,10 @@ _NODES = [(number + 0.5) / 64 for number in range(64)]
 
 @dataclass(frozen=True)
 class OwnWork:
-    """The distribution of a rank's own work in a step: everything before the exchange.
+    """The distribution of a rank's own work in a step: everything before the exchange."""
 
-    Attributes:
-        mean_s: Mean over ranks and steps, in seconds.
-        differences: What differs between ranks.
-    """
-
-    mean_s: float
-    differences: Differences
+    mean_s: float  # mean over ranks and steps, in seconds
+    differences: Differences  # what differs between ranks
 
     def longest_s(self, world: int) -> float:
         """Return the mean time of the slowest of ``world`` ranks."""
@@ -92,19 +87,14 @@ class Differences:
 
 @dataclass(frozen=True)
 class Spread:
-    """How the own work of ranks varies.
+    """How the own work of ranks varies."""
 
-    Attributes:
-        persistent_s: Deviation of each rank from the mean of all ranks, over all steps.
-        passing_s: What is left of each rank and step, without the rank's mean in its round.
-        shared: Share of the variance of ``passing_s`` that all ranks have in common, 0 to 1.
-        shared_error: Standard error of ``shared``.
-    """
-
+    # deviation of each rank from the mean of all ranks, over all steps
     persistent_s: tuple[float, ...]
+    # what is left of each rank and step, without the rank's mean in its round
     passing_s: tuple[tuple[float, ...], ...]
-    shared: float
-    shared_error: float
+    shared: float  # share of the variance of ``passing_s`` that all ranks have in common, 0 to 1
+    shared_error: float  # standard error of ``shared``
 
     def deviations_s(self, shared: float) -> list[float]:
         """Return deviations that differ between ranks, for a share that they have in common."""

@@ -34,56 +34,36 @@ SLOWEST_LINK_BITS_PER_S = 1e9
 
 @dataclass(frozen=True)
 class Point:
-    """The forecast for one world size.
+    """The forecast for one world size."""
 
-    Attributes:
-        world: Number of ranks.
-        num_nodes: Number of nodes.
-        samples_per_s: Throughput.
-        low: Lower end of its interval.
-        high: Upper end.
-        efficiency: Throughput relative to ``world`` times that of one rank.
-        is_bound: Whether ``samples_per_s`` is what it can be at most, because no link between
-            nodes was measured.
-    """
-
-    world: int
-    num_nodes: int
-    samples_per_s: float
-    low: float
-    high: float
-    efficiency: float
+    world: int  # number of ranks
+    num_nodes: int  # number of nodes
+    samples_per_s: float  # throughput
+    low: float  # lower end of its interval
+    high: float  # upper end
+    efficiency: float  # throughput relative to ``world`` times that of one rank
+    # whether ``samples_per_s`` is what it can be at most, because no link between nodes was
+    # measured
     is_bound: bool = False
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is forecast from a bench.
+    """What is forecast from a bench."""
 
-    Attributes:
-        command: Words of the script.
-        unit: ``"samples"``, or ``"batches"`` if the bench could not count samples.
-        single_per_s: Throughput of one rank.
-        points: By world size, the smallest first.
-        half_worth_at: Number of ranks from which another rank brings less than half of what one
-            rank does alone; None if that is beyond the largest point.
-        changes_world: World size of ``changes``.
-        changes: What changes of the training are worth there.
-        ranks_per_node: Ranks of a node.
-        link_bits_per_s: Rate of the link between nodes, if another one than measured was assumed.
-        notes: What the forecast rests on, and what it cannot know.
-    """
-
-    command: tuple[str, ...]
-    unit: str
-    single_per_s: float
-    points: tuple[Point, ...]
+    command: tuple[str, ...]  # words of the script
+    unit: str  # ``"samples"``, or ``"batches"`` if the bench could not count samples
+    single_per_s: float  # throughput of one rank
+    points: tuple[Point, ...]  # by world size, the smallest first
+    # number of ranks from which another rank brings less than half of what one rank does alone;
+    # None if that is beyond the largest point
     half_worth_at: int | None
-    changes_world: int
-    changes: tuple[Change, ...]
-    ranks_per_node: int
+    changes_world: int  # world size of ``changes``
+    changes: tuple[Change, ...]  # what changes of the training are worth there
+    ranks_per_node: int  # ranks of a node
+    # rate of the link between nodes, if another one than measured was assumed
     link_bits_per_s: float | None
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # what the forecast rests on, and what it cannot know
 
     @property
     def should_scale(self) -> bool:

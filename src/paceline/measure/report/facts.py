@@ -11,241 +11,149 @@ from paceline.measure.intervals import Interval
 
 @dataclass(frozen=True)
 class Series:
-    """The numbers of one name in the order of their steps. A number that is not finite is kept.
+    """The numbers of one name in the order of their steps. A number that is not finite is kept."""
 
-    Attributes:
-        steps: The steps.
-        values: A value for each step.
-    """
-
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
+    steps: tuple[int, ...]  # the steps
+    values: tuple[float, ...]  # a value for each step
 
 
 @dataclass(frozen=True)
 class StepSplit:
-    """Where the time of a step went.
+    """Where the time of a step went."""
 
-    Attributes:
-        seconds: Seconds of a step.
-        parts: Seconds of each part of ``step_parts.PARTS`` that there is; they add up to the step.
-        late_rank: A sentence about the rank that is proven to be late; empty if none is.
-        timed_steps: Number of steps that this was measured on.
-    """
-
-    seconds: float
+    seconds: float  # seconds of a step
+    # seconds of each part of ``step_parts.PARTS`` that there is; they add up to the step
     parts: Mapping[str, float]
-    late_rank: str = ""
-    timed_steps: int = 0
+    late_rank: str = ""  # a sentence about the rank that is proven to be late; empty if none is
+    timed_steps: int = 0  # number of steps that this was measured on
 
 
 @dataclass(frozen=True)
 class SpeedPoint:
-    """The speed of a run at one time.
+    """The speed of a run at one time."""
 
-    Attributes:
-        attempt: Number of the attempt.
-        time_s: The time, in seconds since the epoch.
-        steps: Optimizer steps since the attempt began.
-        loss: The loss that rank 0 called backward on last; None if it was not seen.
-        samples_per_step: Samples of a step over all ranks; 0 if unknown.
-        split: Where the time of the latest steps went; None if too few were timed.
-        steps_per_s: The rate that the launcher has measured before the ranks ended; 0 if unknown.
-    """
-
-    attempt: int
-    time_s: float
-    steps: int
+    attempt: int  # number of the attempt
+    time_s: float  # the time, in seconds since the epoch
+    steps: int  # optimizer steps since the attempt began
+    # the loss that rank 0 called backward on last; None if it was not seen
     loss: float | None = None
-    samples_per_step: float = 0.0
+    samples_per_step: float = 0.0  # samples of a step over all ranks; 0 if unknown
+    # where the time of the latest steps went; None if too few were timed
     split: StepSplit | None = None
+    # the rate that the launcher has measured before the ranks ended; 0 if unknown
     steps_per_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class RankTime:
-    """What a step costs one rank.
+    """What a step costs one rank."""
 
-    Attributes:
-        rank: The rank.
-        host: Its host.
-        own_s: Seconds of a step outside backward, in which ranks wait for each other.
-        data_s: Seconds of a step that it waits for its batches; part of ``own_s``.
-    """
-
-    rank: int
-    host: str
-    own_s: float
-    data_s: float
+    rank: int  # the rank
+    host: str  # its host
+    own_s: float  # seconds of a step outside backward, in which ranks wait for each other
+    data_s: float  # seconds of a step that it waits for its batches; part of ``own_s``
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the ranks.
+    """One start of the ranks."""
 
-    Attributes:
-        number: Its number.
-        start_s: When it began, in seconds since the epoch.
-        end_s: When it ended, or was last heard of.
-    """
-
-    number: int
-    start_s: float
-    end_s: float
+    number: int  # its number
+    start_s: float  # when it began, in seconds since the epoch
+    end_s: float  # when it ended, or was last heard of
 
 
 @dataclass(frozen=True)
 class World:
-    """What a bench measured with one number of ranks.
+    """What a bench measured with one number of ranks."""
 
-    Attributes:
-        ranks: Number of ranks.
-        num_nodes: Number of nodes.
-        own_s: Seconds of each step outside the gradient exchange, by rank.
-    """
-
-    ranks: int
-    num_nodes: int
+    ranks: int  # number of ranks
+    num_nodes: int  # number of nodes
+    # seconds of each step outside the gradient exchange, by rank
     own_s: Mapping[int, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Throughput with one number of ranks, compared with the smallest number.
+    """Throughput with one number of ranks, compared with the smallest number."""
 
-    Attributes:
-        ranks: Number of ranks.
-        step_s: Seconds of a step.
-        samples_per_s: Samples per second over all ranks.
-        ideal_samples_per_s: The same if each rank were as fast as in the smallest world.
-        efficiency: ``samples_per_s`` as a share of the ideal.
-    """
-
-    ranks: int
-    step_s: Interval
-    samples_per_s: Interval
-    ideal_samples_per_s: float
-    efficiency: Interval
+    ranks: int  # number of ranks
+    step_s: Interval  # seconds of a step
+    samples_per_s: Interval  # samples per second over all ranks
+    ideal_samples_per_s: float  # the same if each rank were as fast as in the smallest world
+    efficiency: Interval  # ``samples_per_s`` as a share of the ideal
 
 
 @dataclass(frozen=True)
 class NetworkPoint:
-    """An all-reduce of one size.
+    """An all-reduce of one size."""
 
-    Attributes:
-        size_bytes: Its size.
-        seconds: Its time, the median.
-        low_s: Lower end of the interval of the time.
-        high_s: Upper end.
-        bus_bytes_per_s: Its bus bandwidth, as nccl-tests defines it.
-    """
-
-    size_bytes: int
-    seconds: float
-    low_s: float
-    high_s: float
-    bus_bytes_per_s: float
+    size_bytes: int  # its size
+    seconds: float  # its time, the median
+    low_s: float  # lower end of the interval of the time
+    high_s: float  # upper end
+    bus_bytes_per_s: float  # its bus bandwidth, as nccl-tests defines it
 
 
 @dataclass(frozen=True)
 class Bench:
-    """The measurement of ``paceline bench``.
+    """The measurement of ``paceline bench``."""
 
-    Attributes:
-        command: The script and its arguments.
-        scaling: ``"weak"`` or ``"strong"``.
-        backend: The backend of the process group.
-        warmup_steps: Number of steps at the start of each round that were left out.
-        worlds: What was measured, by number of ranks in ascending order.
-        network: All-reduces by size; empty if they were not measured.
-        figures: Throughput by number of ranks in ascending order; empty if it is unknown.
-    """
-
-    command: tuple[str, ...]
-    scaling: str
-    backend: str
-    warmup_steps: int
-    worlds: tuple[World, ...]
-    network: tuple[NetworkPoint, ...] = ()
+    command: tuple[str, ...]  # the script and its arguments
+    scaling: str  # ``"weak"`` or ``"strong"``
+    backend: str  # the backend of the process group
+    warmup_steps: int  # number of steps at the start of each round that were left out
+    worlds: tuple[World, ...]  # what was measured, by number of ranks in ascending order
+    network: tuple[NetworkPoint, ...] = ()  # all-reduces by size; empty if they were not measured
+    # throughput by number of ranks in ascending order; empty if it is unknown
     figures: tuple[Scaling, ...] = ()
 
 
 @dataclass(frozen=True)
 class ForecastPoint:
-    """A prediction for one number of ranks.
+    """A prediction for one number of ranks."""
 
-    Attributes:
-        ranks: Number of ranks.
-        samples_per_s: Samples per second.
-        low: Lower end of its interval.
-        high: Upper end.
-    """
-
-    ranks: int
-    samples_per_s: float
-    low: float
-    high: float
+    ranks: int  # number of ranks
+    samples_per_s: float  # samples per second
+    low: float  # lower end of its interval
+    high: float  # upper end
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The result of ``paceline forecast``.
+    """The result of ``paceline forecast``."""
 
-    Attributes:
-        points: Predictions by number of ranks in ascending order.
-        half_worth_at: Number of ranks from which another one brings less than half of itself; None
-            if there is none.
-        notes: What the prediction cannot know.
-    """
-
-    points: tuple[ForecastPoint, ...]
+    points: tuple[ForecastPoint, ...]  # predictions by number of ranks in ascending order
+    # number of ranks from which another one brings less than half of itself; None if there is none
     half_worth_at: int | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what the prediction cannot know
 
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that a report shows of one run.
+    """Everything that a report shows of one run."""
 
-    Attributes:
-        name: Name of the run folder.
-        folder: Path of the run folder.
-        command: The script and its arguments; empty if unknown.
-        state: State or outcome in one word.
-        world_size: Number of ranks of the last start; 0 if unknown.
-        hosts: Names of the hosts of the last start.
-        attempts: Its starts.
-        steps: Optimizer steps of the last start; None if they were not counted.
-        metrics: Logged numbers by name.
-        speed: The speed over time.
-        split: Where the time of a step went in the last attempt; None if unknown.
-        ranks: What a step costs each rank.
-        findings: The findings of the last end.
-        bench: What ``paceline bench`` measured; None without a bench.
-        scaling: What the bench says about scaling, by number of ranks in ascending order.
-        forecast: What ``paceline forecast`` predicted; None without one.
-        environment: Facts of the environment, value by name.
-        notes: What is missing or could not be read, in sentences.
-    """
-
-    name: str
-    folder: str
-    command: tuple[str, ...] = ()
-    state: str = "unknown"
-    world_size: int = 0
-    hosts: tuple[str, ...] = ()
-    attempts: tuple[Attempt, ...] = ()
-    steps: int | None = None
-    metrics: Mapping[str, Series] = field(default_factory=dict)
-    speed: tuple[SpeedPoint, ...] = ()
+    name: str  # name of the run folder
+    folder: str  # path of the run folder
+    command: tuple[str, ...] = ()  # the script and its arguments; empty if unknown
+    state: str = "unknown"  # state or outcome in one word
+    world_size: int = 0  # number of ranks of the last start; 0 if unknown
+    hosts: tuple[str, ...] = ()  # names of the hosts of the last start
+    attempts: tuple[Attempt, ...] = ()  # its starts
+    steps: int | None = None  # optimizer steps of the last start; None if they were not counted
+    metrics: Mapping[str, Series] = field(default_factory=dict)  # logged numbers by name
+    speed: tuple[SpeedPoint, ...] = ()  # the speed over time
+    # where the time of a step went in the last attempt; None if unknown
     split: StepSplit | None = None
-    ranks: tuple[RankTime, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    bench: Bench | None = None
+    ranks: tuple[RankTime, ...] = ()  # what a step costs each rank
+    findings: tuple[Finding, ...] = ()  # the findings of the last end
+    bench: Bench | None = None  # what ``paceline bench`` measured; None without a bench
+    # what the bench says about scaling, by number of ranks in ascending order
     scaling: tuple[Scaling, ...] = ()
-    forecast: Forecast | None = None
+    forecast: Forecast | None = None  # what ``paceline forecast`` predicted; None without one
+    # facts of the environment, value by name
     environment: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what is missing or could not be read, in sentences
 
     @property
     def seconds(self) -> float:

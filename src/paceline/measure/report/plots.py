@@ -15,68 +15,42 @@ Value = float | None  # None is a gap
 
 @dataclass(frozen=True)
 class Curve:
-    """The values of one name.
+    """The values of one name."""
 
-    Attributes:
-        name: Its name, for the label at its end and the legend.
-        x: Positions.
-        y: A value for each.
-        colour: Its role in the palette: ``run-0`` and so on, ``data`` and the other parts of a
-            step, ``ideal``, ``forecast``, ``marked``.
-        form: ``"line"``, ``"dashed"``, ``"dotted"``, ``"dots"``, ``"area"`` (stacked) or ``"bar"``.
-        low: Lower ends of the values' intervals, empty without intervals.
-        high: Upper ends.
-        label: Text at its end; None for the name, empty for none.
-    """
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[Value]
+    name: str  # its name, for the label at its end and the legend
+    x: Sequence[float]  # positions
+    y: Sequence[Value]  # a value for each
+    # its role in the palette: ``run-0`` and so on, ``data`` and the other parts of a step,
+    # ``ideal``, ``forecast``, ``marked``
     colour: str
+    # ``"line"``, ``"dashed"``, ``"dotted"``, ``"dots"``, ``"area"`` (stacked) or ``"bar"``
     form: str = "line"
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-    label: str | None = None
+    low: Sequence[float] = ()  # lower ends of the values' intervals, empty without intervals
+    high: Sequence[float] = ()  # upper ends
+    label: str | None = None  # text at its end; None for the name, empty for none
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis.
+    """An axis."""
 
-    Attributes:
-        title: What it shows, with the unit.
-        is_log: Whether it is logarithmic.
-        format: Format of its values in d3's notation, empty for the usual one.
-        ticks: The only values to mark, empty for the usual choice.
-        labels: Texts of the ticks.
-        from_zero: Whether it begins at 0.
-    """
-
-    title: str
-    is_log: bool = False
-    format: str = ""
-    ticks: Sequence[float] = ()
-    labels: Sequence[str] = ()
-    from_zero: bool = False
+    title: str  # what it shows, with the unit
+    is_log: bool = False  # whether it is logarithmic
+    format: str = ""  # format of its values in d3's notation, empty for the usual one
+    ticks: Sequence[float] = ()  # the only values to mark, empty for the usual choice
+    labels: Sequence[str] = ()  # texts of the ticks
+    from_zero: bool = False  # whether it begins at 0
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot.
+    """A plot."""
 
-    Attributes:
-        title: What it shows.
-        subtitle: How to read it, with units; empty if the axes say it.
-        x: Horizontal axis.
-        y: Vertical axis.
-        curves: What is drawn.
-    """
-
-    title: str
-    subtitle: str
-    x: Axis
-    y: Axis
-    curves: tuple[Curve, ...]
+    title: str  # what it shows
+    subtitle: str  # how to read it, with units; empty if the axes say it
+    x: Axis  # horizontal axis
+    y: Axis  # vertical axis
+    curves: tuple[Curve, ...]  # what is drawn
 
 
 def key(text: str) -> str:

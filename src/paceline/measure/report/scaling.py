@@ -43,19 +43,12 @@ def _compared(row: WorldFigures, base: WorldFigures) -> Scaling | None:
 
 @dataclass(frozen=True)
 class OwnTime:
-    """The own work of a rank in a bench: the time of its steps outside the exchange.
+    """The own work of a rank in a bench: the time of its steps outside the exchange."""
 
-    Attributes:
-        rank: The rank.
-        median_s: Its median, in seconds.
-        low_s: The 5 % quantile.
-        high_s: The 95 % quantile.
-    """
-
-    rank: int
-    median_s: float
-    low_s: float
-    high_s: float
+    rank: int  # the rank
+    median_s: float  # its median, in seconds
+    low_s: float  # the 5 % quantile
+    high_s: float  # the 95 % quantile
 
 
 def own_times(world: World) -> list[OwnTime]:

@@ -19,17 +19,11 @@ from paceline.measure.report.plots import Plot
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report.
+    """A part of the report."""
 
-    Attributes:
-        title: Its heading.
-        sentences: What can be read from the plots, in words.
-        plots: The plots.
-    """
-
-    title: str
-    sentences: tuple[str, ...]
-    plots: tuple[Plot, ...]
+    title: str  # its heading
+    sentences: tuple[str, ...]  # what can be read from the plots, in words
+    plots: tuple[Plot, ...]  # the plots
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:

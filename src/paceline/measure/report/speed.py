@@ -15,19 +15,12 @@ _SHORTEST = 0.5
 
 @dataclass(frozen=True)
 class Rate:
-    """A rate over an interval of the run.
+    """A rate over an interval of the run."""
 
-    Attributes:
-        attempt: Number of the attempt.
-        elapsed_s: Seconds in which the run had run at the interval's end.
-        steps_per_s: Optimizer steps per second.
-        samples_per_s: Samples per second over all ranks; 0 if unknown.
-    """
-
-    attempt: int
-    elapsed_s: float
-    steps_per_s: float
-    samples_per_s: float
+    attempt: int  # number of the attempt
+    elapsed_s: float  # seconds in which the run had run at the interval's end
+    steps_per_s: float  # optimizer steps per second
+    samples_per_s: float  # samples per second over all ranks; 0 if unknown
 
 
 def elapsed(attempts: Sequence[Attempt], points: Sequence[SpeedPoint]) -> list[float]:

@@ -21,43 +21,27 @@ _NOTABLE_SHARE = 0.1  # of a step that still waits for data with the best settin
 
 @dataclass(frozen=True)
 class Row:
-    """One setting that was measured.
+    """One setting that was measured."""
 
-    Attributes:
-        setting: The setting.
-        samples_per_s: Samples per second of all ranks; batches if samples cannot be counted.
-        windows: How often it was measured.
-    """
-
-    setting: LoaderSetting
-    samples_per_s: Interval
-    windows: int
+    setting: LoaderSetting  # the setting
+    samples_per_s: Interval  # samples per second of all ranks; batches if samples cannot be counted
+    windows: int  # how often it was measured
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What ``paceline tune`` has found out about a script or a dataset.
+    """What ``paceline tune`` has found out about a script or a dataset."""
 
-    Attributes:
-        name: The script or dataset.
-        facts: Its loader.
-        num_ranks: Ranks on this node.
-        limits: What a rank's loader may use.
-        cpus_reason: Why there are so many CPUs.
-        measured: What was measured.
-        cut_short: Why not all settings were measured often enough; empty if they were.
-        worker_start_s: How long workers take to deliver their first batch; None if none started.
-        batches: What was found out about batch sizes; None if they were not measured.
-    """
-
-    name: str
-    facts: LoaderFacts
-    num_ranks: int
-    limits: Limits
-    cpus_reason: str
-    measured: Measured
-    cut_short: str = ""
+    name: str  # the script or dataset
+    facts: LoaderFacts  # its loader
+    num_ranks: int  # ranks on this node
+    limits: Limits  # what a rank's loader may use
+    cpus_reason: str  # why there are so many CPUs
+    measured: Measured  # what was measured
+    cut_short: str = ""  # why not all settings were measured often enough; empty if they were
+    # how long workers take to deliver their first batch; None if none started
     worker_start_s: float | None = None
+    # what was found out about batch sizes; None if they were not measured
     batches: BatchAnswer | None = None
 
     @cached_property

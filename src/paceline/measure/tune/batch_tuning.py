@@ -53,19 +53,12 @@ def require_place(option: str) -> None:
 
 @dataclass(frozen=True)
 class BatchTuning:
-    """The measurement of batch sizes of one script.
+    """The measurement of batch sizes of one script."""
 
-    Attributes:
-        start: What is started.
-        option: The script's option, with ``{batch}`` for the number.
-        answer: What was found out about its loader.
-        seconds: Limit of the whole measurement.
-    """
-
-    start: Start
-    option: str
-    answer: Answer
-    seconds: float
+    start: Start  # what is started
+    option: str  # the script's option, with ``{batch}`` for the number
+    answer: Answer  # what was found out about its loader
+    seconds: float  # limit of the whole measurement
 
     def run(self, progress: Progress) -> BatchAnswer:
         """Measure larger and larger batches.

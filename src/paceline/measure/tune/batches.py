@@ -20,21 +20,13 @@ _MOST_SIZES = 10
 
 @dataclass(frozen=True)
 class BatchSize:
-    """A batch size that was measured.
+    """A batch size that was measured."""
 
-    Attributes:
-        option: The number that was put into the option.
-        samples: Samples of a batch on each rank, as its loader had them.
-        samples_per_s: Samples per second of all ranks.
-        used_bytes: Memory that the machine had less while the script ran.
-        gpu_bytes: Memory in use on the fullest GPU; None without GPUs.
-    """
-
-    option: int
-    samples: int
-    samples_per_s: Interval
-    used_bytes: int
-    gpu_bytes: int | None = None
+    option: int  # the number that was put into the option
+    samples: int  # samples of a batch on each rank, as its loader had them
+    samples_per_s: Interval  # samples per second of all ranks
+    used_bytes: int  # memory that the machine had less while the script ran
+    gpu_bytes: int | None = None  # memory in use on the fullest GPU; None without GPUs
 
     @property
     def memory(self) -> str:
@@ -82,17 +74,11 @@ def knee(sizes: Sequence[BatchSize]) -> BatchSize:
 
 @dataclass(frozen=True)
 class BatchAnswer:
-    """Which batch sizes fit, and which one is the knee.
+    """Which batch sizes fit, and which one is the knee."""
 
-    Attributes:
-        option: The option with ``{batch}`` in it.
-        sizes: What was measured, the smallest first.
-        end: Why no larger one was measured.
-    """
-
-    option: str
-    sizes: Sequence[BatchSize]
-    end: str
+    option: str  # the option with ``{batch}`` in it
+    sizes: Sequence[BatchSize]  # what was measured, the smallest first
+    end: str  # why no larger one was measured
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as plain data."""

@@ -17,33 +17,23 @@ Windows = list[list[float]]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a rank's loader may use of this machine.
+    """What a rank's loader may use of this machine."""
 
-    Attributes:
-        cpus: CPUs of each rank.
-        shm_bytes: Free bytes of shared memory of each rank; None if it is unknown.
-    """
-
-    cpus: int
-    shm_bytes: int | None = None
+    cpus: int  # CPUs of each rank
+    shm_bytes: int | None = None  # free bytes of shared memory of each rank; None if it is unknown
 
 
 @dataclass
 class Measured:
-    """What was measured so far, as seconds per batch by window.
+    """What was measured so far, as seconds per batch by window."""
 
-    Attributes:
-        memory: The loop gets the same batch again and again, for each number of threads.
-        settings: Windows of the search.
-        final: Windows of the finalists, which alternate: those of one place in the lists were
-            measured directly after each other.
-        failures: Why settings do not work.
-    """
-
+    # the loop gets the same batch again and again, for each number of threads
     memory: dict[int, Windows] = field(default_factory=dict)
-    settings: dict[LoaderSetting, Windows] = field(default_factory=dict)
+    settings: dict[LoaderSetting, Windows] = field(default_factory=dict)  # windows of the search
+    # windows of the finalists, which alternate: those of one place in the lists were measured
+    # directly after each other
     final: dict[LoaderSetting, Windows] = field(default_factory=dict)
-    failures: dict[LoaderSetting, str] = field(default_factory=dict)
+    failures: dict[LoaderSetting, str] = field(default_factory=dict)  # why settings do not work
 
     def num_windows(self, setting: LoaderSetting) -> int:
         """Return how often the search has measured a setting."""

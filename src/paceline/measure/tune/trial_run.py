@@ -75,15 +75,11 @@ class SettingFailed(Exception):
 
 @dataclass(frozen=True)
 class Start:
-    """What is started.
+    """What is started."""
 
-    Attributes:
-        words: The script or module and its arguments, after the options of ``paceline run``.
-        options: Options of ``paceline run``.
-    """
-
+    # the script or module and its arguments, after the options of ``paceline run``
     words: Sequence[str]
-    options: Sequence[str] = ()
+    options: Sequence[str] = ()  # options of ``paceline run``
 
 
 class TrialRun:

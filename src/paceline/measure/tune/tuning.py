@@ -40,19 +40,12 @@ _MOST_STARTS = 8  # of scripts that end sooner than the measurement
 
 @dataclass
 class Tuning:
-    """The measurement of one script.
+    """The measurement of one script."""
 
-    Attributes:
-        start: What is started.
-        name: What it is called in messages.
-        seconds: Limit of the whole measurement.
-        has_steps: Whether the script trains; else only its loader is measured.
-    """
-
-    start: Start
-    name: str
-    seconds: float
-    has_steps: bool = True
+    start: Start  # what is started
+    name: str  # what it is called in messages
+    seconds: float  # limit of the whole measurement
+    has_steps: bool = True  # whether the script trains; else only its loader is measured
     measured: Measured = field(default_factory=Measured)
     facts: LoaderFacts | None = None
     limits: Limits = field(default_factory=lambda: Limits(1))

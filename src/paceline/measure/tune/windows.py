@@ -22,18 +22,14 @@ _SETTLE_NS = 150_000_000
 
 @dataclass(frozen=True)
 class Window:
-    """What ranks did while they followed one command.
+    """What ranks did while they followed one command."""
 
-    Attributes:
-        seconds: Seconds per batch, a value for each round of the workers and each rank.
-        length_s: Time from the first batch that counts to the last, of the rank that has seen the
-            least; 0 or less if there is none.
-        start_s: Time from the command to the first batch: workers start in it. The longest.
-    """
-
+    # seconds per batch, a value for each round of the workers and each rank
     seconds: Sequence[float]
+    # time from the first batch that counts to the last, of the rank that has seen the least; 0 or
+    # less if there is none
     length_s: float
-    start_s: float
+    start_s: float  # time from the command to the first batch: workers start in it. The longest.
 
 
 def measure(by_rank: Mapping[int, Iterable[Delivery]], number: int, *, num_workers: int) -> Window:

@@ -40,16 +40,12 @@ _OF_USE = ("trial-too-short", "trial-without-steps")
 
 @dataclass
 class Runs:
-    """The trials of a script.
+    """The trials of a script."""
 
-    Attributes:
-        worlds: What the ranks have recorded, by number of ranks.
-        failures: Why numbers of ranks could not be run.
-        cut_short: What was said of trials that ended early. They have still shown something.
-    """
-
+    # what the ranks have recorded, by number of ranks
     worlds: dict[int, World] = field(default_factory=dict)
-    failures: list[Finding] = field(default_factory=list)
+    failures: list[Finding] = field(default_factory=list)  # why numbers of ranks could not be run
+    # what was said of trials that ended early. They have still shown something.
     cut_short: list[Finding] = field(default_factory=list)
 
 

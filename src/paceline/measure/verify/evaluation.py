@@ -24,15 +24,10 @@ _MOST_SHARE = 0.9  # of the samples, that a rank which evaluates a share has rea
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation, as the ranks have read it.
+    """An evaluation, as the ranks have read it."""
 
-    Attributes:
-        loops: The loop of each rank that takes part, by rank.
-        expected: The samples that one rank alone evaluates.
-    """
-
-    loops: Mapping[int, Loop]
-    expected: frozenset[int]
+    loops: Mapping[int, Loop]  # the loop of each rank that takes part, by rank
+    expected: frozenset[int]  # the samples that one rank alone evaluates
 
     @property
     def total(self) -> int:

@@ -13,17 +13,11 @@ from paceline.measure.verify.verdict import Verdict, not_judged
 
 @dataclass(frozen=True)
 class Property:
-    """A property of a script.
+    """A property of a script."""
 
-    Attributes:
-        name: Its name in JSON.
-        title: The same in words, for the table.
-        verdicts: What is known, by number of ranks; numbers that it does not apply to are left
-            out.
-    """
-
-    name: str
-    title: str
+    name: str  # its name in JSON
+    title: str  # the same in words, for the table
+    # what is known, by number of ranks; numbers that it does not apply to are left out
     verdicts: Mapping[int, Verdict]
 
 

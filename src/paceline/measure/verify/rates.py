@@ -23,19 +23,12 @@ SAME_BATCH = "ranks read the same first batch; each may take a part of it"
 
 
 class Curves(NamedTuple):
-    """The learning rates of one parameter group, and the batches of both numbers of ranks.
+    """The learning rates of one parameter group, and the batches of both numbers of ranks."""
 
-    Attributes:
-        rates: Its rate in each step on several ranks.
-        reference: The same on one rank.
-        growth: Samples of a step, as a multiple of those on one rank.
-        epochs: Number of epochs that were seen on several ranks.
-    """
-
-    rates: tuple[float, ...]
-    reference: tuple[float, ...]
-    growth: float
-    epochs: int
+    rates: tuple[float, ...]  # its rate in each step on several ranks
+    reference: tuple[float, ...]  # the same on one rank
+    growth: float  # samples of a step, as a multiple of those on one rank
+    epochs: int  # number of epochs that were seen on several ranks
 
     @property
     def scale(self) -> float:

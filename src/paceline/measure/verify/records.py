@@ -18,46 +18,30 @@ _MOST_BYTES = 1 << 27
 
 @dataclass
 class Loop:
-    """A loop of a rank over a DataLoader.
+    """A loop of a rank over a DataLoader."""
 
-    Attributes:
-        place: The line of the script, as ``train.py:24``.
-        loader_place: The line that has constructed its loader; empty if unknown.
-        dataset: Type of the dataset, or of that which it is a subset of.
-        dataset_length: Length of that.
-        view_length: Length of the dataset that the loader has.
-        is_stream: Whether it has no indices.
-        is_session: Whether paceline's Session divides its samples.
-        shuffles: Whether its sampler is meant to shuffle.
-        has_gradients: Whether it began with gradients enabled.
-        num_batches: Length of the loader in batches; 0 if unknown.
-        trains: Whether a backward has followed.
-        has_ended: Whether all batches were taken.
-        batches: Indices of each batch in the dataset; None where they are not integers.
-        samples: Number of samples that were read.
-        rows: For an index, hashes of the sample's columns; only of the first samples.
-        scored: Whether figures were combined over ranks after it, and not results of samples.
-        combined: Whether anything was combined over ranks after it began; None if unknown.
-        trimmed: Whether the script has dropped repeated results by a framework's function.
-    """
-
-    place: str = ""
-    loader_place: str = ""
-    dataset: str = ""
-    dataset_length: int = 0
-    view_length: int = 0
-    is_stream: bool = False
-    is_session: bool = False
-    shuffles: bool = False
-    has_gradients: bool = True
-    num_batches: int = 0
-    trains: bool = False
-    has_ended: bool = False
+    place: str = ""  # the line of the script, as ``train.py:24``
+    loader_place: str = ""  # the line that has constructed its loader; empty if unknown
+    dataset: str = ""  # type of the dataset, or of that which it is a subset of
+    dataset_length: int = 0  # length of that
+    view_length: int = 0  # length of the dataset that the loader has
+    is_stream: bool = False  # whether it has no indices
+    is_session: bool = False  # whether paceline's Session divides its samples
+    shuffles: bool = False  # whether its sampler is meant to shuffle
+    has_gradients: bool = True  # whether it began with gradients enabled
+    num_batches: int = 0  # length of the loader in batches; 0 if unknown
+    trains: bool = False  # whether a backward has followed
+    has_ended: bool = False  # whether all batches were taken
+    # indices of each batch in the dataset; None where they are not integers
     batches: list[list[int] | None] = field(default_factory=list)
-    samples: int = 0
+    samples: int = 0  # number of samples that were read
+    # for an index, hashes of the sample's columns; only of the first samples
     rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    # whether figures were combined over ranks after it, and not results of samples
     scored: bool = False
+    # whether anything was combined over ranks after it began; None if unknown
     combined: bool | None = None
+    # whether the script has dropped repeated results by a framework's function
     trimmed: bool = False
 
     @property
@@ -81,90 +65,57 @@ class Loop:
 
 @dataclass(frozen=True)
 class Step:
-    """A step of an optimizer.
+    """A step of an optimizer."""
 
-    Attributes:
-        number: Its number, from 1.
-        rates: Learning rate of each parameter group.
-        losses: Losses of the backwards before it; None for one that is not a number.
-        gradients: Checksum of the gradients that it has applied; None if unknown.
-        sample: Some values of them.
-        schedules: How often learning rate schedulers were stepped since the step before.
-    """
-
-    number: int
-    rates: tuple[float, ...]
+    number: int  # its number, from 1
+    rates: tuple[float, ...]  # learning rate of each parameter group
+    # losses of the backwards before it; None for one that is not a number
     losses: tuple[float | None, ...] = ()
-    gradients: int | None = None
-    sample: tuple[float, ...] = ()
-    schedules: int = 0
+    gradients: int | None = None  # checksum of the gradients that it has applied; None if unknown
+    sample: tuple[float, ...] = ()  # some values of them
+    schedules: int = 0  # how often learning rate schedulers were stepped since the step before
 
 
 @dataclass
 class Training:
-    """An optimizer of a rank.
+    """An optimizer of a rank."""
 
-    Attributes:
-        type: Type of the optimizer.
-        place: Line of its first step.
-        names: Names of its parameters.
-        is_whole: Whether no parameter is divided among ranks.
-        is_parallel: Whether DistributedDataParallel holds all of its parameters.
-        is_random: Whether a module draws random numbers, as Dropout does.
-        has_statistics: Whether a module has statistics of its batches, as BatchNorm does.
-        steps: Its steps.
-        checksums: Checksum of all parameters after each number of steps; None if unknown.
-        sums: Checksum of each parameter, likewise; empty for many parameters.
-    """
-
-    type: str = ""
-    place: str = ""
-    names: tuple[str, ...] = ()
-    is_whole: bool = True
-    is_parallel: bool = False
-    is_random: bool = False
+    type: str = ""  # type of the optimizer
+    place: str = ""  # line of its first step
+    names: tuple[str, ...] = ()  # names of its parameters
+    is_whole: bool = True  # whether no parameter is divided among ranks
+    is_parallel: bool = False  # whether DistributedDataParallel holds all of its parameters
+    is_random: bool = False  # whether a module draws random numbers, as Dropout does
+    # whether a module has statistics of its batches, as BatchNorm does
     has_statistics: bool = False
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)  # its steps
+    # checksum of all parameters after each number of steps; None if unknown
     checksums: dict[int, int | None] = field(default_factory=dict)
+    # checksum of each parameter, likewise; empty for many parameters
     sums: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A line with a figure that rank 0 has printed after an evaluation.
+    """A line with a figure that rank 0 has printed after an evaluation."""
 
-    Attributes:
-        loop: Number of the evaluation's loop.
-        line: The line.
-        place: The line of the script.
-        combined: Whether ranks had combined anything since the evaluation began.
-    """
-
-    loop: int
-    line: str
-    place: str
-    combined: bool
+    loop: int  # number of the evaluation's loop
+    line: str  # the line
+    place: str  # the line of the script
+    combined: bool  # whether ranks had combined anything since the evaluation began
 
 
 @dataclass
 class Rank:
-    """What a rank has recorded.
+    """What a rank has recorded."""
 
-    Attributes:
-        loops: Its loops by number.
-        trainings: Its optimizers by number.
-        printed: Figures that it has printed after evaluations.
-        schedule: Line of the script that steps a scheduler; empty without one.
-        schedule_type: Type of that scheduler.
-        fault: Why its records are incomplete; empty if they are complete.
-    """
-
-    loops: dict[int, Loop] = field(default_factory=dict)
-    trainings: dict[int, Training] = field(default_factory=dict)
+    loops: dict[int, Loop] = field(default_factory=dict)  # its loops by number
+    trainings: dict[int, Training] = field(default_factory=dict)  # its optimizers by number
+    # figures that it has printed after evaluations
     printed: list[Printed] = field(default_factory=list)
-    schedule: str = ""
-    schedule_type: str = ""
-    fault: str = ""
+    schedule: str = ""  # line of the script that steps a scheduler; empty without one
+    schedule_type: str = ""  # type of that scheduler
+    fault: str = ""  # why its records are incomplete; empty if they are complete
 
     @property
     def epochs(self) -> list[Loop]:
@@ -180,17 +131,11 @@ class Rank:
 
 @dataclass(frozen=True)
 class World:
-    """What a number of ranks has recorded.
+    """What a number of ranks has recorded."""
 
-    Attributes:
-        size: Number of ranks.
-        ranks: Each rank's records.
-        findings: What the launcher has found.
-    """
-
-    size: int
-    ranks: tuple[Rank, ...]
-    findings: tuple[Finding, ...] = ()
+    size: int  # number of ranks
+    ranks: tuple[Rank, ...]  # each rank's records
+    findings: tuple[Finding, ...] = ()  # what the launcher has found
 
     def found(self, name: str) -> Finding | None:
         """Return the launcher's finding of a name; None if there is none."""

@@ -14,25 +14,15 @@ from paceline.text import table
 
 @dataclass(frozen=True)
 class Result:
-    """What was compared.
+    """What was compared."""
 
-    Attributes:
-        script: The script.
-        worlds: Numbers of ranks that have run.
-        steps: Optimizer steps that each has made, by number of ranks.
-        properties: The properties.
-        findings: What is wrong with them.
-        failures: Why numbers of ranks could not be run.
-        folder: The folder with the records.
-    """
-
-    script: str
-    worlds: tuple[int, ...]
-    steps: dict[int, int]
-    properties: Sequence[Property]
-    findings: Sequence[Finding]
-    failures: Sequence[Finding]
-    folder: str
+    script: str  # the script
+    worlds: tuple[int, ...]  # numbers of ranks that have run
+    steps: dict[int, int]  # optimizer steps that each has made, by number of ranks
+    properties: Sequence[Property]  # the properties
+    findings: Sequence[Finding]  # what is wrong with them
+    failures: Sequence[Finding]  # why numbers of ranks could not be run
+    folder: str  # the folder with the records
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain data."""

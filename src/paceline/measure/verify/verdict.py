@@ -12,17 +12,11 @@ KEPT, BROKEN, NOTE, NOT_JUDGED = "kept", "broken", "note", "not judged"
 
 @dataclass(frozen=True)
 class Verdict:
-    """A property on one number of ranks.
+    """A property on one number of ranks."""
 
-    Attributes:
-        state: ``"kept"``, ``"broken"``, ``"note"`` or ``"not judged"``.
-        reason: What was compared, or why nothing could be.
-        finding: What is wrong; None unless broken or a note.
-    """
-
-    state: str
-    reason: str = ""
-    finding: Finding | None = None
+    state: str  # ``"kept"``, ``"broken"``, ``"note"`` or ``"not judged"``
+    reason: str = ""  # what was compared, or why nothing could be
+    finding: Finding | None = None  # what is wrong; None unless broken or a note
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as plain data, with the name of its finding."""

@@ -13,16 +13,12 @@ _SESSION = "session"  # the entry with the state that is the same on all ranks
 
 
 class Entries(NamedTuple):
-    """What a checkpoint holds.
+    """What a checkpoint holds."""
 
-    Attributes:
-        tensors: Parameters and buffers of the model, under the keys of its ``state_dict``. Those of
-            a second model keep its prefix: ``model.1/weight``.
-        objects: All other state that was the same on all ranks, by name.
-    """
-
+    # parameters and buffers of the model, under the keys of its ``state_dict``. Those of a second
+    # model keep its prefix: ``model.1/weight``.
     tensors: dict[str, Any]
-    objects: dict[str, Any]
+    objects: dict[str, Any]  # all other state that was the same on all ranks, by name
 
 
 def load_entries(path: Path, *, trust: bool = False) -> Entries:

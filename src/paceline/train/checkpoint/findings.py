@@ -18,15 +18,10 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 @dataclass(frozen=True)
 class Failure:
-    """A rank's failure, as sent to the other ranks; its exception may not be picklable.
+    """A rank's failure, as sent to the other ranks; its exception may not be picklable."""
 
-    Attributes:
-        kind: Class of the exception to raise.
-        finding: Finding of the exception.
-    """
-
-    kind: type[PacelineError]
-    finding: Finding
+    kind: type[PacelineError]  # class of the exception to raise
+    finding: Finding  # finding of the exception
 
     def error(self) -> PacelineError:
         """Return the exception."""

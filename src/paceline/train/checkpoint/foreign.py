@@ -27,14 +27,10 @@ _INSIDE = ("state_dict", "model_state_dict", "model_state", "model", "module", "
 
 @dataclass(frozen=True)
 class Weights:
-    """The tensors of a model in a file.
+    """The tensors of a model in a file."""
 
-    Attributes:
-        tensors: The tensors, by key.
-        choice: Which of several entries of the file they are, for a message; empty if there is one.
-    """
-
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, torch.Tensor]  # the tensors, by key
+    # which of several entries of the file they are, for a message; empty if there is one
     choice: str = ""
 
 

@@ -25,45 +25,27 @@ _TEMPORARY = re.compile(r"\.\d{5,}-step-\d+\.[0-9a-f]+-(\d+)-(.+)")
 
 @dataclass(frozen=True)
 class FileInfo:
-    """Size and checksum that a file of a checkpoint must have.
+    """Size and checksum that a file of a checkpoint must have."""
 
-    Attributes:
-        num_bytes: Size in bytes.
-        crc32: Checksum of the content.
-    """
-
-    num_bytes: int
-    crc32: int
+    num_bytes: int  # size in bytes
+    crc32: int  # checksum of the content
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of ``manifest.json``, which is written last and vouches for the other files.
+    """The content of ``manifest.json``, which is written last and vouches for the other files."""
 
-    Attributes:
-        step: Number of optimizer steps.
-        epoch: Epoch in which it was saved.
-        metric: Quality of the model; None if it has none or is not finite.
-        mode: ``"max"`` if greater metrics are better, ``"min"`` if smaller ones are.
-        world_size: Number of ranks that wrote it.
-        time_ns: Time of the save, in nanoseconds since the epoch.
-        torch: Version of torch that wrote it.
-        files: All other files of the folder, by name.
-        run: Id of the training run. A resumed run keeps it; a new one in the same folder has
-            another.
-        seconds: Seconds from the call of ``save`` to the commit; 0 if not measured.
-    """
-
-    step: int
-    epoch: int
-    metric: float | None
-    mode: str
-    world_size: int
-    time_ns: int
-    torch: str
-    files: Mapping[str, FileInfo]
+    step: int  # number of optimizer steps
+    epoch: int  # epoch in which it was saved
+    metric: float | None  # quality of the model; None if it has none or is not finite
+    mode: str  # ``"max"`` if greater metrics are better, ``"min"`` if smaller ones are
+    world_size: int  # number of ranks that wrote it
+    time_ns: int  # time of the save, in nanoseconds since the epoch
+    torch: str  # version of torch that wrote it
+    files: Mapping[str, FileInfo]  # all other files of the folder, by name
+    # id of the training run. A resumed run keeps it; a new one in the same folder has another.
     run: str = ""
-    seconds: float = 0.0
+    seconds: float = 0.0  # seconds from the call of ``save`` to the commit; 0 if not measured
 
     @property
     def num_bytes(self) -> int:
@@ -73,62 +55,38 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Committed:
-    """A checkpoint that was committed.
+    """A checkpoint that was committed."""
 
-    Attributes:
-        path: Folder of the checkpoint.
-        serial: Number of the commit. The greatest is the latest, even if a resumed run has counted
-            fewer steps.
-        manifest: Content of its manifest.
-    """
-
-    path: Path
+    path: Path  # folder of the checkpoint
+    # number of the commit. The greatest is the latest, even if a resumed run has counted fewer
+    # steps.
     serial: int
-    manifest: Manifest
+    manifest: Manifest  # content of its manifest
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Shape and type of a whole tensor, regardless of how it was sharded.
+    """Shape and type of a whole tensor, regardless of how it was sharded."""
 
-    Attributes:
-        shape: Global shape.
-        dtype: Type in torch's notation, ``"float32"``.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[int, ...]  # global shape
+    dtype: str  # type in torch's notation, ``"float32"``
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that can be loaded.
+    """A checkpoint that can be loaded."""
 
-    Attributes:
-        path: Folder of the checkpoint.
-        step: Number of optimizer steps.
-        epoch: Epoch in which it was saved.
-        metric: Quality of the model; None without a metric.
-        mode: ``"max"`` if greater metrics are better, ``"min"`` if smaller ones are.
-        world_size: Number of ranks that wrote it.
-        time_ns: Time of the save, in nanoseconds since the epoch.
-        tensors: Tensors by name.
-        objects: Names of all other entries.
-        files: Size and checksum of each file.
-        run: Id of the training run.
-    """
-
-    path: Path
-    step: int
-    epoch: int
-    metric: float | None
-    mode: str
-    world_size: int
-    time_ns: int
-    tensors: Mapping[str, TensorInfo]
-    objects: frozenset[str]
-    files: Mapping[str, FileInfo]
-    run: str = ""
+    path: Path  # folder of the checkpoint
+    step: int  # number of optimizer steps
+    epoch: int  # epoch in which it was saved
+    metric: float | None  # quality of the model; None without a metric
+    mode: str  # ``"max"`` if greater metrics are better, ``"min"`` if smaller ones are
+    world_size: int  # number of ranks that wrote it
+    time_ns: int  # time of the save, in nanoseconds since the epoch
+    tensors: Mapping[str, TensorInfo]  # tensors by name
+    objects: frozenset[str]  # names of all other entries
+    files: Mapping[str, FileInfo]  # size and checksum of each file
+    run: str = ""  # id of the training run
 
 
 # Names

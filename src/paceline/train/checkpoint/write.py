@@ -45,19 +45,12 @@ class Keep:
 
 @dataclass(frozen=True)
 class Draft:
-    """A rank's contribution to a checkpoint.
+    """A rank's contribution to a checkpoint."""
 
-    Attributes:
-        names: Name, type and shape of the entries that must be the same on all ranks.
-        planner: Holds the rank's share, and the memory to write it from.
-        plan: The rank's share, as DCP's plan.
-        ready: Must be called before that memory is read.
-    """
-
-    names: tuple[str, ...]
-    planner: _Planner
-    plan: SavePlan
-    ready: Callable[[], None]
+    names: tuple[str, ...]  # name, type and shape of the entries that must be the same on all ranks
+    planner: _Planner  # holds the rank's share, and the memory to write it from
+    plan: SavePlan  # the rank's share, as DCP's plan
+    ready: Callable[[], None]  # must be called before that memory is read
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from paceline.train.data.arguments import adopted
 from paceline.train.data.array_batches import ArrayBatches
 from paceline.train.data.array_dataset import ArrayDataset, arrays
-from paceline.train.data.batch import parts_of_batch, rebuilt, to_device
+from paceline.train.data.batch import is_of_rows, parts_of_batch, rebuilt, to_device
 from paceline.train.data.batch_tracker import BatchTracker, not_of_samples
 from paceline.train.data.context import LoaderContext
 from paceline.train.data.counter_random import SampleRandom
@@ -35,6 +35,7 @@ __all__ = [
     "derive",
     "device_random_state",
     "in_order",
+    "is_of_rows",
     "not_of_samples",
     "parts_of_batch",
     "rebuilt",

@@ -20,29 +20,21 @@ BORROW, EMPTY, LEAVE_OUT = "borrow", "empty", "leave out"
 
 @dataclass(frozen=True)
 class Situation:
-    """The facts that decide what a rank without a row gets.
+    """The facts that decide what a rank without a row gets."""
 
-    Attributes:
-        with_grad: Whether autograd is enabled.
-        is_first: Whether this is the first batch of the loop.
-        has_trained: Whether a backward was called in this loop.
-        may_train: Whether other loops and the optimizers allow this loop to be a training loop.
-        in_training_mode: Whether a model of the session is in training mode; None without a model.
-        body_runs_collectives: Whether the loop's body runs collectives (``session.gather``, ...).
-        forward_is_collective: Whether every forward is a collective, as with fsdp.
-        is_beside: Whether another loop of the same kind is live, as in a loop over ``zip``.
-        takes_any: Whether the caller accepts borrowed rows in an evaluation too, and leaves them
-            out of its results.
-    """
-
-    with_grad: bool
-    is_first: bool
-    has_trained: bool
-    may_train: bool
+    with_grad: bool  # whether autograd is enabled
+    is_first: bool  # whether this is the first batch of the loop
+    has_trained: bool  # whether a backward was called in this loop
+    may_train: bool  # whether other loops and the optimizers allow this loop to be a training loop
+    # whether a model of the session is in training mode; None without a model
     in_training_mode: bool | None
+    # whether the loop's body runs collectives (``session.gather``, ...)
     body_runs_collectives: bool = False
-    forward_is_collective: bool = False
+    forward_is_collective: bool = False  # whether every forward is a collective, as with fsdp
+    # whether another loop of the same kind is live, as in a loop over ``zip``
     is_beside: bool = False
+    # whether the caller accepts borrowed rows in an evaluation too, and leaves them out of its
+    # results
     takes_any: bool = False
 
 

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -23,6 +24,7 @@ from torch.utils.data import (
 
 from paceline.errors import Finding, UsageError
 from paceline.train.data.array_dataset import ArrayDataset
+from paceline.train.data.batch import is_of_rows
 from paceline.train.data.likeness import MOST_SAMPLES, mark_of, shared_twice
 
 # Words in the source of a stream that divides itself among ranks; its workers see only one worker.
@@ -135,7 +137,7 @@ def check_dataset(dataset: Any) -> None:
     """
     if isinstance(dataset, IterableDataset):
         return
-    if isinstance(dataset, Mapping) and 0 not in dataset:
+    if isinstance(dataset, Mapping) and not is_of_rows(dataset) and 0 not in dataset:
         raise _refusal_of_mapping(dataset)
     if not hasattr(dataset, "__getitem__"):
         raise _refusal(
@@ -231,7 +233,8 @@ def fingerprint(dataset: Any) -> tuple[Any, ...]:
         ).hexdigest()
         return (len(dataset), indices, fingerprint(dataset.dataset))
     if type(dataset) is TensorDataset and len(dataset):
-        edges = [str(tensor[place].tolist()) for tensor in dataset.tensors for place in (0, -1)]
+        dense = [tensor for tensor in dataset.tensors if tensor.layout == torch.strided]
+        edges = [str(tensor[place].tolist()) for tensor in dense for place in (0, -1)]
         return (len(dataset), hashlib.blake2b("".join(edges).encode(), digest_size=8).hexdigest())
     if isinstance(dataset, ArrayDataset):
         return dataset.fingerprint()

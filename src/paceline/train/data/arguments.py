@@ -15,19 +15,12 @@ from paceline.train.data.share import LAST
 
 @dataclass(frozen=True)
 class Division:
-    """The division of an epoch's samples into global batches.
+    """The division of an epoch's samples into global batches."""
 
-    Attributes:
-        batch_size: Samples in a global batch; 0 if the sampler yields batches.
-        last: ``"exact"`` keeps a shorter last batch, ``"drop"`` leaves it out.
-        shuffle: Whether paceline shuffles each epoch.
-        sampler: The user's sampler or batch sampler; None without one.
-    """
-
-    batch_size: int
-    last: str = "exact"
-    shuffle: bool = False
-    sampler: Any = None
+    batch_size: int  # samples in a global batch; 0 if the sampler yields batches
+    last: str = "exact"  # ``"exact"`` keeps a shorter last batch, ``"drop"`` leaves it out
+    shuffle: bool = False  # whether paceline shuffles each epoch
+    sampler: Any = None  # the user's sampler or batch sampler; None without one
 
 
 def division(

@@ -37,7 +37,7 @@ def without_rows(batch: Any, *, num_rows: int = 1) -> Any:
 
 
 def _emptied(batch: Any, num_entries: int | None) -> Any:
-    if _is_array(batch):
+    if is_array(batch):
         return batch[:0] if len(batch.shape) else batch
     if _is_list(batch) and (
         all(isinstance(part, _PLAIN) for part in batch) or _may_be_entries(batch, num_entries)
@@ -54,7 +54,7 @@ def _has_entries(batch: Any, num_rows: int) -> bool:
     list decides for all of them: code that does not stack pictures does not stack labels either,
     and a label of one number looks like a stack of one row.
     """
-    parts = list(_parts(batch))
+    parts = list(parts_of_batch(batch))
     unlike = [
         part
         for part in parts
@@ -73,11 +73,11 @@ def _may_be_entries(batch: Any, num_rows: int | None) -> bool:
 
 def _is_stack(part: Any, num_rows: int) -> bool:
     """Return whether a part can hold ``num_rows`` rows, or the zero rows of an emptied batch."""
-    if _is_array(part):
+    if is_array(part):
         return len(part.shape) > 0 and part.shape[0] in (0, num_rows)
     if _is_list(part) and all(isinstance(item, _PLAIN) for item in part):
         return len(part) in (0, num_rows)
-    parts = list(_parts(part))
+    parts = list(parts_of_batch(part))
     return bool(parts) and all(_is_stack(item, num_rows) for item in parts)
 
 
@@ -87,36 +87,45 @@ def can_be_emptied(batch: Any, *, num_rows: int = 1) -> bool:
 
 
 def _is_known(part: Any) -> bool:
-    if (
-        part is None
-        or isinstance(part, _PLAIN)
-        or _is_array(part)
-        or getattr(part, "shape", None) == ()
-    ):
+    if part is None or isinstance(part, _PLAIN) or is_array(part) or _shape_of(part) == ():
         return True
     if isinstance(part, Mapping):
         return all(map(_is_known, part.values()))
     if callable(getattr(part, "to", None)):  # a batch of graphs, a packed sequence, a list subclass
         return False
     is_open = isinstance(part, list | tuple) or bool(_fields_of(part))
-    return is_open and all(map(_is_known, _parts(part)))
+    return is_open and all(map(_is_known, parts_of_batch(part)))
 
 
-def parts_of_batch(batch: Any) -> Iterable[Any]:
-    """Return the parts of a dict, list, tuple or dataclass; nothing for other types."""
-    return _parts(batch)
+def is_of_rows(part: Any) -> bool:
+    """Return whether an object is a tensor, or has a shape as one, and yields and selects rows.
+
+    A TensorDict is a Mapping, but its iterator yields rows; a tensorclass is a dataclass, but its
+    fields have to have the shape of the whole.
+    """
+    shape = _shape_of(part)
+    return isinstance(shape, torch.Size) and (len(shape) > 0 or isinstance(part, torch.Tensor))
 
 
-def _is_array(part: Any) -> bool:
+def _shape_of(part: Any) -> Any:
+    try:
+        return getattr(part, "shape", None)
+    except RuntimeError:  # a nested tensor, whose rows have shapes of their own
+        return None
+
+
+def is_array(part: Any) -> bool:
+    """Return whether an object is a tensor, selects rows as one, or is a NumPy array."""
     numpy = sys.modules.get("numpy")
-    return isinstance(part, torch.Tensor) or (numpy is not None and isinstance(part, numpy.ndarray))
+    return is_of_rows(part) or (numpy is not None and isinstance(part, numpy.ndarray))
 
 
 def _is_list(part: Any) -> bool:
     return isinstance(part, list | tuple) and not hasattr(part, "_fields")
 
 
-def _parts(batch: Any) -> Iterable[Any]:
+def parts_of_batch(batch: Any) -> Iterable[Any]:
+    """Return the parts of a dict, list, tuple or dataclass; nothing for other types."""
     if isinstance(batch, Mapping):
         return batch.values()
     if isinstance(batch, list | tuple):
@@ -195,10 +204,10 @@ def moved_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
         yield ready
 
 
-def _use_on(batch: Any, stream: torch.cuda.Stream) -> Any:
+def _use_on(batch: Any, stream: torch.cuda.Stream) -> None:
     """Keep the allocator from reusing a batch's memory before ``stream`` has used it."""
-    if isinstance(batch, torch.Tensor):
-        if batch.is_cuda:  # some parts stay on the CPU, such as batch_sizes of a packed sequence
-            batch.record_stream(stream)
-        return batch
-    return rebuilt(batch, lambda part: _use_on(part, stream))
+    if not isinstance(batch, torch.Tensor):
+        for part in parts_of_batch(batch):
+            _use_on(part, stream)
+    elif batch.is_cuda:  # some parts stay on the CPU, such as batch_sizes of a packed sequence
+        batch.record_stream(stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 from paceline.errors import Finding, UsageError
 from paceline.train.data.iteration import Iteration, LoopState
@@ -20,6 +21,7 @@ class BatchTracker:
         on_sync: Called with whether the next backward ends its group; None if groups have one
             batch.
         last: The loop that yielded a batch last.
+        latest: The last loop over each loader.
         is_uneven: Whether a rank was left out of all batches of some loop; known to all ranks.
         is_borrowed: Whether the last backward is of another rank's rows.
         is_again: Whether the last backward was a second one of its batch.
@@ -30,6 +32,7 @@ class BatchTracker:
         self._iterations: list[Iteration] = []
         self._rows: Rows | None = None
         self.last: Iteration | None = None
+        self.latest: WeakKeyDictionary[object, Iteration] = WeakKeyDictionary()
         self.is_uneven = False
         self.is_borrowed = False
         self.is_again = False
@@ -92,6 +95,7 @@ class BatchTracker:
         iteration.number += 1
         iteration.rows = rows
         iteration.own += rows.of_rank
+        iteration.served.append(rows)
         iteration.has_borrowed = False
         iteration.num_batches += 1
         iteration.with_grad = with_grad
@@ -269,19 +273,19 @@ def _is_borrowed(loops: list[Iteration]) -> bool:
     return num_borrowed > 0
 
 
-def not_of_samples(problem: str) -> UsageError:
+def not_of_samples(problem: str, *, call: str = "session.backward") -> UsageError:
     """Return the error for a loss that is not a mean over samples, for the reason ``problem``."""
     return UsageError(
         Finding(
             "batch-weight-unknown",
             f"{problem}, so the weight of this loss is not known",
-            where="session.backward(loss)",
+            where=f"{call}(loss)",
             why=(
                 "a loss is weighted by its samples; a mean over something else, of which samples"
                 " have different numbers, would change with the number of ranks"
             ),
             fix=(
-                "session.backward(loss, weight=n) with what the loss is a mean over: n = (labels !="
+                f"{call}(loss, weight=n) with what the loss is a mean over: n = (labels !="
                 " -100).sum(), class_weights[labels].sum() or len(rows); in a training_step: return"
                 " {'loss': loss, 'weight': n}"
             ),

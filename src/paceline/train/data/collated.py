@@ -8,13 +8,12 @@ user knows the weight.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from paceline.train.data.batch import parts_of_batch
+from paceline.train.data.batch import is_array, parts_of_batch
 from paceline.train.data.collation import collate as default
 
 IGNORED = -100  # ignore_index of torch's losses, and of transformers' labels
@@ -22,15 +21,10 @@ MOST_LABELS = 1 << 20  # labels of a batch to count; counting more would take no
 
 
 class Unit(NamedTuple):
-    """Rows or labels that a loss averages over, if their number per sample is not one.
+    """Rows or labels that a loss averages over, if their number per sample is not one."""
 
-    Attributes:
-        what: Rows or labels and their origin, for messages.
-        per_sample: Number per sample; None if samples of one batch differ.
-    """
-
-    what: str
-    per_sample: int | None
+    what: str  # rows or labels and their origin, for messages
+    per_sample: int | None  # number per sample; None if samples of one batch differ
 
 
 class Counted:
@@ -135,7 +129,7 @@ def _num_fields(batch: Any, num_samples: int) -> int:
     ``default_collate`` makes such lists. Two fields of two samples look like a list of two samples;
     two fields of one sample do not.
     """
-    if not isinstance(batch, list) or len(batch) == num_samples or not all(map(_is_array, batch)):
+    if not isinstance(batch, list) or len(batch) == num_samples or not all(map(is_array, batch)):
         return 0
     return (
         len(batch) if all(len(part.shape) and part.shape[0] == num_samples for part in batch) else 0
@@ -175,7 +169,7 @@ def _shapes(part: Any, *, is_batch: bool = True) -> Iterator[tuple[int, ...] | N
     """
     if part is None or isinstance(part, str | bytes | int | float):
         return
-    if _is_array(part):
+    if is_array(part):
         if len(part.shape):
             yield tuple(part.shape)
         return
@@ -214,8 +208,3 @@ def _counted(labels: torch.Tensor, *, of_tokens: bool) -> Unit | None:
     counts = (labels != IGNORED).flatten(1).sum(1) if labels.dim() > 1 else (labels != IGNORED)
     alike = bool((counts == counts[0]).all())
     return Unit(f"the labels other than {IGNORED}", int(counts[0]) if alike else None)
-
-
-def _is_array(part: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return isinstance(part, torch.Tensor) or (numpy is not None and isinstance(part, numpy.ndarray))

@@ -26,9 +26,10 @@ _NUMBERS = "biufc"  # kinds of NumPy types: booleans, integers, floats, complex 
 def collate(samples: list[Any]) -> Any:
     """Return a batch of samples, the same as ``default_collate``."""
     columns = _columns(samples)
+    by_type = {**default_collate_fn_map, **_BY_TYPE}  # now: libraries add their types when imported
     if columns is None:
-        return collate_by_type(samples, collate_fn_map=_BY_TYPE)
-    return [collate_by_type(column, collate_fn_map=_BY_TYPE) for column in columns]
+        return collate_by_type(samples, collate_fn_map=by_type)
+    return [collate_by_type(column, collate_fn_map=by_type) for column in columns]
 
 
 def _columns(samples: list[Any]) -> list[tuple[Any, ...]] | None:
@@ -93,7 +94,6 @@ def _join_floats(numbers: Any, *, collate_fn_map: Any = None) -> Any:
 
 
 _BY_TYPE: dict[Any, Callable[..., Any]] = {
-    **default_collate_fn_map,
     torch.Tensor: _stack_tensors,
     np.ndarray: _stack_arrays,
     float: _join_floats,

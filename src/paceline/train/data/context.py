@@ -32,36 +32,26 @@ def _nothing(_begins: bool, _is_of_training: bool) -> None:
 
 @dataclass(frozen=True)
 class LoaderContext:
-    """What a loader needs of its session.
+    """What a loader needs of its session."""
 
-    Attributes:
-        world: The ranks.
-        device: Target of batches; on the CPU they are not moved.
-        tracker: Records the batches that each loop yields.
-        seed: Seed of the order and of the samples' random numbers.
-        accumulate: Returns the number of batches in a group; it changes between loops only.
-        cpus: CPUs that the ranks of this node may use.
-        at_boundary: Called before the first batch of each group of a loop with autograd, where a
-            step is complete. Its arguments are whether the loop begins and whether it trains.
-        few_rows: Handles batches with one row or none on this rank.
-        total: Returns the sums of ints over all ranks; for sharded streams.
-        first_of: Sets a store key if it is unset, and returns its value; does not wait for ranks.
-        in_training_mode: Returns whether a model of the session is in training mode; None without a
-            model.
-        has_optimizer: Returns whether the session has an optimizer.
-        forward_is_collective: Returns whether every forward is a collective, as with fsdp.
-    """
-
-    world: World
-    device: torch.device
-    tracker: BatchTracker
-    seed: int = 0
+    world: World  # the ranks
+    device: torch.device  # target of batches; on the CPU they are not moved
+    tracker: BatchTracker  # records the batches that each loop yields
+    seed: int = 0  # seed of the order and of the samples' random numbers
+    # returns the number of batches in a group; it changes between loops only
     accumulate: Callable[[], int] = lambda: 1
-    cpus: int = 1
+    cpus: int = 1  # CPUs that the ranks of this node may use
+    # called before the first batch of each group of a loop with autograd, where a step is complete.
+    # Its arguments are whether the loop begins and whether it trains.
     at_boundary: Callable[[bool, bool], None] = _nothing
-    few_rows: Watch | None = None
+    few_rows: Watch | None = None  # handles batches with one row or none on this rank
+    # returns the sums of ints over all ranks; for sharded streams
     total: Callable[[list[int]], list[int]] = list
+    # sets a store key if it is unset, and returns its value; does not wait for ranks
     first_of: Callable[[str, str], str] = lambda _, value: value
+    # returns whether a model of the session is in training mode; None without a model
     in_training_mode: Callable[[], bool | None] = lambda: None
+    # returns whether the session has an optimizer
     has_optimizer: Callable[[], bool] = lambda: False
+    # returns whether every forward is a collective, as with fsdp
     forward_is_collective: Callable[[], bool] = lambda: False

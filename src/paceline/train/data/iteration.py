@@ -37,59 +37,38 @@ class LoopState(Enum):
 
 
 class Position(NamedTuple):
-    """Where the next loop begins.
+    """Where the next loop begins."""
 
-    Attributes:
-        epoch: Number of the epoch, from 0.
-        done: Samples of the epoch that were served before.
-    """
-
-    epoch: int
-    done: int
+    epoch: int  # number of the epoch, from 0
+    done: int  # samples of the epoch that were served before
 
 
 @dataclass(eq=False, slots=True)
 class Iteration:
-    """One loop over a loader, as ``BatchTracker`` records it.
+    """One loop over a loader, as ``BatchTracker`` records it."""
 
-    Attributes:
-        epoch: Number of the epoch, from 0.
-        resumes: Whether it resumes an epoch, and its second batch was not requested yet.
-        trained_before: Whether an earlier loop over the same loader had a backward.
-        shard: Returns the batches of the loop, given the samples served so far; None for a stream
-            that differs between ranks.
-        rows: Rows of the last batch.
-        num_batches: Batches yielded since the last backward.
-        with_grad: Whether the last batch was fetched with autograd enabled.
-        live: Whether the loop has not ended.
-        trained: Whether a backward was called in it.
-        group_start: Samples of the epoch served before the last batch's group.
-        end: Samples of the epoch served up to the last batch.
-        number: Number of the last batch, from 0.
-        own: Rows of this rank in all batches so far.
-        borrowed: For each borrowed batch, the number of rows before it and its number of rows.
-        has_borrowed: Whether the last batch is borrowed.
-        runs_collectives: Whether the loop's body has run collectives.
-        weight_problem: Why the rows of the last batch are not its weight; empty if they are.
-    """
-
-    epoch: int = 0
-    resumes: bool = False
-    trained_before: bool = False
+    epoch: int = 0  # number of the epoch, from 0
+    resumes: bool = False  # whether it resumes an epoch, and its second batch was not requested yet
+    trained_before: bool = False  # whether an earlier loop over the same loader had a backward
+    # returns the batches of the loop, given the samples served so far; None for a stream that
+    # differs between ranks
     shard: Callable[[int], Shard] | None = None
-    rows: Rows | None = None
-    num_batches: int = 0
-    with_grad: bool = True
-    live: bool = True
-    trained: bool = False
-    group_start: int = 0
-    end: int = 0
-    number: int = -1
-    own: int = 0
+    rows: Rows | None = None  # rows of the last batch
+    num_batches: int = 0  # batches yielded since the last backward
+    with_grad: bool = True  # whether the last batch was fetched with autograd enabled
+    live: bool = True  # whether the loop has not ended
+    trained: bool = False  # whether a backward was called in it
+    group_start: int = 0  # samples of the epoch served before the last batch's group
+    end: int = 0  # samples of the epoch served up to the last batch
+    number: int = -1  # number of the last batch, from 0
+    own: int = 0  # rows of this rank in all batches so far
+    served: list[Rows] = field(default_factory=list)  # rows of each batch that the script got
+    # for each borrowed batch, the number of rows before it and its number of rows
     borrowed: list[tuple[int, int]] = field(default_factory=list)
-    has_borrowed: bool = False
-    runs_collectives: bool = False
-    weight_problem: str = ""
+    has_borrowed: bool = False  # whether the last batch is borrowed
+    runs_collectives: bool = False  # whether the loop's body has run collectives
+    weight_problem: str = ""  # why the rows of the last batch are not its weight; empty if they are
+    any_problem: str = ""  # the first of these of the loop
 
     def borrow(self, num_rows: int) -> None:
         """Record that the last batch consists of another rank's rows."""

@@ -26,17 +26,11 @@ _PLACES = ("__url__", "__local_path__", "__worker__", "__rank__", "__nodeid__") 
 
 
 class Mark(NamedTuple):
-    """A digest of samples.
+    """A digest of samples."""
 
-    Attributes:
-        labels: Digest of names, classes and other single values.
-        differ: Whether the samples have different labels.
-        contents: Digest of numbers: images, features, tokens.
-    """
-
-    labels: str
-    differ: bool
-    contents: str
+    labels: str  # digest of names, classes and other single values
+    differ: bool  # whether the samples have different labels
+    contents: str  # digest of numbers: images, features, tokens
 
     def __str__(self) -> str:
         return f"{self.labels} {int(self.differ)} {self.contents}"
@@ -86,9 +80,9 @@ def _add(value: Any, labels: Any, contents: Any) -> None:
     elif isinstance(value, float):
         contents.update(repr(value).encode() + b"\0")
     elif isinstance(value, Mapping):
-        for key in value:
+        for key, part in value.items():  # the iterator of a TensorDict yields no keys
             if key not in _PLACES:
-                _add(value[key], labels, contents)
+                _add(part, labels, contents)
     elif isinstance(value, list | tuple):
         _add_sequence(value, labels, contents)
     else:
@@ -107,18 +101,24 @@ def _add_sequence(value: Any, labels: Any, contents: Any) -> None:
 
 
 def _add_array(value: Any, labels: Any, contents: Any) -> None:
+    try:
+        is_label, text = _label_or_content(value)
+    except Exception:  # a sparse tensor, or any object of a library, and the run must continue
+        is_label, text = True, type(value).__name__
+    (labels if is_label else contents).update(text.encode() + b"\0")
+
+
+def _label_or_content(value: Any) -> tuple[bool, str]:
     numpy = sys.modules.get("numpy")
     if isinstance(value, torch.Tensor):
         is_label = value.numel() == 1 and not value.is_floating_point() and not value.is_complex()
-        text = repr((list(value.shape), value.detach().reshape(-1)[:MOST_ELEMENTS].tolist()))
     elif numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
         is_label = value.size == 1 and value.dtype.kind in "biuUS"
-        text = repr((list(value.shape), value.reshape(-1)[:MOST_ELEMENTS].tolist()))
     elif callable(getattr(value, "tobytes", None)):  # a picture
-        is_label, text = False, hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()
+        return False, hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()
     else:
-        is_label, text = True, type(value).__name__
-    (labels if is_label else contents).update(text.encode() + b"\0")
+        return True, type(value).__name__
+    return is_label, repr((list(value.shape), value.reshape(-1)[:MOST_ELEMENTS].tolist()))
 
 
 class Likeness:

@@ -139,6 +139,8 @@ class Loader:
                     yield batch
                 elif (substitute := self._without_rows(iteration, batch, with_grad)) is not None:
                     yield substitute
+                else:
+                    iteration.served.pop()
         finally:
             self._end(iteration, began_at)
 
@@ -165,6 +167,7 @@ class Loader:
             end=start,
         )
         self._tracker.open(self.iteration)
+        self._tracker.latest[self] = self.iteration
         if self.moves:
             batches = moved(batches, self._context.device)
         return self.iteration, self._source.finished(epoch, batches)
@@ -190,6 +193,7 @@ class Loader:
         """Record the batch that a loop yields next."""
         self._tracker.yields(iteration, rows, with_grad=with_grad)
         iteration.weight_problem = problem
+        iteration.any_problem = iteration.any_problem or problem
         if self._is_few or rows.of_rank < 2:
             self._note_few(rows)
         if iteration.number:

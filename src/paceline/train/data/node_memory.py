@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import mmap
 import os
+import secrets
 import sys
 import time
 import weakref
@@ -40,13 +41,14 @@ def shared(array: np.ndarray) -> np.ndarray:
     digest = _digest_of(array)
     key = f"paceline/arrays/{_pid_namespace()}/{digest}"
     store = runtime.store()
-    if store.add(f"{key}/count", 1) == 1:
+    me = secrets.token_hex(8)
+    if store.claim(f"{key}/owner", me).decode() == me:
         return _share_own(array, store, key, digest)
-    path = _path_of_other(store, key, digest)
+    path = _path_of_other(store, key)
     if path is None:
         return array
     with contextlib.suppress(OSError):  # another user's process, or one that has just ended
-        return _mapped(path, array)
+        return _mapped(path, array, digest)
     return array
 
 
@@ -72,7 +74,7 @@ def _share_own(array: np.ndarray, store: Any, key: str, digest: str) -> np.ndarr
         path = f"/proc/{os.getpid()}/fd/{number}"
         with open(path, "wb") as file:
             file.write(array.reshape(-1).view(np.uint8).data)
-        copy = _mapped(path, array)
+        copy = _mapped(path, array, digest)
         # Ranks that have mapped the file keep it; one that comes later keeps its own array.
         weakref.finalize(copy.base, os.close, number)
     except OSError:  # no memory left
@@ -81,25 +83,30 @@ def _share_own(array: np.ndarray, store: Any, key: str, digest: str) -> np.ndarr
     return copy
 
 
-def _path_of_other(store: Any, key: str, digest: str) -> str | None:
+def _path_of_other(store: Any, key: str) -> str | None:
     """Return the path of the file that another rank has made; None if there is none."""
     end_s = time.monotonic() + WAIT_S
-    while not store.check([f"{key}/path"]):
+    while (path := store.find(f"{key}/path")) is None:
         if time.monotonic() > end_s:
             return None
         time.sleep(LOOK_S)
-    path: str = store.get(f"{key}/path").decode()
-    with contextlib.suppress(OSError):
-        # The process may have ended, and its number may belong to another one by now.
-        if path and os.readlink(path).startswith(f"/memfd:{_PREFIX}{digest}"):
-            return path
-    return None
+    return path.decode() or None
 
 
-def _mapped(path: str, like: np.ndarray) -> np.ndarray:
-    """Return the content of a file as a read-only array, of another array's type and shape."""
-    with open(path, "rb") as file:
-        memory = mmap.mmap(file.fileno(), like.nbytes, access=mmap.ACCESS_READ)
+def _mapped(path: str, like: np.ndarray, digest: str) -> np.ndarray:
+    """Return the content of a file as a read-only array, of another array's type and shape.
+
+    Raises:
+        OSError: It is not this user's file with that digest: the process that made it may have
+            ended, and its number may belong to another one by now.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a stranger may have named a pipe
+    with open(number, "rb"):
+        name, status = os.readlink(f"/proc/self/fd/{number}"), os.fstat(number)
+        is_it = name.startswith(f"/memfd:{_PREFIX}{digest}") and status.st_uid == os.geteuid()
+        if not is_it or status.st_size != like.nbytes:
+            raise FileNotFoundError(path)
+        memory = mmap.mmap(number, like.nbytes, access=mmap.ACCESS_READ)
     # ndarray and not frombuffer, so that the array's base is the map.
     copy: np.ndarray = np.ndarray(like.shape, like.dtype, memory)
     return copy

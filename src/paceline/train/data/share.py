@@ -16,21 +16,14 @@ LAST = ("exact", "drop")
 
 
 class Rows(NamedTuple):
-    """Numbers of samples in a batch.
+    """Numbers of samples in a batch."""
 
-    Attributes:
-        of_rank: Samples of this rank; may be 0.
-        of_batch: Samples in the global batch.
-        of_group: Samples in the whole group of accumulated batches; None if only known at its end.
-        ends_group: Whether the optimizer steps after this batch.
-        borrowed: Samples of other ranks that were read because this rank has none.
-    """
-
-    of_rank: int
-    of_batch: int
+    of_rank: int  # samples of this rank; may be 0
+    of_batch: int  # samples in the global batch
+    # samples in the whole group of accumulated batches; None if only known at its end
     of_group: int | None = None
-    ends_group: bool = True
-    borrowed: int = 1
+    ends_group: bool = True  # whether the optimizer steps after this batch
+    borrowed: int = 1  # samples of other ranks that were read because this rank has none
 
 
 def share(num_rows: int, *, rank: int, world_size: int) -> range:
@@ -45,19 +38,12 @@ def share(num_rows: int, *, rank: int, world_size: int) -> range:
 
 @dataclass(frozen=True)
 class EvenBatches:
-    """Batches of one size, except the last.
+    """Batches of one size, except the last."""
 
-    Attributes:
-        length: Number of samples in the epoch.
-        batch_size: Samples in a global batch.
-        last: ``"exact"`` keeps a shorter last batch, ``"drop"`` leaves it out.
-        start: Samples of the epoch that were served before, at any batch size.
-    """
-
-    length: int
-    batch_size: int
-    last: str = "exact"
-    start: int = 0
+    length: int  # number of samples in the epoch
+    batch_size: int  # samples in a global batch
+    last: str = "exact"  # ``"exact"`` keeps a shorter last batch, ``"drop"`` leaves it out
+    start: int = 0  # samples of the epoch that were served before, at any batch size
 
     def __len__(self) -> int:
         remaining = max(0, self.length - self.start)
@@ -72,13 +58,9 @@ class EvenBatches:
 
 @dataclass(frozen=True)
 class GivenBatches:
-    """Consecutive batches of any sizes.
+    """Consecutive batches of any sizes."""
 
-    Attributes:
-        bounds: First position of each batch, and then the end of the last batch.
-    """
-
-    bounds: Sequence[int]
+    bounds: Sequence[int]  # first position of each batch, and then the end of the last batch
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -90,19 +72,12 @@ class GivenBatches:
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's part in the batches of an epoch.
+    """One rank's part in the batches of an epoch."""
 
-    Attributes:
-        batches: The global batches.
-        rank: Global rank.
-        world_size: Number of ranks.
-        accumulate: Batches in a group; the last group may have fewer.
-    """
-
-    batches: EvenBatches | GivenBatches
-    rank: int
-    world_size: int
-    accumulate: int = 1
+    batches: EvenBatches | GivenBatches  # the global batches
+    rank: int  # global rank
+    world_size: int  # number of ranks
+    accumulate: int = 1  # batches in a group; the last group may have fewer
 
     @property
     def num_batches(self) -> int:

@@ -31,24 +31,16 @@ from paceline.train.data.share import Rows, share
 
 
 class Piece(NamedTuple):
-    """This rank's part of a batch.
+    """This rank's part of a batch."""
 
-    Attributes:
-        rows: Samples of this rank; 0 if ``batch`` only shows the structure.
-        of_batch: Samples in the global batch; in this rank's if the stream is sharded.
-        is_last: Whether the stream ends with it.
-        batch: The samples, later collated.
-        num_read: Number of samples in ``batch``.
-        mark: Digest of the whole batch; None for most batches, and for a sharded stream.
-        unit: Rows or labels of the collated batch whose number per sample is not one.
-    """
-
-    rows: int
-    of_batch: int
-    is_last: bool
-    batch: Any
-    num_read: int = 1
+    rows: int  # samples of this rank; 0 if ``batch`` only shows the structure
+    of_batch: int  # samples in the global batch; in this rank's if the stream is sharded
+    is_last: bool  # whether the stream ends with it
+    batch: Any  # the samples, later collated
+    num_read: int = 1  # number of samples in ``batch``
+    # digest of the whole batch; None for most batches, and for a sharded stream
     mark: Mark | None = None
+    # rows or labels of the collated batch whose number per sample is not one
     unit: Unit | None = None
 
 

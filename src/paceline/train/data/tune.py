@@ -23,17 +23,11 @@ MAX_WORKERS = 8  # per rank; with more, the training process and not loading is 
 
 @dataclass(frozen=True)
 class Loading:
-    """Settings of a DataLoader that the user left open.
+    """Settings of a DataLoader that the user left open."""
 
-    Attributes:
-        num_workers: Worker processes.
-        pin_memory: Whether batches are copied to pinned memory.
-        reason: Reason for the number of workers, one line to print.
-    """
-
-    num_workers: int
-    pin_memory: bool
-    reason: str
+    num_workers: int  # worker processes
+    pin_memory: bool  # whether batches are copied to pinned memory
+    reason: str  # reason for the number of workers, one line to print
 
 
 def choose(

@@ -23,18 +23,13 @@ FLOAT16_MAX = torch.finfo(torch.float16).max
 
 @dataclass(frozen=True)
 class Precision:
-    """The types in which a model is stored and computes.
+    """The types in which a model is stored and computes."""
 
-    Attributes:
-        name: Name of the precision.
-        stored: Type of parameters and floating-point inputs; None leaves both unchanged.
-        computed: Type of autocast; None for no autocast.
-        scaled: Whether the loss is scaled, because small gradients would underflow in float16.
-    """
-
-    name: str
+    name: str  # name of the precision
+    # type of parameters and floating-point inputs; None leaves both unchanged
     stored: torch.dtype | None = None
-    computed: torch.dtype | None = None
+    computed: torch.dtype | None = None  # type of autocast; None for no autocast
+    # whether the loss is scaled, because small gradients would underflow in float16
     scaled: bool = False
 
 

@@ -26,12 +26,11 @@ LOOK_EVERY_S = 1.0  # a look is a round trip to the store of some 100 µs
 
 
 class Store(Protocol):
-    """The part of torch's store that is used here."""
+    """The part of ``SignedStore`` that is used here."""
 
     def set(self, key: str, value: str, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
+    def find(self, key: str, /) -> bytes | None: ...
     def add(self, key: str, amount: int, /) -> int: ...
-    def check(self, keys: list[str], /) -> bool: ...
 
 
 class Agreement:
@@ -66,9 +65,8 @@ class Agreement:
     @property
     def by(self) -> str:
         """What has asked for the stop, on whichever rank; empty if none was asked."""
-        if self._store is None or not self._store.check(["asked"]):
-            return self._asked_by()
-        return self._store.get("asked").decode()
+        asked = self._store.find("asked") if self._store is not None else None
+        return self._asked_by() if asked is None else asked.decode()
 
     def stops(self, here: Boundary) -> bool:
         """Return whether all ranks stop at this boundary; call it at each."""
@@ -83,7 +81,7 @@ class Agreement:
             store.set("asked", by)
         elif self._clock() < self._next_look_s:
             return False
-        elif not store.check(["asked"]):
+        elif store.find("asked") is None:
             self._next_look_s = self._clock() + LOOK_EVERY_S
             return False
         store.add("know", 1)
@@ -91,10 +89,12 @@ class Agreement:
 
     def _has_come(self, store: Store, here: Boundary) -> bool:
         self._synchronize()
+        if self._stops_at is None and (by := self._asked_by()):
+            store.set("asked", by)  # again: a stranger may have written over it
         if self._stops_at is None and self._rank == 0 and store.add("know", 0) == self._world_size:
             self._stops_at = (here[0], here[1] + 1)
             store.set("at", f"{here[0]} {here[1] + 1}")
-        if self._stops_at is None and store.check(["at"]):
-            loop, batch = store.get("at").split()
+        if self._stops_at is None and (at := store.find("at")) is not None:
+            loop, batch = at.split()
             self._stops_at = (int(loop), int(batch))
         return self._stops_at is not None and here >= self._stops_at

@@ -18,38 +18,29 @@ Random = dict[str, Any]
 
 @dataclass(frozen=True)
 class Continuation:
-    """Where the next loop over a sampler begins.
+    """Where the next loop over a sampler begins."""
 
-    Attributes:
-        skip: Index batches to leave out.
-        checksum: Checksum of those; None if unknown.
-        random: Global random state when the sampler was asked for its iterator, and for its first
-            batch; None to leave the present one.
-        after: Global random states to set before the samples of the first batches are read, one for
-            each; None for the state before anything was left out.
-        batches: Index batches to serve instead of the sampler's; None for the sampler's.
-    """
-
-    skip: int = 0
-    checksum: int | None = None
+    skip: int = 0  # index batches to leave out
+    checksum: int | None = None  # checksum of those; None if unknown
+    # global random state when the sampler was asked for its iterator, and for its first batch; None
+    # to leave the present one
     random: tuple[Random, Random] | None = None
+    # global random states to set before the samples of the first batches are read, one for each;
+    # None for the state before anything was left out
     after: tuple[Random, ...] | None = ()
+    # index batches to serve instead of the sampler's; None for the sampler's
     batches: Sequence[Any] | None = None
 
 
 @dataclass
 class Requests:
-    """What the current loop has asked of the sampler.
+    """What the current loop has asked of the sampler."""
 
-    Attributes:
-        random: Global random state at the call of ``iter``, and at the first request.
-        checksums: For the number of each batch, the checksum of all up to it.
-        last_random: Global random state at the last request, if it is kept.
-    """
-
+    # global random state at the call of ``iter``, and at the first request
     random: list[Random | None] = field(default_factory=lambda: [None, None])
+    # for the number of each batch, the checksum of all up to it
     checksums: dict[int, int] = field(default_factory=dict)
-    last_random: Random | None = None
+    last_random: Random | None = None  # global random state at the last request, if it is kept
 
 
 class IndexFeed:

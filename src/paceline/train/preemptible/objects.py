@@ -17,19 +17,13 @@ from paceline.train.preemptible.unwrapping import WHERE
 
 @dataclass(frozen=True)
 class Objects:
-    """What a checkpoint holds.
+    """What a checkpoint holds."""
 
-    Attributes:
-        models: The user's own modules, without wrappers.
-        optimizers: torch's optimizers, without wrappers.
-        registered: Schedulers, loss scalers and others, by the name in the checkpoint.
-        is_parallel: Whether each model averages its gradients over ranks, or has no gradients.
-    """
-
-    models: tuple[nn.Module, ...]
-    optimizers: tuple[Optimizer, ...]
+    models: tuple[nn.Module, ...]  # the user's own modules, without wrappers
+    optimizers: tuple[Optimizer, ...]  # torch's optimizers, without wrappers
+    # schedulers, loss scalers and others, by the name in the checkpoint
     registered: Mapping[str, Any]
-    is_parallel: bool
+    is_parallel: bool  # whether each model averages its gradients over ranks, or has no gradients
 
     @property
     def device(self) -> torch.device:

@@ -155,8 +155,8 @@ def _world_of_script() -> World:
 def _agreement(stop: Stop, world: World, device: torch.device) -> Agreement:
     store = None
     if world.world_size > 1:
-        number = runtime.store().add(f"paceline/preemptible/{world.rank}", 1)
-        store = dist.distributed_c10d.PrefixStore(f"paceline/preemptible/{number}", runtime.store())
+        number = runtime.number_of_call("preemptible")
+        store = runtime.store().below(f"paceline/preemptible/{number}")
     return Agreement(
         lambda: stop.asked_by,
         store,

@@ -29,35 +29,23 @@ class Rows(Protocol):
 
 
 class Part(NamedTuple):
-    """The factors of one backward.
+    """The factors of one backward."""
 
-    Attributes:
-        factor: Factor of the loss's gradient.
-        ends_group: Whether the optimizer steps after this backward.
-        rescale: Factor of the gradients of the group's earlier batches, applied before this
-            backward; usually 1.
-    """
-
-    factor: float
-    ends_group: bool
+    factor: float  # factor of the loss's gradient
+    ends_group: bool  # whether the optimizer steps after this backward
+    # factor of the gradients of the group's earlier batches, applied before this backward; usually
+    # 1
     rescale: float = 1.0
 
 
 @dataclass
 class Group:
-    """The batches since the last step.
+    """The batches since the last step."""
 
-    Attributes:
-        world_size: Number of ranks.
-        accumulate: Batches in a group, used where no loader determines its end.
-        total: Returns the sum of a weight over all ranks; a collective.
-        num_batches: Backwards since the last step.
-    """
-
-    world_size: int
-    accumulate: int
-    total: Callable[[float], float]
-    num_batches: int = 0
+    world_size: int  # number of ranks
+    accumulate: int  # batches in a group, used where no loader determines its end
+    total: Callable[[float], float]  # returns the sum of a weight over all ranks; a collective
+    num_batches: int = 0  # backwards since the last step
     _own: float = 0.0  # sum of this rank's weights so far
     _known: float | None = 0.0  # sum over all ranks; None if a loss had a weight from the user
     _unit: float = 0.0  # divisor of the earlier batches, while the total is unknown

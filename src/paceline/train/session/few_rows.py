@@ -15,7 +15,7 @@ from torch import nn
 
 from paceline.errors import Finding, UsageError
 from paceline.text import terminal
-from paceline.train.data import Rows, parts_of_batch, rebuilt
+from paceline.train.data import Rows, is_of_rows, parts_of_batch, rebuilt
 
 # Lazy batch norms are subclasses of these; SyncBatchNorm is not.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -76,10 +76,10 @@ class FewRows:
         Many models cannot compute zero rows. A tensor that was computed from part of the batch is
         passed to the model unchanged.
         """
-        real = dict(_pairs(empty, batch))
+        real = {id(part): (part, whole) for part, whole in _pairs(empty, batch)}
         if real:
             for model in self._models:
-                swap = _Swap({id(part): (part, whole) for part, whole in real.items()})
+                swap = _Swap(real)
                 self._undo.append(
                     model.register_forward_pre_hook(swap.before, with_kwargs=True).remove
                 )
@@ -132,7 +132,8 @@ def _patched_gathers(advice: str) -> list[Callable[[], None]]:
 
 def _refusing(original: Any, advice: str) -> Callable[..., Any]:
     def gather(group: Any, *arguments: Any, **named: Any) -> Any:
-        if len(arguments) > 1 and _is_of_features(arguments[1]):
+        inputs = _tensors(arguments[1]) if len(arguments) > 1 else []
+        if any(tensor.is_floating_point() and tensor.numel() > 1 for tensor in inputs):
             raise UsageError(
                 Finding(
                     "rows-too-few",
@@ -148,22 +149,14 @@ def _refusing(original: Any, advice: str) -> Callable[..., Any]:
     return gather
 
 
-def _is_of_features(inputs: Any) -> bool:
-    parts = inputs if isinstance(inputs, list | tuple) else [inputs]
-    return any(
-        isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel() > 1
-        for tensor in parts
-    )
-
-
 class _Swap:
     """Hooks of a model that gets an empty batch.
 
     Args:
-        real: For the ``id`` of each empty tensor, that tensor and the one it was cut from.
+        real: For the ``id`` of each empty tensor or TensorDict, that and the one it was cut from.
     """
 
-    def __init__(self, real: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def __init__(self, real: dict[int, tuple[Any, Any]]) -> None:
         self._real, self._has_swapped = real, False
 
     def before(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -177,13 +170,13 @@ class _Swap:
         return _without_first(outputs) if self._has_swapped else None
 
     def _full(self, part: Any) -> Any:
-        if isinstance(part, torch.Tensor):
-            return self._real[id(part)][1] if id(part) in self._real else part
-        return rebuilt(part, self._full)
+        if id(part) in self._real:
+            return self._real[id(part)][1]
+        return part if isinstance(part, torch.Tensor) else rebuilt(part, self._full)
 
 
 def _without_first(part: Any) -> Any:
-    if isinstance(part, torch.Tensor):
+    if is_of_rows(part):
         return part[:0] if part.dim() else part
     return rebuilt(part, _without_first)
 
@@ -194,12 +187,11 @@ def _tensors(part: Any) -> list[torch.Tensor]:
     return [tensor for inner in parts_of_batch(part) for tensor in _tensors(inner)]
 
 
-def _pairs(empty: Any, batch: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the empty batch's tensors, each with the tensor it was cut from."""
-    if isinstance(empty, torch.Tensor) and isinstance(batch, torch.Tensor):
-        return [(empty, batch)] if empty.dim() and not len(empty) else []
+def _pairs(empty: Any, batch: Any) -> list[tuple[Any, Any]]:
+    """Return the empty tensors and TensorDicts of a batch, each with what it was cut from."""
+    own = [(empty, batch)] if is_of_rows(empty) and empty.dim() and not len(empty) else []
     parts = zip(parts_of_batch(empty), parts_of_batch(batch), strict=False)
-    return [pair for part, whole in parts for pair in _pairs(part, whole)]
+    return own + [pair for part, whole in parts for pair in _pairs(part, whole)]
 
 
 def _is_compiled(model: nn.Module) -> bool:

@@ -43,13 +43,10 @@ def _first_of(world: World) -> Callable[[str, str], str]:
     """Return a function that sets a store key if it is unset, and returns the key's value."""
     if world.world_size == 1:
         return lambda _, value: value
-    # The count is in the store, like the keys: both outlive a session and end with the store. It is
-    # kept per line of the script, because some ranks may make a loader that others do not.
+    # Counted per line of the script, because some ranks may make a loader that others do not.
     place = f"paceline/loader/{_place()}"
-    number = runtime.store().add(f"{place}/{world.rank}", 1)
-    return lambda key, value: (
-        runtime.store().compare_set(f"{place}/{number}/{key}", "", value).decode()
-    )
+    number = runtime.number_of_call(place)
+    return lambda key, value: runtime.store().claim(f"{place}/{number}/{key}", value).decode()
 
 
 def _place() -> str:

@@ -6,8 +6,8 @@ the function. Each heartbeat also counts as progress for the launcher, on the ra
 on the ranks that receive it.
 
 Any process that reaches the store's port can write to it, so nothing from the store is unpickled:
-it holds which ranks have arrived, heartbeats and how the work ended. The value itself goes through
-the process group.
+it holds which ranks have arrived, heartbeats and how the work ended, signed where ranks have a
+secret. The value itself goes through the process group.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _TEXT = 4000  # characters of an exception's text: the store rejects values over
 
 
 class Store(Protocol):
-    """The methods of torch's stores that are used here."""
+    """The methods of ``SignedStore`` that are used here."""
 
     def set(self, key: str, value: Any) -> None: ...
-    def get(self, key: str) -> bytes: ...
+    def find(self, key: str) -> bytes | None: ...
     def check(self, keys: list[str]) -> bool: ...
     def add(self, key: str, value: int) -> int: ...
 
@@ -56,14 +56,14 @@ def perform(fn: Callable[[], Any], store: Store, key: str) -> tuple[Any, bytes]:
     try:
         value = fn()
         data = pickle.dumps(value)
-        store.set(f"{key}/end", json.dumps(None))
+        store.set(f"{key}/end", "")
         return value, data
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{type(error).__name__}: {error}"[:_TEXT]
         place = f"{last.filename}:{last.lineno} in {last.name}"
         with contextlib.suppress(Exception):  # the store may be what has failed
-            store.set(f"{key}/end", json.dumps({"what": what, "place": place}))
+            store.set(f"{key}/failure", json.dumps({"what": what, "place": place}))
         raise
     finally:
         ended.set()
@@ -76,11 +76,14 @@ def await_end(store: Store, key: str, *, rank: int) -> None:
     Raises:
         RunError: The function failed there, or no heartbeat came for ``SILENCE_S``.
     """
-    beat, heard_s = b"", time.monotonic()
-    while not store.check([f"{key}/end"]):
+    beat: bytes | None = None
+    heard_s = time.monotonic()
+    while not store.check([f"{key}/end"]):  # if a stranger writes it, the collective begins early
+        if (failure := store.find(f"{key}/failure")) is not None:
+            raise RunError(_failed(rank, **json.loads(failure)))
         time.sleep(LOOK_S)
         now_s = time.monotonic()
-        if store.check([f"{key}/beat"]) and (new := store.get(f"{key}/beat")) != beat:
+        if (new := store.find(f"{key}/beat")) not in (None, beat):
             beat, heard_s = new, now_s
             _show_progress()
         if now_s - heard_s > SILENCE_S and beat:
@@ -93,17 +96,15 @@ def await_end(store: Store, key: str, *, rank: int) -> None:
                     fix=f"look at the log of rank {rank}",
                 )
             )
-    failure = json.loads(store.get(f"{key}/end"))
-    if failure is None:
-        return
-    raise RunError(
-        Finding(
-            "user-exception",
-            f"session.once failed on rank {rank}: {failure['what']}",
-            where=failure["place"],
-            why="all ranks wait for its return value",
-            fix=f"fix it there; the traceback is in rank {rank}'s log",
-        )
+
+
+def _failed(rank: int, *, what: str, place: str) -> Finding:
+    return Finding(
+        "user-exception",
+        f"session.once failed on rank {rank}: {what}",
+        where=place,
+        why="all ranks wait for its return value",
+        fix=f"fix it there; the traceback is in rank {rank}'s log",
     )
 
 

@@ -197,13 +197,13 @@ class Progress:
         self._use_checkpoints()
         if which == restoring.LATEST:
             self._place.look()
-        # The run folder is this run's own; a path may be of anybody.
-        trust = trust or which in (restoring.LATEST, restoring.BEST)
+        # The run folder is this run's own, unless others own it; a path may be of anybody.
+        is_of_run = which in (restoring.LATEST, restoring.BEST) and self._place.is_trusted()
         checkpoint = restoring.find_intact(
             self._checkpoints,
             which,
             damaged,
-            load=partial(self._load, trust=trust),
+            load=partial(self._load, trust=trust or is_of_run),
             inform=self._place.inform,
         )
         if checkpoint is None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
 from paceline.train import runtime
 from paceline.train.data import BatchTracker, Loader
-from paceline.train.session import together
+from paceline.train.session import means, together
 from paceline.train.session.gradients import Gradients
 from paceline.world import World
 
@@ -51,7 +51,7 @@ class SessionRanks:
         return self._device
 
     def reduce(self, value: T) -> T:
-        """Return the sum of ``value`` over all ranks, on all ranks.
+        """Return the sum of ``value`` over all ranks, on all ranks; for a loss, see ``mean``.
 
         Args:
             value: An int (summed exactly), a float (in float64), a tensor of any shape (the same on
@@ -65,6 +65,31 @@ class SessionRanks:
         if self._tracker.is_uneven:
             value = together.as_the_others(value)
         return cast(T, runtime.sum_over_ranks(value))
+
+    def mean(
+        self,
+        value: Any,
+        weight: Any = None,
+        *,
+        loader: Loader | None = None,
+    ) -> float:
+        """Return the mean over the rows of all ranks, on all ranks: what a single rank would get.
+
+        A collective: in the loop it is one for each batch, of a list after the loop a single one.
+
+        Args:
+            value: The mean over this rank's rows of the batch that its loader yielded last, such as
+                a loss; or a list of them, one for each batch of the loop. Without a loader ranks
+                count equally.
+            weight: What ``value`` is a mean over, if not rows: tokens. For a list, a list.
+            loader: The loader of the rows; None means the one that fits.
+
+        Raises:
+            UsageError: ``value`` is not a number, or it is unknown which rows it is the mean of.
+        """
+        self._gradients.begin_collective()
+        loops = [loop for of, loop in self._tracker.latest.items() if loader in (None, of)]
+        return means.mean(value, weight, loops, self._tracker.last)
 
     def gather(self, value: T, loader: Loader | None = None, *, gradients: bool = False) -> T:
         """Return the rows of all ranks, on all ranks, in the order of the dataset.

@@ -8,13 +8,13 @@ import secrets
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
 from paceline import env
 from paceline.errors import Finding, Notice, RunError, UsageError
-from paceline.rundir import identity, lease, lease_file
+from paceline.rundir import identity, lease, lease_file, ownership
 from paceline.rundir.files import RunDir
 from paceline.rundir.identity import Training
 from paceline.rundir.lease import Lease
@@ -27,16 +27,11 @@ _ANSWER = timedelta(minutes=10)  # rank 0 may wait a minute for another run to e
 
 @dataclass
 class _Process:
-    """The Sessions of this process.
+    """The Sessions of this process."""
 
-    Attributes:
-        num_places: Number of Sessions made so far.
-        num_default: Number of Sessions made without a folder.
-        users: For each folder, the number of the Session that trains in it; kept after its end.
-    """
-
-    num_places: int = 0
-    num_default: int = 0
+    num_places: int = 0  # number of Sessions made so far
+    num_default: int = 0  # number of Sessions made without a folder
+    # for each folder, the number of the Session that trains in it; kept after its end
     users: dict[Path, int] = field(default_factory=dict)
 
 
@@ -77,7 +72,7 @@ class Place:
         _process.num_places += 1
         self._number, self._world = _process.num_places, world
         self._num_exchanges = 0
-        self._place_in_world = self._count_in_world()
+        self._number_in_world = runtime.number_of_call("place")
         self._is_default = run_dir is None
         self._is_shared = isinstance(run_dir, RunDir)
         _process.num_default += self._is_default
@@ -104,6 +99,25 @@ class Place:
         if not self._of_main(lambda: "there" if self.run_dir.root.is_dir() else ""):
             return  # an absent folder cannot change
         self._decide()  # a refusal is raised later, when the Session trains or saves
+
+    def is_trusted(self) -> bool:
+        """Return whether the folder's checkpoints are unpickled, whatever their classes.
+
+        The folder is, if the script or ``PACELINE_RUN_DIR`` names it. Else it was found, and nobody
+        else may have put checkpoints there.
+        """
+        if not self._is_default or env.read(env.RUN_DIR) is not None:
+            return True
+        root = self.run_dir.root
+        fix = f"export PACELINE_RUN_DIR={shlex.quote(str(root))}, if you trust it"
+        for folder in (root, self.run_dir.checkpoints):
+            finding = ownership.judge(folder, fix=fix, trusts_group=True)
+            if finding is not None:
+                if identity.has_checkpoints(root):
+                    why = "only the plain data of its checkpoints is read: pickles run code"
+                    self.inform(replace(finding, why=why, severity="warning"))
+                return False
+        return True
 
     def claim(self) -> None:
         """Make the folder this Session's own, before it trains or saves; a collective.
@@ -218,23 +232,23 @@ class Place:
             return _of_other_session(root)
         return identity.conflict(root, identity.read(self.run_dir), self._training)
 
-    def _count_in_world(self) -> int:
-        """Return this Session's number in this world; the process may have had other worlds."""
-        if self._world.world_size == 1:
-            return 0
-        return int(runtime.store().add(f"paceline/places/{self._world.rank}", 1))
-
     def _of_main(self, work: Callable[[], str]) -> str:
-        """Return what ``work`` returns on rank 0, on all ranks."""
+        """Return what ``work`` returns on rank 0, on all ranks; a collective.
+
+        Checkpoints in that folder are unpickled, so the answer does not go through the store.
+        """
         if self._world.world_size == 1:
             return work()
         self._num_exchanges += 1
-        store = runtime.store()
-        key = f"paceline/place/{self._place_in_world}/{self._num_exchanges}"
+        store = runtime.store().underlying_store
+        key = f"paceline/place/{self._number_in_world}/{self._num_exchanges}"
+        answer = b""
         if self._world.rank == 0:
-            store.set(key, work())
+            answer = work().encode()
+            store.set(key, "")
+        # Before the collective, whose limit may be shorter. Whoever else writes it begins it early.
         store.wait([key], _ANSWER)
-        return str(store.get(key).decode())
+        return runtime.bytes_of(0, answer).decode()
 
     def _say(self, text: str) -> None:
         if self._world.rank == 0:

@@ -19,15 +19,10 @@ RULES = {
 
 @dataclass(frozen=True)
 class Scaling:
-    """Growth of a learning rate with the batch size.
+    """Growth of a learning rate with the batch size."""
 
-    Attributes:
-        factor: Factor of the learning rate.
-        reason: Batch sizes and rule, one line to print.
-    """
-
-    factor: float
-    reason: str
+    factor: float  # factor of the learning rate
+    reason: str  # batch sizes and rule, one line to print
 
 
 def check_is_new(has_restored: bool) -> None:

@@ -408,7 +408,7 @@ class Session(SessionModels):
             trust: Whether a path may hold objects of any class, of registered objects for example.
                 Unpickling them can run code that the file names. Otherwise plain data is read only,
                 and classes of ``torch.serialization.add_safe_globals``. ``"latest"`` and ``"best"``
-                are trusted.
+                are trusted, but where nobody has named the run folder and others own it.
 
         Returns:
             Whether there was a checkpoint.

@@ -39,7 +39,8 @@ def gather(value: Any, iteration: Iteration | None, *, gradients: bool = False) 
             for key in sorted(value, key=repr)
         }
         gathered = copy.copy(value)
-        gathered.update(parts)
+        for key, part in parts.items():  # model outputs of transformers refuse update
+            gathered[key] = part
         return gathered
     if isinstance(value, list | tuple):
         return rebuilt(value, lambda part: gather(part, iteration, gradients=gradients))
@@ -134,8 +135,7 @@ def do_once(fn: Callable[[], Any], scope: str, *, world: World) -> Any:
     if world.world_size == 1:
         return fn()
     store, on_node = runtime.store(), scope == "node"
-    # The count is in the store, like the keys: both outlive a session and end with the store.
-    key = f"paceline/once/{store.add(f'paceline/once/calls/{world.rank}', 1)}"
+    key = f"paceline/once/{runtime.number_of_call('once')}"
     works = (world.local_rank if on_node else world.rank) == 0
     own = _node(world) if on_node else "job"
     # With ranks assigned round-robin to nodes, no formula says which ranks do the work.

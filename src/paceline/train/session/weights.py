@@ -26,19 +26,12 @@ _MOST = 8  # lines of evidence
 
 @dataclass(frozen=True)
 class Plan:
-    """Which weights to load.
+    """Which weights to load."""
 
-    Attributes:
-        names: The model's key for each key of the file.
-        change: How keys were changed, for a message; empty if they are equal.
-        missing: The model's keys that keep their values.
-        unused: The file's keys that are not loaded.
-    """
-
-    names: dict[str, str]
-    change: str
-    missing: list[str]
-    unused: list[str]
+    names: dict[str, str]  # the model's key for each key of the file
+    change: str  # how keys were changed, for a message; empty if they are equal
+    missing: list[str]  # the model's keys that keep their values
+    unused: list[str]  # the file's keys that are not loaded
 
 
 def choose(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import builtins
 import math
+import sys
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from paceline.errors import Notice
+from paceline.signatures.lightning_names import missing_attribute
+from paceline.text import terminal
 from paceline.train.session import Session
 from paceline.train.trainer.combining import length_of
-from paceline.train.trainer.lightning_names import missing_attribute
 from paceline.train.trainer.optimizers import Schedule
 from paceline.train.trainer.options import Plan, num_batches
 from paceline.train.trainer.progress import Progress
@@ -74,6 +78,7 @@ class Attributes:
         self.inference_mode = False
         self.profiler: Any = None
         self._loggers: list[Any] = []
+        self._says_no_size = False  # whether it was said that batch sizes are global
 
     def __getattr__(self, name: str) -> Any:
         default = AttributeError(f"'Trainer' object has no attribute {name!r}")
@@ -94,6 +99,7 @@ class Attributes:
     @property
     def world_size(self) -> int:
         """Number of ranks."""
+        self._note_size("world_size")
         return self.session.world_size
 
     @property
@@ -109,6 +115,7 @@ class Attributes:
     @property
     def num_devices(self) -> int:
         """Number of ranks on this node."""
+        self._note_size("num_devices")
         return local_world_size()
 
     @property
@@ -382,8 +389,34 @@ class Attributes:
 
     # For the implementation
 
+    def _note_size(self, attribute: str) -> None:
+        """Say, once, to data that may divide its batch size by the ranks that this is done here."""
+        has_said = self._says_no_size or self.session.world_size == 1
+        if has_said or self._settings.per_rank or not (hook := _data_hook(sys._getframe(2))):
+            return
+        self._says_no_size = True
+        if self.is_global_zero:
+            terminal.say(
+                Notice(
+                    f"{hook} reads trainer.{attribute}, and a batch size is that of all ranks"
+                    " together here: it is not to be divided",
+                    advice="DataLoader(..., batch_size=self.hparams.batch_size), or"
+                    " Trainer(per_rank_batch_size=True) for Lightning's meaning",
+                ).render()
+            )
+
     def _limits(self, stage: str, loaders: list[Any]) -> list[int | None]:
         """Return the number of batches of each loader of an evaluation; None if unknown."""
         option = f"limit_{stage}_batches"
         limit = getattr(self._plan, option)
         return [num_batches(option, limit, length_of(loader)) for loader in loaders]
+
+
+def _data_hook(frame: FrameType | None) -> str:
+    """Return the hook of a script's data in which a frame runs; empty outside of them."""
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith("paceline."):
+        name = frame.f_code.co_name
+        if name == "setup" or name.endswith("_dataloader"):
+            return name
+        frame = frame.f_back
+    return ""

@@ -6,23 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
+from paceline.signatures.lightning_names import refused, tables
 from paceline.train.trainer.callback import HOOKS, OF_TASK, STAGE_HOOKS, Callback
 from paceline.train.trainer.hooks import has_own
-from paceline.train.trainer.lightning_names import refused
 
-# Methods that Lightning calls or called, and this Trainer does not: ignoring them would change the
-# training.
-NEVER_CALLED = (
-    "backward",
-    "configure_sharded_model",
-    "optimizer_closure",
-    "test_epoch_end",
-    "test_step_end",
-    "training_epoch_end",
-    "training_step_end",
-    "validation_epoch_end",
-    "validation_step_end",
-)
+# Methods that Lightning calls and this Trainer does not: ignoring them would change the training.
+NEVER_CALLED = ("backward", "configure_sharded_model", "optimizer_closure")
 
 
 def check_task(task: Any, *needed: str) -> None:
@@ -64,9 +53,10 @@ def _method_missing(task: Any, method: str) -> UsageError:
 def _check_hooks(task: Any) -> None:
     """Refuse a task with methods that are meant as hooks and never called."""
     name = type(task).__name__
-    uncalled = [method for method in NEVER_CALLED if callable(getattr(task, method, None))]
+    never = (*NEVER_CALLED, *tables()["removed hooks"])
+    uncalled = [method for method in never if callable(getattr(task, method, None))]
     if uncalled:
-        of_lightning = refused("module", uncalled[0])
+        of_lightning = refused("module", uncalled[0]) or refused("removed hooks", uncalled[0])
         raise _misfit(
             f"{name}.{uncalled[0]} would never be called by this Trainer",
             fix=of_lightning.instead if of_lightning else "one of: " + ", ".join(HOOKS),
@@ -98,7 +88,8 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
         hooks += [hook for hook in STAGE_HOOKS if callable(getattr(callback, hook, None))]
         unknown = [hook for hook in hooks if hook not in (*HOOKS, *STAGE_HOOKS)]
         if unknown:
-            near = closest(unknown[0], HOOKS) or "on_train_epoch_end"
+            once = refused("removed hooks", unknown[0])
+            near = once.instead if once else closest(unknown[0], HOOKS) or "on_train_epoch_end"
             raise _misfit(
                 f"{name}.{unknown[0]} would never be called",
                 fix=f"def {near}(self, trainer, task): ...",

@@ -16,19 +16,12 @@ from paceline.errors import Finding, Notice
 
 
 class End(NamedTuple):
-    """The number that a rank has logged.
+    """The number that a rank has logged."""
 
-    Attributes:
-        value: The number.
-        rows: This rank's rows of the epoch or evaluation.
-        is_whole: Whether it is of an integer type, as counts are.
-        is_tensor: Whether it is a tensor, as results computed from rows are; an epoch's number is
-            not.
-    """
-
-    value: float
-    rows: int
-    is_whole: bool
+    value: float  # the number
+    rows: int  # this rank's rows of the epoch or evaluation
+    is_whole: bool  # whether it is of an integer type, as counts are
+    # whether it is a tensor, as results computed from rows are; an epoch's number is not
     is_tensor: bool = False
 
 

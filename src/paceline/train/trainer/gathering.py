@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,11 +19,20 @@ def gathered(session: Session, data: Any) -> Any:
         session: Sums over ranks.
         data: A tensor of the same shape on all ranks, a number, or a dict, list or tuple of them.
     """
-    if isinstance(data, Mapping):
-        return {name: gathered(session, part) for name, part in data.items()}
-    if isinstance(data, list | tuple):
-        parts = [gathered(session, part) for part in data]
-        return parts if isinstance(data, list) else tuple(parts)
+    return mapped(data, lambda part: _of_all(session, part))
+
+
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a nested dict, list or tuple with a function applied to what it holds."""
+    if isinstance(value, Mapping):
+        return {name: mapped(part, function) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [mapped(part, function) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    return function(value)
+
+
+def _of_all(session: Session, data: Any) -> torch.Tensor:
     tensor = torch.as_tensor(data, device=session.device).detach()
     if session.world_size == 1:
         return tensor

@@ -16,14 +16,10 @@ _OF_UPDATES = ("_update_count", "_computed", "_forward_cache")  # beside a metri
 
 
 class Place(NamedTuple):
-    """Location of an object in a task, the same on all ranks.
+    """Location of an object in a task, the same on all ranks."""
 
-    Attributes:
-        path: Name of the module or attribute.
-        states: For each module in it, its states that are lists, each as a tensor without rows.
-    """
-
-    path: str
+    path: str  # name of the module or attribute
+    # for each module in it, its states that are lists, each as a tensor without rows
     states: dict[str, dict[str, torch.Tensor]]
 
 

@@ -76,16 +76,11 @@ class Sum:
 
 
 class Values(NamedTuple):
-    """Exact values of the logged numbers.
+    """Exact values of the logged numbers."""
 
-    Attributes:
-        of_all: Values by logged name; if a name has both kinds of values, also by its name with
-            ending.
-        for_loggers: One value for each name, except names that loggers do not get.
-    """
-
+    # values by logged name; if a name has both kinds of values, also by its name with ending
     of_all: dict[str, float]
-    for_loggers: dict[str, float]
+    for_loggers: dict[str, float]  # one value for each name, except names that loggers do not get
 
 
 class Entry:

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import Finding, UsageError
+from paceline.signatures.lightning_names import missing_attribute
 from paceline.train.trainer import loading
 from paceline.train.trainer.hparams import Configured
-from paceline.train.trainer.lightning_names import missing_attribute
 from paceline.train.trainer.task_hooks import TaskHooks
 from paceline.train.trainer.transfer import BatchHooks
 

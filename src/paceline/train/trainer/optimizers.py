@@ -18,21 +18,13 @@ KEYS = ("scheduler", "interval", "frequency", "monitor", "strict", "name", "redu
 
 @dataclass(frozen=True)
 class Schedule:
-    """A scheduler and when it steps.
+    """A scheduler and when it steps."""
 
-    Attributes:
-        scheduler: Any object with ``step``; usually a torch scheduler.
-        interval: ``"epoch"`` or ``"step"``.
-        frequency: Number of intervals between steps.
-        monitor: Metric passed to its ``step``; empty without one.
-        name: Name for a LearningRateMonitor; None without one.
-    """
-
-    scheduler: Any
-    interval: str = "epoch"
-    frequency: int = 1
-    monitor: str = ""
-    name: str | None = None
+    scheduler: Any  # any object with ``step``; usually a torch scheduler
+    interval: str = "epoch"  # ``"epoch"`` or ``"step"``
+    frequency: int = 1  # number of intervals between steps
+    monitor: str = ""  # metric passed to its ``step``; empty without one
+    name: str | None = None  # name for a LearningRateMonitor; None without one
 
     def step(
         self,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
-from paceline.train.trainer.lightning_names import refused
+from paceline.signatures.lightning_names import refused
 
 # Options of Lightning's self.log without effect here: a mean is always over all rows of all ranks.
 LOG_WITHOUT_EFFECT = (
@@ -61,7 +61,7 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
         UsageError: An argument is unknown.
     """
     for name in names:
-        of_lightning = refused("trainer arguments", name)
+        of_lightning = refused("trainer arguments", name) or refused("removed arguments", name)
         near = closest(name, known)
         hint = f"Trainer({near}=...)" if near else "see help(paceline.Trainer)"
         raise UsageError(

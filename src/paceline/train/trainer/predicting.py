@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paceline.errors import Finding, UsageError
+from paceline.train.data import parts_of_batch
+from paceline.train.trainer.gathering import mapped
 
 if TYPE_CHECKING:
     from paceline.train.trainer.evaluating import Evaluation
@@ -97,7 +100,7 @@ def _of_all_ranks(
     """
     for result, rows in outputs:
         _check(result, rows)
-    empty = session.once(lambda: _mapped(outputs[0][0], _without_rows) if outputs else None)
+    empty = session.once(lambda: mapped(outputs[0][0], _without_rows) if outputs else None)
     sizes = session.once(lambda: sizes)
     if not sizes:
         return []
@@ -112,27 +115,11 @@ def _without_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 def _check(result: Any, rows: int) -> None:
     """Refuse a result that is not made of tensors with a row for each sample."""
-    if isinstance(result, Mapping):
-        parts = list(result.values())
-    elif isinstance(result, list | tuple):
-        parts = list(result)
-    else:
-        parts = []
-        is_tensor = isinstance(result, torch.Tensor) and result.dim() > 0
-        if not is_tensor or len(result) != rows:
-            raise _not_of_rows(result, rows)
-    for part in parts:
-        _check(part, rows)
-
-
-def _mapped(value: Any, function: Any) -> Any:
-    """Return a nested dict, list or tuple with a function applied to its tensors."""
-    if isinstance(value, Mapping):
-        return {name: _mapped(part, function) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        parts = [_mapped(part, function) for part in value]
-        return parts if isinstance(value, list) else tuple(parts)
-    return function(value)
+    if isinstance(result, Mapping | list | tuple):
+        for part in parts_of_batch(result):
+            _check(part, rows)
+    elif not isinstance(result, torch.Tensor) or not result.dim() or len(result) != rows:
+        raise _not_of_rows(result, rows)
 
 
 def _joined(values: Sequence[Any]) -> Any:
@@ -148,12 +135,9 @@ def _joined(values: Sequence[Any]) -> Any:
 
 def _divided(whole: Any, sizes: Sequence[int]) -> list[Any]:
     """Return nested values divided into batches."""
-    batches, start = [], 0
-    for size in sizes:
-        rows = slice(start, start + size)
-        batches.append(_mapped(whole, lambda tensor, rows=rows: tensor[rows]))
-        start += size
-    return batches
+    ends = itertools.accumulate(sizes)
+    spans = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    return [mapped(whole, operator.itemgetter(rows)) for rows in spans]
 
 
 def _not_of_rows(result: Any, rows: int) -> UsageError:

@@ -40,23 +40,14 @@ OF_METHODS = {"validate": ("val", "validation"), "test": ("test", "test")}
 
 @dataclass(frozen=True)
 class Settings:
-    """What a Trainer was made with, beside its Plan.
+    """What a Trainer was made with, beside its Plan."""
 
-    Attributes:
-        for_session: Arguments of its Sessions.
-        per_rank: Whether batch sizes are per rank.
-        resume: The argument.
-        seed: Seed of ``setup`` of data; 0 if it was not given.
-        detects_anomaly: Whether backward is checked for NaN.
-        profiler: Measures a fit.
-    """
-
-    for_session: dict[str, Any]
-    per_rank: bool
-    resume: bool | None
-    seed: int
-    detects_anomaly: bool
-    profiler: NoProfiler
+    for_session: dict[str, Any]  # arguments of its Sessions
+    per_rank: bool  # whether batch sizes are per rank
+    resume: bool | None  # the argument
+    seed: int  # seed of ``setup`` of data; 0 if it was not given
+    detects_anomaly: bool  # whether backward is checked for NaN
+    profiler: NoProfiler  # measures a fit
 
 
 class Running(Attributes):

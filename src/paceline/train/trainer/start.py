@@ -9,7 +9,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from paceline import env
-from paceline.machine import own_world
+from paceline.machine import own_process, own_world
 from paceline.text import terminal
 from paceline.train.session import Session
 from paceline.train.trainer.options import contradiction
@@ -42,11 +42,11 @@ def start_ranks(devices: int | None, num_nodes: int) -> None:
             fix=f"put it into a function: paceline.launch(train, nproc_per_node={devices})",
         )
     ranks = ["--nproc-per-node", str(devices), "--standalone"]  # also in a larger Slurm job
-    command = [sys.executable, "-m", "paceline", "run", *ranks, *script, *sys.argv[1:]]
-    line = " ".join(["paceline", *command[3:]])
+    words = ["run", *ranks, *script, *sys.argv[1:]]
+    line = " ".join(["paceline", *words])
     terminal.say(f"Trainer(devices={devices}) starts its ranks with: {line}")
     sys.stdout.flush()
-    os.execv(sys.executable, command)
+    os.execv(sys.executable, own_process.command(*words))
 
 
 def _launcher() -> str:

@@ -11,18 +11,15 @@ STAGES = {"fit": "train", "validate": "validate", "test": "test", "predict": "pr
 
 @dataclass
 class TrainerState:
-    """What the Trainer is doing.
+    """What the Trainer is doing."""
 
-    Attributes:
-        fn: Running or last method: ``"fit"``, ``"validate"``, ``"test"``, ``"predict"``; None
-            before the first one.
-        stage: ``"train"``, ``"validate"``, ``"sanity_check"``, ``"test"``, ``"predict"``; None
-            between methods.
-        status: ``"initializing"``, ``"running"``, ``"finished"`` or ``"interrupted"``.
-    """
-
+    # running or last method: ``"fit"``, ``"validate"``, ``"test"``, ``"predict"``; None before the
+    # first one
     fn: str | None = None
+    # ``"train"``, ``"validate"``, ``"sanity_check"``, ``"test"``, ``"predict"``; None between
+    # methods
     stage: str | None = None
+    # ``"initializing"``, ``"running"``, ``"finished"`` or ``"interrupted"``
     status: str = "initializing"
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from types import SimpleNamespace
 
@@ -125,7 +126,7 @@ def test_the_last_rate_is_that_of_the_whole_attempt(node):
 def test_lines_of_the_log_have_no_ranks(node):
     node.train(20)
     for _ in range(3):
-        node.log._write(node.log._join([node.log._describe()]))
+        node.log._share(node.timed.latest(64))
     lines = [json.loads(line) for line in node.run_dir.speed_log.read_text().splitlines()]
     assert len(lines) == 3
     assert lines[0]["steps"] == 20 and "ranks" not in lines[0]
@@ -172,3 +173,43 @@ def test_a_file_system_that_does_not_answer_holds_nobody_up(node, monkeypatch):
     assert time.monotonic() - start_s < 1
     node.log.close()
     assert time.monotonic() - start_s < 2.5
+
+
+def test_the_thread_accounts_for_the_time_and_talks_to_other_nodes(tmp_path, monkeypatch):
+    """The loop that watches the ranks would be busy for seconds with that of thousands."""
+    by_loop = []
+
+    def note(name, call):
+        def noted(*args):
+            if threading.get_ident() == loop:
+                by_loop.append(name)
+            return call(*args)
+
+        return noted
+
+    loop = threading.get_ident()
+    channel = Channel(0, {"speed": {}})
+    for owner, name in (
+        *((channel, "tell"), (channel, "hear"), (speed_log.stage_times, "account")),
+        *((speed_log.timed_steps, "to_json"), (SpeedLog, "_describe"), (SpeedLog, "_join")),
+    ):
+        monkeypatch.setattr(owner, name, note(name, getattr(owner, name)))
+    node = Node(tmp_path, channel=channel)
+    node.train(20)
+    node.log.close()
+    assert node.written()["step"]["timed_steps"] == 19
+    assert by_loop == []
+
+
+def test_the_more_a_description_costs_the_fewer_there_are(node, monkeypatch):
+    clock, cpu, shared = [100.0], iter([0.0, 3.0, 3.0, 3.0]), []
+    monkeypatch.setattr(speed_log.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(speed_log.time, "thread_time", lambda: next(cpu))
+    monkeypatch.setattr(SpeedLog, "_share", lambda self, latest: shared.append(clock[0]))
+    node.log.tick(at_once=True)
+    while node.log._next_s != 160.0:  # 3 s of CPU are a twentieth of 60 s
+        time.sleep(0.005)
+    for clock[0] in (130.0, 159.0, 161.0):
+        node.log.tick()
+    node.log.close()
+    assert shared[:2] == [100.0, 161.0]

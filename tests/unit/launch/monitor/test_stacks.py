@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import subprocess
@@ -10,7 +11,14 @@ import time
 
 import pytest
 
-from paceline.launch.monitor import child_processes, child_stacks, position, stacks
+from paceline.launch.monitor import (
+    child_processes,
+    child_stacks,
+    conditional_line,
+    position,
+    stacks,
+)
+from paceline.launch.monitor.position import Frame
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="abstract sockets and /proc are Linux's"
@@ -159,3 +167,34 @@ def test_a_frame_of_py_spy_has_the_name_that_python_gives_it():
         ("data.py", 40, "__getitem__"),
     ]
     assert child_stacks.main_thread(9, []) == []
+
+
+def test_a_file_is_parsed_once_however_many_frames_ranks_and_looks_there_are(tmp_path, monkeypatch):
+    parsed = []
+    monkeypatch.setattr(
+        conditional_line, "tree_of", lambda text: parsed.append(text) or ast.parse(text)
+    )
+    files = [tmp_path / "first.py", tmp_path / "second.py"]
+    for file in files:
+        file.write_text(f"if rank == 0:\n    {file.stem}()\n" + "again()\n" * 3000)
+    for _ in range(10):
+        frames = [Frame(str(file), 3 + n, "f", user=True) for n in range(2000) for file in files]
+        first = Frame(str(files[0]), 2, "<module>", user=True)
+        assert stacks.at((first, *frames)).guard.startswith("if rank == 0: (")
+    assert sorted(parsed) == sorted(file.read_text() for file in files)
+
+
+def test_few_lines_of_a_stack_are_searched_for_a_condition(tmp_path, monkeypatch):
+    searched = []
+    monkeypatch.setattr(
+        conditional_line, "guard_of", lambda text, line: searched.append(line) and None
+    )
+    frames = [Frame(str(tmp_path / "train.py"), n, "f", user=True) for n in range(1, 5000)]
+    assert stacks.at(tuple(frames)).guard == ""
+    assert 10 < len(searched) < 50
+    assert {1, 4999} < set(searched)
+
+
+def test_a_generated_script_is_not_parsed(monkeypatch):
+    monkeypatch.setattr(conditional_line, "tree_of", lambda text: pytest.fail("parsed"))
+    assert conditional_line.guard_of("again()\n" * 100_000, 5) is None

@@ -400,13 +400,13 @@ def test_how_long_a_run_may_stand_still(typed, asked_for, gpus, expected):
             },
             machine(gpus=8),
             {"OMP_NUM_THREADS": "2"},
-            "1-4 nodes x 8 ranks (one per GPU) · nccl · head 127.0.0.1:4711 · spawn (--start-method) · runs/x",
+            "1-4 nodes x 8 ranks (one per GPU) · nccl · head 127.0.0.1 · spawn (--start-method) · runs/x",
         ),
         (
             {"nnodes": "2", "master_addr": "h", "nproc_per_node": "1"},
             machine(),
             {},
-            "2 nodes x 1 rank · gloo · head 127.0.0.1:4711 · runs/x",
+            "2 nodes x 1 rank · gloo · head 127.0.0.1 · runs/x",
         ),
         (
             {"nproc_per_node": "2", "hang_timeout": "900"},
@@ -419,10 +419,7 @@ def test_how_long_a_run_may_stand_still(typed, asked_for, gpus, expected):
 )
 def test_the_plan_is_one_line(typed, facts, environ, expected):
     plan = planned(facts, environ, **typed)
-    assert (
-        planning.describe(plan, asked(**typed), address="127.0.0.1:4711", run_dir="runs/x")
-        == expected
-    )
+    assert planning.describe(plan, asked(**typed), head="127.0.0.1", run_dir="runs/x") == expected
 
 
 # ------------------------------------------------------------------------------------- a rank's variables

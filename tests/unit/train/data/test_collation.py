@@ -131,3 +131,15 @@ def test_a_worker_makes_the_same_batches_as_a_worker_of_torch(monkeypatch, most_
     )
     for name, batch, expected in zip(BATCHES, ours, theirs, strict=True):
         assert described(batch) == described(expected), name
+
+
+def test_a_type_that_a_library_adds_later_is_collated_by_it(monkeypatch):
+    """tensordict adds its types to torch's table when it is imported."""
+
+    class Late:
+        pass
+
+    monkeypatch.setitem(
+        collation.default_collate_fn_map, Late, lambda batch, *, collate_fn_map: len(batch)
+    )
+    assert collate([(Late(), 1.0), (Late(), 2.0)])[0] == 2

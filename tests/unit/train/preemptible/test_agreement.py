@@ -9,7 +9,7 @@ from paceline.train.preemptible.agreement import LOOK_EVERY_S, Agreement
 
 
 class Store:
-    """torch's store, in this process."""
+    """The store of the ranks, in this process."""
 
     def __init__(self):
         self.values = {}
@@ -17,15 +17,12 @@ class Store:
     def set(self, key, value):
         self.values[key] = value.encode()
 
-    def get(self, key):
-        return self.values[key]
+    def find(self, key):
+        return self.values.get(key)
 
     def add(self, key, amount):
         self.values[key] = self.values.get(key, 0) + amount
         return self.values[key]
-
-    def check(self, keys):
-        return all(key in self.values for key in keys)
 
 
 class Clock:
@@ -72,7 +69,7 @@ def test_nobody_stops_unasked_and_a_look_comes_once_a_second():
     agreements, clock, _ = world(2)
     looks = []
     store = agreements[0]._store
-    store.check = lambda keys: looks.append(clock.now_s)
+    store.find = lambda key: looks.append(clock.now_s)
     for number in range(100):
         clock.now_s += 0.1
         assert not agreements[0].stops((0, number))

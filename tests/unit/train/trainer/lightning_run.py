@@ -1,7 +1,8 @@
-"""Run the scripts under Lightning or paceline, and print what their Trainers returned."""
+"""Run the scripts under Lightning and under paceline, and print what their Trainers returned."""
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import re
 import sys
@@ -55,21 +56,16 @@ def record(kind, calls):
         setattr(kind, name, recorded)
 
 
-def main(library, folder, scripts):
-    calls = []
-    if library == "paceline":
-        import paceline as package
-
-        use_example_modules()
-    else:
-        import lightning as package
+def under(library, folder, scripts, result):
     import torch
 
-    record(package.Trainer, calls)
-    results = {}
+    calls, results = [], {}
+    if library == "paceline":
+        use_example_modules()
+    record(importlib.import_module(library).Trainer, calls)
     for script in scripts:
-        (Path(folder) / script / "data").mkdir(parents=True)
-        os.chdir(Path(folder) / script)
+        (folder / library / script / "data").mkdir(parents=True)
+        os.chdir(folder / library / script)
         Path("data/wikitext-2.txt").write_text("a b c d e f g h " * 180)
         text = (HERE / script).read_text()
         if library == "paceline":
@@ -79,8 +75,20 @@ def main(library, folder, scripts):
         sys.argv = [script]
         exec(compile(text, script, "exec"), {"__name__": "__main__"})
         results[script] = list(calls)
-    print(json.dumps(results))
+    result.send(results)
+
+
+def main(folder, scripts):
+    """Run both in forks of a process that has imported Lightning, which takes longer than most scripts."""
+    import lightning  # noqa: F401
+
+    fork, receivers = multiprocessing.get_context("fork"), {}
+    for library in ("lightning", "paceline"):
+        receivers[library], sender = fork.Pipe(duplex=False)
+        fork.Process(target=under, args=(library, Path(folder), scripts, sender)).start()
+        sender.close()
+    print(json.dumps({library: receiver.recv() for library, receiver in receivers.items()}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    main(sys.argv[1], sys.argv[2:])

@@ -1,7 +1,9 @@
 """Every name of Lightning's Trainer, module, data module, callbacks and loggers is accounted for."""
 
+import importlib
 import inspect
 import json
+import re
 import subprocess
 import sys
 
@@ -9,8 +11,8 @@ import pytest
 
 import paceline
 from paceline.errors import UsageError
+from paceline.signatures.lightning_names import REFUSED, SAME, tables
 from paceline.train.trainer.callback import OF_TASK
-from paceline.train.trainer.lightning_names import REFUSED, SAME, tables
 from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
     Task,
     finding,
@@ -31,6 +33,8 @@ WRITTEN = {
     "val_dataloader",
     "validation_step",
 }
+# Parts of the table that Lightning 2 does not list.
+BESIDE = ("imports", "removed arguments", "removed hooks", "removed methods")
 INSTALLED = """
 import inspect, json, lightning, torch
 import lightning.pytorch as L
@@ -60,7 +64,11 @@ def test_no_name_of_the_installed_lightning_is_forgotten():
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     installed = json.loads(done.stdout.splitlines()[-1])
     listed = {part: sorted(names) for part, names in tables().items()}
+    beside = {part: listed.pop(part) for part in BESIDE}
+    beside.pop("imports")  # plugins is a module there and an argument
+    removed = {name for names in beside.values() for name in names}
     assert {part: sorted(names) for part, names in installed.items()} == listed
+    assert removed.isdisjoint({*installed["hooks"], *installed["trainer arguments"]})
 
 
 def kept(part):
@@ -138,6 +146,75 @@ def test_a_refused_callback_says_what_to_write(name):
     with pytest.raises(UsageError) as caught:
         trainer(callbacks=[theirs()])
     assert finding(caught).fix == tables()["callbacks"][name].instead
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        *(f"from paceline.callbacks import {name}" for name in refused("callbacks")),
+        *(f"from paceline.loggers import {name}" for name in refused("loggers")),
+        *(f"from paceline import {name}" for name in (*refused("package"), "LightningCLI")),
+        "from paceline.cli import LightningCLI",
+        "from paceline.tuner import Tuner",
+        "from paceline.trainer import Fabric",
+        *(
+            f"from paceline.{module} import Something"
+            for module in ("plugins", "profilers", "strategies", "utilities", "utilities.types")
+        ),
+    ],
+)
+def test_a_refused_import_says_what_to_write(statement):
+    module, name = re.fullmatch("from paceline(.*) import (.*)", statement).groups()
+    parts = [tables()[part] for part in ("callbacks", "loggers", "package", "imports")]
+    known = {key: what for part in parts for key, what in part.items()}
+    with pytest.raises(ImportError) as caught:
+        exec(statement)
+    assert (known.get(name) or known[module.split(".")[1]]).instead in str(caught.value)
+
+
+@pytest.mark.parametrize("module", ["callbacks", "loggers", "strategies", "trainer", "utilities"])
+def test_a_module_that_refuses_names_is_a_module_all_the_same(module):
+    made = importlib.import_module(f"paceline.{module}")
+    assert not hasattr(made, "__wrapped__")
+    assert not hasattr(made, "_private")
+    assert inspect.getmembers(made)
+    if module in ("callbacks", "loggers", "trainer"):
+        with pytest.raises(
+            ImportError, match=rf"^cannot import name 'Typo' from 'paceline.{module}'"
+        ):
+            exec(f"from paceline.{module} import Typo")
+
+
+def test_rank_zero_only_asks_the_rank_of_this_process(monkeypatch):
+    from paceline.utilities.rank_zero import rank_zero_only
+
+    said = rank_zero_only(lambda text: text, default="nothing")
+    assert paceline.utilities.rank_zero_only is rank_zero_only
+    assert said("first") == "first"
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert said("second") == "nothing"
+
+
+@pytest.mark.parametrize("name", tables()["removed hooks"])
+def test_a_removed_hook_is_refused_with_the_one_that_takes_its_place(name):
+    today = tables()["removed hooks"][name].instead
+    with pytest.raises(UsageError) as caught:
+        trainer().fit(type("Old", (Task,), {name: lambda self, *_: None})(), None)
+    assert finding(caught).fix == today
+    if name.startswith("on_"):
+        with pytest.raises(UsageError) as caught:
+            trainer(callbacks=[type("Old", (), {name: lambda self, *_: None})()])
+        assert finding(caught).fix == f"def {today}(self, trainer, task): ..."
+
+
+@pytest.mark.parametrize("name", tables()["removed arguments"])
+def test_a_removed_argument_says_what_to_write(name):
+    with pytest.raises(UsageError) as caught:
+        trainer(**{name: 1})
+    assert finding(caught).fix == tables()["removed arguments"][name].instead
 
 
 def test_other_missing_attributes_are_plain_errors():

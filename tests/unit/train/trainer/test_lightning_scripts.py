@@ -12,16 +12,12 @@ import torch
 from paceline import Module
 
 RUN = Path(__file__).with_name("lightning_run.py")
-NUMBERS = Path(__file__).with_name("lightning_scripts") / "numbers.json"  # what Lightning returns
+QUICK = ("averaged.py", "boring.py", "bug_report_model.py", "multitask.py")
 WITHOUT_RANDOM_NUMBERS = (
-    "averaged.py",
-    "boring.py",
     "boring_modules.py",
-    "bug_report_model.py",
     "curriculum.py",
     "demo_transformer.py",
     "distillation.py",
-    "multitask.py",
     "readme.py",
     "tabular.py",
     "text.py",
@@ -30,28 +26,24 @@ WITHOUT_RANDOM_NUMBERS = (
 WITH_RANDOM_NUMBERS = ("generative_adversarial_net.py", "transformer.py")
 
 
-def run(library, folder, *scripts):
-    """Return what the Trainers of each script returned."""
-    command = [sys.executable, "-W", "ignore", str(RUN), library, str(folder), *scripts]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
+def run(folder, *scripts):
+    """Return what the Trainers of each script returned, by library and script: both on this machine."""
+    command = [sys.executable, "-W", "ignore", str(RUN), str(folder), *scripts]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory):
-    return run("paceline", tmp_path_factory.mktemp("ours"), *WITHOUT_RANDOM_NUMBERS)
+def quick(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("quick"), *QUICK)
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What the Trainers of each script returned, by library and script."""
-    by_library = {"folders": {}}
-    for library in ("lightning", "paceline"):
-        folder = by_library["folders"][library] = tmp_path_factory.mktemp(library)
-        scripts = [*WITHOUT_RANDOM_NUMBERS, *WITH_RANDOM_NUMBERS]
-        by_library[library] = run(library, folder, *scripts)
-    return by_library
+    folder = tmp_path_factory.mktemp("all")
+    scripts = ["boring.py", *WITHOUT_RANDOM_NUMBERS, *WITH_RANDOM_NUMBERS]
+    return {"folder": folder, **run(folder, *scripts)}
 
 
 def approximately(value):
@@ -64,24 +56,25 @@ def approximately(value):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("script", WITHOUT_RANDOM_NUMBERS)
-def test_the_numbers_are_those_of_lightning(ours, script):
-    recorded = json.loads(NUMBERS.read_text())[script]
-    assert len(recorded) > 0
-    assert ours[script] == approximately(recorded)
+@pytest.mark.timeout(120)  # imports of Lightning, on a machine that is busy
+@pytest.mark.parametrize("script", QUICK)
+def test_the_numbers_are_those_of_lightning(quick, script):
+    assert len(quick["lightning"][script]) > 0
+    assert quick["paceline"][script] == approximately(quick["lightning"][script])
 
 
 @pytest.mark.peers
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("script", WITHOUT_RANDOM_NUMBERS)
 def test_the_numbers_are_the_same(results, script):
-    recorded = json.loads(NUMBERS.read_text())[script]
-    assert results["lightning"][script] == approximately(recorded)
-    assert results["paceline"][script] == approximately(recorded)
+    assert len(results["lightning"][script]) > 0
+    assert results["paceline"][script] == approximately(results["lightning"][script])
 
 
 @pytest.mark.peers
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("script", WITH_RANDOM_NUMBERS)
 def test_scripts_with_random_numbers_of_their_own_run(results, script):
     theirs, ours = results["lightning"][script], results["paceline"][script]
@@ -100,9 +93,10 @@ class Boring(Module):
 
 @pytest.mark.peers
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_file_of_lightning_makes_the_module_that_a_checkpoint_of_ours_makes(results):
     made = []
     for library in ("lightning", "paceline"):
-        folder = results["folders"][library] / "boring.py" / "logs" / "boring" / "version_0"
-        made.append(Boring.load_from_checkpoint(folder / "checkpoints" / "last.ckpt"))
+        logs = results["folder"] / library / "boring.py" / "logs" / "boring" / "version_0"
+        made.append(Boring.load_from_checkpoint(logs / "checkpoints" / "last.ckpt"))
     assert torch.allclose(made[0].layer.weight, made[1].layer.weight, atol=1e-7)

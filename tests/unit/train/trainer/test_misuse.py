@@ -7,6 +7,7 @@ from torch import nn
 
 from paceline import Module
 from paceline.errors import UsageError
+from paceline.machine import own_process
 from paceline.train.trainer import start
 from paceline.train.trainer.options import num_batches
 from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
@@ -325,9 +326,8 @@ def script(monkeypatch, tmp_path):
 def test_several_devices_start_the_script_anew(script, tmp_path, capsys):
     with pytest.raises(UsageError):  # the replacement does not take place here
         trainer(devices=2)
-    ((_, *command),) = script
-    run = ["-m", "paceline", "run", "--nproc-per-node", "2", "--standalone"]
-    assert command == [*run, str(tmp_path / "train.py"), "--lr", "1"]
+    words = ("run", "--nproc-per-node", "2", "--standalone", str(tmp_path / "train.py"))
+    assert script == [own_process.command(*words, "--lr", "1")]
     assert (
         "Trainer(devices=2) starts its ranks with: paceline run --nproc-per-node 2"
         in capsys.readouterr().err

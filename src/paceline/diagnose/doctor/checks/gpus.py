@@ -60,23 +60,14 @@ def judge_gpus(facts: Facts) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Sign:
-    """A sign of a hardware fault.
+    """A sign of a hardware fault."""
 
-    Attributes:
-        gpu: The GPU; None if no listed GPU has the bus id from the kernel log.
-        place: The GPU as text.
-        kind: Groups signs of the same kind.
-        line: The line quoted as evidence.
-        what: A short description.
-        severe: Whether the GPU must not be used.
-    """
-
-    gpu: Gpu | None
-    place: str
-    kind: str | int
-    line: str
-    what: str
-    severe: bool
+    gpu: Gpu | None  # the GPU; None if no listed GPU has the bus id from the kernel log
+    place: str  # the GPU as text
+    kind: str | int  # groups signs of the same kind
+    line: str  # the line quoted as evidence
+    what: str  # a short description
+    severe: bool  # whether the GPU must not be used
 
 
 def _hardware(facts: Facts) -> Iterator[Finding]:
@@ -230,15 +221,10 @@ def _free_gpus(gpus: Sequence[Gpu], leftovers: set[int]) -> str:
 
 @dataclass(frozen=True)
 class _Holder:
-    """A reason why a GPU is not free.
+    """A reason why a GPU is not free."""
 
-    Attributes:
-        line: The GPU and what holds it, as text.
-        exclusive: Whether no other process can use the GPU.
-    """
-
-    line: str
-    exclusive: bool
+    line: str  # the GPU and what holds it, as text
+    exclusive: bool  # whether no other process can use the GPU
 
 
 def _holders(gpu: Gpu, leftovers: set[int], *, wsl: bool) -> Iterator[_Holder]:

@@ -23,17 +23,11 @@ _CHOOSES_GID = (2, 21)  # since this version NCCL looks for the right GID itself
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A reason why NCCL does not use RDMA.
+    """A reason why NCCL does not use RDMA."""
 
-    Attributes:
-        what: The obstacle.
-        where: The variable, file or place.
-        fix: A command or a setting that removes it.
-    """
-
-    what: str
-    where: str
-    fix: str
+    what: str  # the obstacle
+    where: str  # the variable, file or place
+    fix: str  # a command or a setting that removes it
 
 
 def active(facts: Facts) -> list[RdmaPort]:

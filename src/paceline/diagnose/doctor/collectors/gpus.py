@@ -32,17 +32,11 @@ _FABRIC_STATES = {1: "not-started", 2: "in-progress", 3: "completed"}
 
 @dataclass(frozen=True)
 class Gpus:
-    """The data that NVML reports for a machine.
+    """The data that NVML reports for a machine."""
 
-    Attributes:
-        driver: The NVIDIA driver.
-        gpus: The GPUs in NVML's order.
-        pairs: The connection of each pair of GPUs.
-    """
-
-    driver: Driver
-    gpus: tuple[Gpu, ...] = ()
-    pairs: tuple[GpuPair, ...] = ()
+    driver: Driver  # the NVIDIA driver
+    gpus: tuple[Gpu, ...] = ()  # the GPUs in NVML's order
+    pairs: tuple[GpuPair, ...] = ()  # the connection of each pair of GPUs
 
 
 def gather_gpus(library: Any = None, pci: Path = _PCI) -> Gpus:

@@ -8,14 +8,13 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from paceline import env
+from paceline.machine import own_process
 
 LIMIT_S = 20.0
 # A copy of some megabytes takes milliseconds. One that the timeout cuts off is not a hang.
@@ -26,15 +25,10 @@ _PROGRAM = "paceline.diagnose.doctor.collectors.peer_trial"
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of copies between two GPUs, in both directions.
+    """The result of copies between two GPUs, in both directions."""
 
-    Attributes:
-        outcome: ``ok``, ``wrong-data``, ``hang`` or ``not-possible``.
-        gigabytes_per_s: The rate of the slower direction.
-    """
-
-    outcome: str
-    gigabytes_per_s: float | None = None
+    outcome: str  # ``ok``, ``wrong-data``, ``hang`` or ``not-possible``
+    gigabytes_per_s: float | None = None  # the rate of the slower direction
 
 
 def try_pairs(
@@ -47,7 +41,7 @@ def try_pairs(
         limit_s: Timeout for all copies together.
         command: A command that replaces the trial in a test.
     """
-    arguments = list(command) or [sys.executable, "-m", _PROGRAM]
+    arguments = list(command) or own_process.command(module=_PROGRAM)
     try:
         child = subprocess.Popen(
             arguments,
@@ -56,7 +50,6 @@ def try_pairs(
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             text=True,
-            env={**env.snapshot(), "PYTHONSAFEPATH": "1"},  # do not import from the current folder
         )
     except OSError:
         return {}

@@ -31,17 +31,11 @@ _PATIENCE_S = 3.0
 
 @dataclass(frozen=True)
 class Process:
-    """The visible properties of a process.
+    """The visible properties of a process."""
 
-    Attributes:
-        alive: Whether this process can see it at all.
-        command: The command line, shortened.
-        user: The user name of the owner.
-    """
-
-    alive: bool = False
-    command: str = ""
-    user: str = ""
+    alive: bool = False  # whether this process can see it at all
+    command: str = ""  # the command line, shortened
+    user: str = ""  # the user name of the owner
 
 
 def describe(pid: int) -> Process:

@@ -32,29 +32,18 @@ _SMALL = names(
 
 @dataclass(frozen=True)
 class Case:
-    """A job script.
+    """A job script."""
 
-    Attributes:
-        name: The file's name in findings.
-        lines: Its lines.
-        job: The allocation that it requests.
-        script: Its syntax tree.
-        trace: The commands that it runs and the variables that it sets.
-        launches: The training programs that it starts.
-        dos_line: First line that ends with a carriage return, 0 if none does.
-        site: The configuration of the cluster, as far as it is known.
-        programs: The expectations of the training scripts that could be read, by their paths in the
-            launches.
-    """
-
-    name: str
-    lines: list[str]
-    job: Job
-    script: Script
-    trace: Trace
-    launches: list[Launch]
-    dos_line: int = 0
+    name: str  # the file's name in findings
+    lines: list[str]  # its lines
+    job: Job  # the allocation that it requests
+    script: Script  # its syntax tree
+    trace: Trace  # the commands that it runs and the variables that it sets
+    launches: list[Launch]  # the training programs that it starts
+    dos_line: int = 0  # first line that ends with a carriage return, 0 if none does
+    # the configuration of the cluster, as far as it is known
     site: Site = field(default_factory=Site)
+    # the expectations of the training scripts that could be read, by their paths in the launches
     programs: Mapping[str, Program] = field(default_factory=dict)
 
     @property

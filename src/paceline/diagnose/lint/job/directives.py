@@ -15,45 +15,30 @@ _LOWER = re.compile(r"#sbatch\s+(-.*)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Directive:
-    """One option of one line.
+    """One option of one line."""
 
-    Attributes:
-        name: Its long name, or as typed if Slurm has none.
-        typed: As it is written, with dashes.
-        value: Its value; empty for a flag.
-        line: Its line.
-        exists: False if Slurm has no such option.
-        lacks_value: True if the value is missing.
-    """
-
-    name: str
-    typed: str
-    value: str
-    line: int
-    exists: bool = True
-    lacks_value: bool = False
+    name: str  # its long name, or as typed if Slurm has none
+    typed: str  # as it is written, with dashes
+    value: str  # its value; empty for a flag
+    line: int  # its line
+    exists: bool = True  # False if Slurm has no such option
+    lacks_value: bool = False  # True if the value is missing
 
 
 @dataclass
 class Directives:
-    """The directives of a script.
+    """The directives of a script."""
 
-    Attributes:
-        active: Options that sbatch reads, in order, of a heterogeneous job those of the first
-            component.
-        late: Options after the first command, which sbatch does not read.
-        lower: Lines with ``#sbatch`` in lower case: line and text.
-        stray: Words that belong to no option: word and line.
-        unclosed: Lines with a quote that is not closed.
-        components: Components of a heterogeneous job, 1 for a plain one.
-    """
-
+    # options that sbatch reads, in order, of a heterogeneous job those of the first component
     active: list[Directive] = field(default_factory=list)
+    # options after the first command, which sbatch does not read
     late: list[Directive] = field(default_factory=list)
+    # lines with ``#sbatch`` in lower case: line and text
     lower: list[tuple[int, str]] = field(default_factory=list)
+    # words that belong to no option: word and line
     stray: list[tuple[str, int]] = field(default_factory=list)
-    unclosed: list[int] = field(default_factory=list)
-    components: int = 1
+    unclosed: list[int] = field(default_factory=list)  # lines with a quote that is not closed
+    components: int = 1  # components of a heterogeneous job, 1 for a plain one
 
     @property
     def any(self) -> bool:

@@ -12,22 +12,15 @@ from paceline.diagnose.lint.job.sbatch_options import names
 
 @dataclass(frozen=True)
 class Table:
-    """The options of one launcher, with underscores.
+    """The options of one launcher, with underscores."""
 
-    Attributes:
-        flags: Options without a value.
-        values: Options with one.
-        short: Short forms.
-        says: Name here -> the name that all launchers share: ``nproc``, ``nnodes``, ``node_rank``,
-            ``addr``, ``port``, ``backend``, ``endpoint``.
-        prefixes: True if options may be abbreviated.
-    """
-
-    flags: frozenset[str]
-    values: frozenset[str]
-    short: Mapping[str, str]
+    flags: frozenset[str]  # options without a value
+    values: frozenset[str]  # options with one
+    short: Mapping[str, str]  # short forms
+    # name here -> the name that all launchers share: ``nproc``, ``nnodes``, ``node_rank``,
+    # ``addr``, ``port``, ``backend``, ``endpoint``
     says: Mapping[str, str]
-    prefixes: bool = True
+    prefixes: bool = True  # True if options may be abbreviated
 
     def find(self, typed: str) -> str:
         """Return the full name of an option, which may be abbreviated, or an empty string."""

@@ -28,27 +28,18 @@ _COUNTS_GPUS = re.compile(r"nvidia-smi|rocm-smi|CUDA_VISIBLE_DEVICES|device_coun
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of a training script.
+    """One start of a training script."""
 
-    Attributes:
-        kind: The launcher's command, or ``python``.
-        call: The command.
-        options: The launcher's options, by its own names.
-        says: The options that all launchers have, by their shared names.
-        program: The script or module, empty if unknown.
-        arguments: The program's own arguments.
-        unknown: Options that the launcher does not have.
-        vague: True if more options may come from an unknown variable.
-    """
-
-    kind: str
-    call: Call
+    kind: str  # the launcher's command, or ``python``
+    call: Call  # the command
+    # the launcher's options, by its own names
     options: Mapping[str, str] = field(default_factory=dict)
+    # the options that all launchers have, by their shared names
     says: Mapping[str, str] = field(default_factory=dict)
-    program: str = ""
-    arguments: tuple[Arg, ...] = ()
-    unknown: tuple[str, ...] = ()
-    vague: bool = False
+    program: str = ""  # the script or module, empty if unknown
+    arguments: tuple[Arg, ...] = ()  # the program's own arguments
+    unknown: tuple[str, ...] = ()  # options that the launcher does not have
+    vague: bool = False  # True if more options may come from an unknown variable
 
     @property
     def spawns(self) -> bool:
@@ -240,23 +231,14 @@ def _from_environment(
 
 @dataclass(frozen=True)
 class Shape:
-    """How a step spreads over the nodes.
+    """How a step spreads over the nodes."""
 
-    Attributes:
-        nodes: Nodes of the step, None if unknown.
-        tasks_per_node: Tasks on each, None if unknown.
-        gpus: GPUs that one task sees, None if unknown.
-        node_gpus: GPUs on a node, None if unknown.
-        gpus_per_task: GPUs that are bound to each task, None without a binding.
-        cpus: CPUs of a task, None if unknown.
-    """
-
-    nodes: int | None
-    tasks_per_node: int | None
-    gpus: int | None
-    node_gpus: int | None
-    gpus_per_task: int | None
-    cpus: int | None
+    nodes: int | None  # nodes of the step, None if unknown
+    tasks_per_node: int | None  # tasks on each, None if unknown
+    gpus: int | None  # GPUs that one task sees, None if unknown
+    node_gpus: int | None  # GPUs on a node, None if unknown
+    gpus_per_task: int | None  # GPUs that are bound to each task, None without a binding
+    cpus: int | None  # CPUs of a task, None if unknown
 
     @property
     def tasks(self) -> int | None:

@@ -35,7 +35,7 @@ _METHODS = {
         "all_gather all_reduce backward barrier broadcast rank_zero_first save setup setup_module"
     ),
     "trainer": words_of("fit predict save_checkpoint test validate"),
-    "session": words_of("backward barrier gather once reduce restore save setup"),
+    "session": words_of("backward barrier gather mean once reduce restore save setup"),
     "paceline-trainer": words_of("fit test validate"),
     "engine": words_of("backward load_checkpoint save_16bit_model save_checkpoint step"),
     "fsdp": words_of("state_dict"),
@@ -49,17 +49,11 @@ _SUBGROUP = re.compile(r"group|(^|_)pg|mesh|subset", re.I)
 
 @dataclass(frozen=True)
 class Collective:
-    """A call that all ranks must make.
+    """A call that all ranks must make."""
 
-    Attributes:
-        kind: Calls of the same kind match each other.
-        label: The call as findings show it.
-        sure: Whether it certainly waits for the other ranks.
-    """
-
-    kind: str
-    label: str
-    sure: bool = True
+    kind: str  # calls of the same kind match each other
+    label: str  # the call as findings show it
+    sure: bool = True  # whether it certainly waits for the other ranks
 
 
 def as_collective(script: Script, call: ast.Call) -> Collective | None:

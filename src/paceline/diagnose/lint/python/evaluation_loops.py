@@ -19,21 +19,14 @@ _NO_GRADIENTS = ("no_grad", "inference_mode")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A loop that evaluates over a sharded loader.
+    """A loop that evaluates over a sharded loader."""
 
-    Attributes:
-        loop: The loop.
-        loader: The dotted name of its loader.
-        padded: Whether the shares may contain samples twice.
-        by: What shards the loader, as findings show it.
-        around: The nodes of the evaluating function (or module), of the functions it calls, and of
-            its callers.
-    """
-
-    loop: ast.For
-    loader: str
-    padded: bool
-    by: str
+    loop: ast.For  # the loop
+    loader: str  # the dotted name of its loader
+    padded: bool  # whether the shares may contain samples twice
+    by: str  # what shards the loader, as findings show it
+    # the nodes of the evaluating function (or module), of the functions it calls, and of its
+    # callers
     around: list[ast.AST]
 
 

@@ -20,23 +20,14 @@ _MENTIONS = re.compile(
 
 @dataclass(frozen=True)
 class RankBlock:
-    """A block that only some ranks enter.
+    """A block that only some ranks enter."""
 
-    Attributes:
-        side: ``"one"`` or ``"rest"``.
-        scope: As in `Sides`.
-        sure: As in `Sides`.
-        at: The ``if``, or the decorated function.
-        condition: The condition as text.
-        early: Whether the other ranks have returned before this place.
-    """
-
-    side: str
-    scope: str
-    sure: bool
-    at: ast.AST
-    condition: str
-    early: bool = False
+    side: str  # ``"one"`` or ``"rest"``
+    scope: str  # as in `Sides`
+    sure: bool  # as in `Sides`
+    at: ast.AST  # the ``if``, or the decorated function
+    condition: str  # the condition as text
+    early: bool = False  # whether the other ranks have returned before this place
 
 
 def rank_block(script: Script, node: ast.AST) -> RankBlock | None:

@@ -27,39 +27,27 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Assigned:
-    """One assignment to a name.
+    """One assignment to a name."""
 
-    Attributes:
-        value: The expression that is assigned; for unpacking, the expression that is unpacked.
-        place: Index of the target when a tuple is unpacked, else -1.
-        at: The statement.
-    """
-
+    # the expression that is assigned; for unpacking, the expression that is unpacked
     value: ast.expr
-    place: int
-    at: ast.AST
+    place: int  # index of the target when a tuple is unpacked, else -1
+    at: ast.AST  # the statement
 
 
 @dataclass(frozen=True)
 class Script:
-    """A parsed file.
+    """A parsed file."""
 
-    Attributes:
-        name: Its path as typed.
-        lines: Its text by lines.
-        tree: Its syntax tree.
-        nodes: All nodes, parents before children, in the order of the text.
-        parents: The parent of each node.
-        scopes: The function that each node is in, or the module.
-        cache: Results of `cached` and `nearest`.
-    """
-
-    name: str
-    lines: list[str]
-    tree: ast.Module
+    name: str  # its path as typed
+    lines: list[str]  # its text by lines
+    tree: ast.Module  # its syntax tree
+    # all nodes, parents before children, in the order of the text
     nodes: list[ast.AST] = field(repr=False)
-    parents: dict[ast.AST, ast.AST] = field(repr=False)
+    parents: dict[ast.AST, ast.AST] = field(repr=False)  # the parent of each node
+    # the function that each node is in, or the module
     scopes: dict[ast.AST, Scope] = field(repr=False)
+    # results of `cached` and `nearest`
     cache: dict[object, Any] = field(default_factory=dict, repr=False)
 
     @classmethod

@@ -27,19 +27,13 @@ _LAYOUT = frozenset({*RENDEZVOUS_OPTIONS, "standalone"})
 
 @dataclass(frozen=True)
 class Choice:
-    """The part of an accelerate configuration that a run uses.
+    """The part of an accelerate configuration that a run uses."""
 
-    Attributes:
-        environment: Variables to set for all ranks.
-        summary: Text for the plan line; empty if nothing is used.
-        warnings: Findings about requested settings that the run does not have.
-        working_folder: Whether ranks find modules in the working folder.
-    """
-
-    environment: Mapping[str, str] = field(default_factory=dict)
-    summary: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables to set for all ranks
+    summary: str = ""  # text for the plan line; empty if nothing is used
+    # findings about requested settings that the run does not have
     warnings: tuple[Finding, ...] = ()
-    working_folder: bool = False
+    working_folder: bool = False  # whether ranks find modules in the working folder
 
 
 def named(settings: Settings, path: str, environ: Mapping[str, str]) -> Choice:

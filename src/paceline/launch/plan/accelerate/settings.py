@@ -21,22 +21,14 @@ _SOURCE = "accelerate's configuration"
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that ``accelerate launch`` would use.
+    """The settings that ``accelerate launch`` would use."""
 
-    Attributes:
-        environment: Variables of the ranks.
-        options: Options of ``paceline run`` by name; ``""`` for a flag.
-        asks: Descriptions of settings that change the training.
-        notes: Settings without a counterpart, or with another implementation.
-        needs: Requirements of the machine: ``gpu``, ``deepspeed``.
-        working_folder: Whether ranks find modules in the working folder, as with DeepSpeed.
-    """
-
-    environment: Mapping[str, str]
-    options: Mapping[str, str]
-    asks: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    needs: frozenset[str] = frozenset()
+    environment: Mapping[str, str]  # variables of the ranks
+    options: Mapping[str, str]  # options of ``paceline run`` by name; ``""`` for a flag
+    asks: tuple[str, ...] = ()  # descriptions of settings that change the training
+    notes: tuple[str, ...] = ()  # settings without a counterpart, or with another implementation
+    needs: frozenset[str] = frozenset()  # requirements of the machine: ``gpu``, ``deepspeed``
+    # whether ranks find modules in the working folder, as with DeepSpeed
     working_folder: bool = False
 
 

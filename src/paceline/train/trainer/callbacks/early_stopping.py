@@ -13,17 +13,11 @@ from paceline.train.trainer.options import count, one_of
 
 
 class Verdict(NamedTuple):
-    """What a value of the metric means.
+    """What a value of the metric means."""
 
-    Attributes:
-        stops: Whether training stops.
-        improves: Whether it is the best value so far.
-        reason: One sentence; empty if there is nothing to say.
-    """
-
-    stops: bool
-    improves: bool
-    reason: str = ""
+    stops: bool  # whether training stops
+    improves: bool  # whether it is the best value so far
+    reason: str = ""  # one sentence; empty if there is nothing to say
 
 
 class EarlyStopping(Callback):

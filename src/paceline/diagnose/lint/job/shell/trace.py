@@ -16,36 +16,22 @@ Trap = tuple[tuple[str, ...], str, int]
 
 @dataclass(frozen=True)
 class Call:
-    """A program that the script starts.
+    """A program that the script starts."""
 
-    Attributes:
-        args: The program and its arguments, without wrappers.
-        line: First line of the command.
-        end_line: Last line of the command.
-        place: ``batch`` or ``node``.
-        step: The job step (srun, mpirun, ssh) that it runs in, or None for the batch shell itself.
-        env: Exported variables that it sees, as far as known.
-        maybe: True if it runs only under an unknown condition.
-        looped: True inside a loop.
-        background: True if it runs in the background.
-        wrappers: Names of its wrappers: ``apptainer``, ``uv``, ``time``.
-        chained: True if a broken line continuation truncates it: further arguments are on the next
-            line.
-        folder: The working folder after ``cd``, empty without one.
-    """
-
-    args: tuple[Arg, ...]
-    line: int
-    end_line: int
-    place: str
+    args: tuple[Arg, ...]  # the program and its arguments, without wrappers
+    line: int  # first line of the command
+    end_line: int  # last line of the command
+    place: str  # ``batch`` or ``node``
+    # the job step (srun, mpirun, ssh) that it runs in, or None for the batch shell itself
     step: Step | None
-    env: Mapping[str, Value]
-    maybe: bool = False
-    looped: bool = False
-    background: bool = False
-    wrappers: tuple[str, ...] = ()
+    env: Mapping[str, Value]  # exported variables that it sees, as far as known
+    maybe: bool = False  # True if it runs only under an unknown condition
+    looped: bool = False  # True inside a loop
+    background: bool = False  # True if it runs in the background
+    wrappers: tuple[str, ...] = ()  # names of its wrappers: ``apptainer``, ``uv``, ``time``
+    # True if a broken line continuation truncates it: further arguments are on the next line
     chained: bool = False
-    folder: str = ""
+    folder: str = ""  # the working folder after ``cd``, empty without one
 
     @property
     def name(self) -> str:
@@ -55,64 +41,38 @@ class Call:
 
 @dataclass(frozen=True)
 class Setting:
-    """A variable that the script sets.
+    """A variable that the script sets."""
 
-    Attributes:
-        name: The variable.
-        value: Its value, with symbols.
-        line: Its line.
-        exported: True if programs see it.
-        place: The shell that sets it, as in `Call`.
-        maybe: True under an unknown condition.
-    """
-
-    name: str
-    value: Value
-    line: int
-    exported: bool
-    place: str
-    maybe: bool
+    name: str  # the variable
+    value: Value  # its value, with symbols
+    line: int  # its line
+    exported: bool  # True if programs see it
+    place: str  # the shell that sets it, as in `Call`
+    maybe: bool  # True under an unknown condition
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job script inside the script, passed to ``sbatch``.
+    """A job script inside the script, passed to ``sbatch``."""
 
-    Attributes:
-        kind: ``heredoc``, or ``wrap`` for the text of ``--wrap``.
-        text: As it is written.
-        line: Its first line.
-        quoted: True if the shell that submits it expands nothing in it.
-        options: True if the command line has options, which override those of the script.
-    """
-
-    kind: str
-    text: str
-    line: int
-    quoted: bool
-    options: bool
+    kind: str  # ``heredoc``, or ``wrap`` for the text of ``--wrap``
+    text: str  # as it is written
+    line: int  # its first line
+    quoted: bool  # True if the shell that submits it expands nothing in it
+    options: bool  # True if the command line has options, which override those of the script
 
 
 @dataclass
 class Trace:
-    """The commands and settings of a script.
+    """The commands and settings of a script."""
 
-    Attributes:
-        symbols: The symbols of all values.
-        calls: Programs in order.
-        settings: Variables in order.
-        traps: Signal handlers in order.
-        sourced: True if the script sources a file whose content is unknown.
-        waits: True if the script waits for background programs.
-        broken: Lines whose backslash is followed by blanks, in scripts inside the script.
-        submitted: Job scripts that the script passes to ``sbatch``.
-    """
-
-    symbols: Symbols
-    calls: list[Call] = field(default_factory=list)
-    settings: list[Setting] = field(default_factory=list)
-    traps: list[Trap] = field(default_factory=list)
-    sourced: bool = False
-    waits: bool = False
+    symbols: Symbols  # the symbols of all values
+    calls: list[Call] = field(default_factory=list)  # programs in order
+    settings: list[Setting] = field(default_factory=list)  # variables in order
+    traps: list[Trap] = field(default_factory=list)  # signal handlers in order
+    sourced: bool = False  # True if the script sources a file whose content is unknown
+    waits: bool = False  # True if the script waits for background programs
+    # lines whose backslash is followed by blanks, in scripts inside the script
     broken: list[int] = field(default_factory=list)
+    # job scripts that the script passes to ``sbatch``
     submitted: list[Submitted] = field(default_factory=list)

@@ -16,44 +16,29 @@ Node = Union["Simple", "Group", "If", "Loop", "Case", "Function"]
 
 @dataclass(frozen=True)
 class Assign:
-    """``NAME=value``, ``NAME+=value`` or ``NAME=(...)``.
+    """``NAME=value``, ``NAME+=value`` or ``NAME=(...)``."""
 
-    Attributes:
-        name: The variable.
-        value: A word, or the words of an array.
-        append: True for ``+=``.
-        index: ``[0]`` where one element is set.
-        line: Its line.
-    """
-
-    name: str
-    value: Word | tuple[Word, ...]
-    append: bool
-    index: str
-    line: int
+    name: str  # the variable
+    value: Word | tuple[Word, ...]  # a word, or the words of an array
+    append: bool  # True for ``+=``
+    index: str  # ``[0]`` where one element is set
+    line: int  # its line
 
 
 @dataclass
 class Simple:
-    """One command, possibly of assignments only.
+    """One command, possibly of assignments only."""
 
-    Attributes:
-        assigns: Assignments before the command, or those of ``export`` and its like.
-        words: The command and its arguments; of ``[[ ]]`` and ``(( ))`` all of it.
-        redirects: Operator and target; of a heredoc its body.
-        line: First line.
-        end_line: Last line.
-        joined: ``&&``, ``||`` or ``|`` that binds it to the command before, else empty.
-        background: True if ``&`` follows.
-    """
-
+    # assignments before the command, or those of ``export`` and its like
     assigns: list[Assign] = field(default_factory=list)
+    # the command and its arguments; of ``[[ ]]`` and ``(( ))`` all of it
     words: list[Word] = field(default_factory=list)
+    # operator and target; of a heredoc its body
     redirects: list[tuple[str, Word]] = field(default_factory=list)
-    line: int = 0
-    end_line: int = 0
-    joined: str = ""
-    background: bool = False
+    line: int = 0  # first line
+    end_line: int = 0  # last line
+    joined: str = ""  # ``&&``, ``||`` or ``|`` that binds it to the command before, else empty
+    background: bool = False  # True if ``&`` follows
 
 
 @dataclass
@@ -114,19 +99,12 @@ class Function:
 
 @dataclass
 class Script:
-    """A parsed script.
+    """A parsed script."""
 
-    Attributes:
-        nodes: The commands in order.
-        error: Why parsing ended early, or None.
-        broken: Lines whose backslash is followed by blanks.
-        data_lines: Lines inside heredocs and quoted arguments: text that the script writes or
-            passes on.
-    """
-
-    nodes: list[Node]
-    error: ShellError | None = None
-    broken: list[int] = field(default_factory=list)
+    nodes: list[Node]  # the commands in order
+    error: ShellError | None = None  # why parsing ended early, or None
+    broken: list[int] = field(default_factory=list)  # lines whose backslash is followed by blanks
+    # lines inside heredocs and quoted arguments: text that the script writes or passes on
     data_lines: set[int] = field(default_factory=set)
 
 

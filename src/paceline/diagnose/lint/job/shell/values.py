@@ -29,24 +29,16 @@ BATCH, NODE = "batch", "node"
 
 @dataclass(frozen=True)
 class Symbol:
-    """A value that is known only when the job runs.
+    """A value that is known only when the job runs."""
 
-    Attributes:
-        text: As it is written.
-        place: The shell that expands it: ``batch`` (the batch script, on the first node) or
-            ``node`` (of each task).
-        name: The variable, or empty.
-        command: The source of a command substitution, or empty.
-        loose: True if it may be several words or none.
-        lost: True for a variable that the batch script sets without exporting it, so that no task
-            sees it.
-    """
-
-    text: str
+    text: str  # as it is written
+    # the shell that expands it: ``batch`` (the batch script, on the first node) or ``node`` (of
+    # each task)
     place: str
-    name: str = ""
-    command: str = ""
-    loose: bool = False
+    name: str = ""  # the variable, or empty
+    command: str = ""  # the source of a command substitution, or empty
+    loose: bool = False  # True if it may be several words or none
+    # True for a variable that the batch script sets without exporting it, so that no task sees it
     lost: bool = False
 
 
@@ -91,17 +83,11 @@ def clean(source: str) -> str:
 
 @dataclass(frozen=True)
 class Arg:
-    """One argument of a command.
+    """One argument of a command."""
 
-    Attributes:
-        text: Its value.
-        line: Its line.
-        loose: True if it may be several arguments or none.
-    """
-
-    text: str
-    line: int
-    loose: bool = False
+    text: str  # its value
+    line: int  # its line
+    loose: bool = False  # True if it may be several arguments or none
 
 
 Value = str | list[str]

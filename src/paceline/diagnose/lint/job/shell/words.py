@@ -42,37 +42,25 @@ class ShellError(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a word.
+    """A piece of a word."""
 
-    Attributes:
-        kind: ``text``, ``var`` (``$NAME``), ``cmd`` (``$(...)``), ``arith`` (``$((...))``) or
-            ``proc`` (``<(...)``).
-        text: The literal text, the name of the variable, or the source inside.
-        quoted: True inside quotes or behind a backslash: no splitting.
-        op: What follows the name in ``${NAME...}``.
-        index: ``[@]``, ``[0]`` or the like of an array; ``#`` before the name is kept here too.
-    """
-
+    # ``text``, ``var`` (``$NAME``), ``cmd`` (``$(...)``), ``arith`` (``$((...))``) or ``proc``
+    # (``<(...)``)
     kind: str
-    text: str
-    quoted: bool = False
-    op: str = ""
+    text: str  # the literal text, the name of the variable, or the source inside
+    quoted: bool = False  # True inside quotes or behind a backslash: no splitting
+    op: str = ""  # what follows the name in ``${NAME...}``
+    # ``[@]``, ``[0]`` or the like of an array; ``#`` before the name is kept here too
     index: str = ""
 
 
 @dataclass(frozen=True)
 class Word:
-    """One word of a command.
+    """One word of a command."""
 
-    Attributes:
-        parts: Its pieces in order.
-        line: Where it begins.
-        raw: As it is written.
-    """
-
-    parts: tuple[Part, ...]
-    line: int
-    raw: str
+    parts: tuple[Part, ...]  # its pieces in order
+    line: int  # where it begins
+    raw: str  # as it is written
 
     @property
     def literal(self) -> str | None:

@@ -61,36 +61,22 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 
 @dataclass(frozen=True)
 class Step:
-    """How a program is started on the nodes.
+    """How a program is started on the nodes."""
 
-    Attributes:
-        kind: ``srun``, ``mpi`` or ``remote``.
-        options: Long names of srun's options and their values, empty for a flag.
-        line: Its line.
-        vague: True if some of its options are unknown.
-    """
-
-    kind: str
-    options: Mapping[str, str]
-    line: int
-    vague: bool = False
+    kind: str  # ``srun``, ``mpi`` or ``remote``
+    options: Mapping[str, str]  # long names of srun's options and their values, empty for a flag
+    line: int  # its line
+    vague: bool = False  # True if some of its options are unknown
 
 
 @dataclass
 class Peeled:
-    """A command without its wrappers.
+    """A command without its wrappers."""
 
-    Attributes:
-        args: The remaining program and arguments.
-        step: The job step that it is part of.
-        env: Variables that wrappers set for it.
-        wrappers: Their names.
-    """
-
-    args: list[Arg]
-    step: Step | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    wrappers: tuple[str, ...] = ()
+    args: list[Arg]  # the remaining program and arguments
+    step: Step | None = None  # the job step that it is part of
+    env: dict[str, str] = field(default_factory=dict)  # variables that wrappers set for it
+    wrappers: tuple[str, ...] = ()  # their names
 
 
 def base_name(text: str) -> str:

@@ -107,6 +107,8 @@ def _reduces_by_name(script: Script, node: ast.AST) -> bool:
         return False
     if name == "synchronize" and not full.startswith("accelerate"):
         return False
+    if name == "mean" and isinstance(node.func, ast.Attribute):
+        return "session" in kinds(script, node.func.value, node)
     return _REDUCES.search(name) is not None
 
 

@@ -17,12 +17,9 @@ from paceline.diagnose.lint.python.script import (
     receiver,
 )
 from paceline.errors import Finding
+from paceline.signatures.lightning_names import tables
 from paceline.text.syntax import dotted, last
 
-_REMOVED_ARGUMENTS = {
-    "trainer": ("Trainer", public_names.REMOVED_TRAINER_ARGUMENTS, "Lightning 2"),
-    "accelerator": ("Accelerator", public_names.REMOVED_ACCELERATOR_ARGUMENTS, "Accelerate 1"),
-}
 _OLD_FUNCTIONS = {**public_names.OLD_TORCH, **public_names.GONE_FROM_TORCH}
 
 
@@ -39,7 +36,12 @@ def deprecated_name(script: Script) -> Iterator[Finding]:
 
 
 def _old_arguments(script: Script) -> Iterator[Finding]:
-    for kind, (title, removed, release) in _REMOVED_ARGUMENTS.items():
+    of_trainer = {name: what.instead for name, what in tables()["removed arguments"].items()}
+    of_accelerator = public_names.REMOVED_ACCELERATOR_ARGUMENTS
+    for kind, title, removed, release in (
+        ("trainer", "Trainer", of_trainer, "Lightning 2"),
+        ("accelerator", "Accelerator", of_accelerator, "Accelerate 1"),
+    ):
         for constructor in makes(script, kind):
             for keyword in constructor.keywords:
                 if keyword.arg in removed:
@@ -62,13 +64,14 @@ def _old_methods(script: Script) -> Iterator[Finding]:
 
 
 def _old_hooks(script: Script) -> Iterator[Finding]:
+    removed = tables()["removed hooks"] | tables()["removed methods"]
     for node in script.classes.values():
         for part in node.body if _has_hooks(script, node) else ():
-            if not isinstance(part, Function) or part.name not in public_names.REMOVED_HOOKS:
+            if not isinstance(part, Function) or part.name not in removed:
                 continue
             calls = script.calls_of(part.name)
             if not any(receiver(call) == "self" for call in calls):
-                today = public_names.REMOVED_HOOKS[part.name]
+                today = removed[part.name].instead
                 yield _gone(script, part, f"the hook {part.name}", today, "Lightning 2")
 
 

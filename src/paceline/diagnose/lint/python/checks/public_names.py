@@ -70,8 +70,8 @@ ACCELERATOR = words_of(
 SESSION = words_of(
     """
     accumulate autocast average backward barrier clip_grad_norm clip_grad_value device epochs
-    export gather is_main load loader local_rank log log_hyperparameters once print rank
-    recompute reduce register restore run_dir save save_every scale_lr setup step stop
+    export gather is_main load loader local_rank log log_hyperparameters mean once print
+    rank recompute reduce register restore run_dir save save_every scale_lr setup step stop
     unwrap world_size
     """
 )
@@ -145,53 +145,6 @@ REMOVED_ACCELERATOR = {
     "optimizer_step": "optimizer.step()",
     "local_rank": "accelerator.local_process_index",
     "is_fsdp2_enabled": "accelerator.is_fsdp2",
-}
-REMOVED_HOOKS = {
-    "training_epoch_end": "on_train_epoch_end",
-    "validation_epoch_end": "on_validation_epoch_end",
-    "test_epoch_end": "on_test_epoch_end",
-    "predict_epoch_end": "on_predict_epoch_end",
-    "on_epoch_start": "on_train_epoch_start",
-    "on_epoch_end": "on_train_epoch_end",
-    "on_batch_start": "on_train_batch_start",
-    "on_batch_end": "on_train_batch_end",
-    "on_pretrain_routine_start": "on_fit_start",
-    "on_pretrain_routine_end": "on_fit_start",
-    "training_step_end": "training_step",
-    "validation_step_end": "validation_step",
-    "test_step_end": "test_step",
-    "training_end": "training_step",
-    "validation_end": "on_validation_epoch_end",
-    "test_end": "on_test_epoch_end",
-}
-REMOVED_TRAINER_ARGUMENTS = {
-    "gpus": "devices",
-    "tpu_cores": "accelerator='tpu', devices",
-    "ipus": "devices",
-    "num_processes": "devices",
-    "auto_select_gpus": "devices='auto'",
-    "distributed_backend": "strategy",
-    "replace_sampler_ddp": "use_distributed_sampler",
-    "progress_bar_refresh_rate": "callbacks=[TQDMProgressBar(refresh_rate=...)]",
-    "checkpoint_callback": "enable_checkpointing",
-    "weights_summary": "enable_model_summary",
-    "resume_from_checkpoint": "trainer.fit(..., ckpt_path=...)",
-    "amp_backend": "precision='16-mixed'",
-    "amp_level": "precision='16-mixed'",
-    "auto_lr_find": "Tuner(trainer).lr_find(...)",
-    "auto_scale_batch_size": "Tuner(trainer).scale_batch_size(...)",
-    "track_grad_norm": "on_before_optimizer_step with grad_norm",
-    "log_gpu_memory": "callbacks=[DeviceStatsMonitor()]",
-    "move_metrics_to_cpu": "self.log of a value on the CPU",
-    "terminate_on_nan": "detect_anomaly",
-    "stochastic_weight_avg": "callbacks=[StochasticWeightAveraging(...)]",
-    "truncated_bptt_steps": "manual optimisation",
-    "reload_dataloaders_every_epoch": "reload_dataloaders_every_n_epochs=1",
-    "flush_logs_every_n_steps": "the logger's own argument",
-    "multiple_trainloader_mode": "CombinedLoader(..., mode=...)",
-    "process_position": "callbacks=[TQDMProgressBar(process_position=...)]",
-    "prepare_data_per_node": "prepare_data_per_node of the DataModule",
-    "weights_save_path": "default_root_dir",
 }
 REMOVED_ACCELERATOR_ARGUMENTS = {
     "fp16": "mixed_precision='fp16'",

@@ -105,6 +105,8 @@ NOT_REDUCED = [
      ACCELERATE + "model, val_loader = accelerator.prepare(model, DataLoader(val_set))\nrank = accelerator.process_index\n" + INLINE.format(reduce="correct = accelerator.reduce(correct)", report=PRINT)),
     ("session", "import paceline\nimport torch\nsession = paceline.Session()\nval_loader = session.loader(val_set, batch_size=8)\nrank = session.rank\n" + INLINE.format(reduce="", report=PRINT),
      "import paceline\nimport torch\nsession = paceline.Session()\nval_loader = session.loader(val_set, batch_size=8)\nrank = session.rank\n" + INLINE.format(reduce="correct = session.reduce(correct)", report=PRINT)),
+    ("session, mean", "import paceline\nimport torch\nsession = paceline.Session()\nval_loader = session.loader(val_set, batch_size=8)\nrank = session.rank\n" + INLINE.format(reduce="correct = correct.mean()", report=PRINT),
+     "import paceline\nimport torch\nsession = paceline.Session()\nval_loader = session.loader(val_set, batch_size=8)\nrank = session.rank\n" + INLINE.format(reduce="correct = session.mean(correct)", report=PRINT)),
     ("lightning", LIT.format(sync="", devices=2), LIT.format(sync=", sync_dist=True", devices=2)),
     ("lightning on one device", LIT.format(sync="", devices=2), LIT.format(sync="", devices=1)),
 ]  # fmt: skip

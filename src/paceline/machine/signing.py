@@ -1,4 +1,4 @@
-"""Sign what launchers write for each other, so that only processes with the secret are believed.
+"""Sign what launchers and ranks write for each other: only processes with the secret are believed.
 
 ``sign`` and ``verify`` are pure. A signature binds the value to its key, the run's token, its
 sender and a number that each sender counts up. So nobody can move a message to another key, run or
@@ -22,17 +22,11 @@ _STAYS_S = 0.2
 
 @dataclass(frozen=True)
 class Message:
-    """A signed message.
+    """A signed message."""
 
-    Attributes:
-        sender: A random id of the signing launcher.
-        number: Counts the messages of this sender.
-        value: The content.
-    """
-
-    sender: str
-    number: int
-    value: bytes
+    sender: str  # a random id of the signing launcher
+    number: int  # counts the messages of this sender
+    value: bytes  # the content
 
 
 def sign(secret: bytes, token: str, key: str, message: Message) -> bytes:
@@ -84,6 +78,11 @@ def _digest(secret: bytes, token: str, key: str, message: Message) -> str:
     return hmac.new(secret, content, hashlib.sha256).hexdigest()
 
 
+def derive(secret: bytes, purpose: str) -> str:
+    """Return a secret for one purpose, from which the other one cannot be computed."""
+    return hmac.new(secret, purpose.encode(), hashlib.sha256).hexdigest()
+
+
 class Signing:
     """How this launcher signs what it writes, and which messages it accepts.
 
@@ -114,6 +113,10 @@ class Signing:
     def is_on(self) -> bool:
         """Whether messages are signed, and only signed ones accepted."""
         return bool(self._secret)
+
+    def derived(self, purpose: str) -> str:
+        """Return a secret for one purpose, the same on all nodes; empty for a run without one."""
+        return derive(self._secret, purpose) if self._secret else ""
 
     def drop(self) -> None:
         """Stop signing and accept all messages, because some node does not have the secret."""

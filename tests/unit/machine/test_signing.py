@@ -18,8 +18,6 @@ from paceline.errors import RunError, SetupError
 from paceline.launch.channel import liveness, run_secret
 from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.channel.run_secret import SharedFile
-from paceline.launch.channel.signed_store import SignedStore
-from paceline.launch.channel.signing import Message, Signing, sign, unsigned, verify
 from paceline.launch.channel.surroundings import Surroundings
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.starter_defaults import StarterDefaults
@@ -27,6 +25,8 @@ from paceline.launch.rendezvous import store
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived
 from paceline.launch.rendezvous.roll_call import Roll
+from paceline.machine.signed_store import SignedStore
+from paceline.machine.signing import Message, Signing, sign, unsigned, verify
 from paceline.rundir import files
 from starting import free_port
 

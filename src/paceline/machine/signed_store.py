@@ -1,4 +1,4 @@
-"""The store as launchers use it: sign what is written, ignore what has no valid signature."""
+"""The store as launchers and ranks use it: sign what is written, ignore what has no signature."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import DistStoreError
-
-from paceline.launch.channel.signing import Signing, unsigned
+from paceline.machine.signing import Signing, unsigned
 
 _LOOK_S = 0.02
 _TIMEOUT = timedelta(seconds=30)
@@ -123,6 +121,8 @@ class SignedStore:
         Raises:
             DistStoreError: Some values have not come in time.
         """
+        from torch.distributed import DistStoreError
+
         deadline = time.monotonic() + timeout.total_seconds()
         self.underlying_store.wait(list(keys), timeout)
         while self.signing.is_on and len(self.find_all(keys)) < len(keys):
@@ -140,6 +140,13 @@ class SignedStore:
     def clone(self) -> SignedStore:
         """Return a store with the same settings on a separate connection."""
         return SignedStore(self.underlying_store.clone(), self.signing, scope=self._scope)
+
+    def below(self, prefix: str) -> SignedStore:
+        """Return the part of the store whose keys have a prefix."""
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+        store = PrefixStore(prefix, self.underlying_store)
+        return SignedStore(store, self.signing, scope=f"{self._scope}/{prefix}")
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long the store waits for a key."""
