@@ -36,7 +36,7 @@ from starting import BIN, Command, commands
 
 SCRIPTS = Path(__file__).parent / "scripts"
 RESULTS = Path(
-    os.environ.get("PACELINE_FAULT_RESULTS", Path(__file__).parents[2] / "runs" / "faults.jsonl")
+    os.environ.get("PACELINE_FAULT_RESULTS", Path(__file__).parents[2] / ".cache" / "faults.jsonl")
 )
 FRAMEWORKS = ("raw", "fabric", "lightning", "accelerate")
 MOST_LINES = 15
