@@ -45,7 +45,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline import DDP, LocalSGD, Session
+from paceline import DDP, Session
 from paceline.measure import intervals
 
 ROOT = Path(__file__).parent.parent
@@ -53,7 +53,6 @@ RATE = "1gbit"
 BURST = "1mb"
 PORT = 29717
 WIDTH, ROWS = 4096, 512  # rows of data
-LOCAL_STEPS = 8
 LR = 8.0  # of 1, 2, 4, 8, 12 and 20 the best of plain training
 GOODPUT_BYTES = 100_000_000
 
@@ -68,8 +67,6 @@ OTHER = {
     "fp16": DDP(comm_hook="fp16"),
     "bf16": DDP(comm_hook="bf16"),
     "powersgd, rank 4": DDP(comm_hook="powersgd", powersgd_rank=4, powersgd_start=1),
-    f"local SGD, every {LOCAL_STEPS}": LocalSGD(every=LOCAL_STEPS),
-    f"local SGD, every {LOCAL_STEPS}, average": LocalSGD(every=LOCAL_STEPS, outer="average"),
 }
 SETTINGS = {**EXACT, **OTHER}
 
@@ -138,9 +135,8 @@ def measure_speed(args):
         for name in order.sample(args.settings, len(args.settings)):
             of_round.append(measure_goodput())
             training = Training(name, args.batch)
-            count = LOCAL_STEPS if "local" in name else args.steps
-            training.steps(count if "local" in name else 2)  # connections, buckets
-            seconds[name].append(training.steps(count))
+            training.steps(2)  # connections, buckets
+            seconds[name].append(training.steps(args.steps))
             num_bytes = training.num_bytes
             del training
         goodputs.append(median(of_round))

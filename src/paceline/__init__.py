@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from paceline.launch.run.inline import launch as launch
     from paceline.train.logging import CSVLogger as CSVLogger
     from paceline.train.logging import TensorBoardLogger as TensorBoardLogger
-    from paceline.train.model.local_sgd import LocalSGD as LocalSGD
     from paceline.train.model.strategy import DDP as DDP
     from paceline.train.model.strategy import FSDP as FSDP
     from paceline.train.preemptible import preemptible as preemptible
@@ -57,7 +56,6 @@ _HOMES = {
     "JobError": "paceline.functions.job",
     "LightningDataModule": "paceline.trainer",
     "LightningModule": "paceline.trainer",
-    "LocalSGD": "paceline.train.model.local_sgd",
     "Module": "paceline.trainer",
     "PacelineError": "paceline.errors",
     "Session": "paceline.train.session",
@@ -82,7 +80,6 @@ __all__ = [
     "JobError",
     "LightningDataModule",
     "LightningModule",
-    "LocalSGD",
     "Module",
     "PacelineError",
     "Session",

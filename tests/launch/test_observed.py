@@ -421,35 +421,6 @@ for number in range(30):
     assert found["evidence"] == ["first: 1.weight [1, 4]", "1 of 4 parameters differ"]
 
 
-LOCAL_SGD = """
-import torch
-from torch import nn
-
-import paceline
-
-session = paceline.Session(strategy=paceline.LocalSGD(every=4), loggers=())
-torch.manual_seed(0)
-net = nn.Linear(8, 1)
-net, optimizer = session.setup(net, torch.optim.SGD(net.parameters(), lr=0.01))
-for number in range(30):
-    torch.manual_seed(100 * session.rank + number)
-    x = torch.randn(4, 8)
-    session.backward((net(x) - x.sum(dim=1, keepdim=True)).square().mean())
-    optimizer.step()
-    optimizer.zero_grad()
-    if session.rank == 1 and number == LOADED:
-        net.load_state_dict({name: value + 1 for name, value in net.state_dict().items()})
-"""
-
-
-@pytest.mark.parametrize(("loaded", "names"), [(-1, []), (11, ["replicas-differ"])])
-def test_ranks_that_train_apart_are_compared_by_what_they_have_in_common(command, loaded, names):
-    """On rank 1 other weights are loaded in one of the cases, in the middle of the training."""
-    text = LOCAL_SGD.replace("LOADED", str(loaded))
-    ended = run(command, text, "--check-replicas", "1")
-    assert (ended.status, [each["name"] for each in findings(ended)]) == (0, names), ended.err
-
-
 def on_two_nodes(command, text, *options, program):
     command.script(text)
     program.write_text(SHORT_WINDOWS)

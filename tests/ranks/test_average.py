@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from paceline import FSDP, LocalSGD, Session
+from paceline import FSDP, Session
 from paceline.errors import UsageError
 
 
@@ -84,7 +84,7 @@ def test_each_step_updates_it_once(ranks):
 
 
 def refusals(strategy):
-    strategies = {"fsdp": FSDP(), "local": LocalSGD(every=2), "ddp": "ddp"}
+    strategies = {"fsdp": FSDP(), "ddp": "ddp"}
     session = Session(strategy=strategies[strategy])
     model = nn.Linear(6, 1)
     model, _ = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -110,7 +110,6 @@ def name_of(function):
     [
         ("ddp", ["", "option-invalid", "option-invalid", "option-contradicted"]),
         ("fsdp", ["option-contradicted"] * 2 + ["option-invalid", "option-contradicted"]),
-        ("local", ["option-contradicted"] * 2 + ["option-invalid", "option-contradicted"]),
     ],
 )
 def test_what_cannot_be_averaged_is_refused(ranks, strategy, expected):

@@ -6,8 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 from torch.utils.data import TensorDataset
 
-from paceline import LocalSGD, Session
-from paceline.errors import UsageError
+from paceline import Session
 
 WORLDS = (1, 2, 3)
 
@@ -84,11 +83,3 @@ def test_without_gradients_the_rows_are_detached():
     model = session.setup(net())
     gathered = session.gather(model(torch.ones(2, 6, dtype=torch.float64)))
     assert not gathered.requires_grad
-
-
-@pytest.mark.ranks(2)
-def test_ranks_that_train_apart_are_refused():
-    session = Session(seed=0, strategy=LocalSGD(every=2))
-    with pytest.raises(UsageError) as raised:
-        session.gather(torch.ones(2, 3), gradients=True)
-    assert raised.value.finding.name == "option-contradicted"

@@ -135,28 +135,6 @@ def test_groups_at_once_are_for_gloo():
     assert strategy.choose(options, CPU)
 
 
-@pytest.mark.parametrize(
-    ("options", "name", "fix"),
-    [
-        ({"every": 0}, "option-invalid", "every=50"),
-        ({"every": True}, "option-invalid", "every=50"),
-        ({"every": 2.0}, "option-invalid", "every=50"),
-        ({"every": 5, "outer": "nestrov"}, "option-invalid", 'outer="nesterov"'),
-        ({"every": 5, "lr": 0}, "option-invalid", "lr=0.7"),
-        ({"every": 5, "lr": float("nan")}, "option-invalid", "lr=0.7"),
-        ({"every": 5, "momentum": 1}, "option-invalid", "momentum=0.9"),
-        (
-            {"every": 5, "outer": "average", "momentum": 0.5},
-            "option-contradicted",
-            'outer="nesterov"',
-        ),
-    ],
-)
-def test_local_sgd_refuses_what_makes_no_sense(options, name, fix):
-    finding = refused(strategy.choose, strategy.LocalSGD(**options), CPU)
-    assert (finding.name, finding.fix) == (name, fix)
-
-
 def test_batch_norm_is_synchronised_on_gpus_only():
     finding = refused(strategy.choose, strategy.DDP(sync_batchnorm=True), CPU)
     assert finding.name == "option-contradicted"

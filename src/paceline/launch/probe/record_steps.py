@@ -19,7 +19,6 @@ from paceline.launch.probe.record_file import RecordFile
 from paceline.launch.probe.record_loops import LoopRecords
 from paceline.launch.probe.replicas import checksums, combined
 from paceline.machine.compiled import left_alone, not_traced
-from paceline.train.model.local_sgd import in_common
 
 _MOST_SUMS = 64  # parameters of which each step's checksums are written one by one
 _SAMPLED = 3  # steps of an optimizer whose gradients are sampled
@@ -58,7 +57,7 @@ class StepRecords:
     def before_step(self, optimizer: Any, _args: Any = (), _kwargs: Any = None) -> None:
         """Write checksums of the parameters that a step begins with."""
         followed = self._follow(optimizer)
-        sums = checksums([in_common(parameter) for parameter in followed.parameters])
+        sums = checksums(followed.parameters)
         self.file.write(
             "parameters",
             optimizer=followed.number,

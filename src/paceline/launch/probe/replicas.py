@@ -14,15 +14,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from paceline import counters
 from paceline.launch.probe.parameters import in_shards, names_of
 from paceline.rundir.files import write_whole
-from paceline.train.model.local_sgd import in_common
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ReplicaCheck:
     """Write checksums of this rank's parameters to the counters and to a file.
-
-    Of parameters that paceline's local SGD trains apart, the outer values are checked.
 
     The check runs before the next step and not after the last one, so that everything that follows
     a step, such as a broadcast of parameters, is done.
@@ -54,7 +51,7 @@ class ReplicaCheck:
             return
         self._last = step
         parameters = self._comparable()
-        sums = checksums([in_common(parameter) for parameter in parameters])
+        sums = checksums(parameters)
         for level in range(counters.CHECK_LEVELS):
             if step // self._every % (1 << level) == 0:
                 self._lists[level] = (step, sums)

@@ -9,8 +9,6 @@ their numbers, so that one file serves ddp, fsdp and any world size.
     <name>/<path>                       tensors from any other nested state, see ``lift``
     rank/<r>/<name>                     a tensor that only rank r has
     rank/<r>/object/<name>              an object that only it has, pickled
-
-After local SGD each rank has its own optimizer state.
 """
 
 from __future__ import annotations
@@ -200,8 +198,8 @@ def load(
         trust: Whether objects of any class are unpickled, see ``unpickling.load``.
 
     Returns:
-        Its ``session``, ``random`` (or None) and ``world_size``; ``own``, the rank's own entries;
-        and ``all``, all entries.
+        Its ``session``, ``random`` (or None) and ``world_size``; and ``own``, the rank's own
+        entries.
     """
     present = of_models(models)
     there = entries_elsewhere([*saved.tensors, *saved.objects], present)
@@ -223,7 +221,6 @@ def load(
         return from_tensor(tensor, trust=trust, where=where)
 
     of_one_rank = _own_of(state, unpickle)
-    state |= {name: value for name, value in of_one_rank.items() if name.startswith("optimizer/")}
     load_models(models, copies | state)
     for number, optimizer in enumerate(optimizers):
         optimizer_state.load_optimizer(optimizer, number, names, state)
@@ -233,7 +230,6 @@ def load(
         "random": None if random is None else unpickle(random),
         "world_size": saved.world_size,
         "own": of_one_rank,
-        "all": state,
     }
 
 

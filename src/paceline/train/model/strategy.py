@@ -1,6 +1,6 @@
 """Make a model parallel by ddp (replicas with averaged gradients) or fsdp (shards), with options.
 
-torch's own wrappers do the work. The third strategy, in ``local_sgd``, has no wrapper.
+torch's own wrappers do the work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from paceline.train.model.comm_hooks import (
     narrow_hook,
     powersgd_hook,
 )
-from paceline.train.model.local_sgd import LocalSGD, check_options
 
 COMM_HOOKS = ("none", "parallel", "fp16", "bf16", "powersgd")
 _GROUPS = 8  # process groups at once, with gloo
@@ -78,7 +77,7 @@ class FSDP:
     reshard_after_forward: bool = True
 
 
-Strategy = DDP | FSDP | LocalSGD
+Strategy = DDP | FSDP
 
 
 def choose(strategy: str | Strategy, device: torch.device) -> Strategy:
@@ -89,19 +88,16 @@ def choose(strategy: str | Strategy, device: torch.device) -> Strategy:
     """
     named: dict[str, Strategy] = {"ddp": DDP(), "fsdp": FSDP()}
     options = named.get(strategy) if isinstance(strategy, str) else strategy
-    if not isinstance(options, DDP | FSDP | LocalSGD):
+    if not isinstance(options, DDP | FSDP):
         near = closest(str(strategy), named) or "ddp"
         what = (
-            f"strategy={strategy!r} is neither 'ddp' nor 'fsdp' nor one of paceline.DDP,"
-            " paceline.FSDP and paceline.LocalSGD"
+            f"strategy={strategy!r} is neither 'ddp' nor 'fsdp' nor a paceline.DDP or paceline.FSDP"
         )
         raise UsageError(
             Finding("option-invalid", what, where="Session(strategy=...)", fix=f'strategy="{near}"')
         )
     if isinstance(options, DDP):
         _check(options, device)
-    if isinstance(options, LocalSGD):
-        check_options(options)
     return options
 
 

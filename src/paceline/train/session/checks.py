@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.errors import Finding, UsageError, closest
-from paceline.train.model import local_sgd
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
 
@@ -87,16 +86,6 @@ def check_kinds(model: Any, optimizers: tuple[Any, ...]) -> None:
 
 def check_together(precision: precisions.Precision, strategy: strategies.Strategy) -> None:
     """Refuse a precision that a strategy cannot compute in."""
-    if isinstance(strategy, local_sgd.LocalSGD) and precision.scaled:
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                f"{precision.name} skips a step on all ranks where a gradient overflows on one,"
-                " and the ranks of local SGD step apart",
-                where=f'Session(precision="{precision.name}", strategy=LocalSGD(...))',
-                fix='Session(precision="bf16-mixed")',
-            )
-        )
     is_powersgd = isinstance(strategy, strategies.DDP) and strategy.comm_hook == "powersgd"
     if not (is_powersgd and precision.scaled):
         return
@@ -107,35 +96,6 @@ def check_together(precision: precisions.Precision, strategy: strategies.Strateg
             f" {precision.name} has changed then",
             where=f'Session(precision="{precision.name}", strategy=DDP(comm_hook="powersgd"))',
             fix='Session(precision="bf16-mixed"), or DDP(comm_hook="fp16")',
-        )
-    )
-
-
-def check_steps(optimizers: tuple[Optimizer, ...]) -> None:
-    """Refuse an optimizer that makes several backwards a step, each rank as many as it likes."""
-    if not any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
-        return
-    raise UsageError(
-        Finding(
-            "option-contradicted",
-            "LBFGS decides by the loss how many backwards a step has, and ranks that train apart"
-            " have other losses",
-            where="session.setup(model, optimizer)",
-            why="their exchanges would not be at the same step",
-            fix='strategy="ddp", or an optimizer with one backward a step, such as AdamW',
-        )
-    )
-
-
-def trained_apart() -> UsageError:
-    """Return the error for gradients through rows of ranks that train apart."""
-    return UsageError(
-        Finding(
-            "option-contradicted",
-            "the ranks of local SGD train apart, and the rows of others are of other parameters",
-            where="session.gather(..., gradients=True)",
-            why="a gradient through them is that of no model",
-            fix='Session(strategy="ddp")',
         )
     )
 

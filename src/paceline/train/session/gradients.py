@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from paceline.errors import Finding, UsageError
 from paceline.train import runtime
 from paceline.train.data import BatchTracker, Rows, not_of_samples
-from paceline.train.model import keys, local_sgd, parallel
+from paceline.train.model import keys, parallel
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
 from paceline.train.session import averaging, checks, weights
@@ -23,7 +23,6 @@ from paceline.train.session.accumulation import Group, Part
 from paceline.train.session.copies import Copies
 from paceline.train.session.few_rows import BATCH_NORMS, FewRows
 from paceline.train.session.forwards import ForwardTracker, not_averaged
-from paceline.train.session.local_steps import LocalSteps
 from paceline.train.session.losses import function_that_sums, loss_is_a_sum, other_than_rows
 from paceline.train.session.outside import OutsideBackward
 from paceline.world import World
@@ -58,7 +57,6 @@ class Gradients:
         steps: Number of completed steps.
         tracker: Knows which batch a loss belongs to.
         few_rows: Watches the models while a rank has few rows.
-        local: The steps of ranks apart from each other; None unless the strategy is local SGD.
     """
 
     def __init__(
@@ -83,9 +81,6 @@ class Gradients:
         self._group = Group(
             world.world_size, accumulate, lambda weight: float(runtime.sum_over_ranks(weight))
         )
-        self.local = None
-        if isinstance(strategy, local_sgd.LocalSGD):
-            self.local = LocalSteps(strategy, world)
         self._parameters: dict[nn.Parameter, None] = {}  # of all models, in order
         self._buffered: list[nn.Module] = []  # modules with buffers, which are kept equal
         self._frozen: dict[nn.Parameter, str] = {}  # names of parameters frozen at setup
@@ -119,7 +114,6 @@ class Gradients:
         checks.check_kinds(model, optimizers)
         checks.check_is_plain(model)
         model.to(self.device)
-        local_sgd.release(model)
         precisions.attach(model, self._precision, self.device)
         keys.accept_wrapped(model)
         self._parameters.update(dict.fromkeys(model.parameters()))
@@ -127,9 +121,7 @@ class Gradients:
             strategies.replace_parameters(optimizer, self._shards)  # of models sharded earlier
             self._check_parameters(optimizer)
         ready = model
-        if self.local is not None:
-            self._train_apart(model, optimizers, self.local)
-        elif self._world_size > 1:
+        if self._world_size > 1:
             ready = self._make_parallel(model, optimizers)
         self._outside.watch(model)
         self.models.append(model)
@@ -272,11 +264,6 @@ class Gradients:
                 )
             )
 
-    def exchange_if_due(self) -> None:
-        """Average the ranks' parameters if local SGD has yet to do it; a collective then."""
-        if self.local is not None:
-            self.local.exchange_if_due()
-
     def module_of(self, model: nn.Module | None) -> nn.Module:
         """Return a module that was set up; the only one if None.
 
@@ -309,24 +296,12 @@ class Gradients:
             raise averaging.not_whole(type(self._strategy).__name__)
         return averaging.average(model, decay, self.optimizers, say=self._say)
 
-    def check_steps_together(self) -> None:
-        """Refuse gradients between ranks that train apart.
-
-        Raises:
-            UsageError: The strategy is local SGD.
-        """
-        if self.local is not None:
-            raise checks.trained_apart()
-
     def begin_collective(self) -> None:
         """Prepare for a collective of the script, for which all ranks must be at the same place."""
-        self.exchange_if_due()
         self.tracker.note_collective()
 
     def _complete(self) -> None:
         self.steps += 1
-        if self.local is not None:
-            self.local.note_step()
         if self._buffered:
             # Looked up at every step, because a script may replace a buffer.
             runtime.copy_from_main(
@@ -390,16 +365,6 @@ class Gradients:
         ]
         return ready
 
-    def _train_apart(
-        self, model: nn.Module, optimizers: tuple[Optimizer, ...], local: LocalSteps
-    ) -> None:
-        strategies.check_whole(model)
-        checks.check_steps(optimizers)
-        if self._world_size > 1:
-            self._say_limits(model)
-        self._note_frozen(model)
-        local.watch(model, optimizers)
-
     def _note_frozen(self, model: nn.Module) -> None:
         self._frozen |= {
             parameter: name
@@ -445,8 +410,6 @@ class Gradients:
             limits.append("batch norm's statistics are those of a rank's own rows")
         if any(isinstance(module, DROPOUTS) and module.p > 0 for module in modules):
             limits.append("dropout masks are drawn on each rank")
-        if isinstance(self._strategy, local_sgd.LocalSGD):
-            limits.append(f"ranks train apart for {self._strategy.every} steps at a time")
         if limits:
             self._say(f"results depend on the number of ranks here: {'; '.join(limits)}")
 

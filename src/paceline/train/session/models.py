@@ -53,7 +53,7 @@ class SessionModels(SessionRanks):
 
         Raises:
             UsageError: ``decay`` is not between 0 and 1, the model or its optimizer was not set up,
-                or ranks do not hold the whole model (fsdp, local SGD).
+                or ranks do not hold the whole model (fsdp).
         """
         averaged = self._gradients.average(self.unwrap(model), decay)
         self._progress.register_average(averaged)

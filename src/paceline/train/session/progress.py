@@ -25,7 +25,7 @@ from paceline.train.data import (
     seed_device,
     set_device_random_state,
 )
-from paceline.train.session import local_steps, restoring
+from paceline.train.session import restoring
 from paceline.train.session.gradients import Gradients
 from paceline.train.session.periodic import Periodic
 from paceline.train.session.run_folder import Place
@@ -214,36 +214,22 @@ class Progress:
         self._rates = {
             id(optimizer): _rates_of(optimizer) for optimizer in self._gradients.optimizers
         }
-        is_own = state["from_rank"] == self._world.rank
-        is_same_world = state["world_size"] == self._world.world_size and is_own
-        self._restore_own(state["session"] | local_steps.registered_of(state["own"]))
+        is_same_world = state["world_size"] == self._world.world_size
+        self._restore_own(state["session"])
         self._restore_random(state["random"] if is_same_world else None)
         self._periodic.note_saved(self._gradients.steps)
         self._say(restoring.describe(saved, which))
-        if self._gradients.local is not None:
-            lost = self._gradients.local.load(
-                state["all"], state["own"], is_same_world=is_same_world
-            )
-            if lost:
-                self._say(local_steps.describe_lost(lost, saved.world_size))
         return True
 
     def _load(self, saved: Saved, *, trust: bool) -> dict[str, Any]:
-        from_rank = local_steps.choose_source(
-            saved,
-            rank=self._world.rank,
-            is_local=self._gradients.local is not None,
-            is_sharded=self._gradients.forward_is_collective(),
-        )
-        state = portable.load(
+        return portable.load(
             self._checkpoints,
             saved,
             self._gradients.models,
             self._gradients.optimizers,
-            from_rank,
+            self._world.rank,
             trust=trust,
         )
-        return {**state, "from_rank": from_rank}
 
     def _use_checkpoints(self) -> None:
         self._uses_checkpoints = True
@@ -273,7 +259,6 @@ class Progress:
             seed_device(self._reseed)
             self._reseed = None
         self._gradients.drop_unfinished()
-        self._gradients.exchange_if_due()
         if not is_of_training:
             return
         if self.stop.agreed():
@@ -290,7 +275,6 @@ class Progress:
         raise SystemExit(EXIT_UNFINISHED)
 
     def _write(self, *, metric: float | torch.Tensor | None, wait: bool) -> None:
-        self._gradients.exchange_if_due()
         self._place.claim()
         self._checkpoints.save(
             self._state(),
@@ -320,12 +304,7 @@ class Progress:
         }
         random = device_random_state(self._device)
         models, optimizers = self._gradients.models, self._gradients.optimizers
-        local, rank = self._gradients.local, self._world.rank
-        if local is None:
-            return portable.snapshot(models, optimizers, own, random, rank=rank)
-        registered = {name: own.pop(name) for name in list(own) if name.startswith("registered/")}
-        shared = portable.snapshot(models, (), own, random, rank=rank)
-        return shared | local.own_state(models, optimizers, registered)
+        return portable.snapshot(models, optimizers, own, random, rank=self._world.rank)
 
     def _training_loops(self) -> int:
         return sum(loader.training_loops for loader in self._loaders_alive().values())

@@ -105,10 +105,8 @@ class SessionRanks:
                 must then use the result in the loss that they pass to ``backward``.
 
         Raises:
-            UsageError: ``value`` holds another type, or ``gradients`` is used with local SGD.
+            UsageError: ``value`` holds another type.
         """
-        if gradients:
-            self._gradients.check_steps_together()
         self._gradients.begin_collective()
         iteration = self._tracker.last if loader is None else loader.iteration
         return cast(T, together.gather(value, iteration, gradients=gradients))

@@ -62,7 +62,7 @@ class Session(SessionModels):
         precision: ``"32-true"``, ``"64-true"``, ``"16-mixed"`` (float16 with a loss scale),
             ``"bf16-mixed"`` or ``"bf16-true"``.
         accumulate: Batches in a step. ``backward`` returns True at the last batch of a step.
-        strategy: ``"ddp"``, ``"fsdp"``, or a ``paceline.DDP``, ``FSDP`` or ``LocalSGD``.
+        strategy: ``"ddp"``, ``"fsdp"``, or a ``paceline.DDP`` or ``FSDP``.
         seed: Seed of the order of samples and of their random numbers (0 if None). If given, it
             also seeds the global generators of Python, NumPy and torch: equally on all ranks up to
             the first batch, differently afterwards.
@@ -176,7 +176,7 @@ class Session(SessionModels):
             *optimizers: The model's optimizers, made before or after; returned unchanged.
 
         Returns:
-            The model itself in a world of one, with fsdp or local SGD, or if no parameter is
+            The model itself in a world of one, with fsdp, or if no parameter is
             trained; else a ``DistributedDataParallel`` with the model's attributes, methods and
             keys, also for ``isinstance``. With optimizers, a tuple of the model and them.
 
