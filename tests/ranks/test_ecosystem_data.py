@@ -399,7 +399,31 @@ def left_out_samples(folder):
     )
 
 
+def stateful_loader(folder):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    session = parity.session_of(folder)
+    data = StatefulDataLoader(TensorDataset(*rows()), parity.BATCH, shuffle=True)
+    return regress(session, session.loader(data))
+
+
+class RandomNodeLoader(DataLoader):
+    """torch_geometric's: a batch is the graph between its nodes, here a ring."""
+
+    def __init__(self, num_nodes, **options):
+        super().__init__(range(num_nodes), collate_fn=self.edges_between, **options)
+
+    def edges_between(self, nodes):
+        return [(node, node + 1) for node in nodes if node + 1 in nodes]
+
+
+def graph_of_a_batch(folder):
+    session = parity.session_of(folder)
+    return regress(session, session.loader(RandomNodeLoader(parity.LENGTH, batch_size=3)))
+
+
 SETUPS = [
+    stateful_loader,
     hugging_face_map_style,
     hugging_face_in_a_dataloader,
     hugging_face_stream,
@@ -422,6 +446,7 @@ REFUSED = {
     hugging_face_stream_split_by_node: "data-shared-twice",
     hugging_face_shard: "data-not-shardable",
     web_dataset_split_by_node: "data-shared-twice",
+    graph_of_a_batch: "data-not-shardable",
     left_out_samples: "batch-weight-unknown",
 }
 

@@ -67,6 +67,36 @@ class Recipe(Module):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
+class BatchValues(Recipe):
+    """Logs what a metric returns for each batch: the mean over parts is not the value over the whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.root = torchmetrics.MeanSquaredError(squared=False).set_dtype(torch.float64)
+        self.both = torchmetrics.MetricCollection({"root": self.root, "error": self.error})
+
+    def training_step(self, batch, batch_idx):
+        values = self.both(self.net(batch[0]), batch[1])
+        self.log_dict(values, on_step=False, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+
+def announced(folder):
+    task, said = BatchValues(), io.StringIO()
+    with contextlib.redirect_stderr(said):
+        trainer = Trainer(run_dir=folder, max_epochs=2, enable_checkpointing=False)
+        trainer.fit(task, DataLoader(rows(6), 4))
+    lines = said.getvalue().splitlines()
+    return [line for line in lines if "depend on the number of ranks" in line]
+
+
+def test_a_metric_of_a_part_of_a_batch_is_announced(ranks, tmp_path):
+    assert ranks.run(announced, str(tmp_path / "one"), world_size=1) == [[]]
+    (line,), silent = ranks.run(announced, str(tmp_path / "two"), world_size=2)
+    assert "self.log('root') gets the MeanSquaredError of each rank's part of the batch" in line
+    assert silent == []
+
+
 def logged(folder, train_length, val_length, batch_size, stage):
     """Return what is logged, by name, and what is printed."""
     task, said = Recipe(), io.StringIO()

@@ -1,5 +1,7 @@
 """Where a training goes on: at every place where it can be stopped or saved, no sample is lost and none comes twice."""
 
+import contextlib
+import io
 import itertools
 import random
 
@@ -215,6 +217,28 @@ def replay():
 
 def test_batches_of_a_loop_that_has_ended_are_not_guessed(ranks):
     assert ranks.run(replay, world_size=2) == ["batch-weight-unknown"] * 2
+
+
+def leave_alone():
+    """Rank 1 leaves before the others; return what rank 0 prints, and what it raises."""
+    session, said = Session(), io.StringIO()
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with contextlib.redirect_stderr(said):
+        for number, x in enumerate(session.loader(torch.arange(12), 4)):
+            if session.rank == 1 and number == 2:
+                torch.distributed.destroy_process_group()
+                return ""
+            try:
+                learn(session, model, optimizer, x)
+            except RuntimeError:
+                return said.getvalue()
+    return ""
+
+
+def test_a_rank_whose_exchange_failed_says_how_far_it_has_come(ranks):
+    text, _ = ranks.run(leave_alone, world_size=2)
+    assert "rank 0: the exchange of gradients failed in backward 3 (batch 3 of epoch 0, 2" in text
 
 
 class InPlace:

@@ -353,6 +353,11 @@ def bytes_of(rank: int, content: bytes) -> bytes:
     return box.cpu().numpy().tobytes()
 
 
+def is_of_collective(error: RuntimeError) -> bool:
+    """Return whether a collective failed because of another rank or the connection to it."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+
+
 def barrier() -> None:
     """Wait until all ranks have called this function."""
     if dist.is_initialized():

@@ -23,12 +23,16 @@ from torch.utils.data import (
 )
 
 from paceline.errors import Finding, UsageError
+from paceline.train import runtime
 from paceline.train.data.array_dataset import ArrayDataset
 from paceline.train.data.batch import is_of_rows
 from paceline.train.data.likeness import MOST_SAMPLES, mark_of, shared_twice
 
 # Words in the source of a stream that divides itself among ranks; its workers see only one worker.
 _OWN_SHARES = ("get_rank", "RANK", "world_size", "num_replicas")
+
+# torch_geometric's: their batch is the graph between all samples of it
+_OF_WHOLE_GRAPHS = ("RandomNodeLoader", "ClusterLoader", "GraphSAINTSampler")
 
 
 def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -40,11 +44,20 @@ def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
     Raises:
         UsageError: The DataLoader overrides ``__iter__`` or has no batch size.
     """
-    if type(loader).__iter__ is not DataLoader.__iter__:
+    if type(loader).__iter__ is not DataLoader.__iter__ and not _is_stateful(loader):
         raise _refusal(
             f"{type(loader).__name__} makes batches in its own __iter__, which cannot be"
             " shared out",
             fix="session.loader(your_loader.dataset, batch_size=..., shuffle=...)",
+        )
+    if type(loader).__name__ in _OF_WHOLE_GRAPHS and runtime.num_ranks() > 1:
+        raise _refusal(
+            f"{type(loader).__name__} keeps the edges inside a batch, and those between the ranks'"
+            " parts of it would vanish",
+            fix=(
+                "torch_geometric's NeighborLoader, or session.loader([*loader], batch_size=1):"
+                " parts of the graph as samples"
+            ),
         )
     makes_batches = loader.batch_size is not None or bool(loader.batch_sampler)
     parts: dict[str, Any] = {
@@ -62,6 +75,20 @@ def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
     return parts | _division_of_samples(loader)
 
 
+def _is_stateful(loader: DataLoader[Any]) -> bool:
+    """Return whether this is torchdata's StatefulDataLoader, which yields what a DataLoader does.
+
+    Its position is not used: a session's loader is restored at any step on any number of ranks.
+    """
+    iterates = type(loader).__iter__
+    return iterates.__module__.startswith("torchdata.stateful_dataloader")
+
+
+def _is_of_torchdata(sampler: Any) -> bool:
+    """Return whether a sampler is one that StatefulDataLoader makes in place of torch's."""
+    return type(sampler).__module__ == "torchdata.stateful_dataloader.sampler"
+
+
 def _division_of_stream(loader: DataLoader[Any]) -> dict[str, Any]:
     if loader.batch_size is None:
         raise _refusal(
@@ -73,24 +100,28 @@ def _division_of_stream(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _division_of_samples(loader: DataLoader[Any]) -> dict[str, Any]:
-    batches = loader.batch_sampler
+    batches: Any = loader.batch_sampler
     if batches is None:
         raise _refusal(
             "this DataLoader has no batch size, so that its batches cannot be divided",
             fix="session.loader(your_loader.dataset, batch_size=...)",
         )
-    if type(batches) is not BatchSampler:
+    if type(batches) is not BatchSampler and not _is_of_torchdata(batches):
         return {"batch_sampler": batches}
     last = "drop" if batches.drop_last else "exact"
-    order = _order_of(batches.sampler, loader.dataset)
+    order = _order_of(batches.sampler, loader)
     return {"batch_size": batches.batch_size, "last": last, **order}
 
 
-def _order_of(sampler: Any, dataset: Any) -> dict[str, Any]:
-    if type(sampler) in (SequentialSampler, RandomSampler) and _is_of_all(sampler, dataset):
-        if type(sampler) is SequentialSampler:
+def _order_of(sampler: Any, loader: DataLoader[Any]) -> dict[str, Any]:
+    is_random = type(sampler) is RandomSampler or _is_of_torchdata(sampler)
+    is_sequential = type(sampler) is SequentialSampler
+    if (is_random or is_sequential) and _is_of_all(sampler, loader.dataset):
+        if is_sequential:
             return {"shuffle": False}
-        if not sampler.replacement and sampler.generator is None:
+        # torchdata's sampler has a generator of its own where the user gave none.
+        seeded = loader.generator if _is_of_torchdata(sampler) else sampler.generator
+        if not sampler.replacement and seeded is None:
             return {"shuffle": True}  # in our order, which does not depend on the world size
     return {"sampler": sampler}
 

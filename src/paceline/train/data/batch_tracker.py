@@ -20,6 +20,8 @@ class BatchTracker:
     Attributes:
         on_sync: Called with whether the next backward ends its group; None if groups have one
             batch.
+        on_held: Called with why the batch of a loss is not known, where it need not be: on one
+            rank, and without accumulation. None refuses such a loss.
         last: The loop that yielded a batch last.
         latest: The last loop over each loader.
         is_uneven: Whether a rank was left out of all batches of some loop; known to all ranks.
@@ -29,6 +31,7 @@ class BatchTracker:
 
     def __init__(self) -> None:
         self.on_sync: Callable[[bool], None] | None = None
+        self.on_held: Callable[[str], None] | None = None
         self._iterations: list[Iteration] = []
         self._rows: Rows | None = None
         self.last: Iteration | None = None
@@ -37,6 +40,7 @@ class BatchTracker:
         self.is_borrowed = False
         self.is_again = False
         self._trained: Iteration | None = None  # the loop of the last backward
+        self._holds = False  # whether the script trained on a batch that it had fetched earlier
 
     @property
     def has_trained(self) -> bool:
@@ -147,6 +151,42 @@ class BatchTracker:
             UsageError: The loss may belong to several batches.
         """
         recent = [loop for loop in self._iterations if loop.num_batches]
+        try:
+            return self._take(recent, weighted=weighted)
+        except _BatchUnknownError as error:
+            if self.on_held is None:
+                raise
+            self.on_held(error.finding.what)
+        self._take_held(recent)
+        return None
+
+    def check_position(self) -> None:
+        """Refuse a checkpoint while the script holds batches that it has not trained on yet.
+
+        Raises:
+            UsageError: The position of the loader is not the position of the training.
+        """
+        trained = [*self._iterations, self._trained] if self._holds else []
+        for loop in trained:
+            if loop is not None and loop.trained and loop.num_used != loop.number + 1:
+                raise _unknown_position(loop.number + 1, loop.num_used)
+
+    def _take_held(self, recent: list[Iteration]) -> None:
+        """Record a backward of a batch that the script had fetched earlier.
+
+        It is of one batch of each live loop, as in ``zip``, or of the first loop that has ended.
+        """
+        self._holds, self.is_again, self._rows = True, False, None
+        for loop in [loop for loop in recent if loop.live] or recent[:1]:
+            loop.num_batches -= 1
+            loop.num_used += 1
+            self._trained = loop
+        for loop in recent:
+            loop.trained |= loop.with_grad
+        if not recent and self._trained is not None:
+            self._trained.num_used += 1
+
+    def _take(self, recent: list[Iteration], *, weighted: bool) -> Rows | None:
         self.is_again = not recent and self._rows is not None
         if not recent:
             if not weighted:
@@ -164,6 +204,7 @@ class BatchTracker:
                     _check_weight(source)
                 self._trained, self._rows = source, source.rows
                 source.trained = True
+                source.num_used += 1
                 self.is_borrowed = source.has_borrowed
         for loop in recent:
             loop.num_batches = 0
@@ -180,8 +221,9 @@ class BatchTracker:
             UsageError: The loss is of both another rank's rows and this rank's.
         """
         zipped = [loop for loop in recent if loop.live and loop.with_grad]
-        for loop in (source, *zipped):
+        for loop in {source, *zipped}:
             loop.trained = True
+            loop.num_used += 1
         self._trained, self._rows = source, source.rows
         self.is_borrowed = _is_borrowed(zipped or [source])
         if self._rows is not None and len(recent) > 1:
@@ -293,8 +335,25 @@ def not_of_samples(problem: str, *, call: str = "session.backward") -> UsageErro
     )
 
 
-def _unknown_weight(what: str, *, fix: str) -> UsageError:
+class _BatchUnknownError(UsageError):
+    """A loss may be of several batches, or of none that was served since the last one."""
+
+
+def _unknown_position(num_served: int, num_used: int) -> UsageError:
     return UsageError(
+        Finding(
+            "option-contradicted",
+            f"a loader has served {num_served} batches, and {num_used} were trained on: after a"
+            " checkpoint the training would continue at another batch",
+            where="session.save()",
+            why="the script keeps batches (list(loader), itertools.cycle(loader), a prefetcher)",
+            fix="for x, y in loader: ..., in every epoch; session.loader loads ahead by itself",
+        )
+    )
+
+
+def _unknown_weight(what: str, *, fix: str) -> UsageError:
+    return _BatchUnknownError(
         Finding(
             "batch-weight-unknown",
             f"{what}, so the batch of this loss is not known",

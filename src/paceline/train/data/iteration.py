@@ -55,6 +55,7 @@ class Iteration:
     shard: Callable[[int], Shard] | None = None
     rows: Rows | None = None  # rows of the last batch
     num_batches: int = 0  # batches yielded since the last backward
+    num_used: int = 0  # its batches that had a backward
     with_grad: bool = True  # whether the last batch was fetched with autograd enabled
     live: bool = True  # whether the loop has not ended
     trained: bool = False  # whether a backward was called in it

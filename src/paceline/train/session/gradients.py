@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import Finding, Notice, UsageError
+from paceline.text import terminal
 from paceline.train import runtime
 from paceline.train.data import BatchTracker, Rows, not_of_samples
 from paceline.train.model import keys, parallel
@@ -88,6 +89,7 @@ class Gradients:
         self._outside = OutsideBackward()
         self._copies = Copies()
         self._num_losses = 0  # losses inspected so far
+        self._num_backwards, self._rank = 0, world.rank
         self._without_graph: set[DistributedDataParallel] = set()  # DDP has no static graph yet
         self._shards: dict[nn.Parameter, nn.Parameter] = {}  # parameter to its shard, with fsdp
         self.accumulate = accumulate
@@ -107,6 +109,8 @@ class Gradients:
         self._num_losses = 0  # a loss that is right alone may be wrong beside others
         is_alone = accumulate == 1 or self._world_size == 1
         self.tracker.on_sync = None if is_alone else self._sync
+        is_any_batch_right = accumulate == 1 and self._world_size == 1
+        self.tracker.on_held = self._say_held if is_any_batch_right else None
         self._sync(accumulate == 1)
 
     def setup(self, model: nn.Module, optimizers: tuple[Optimizer, ...]) -> nn.Module:
@@ -141,12 +145,18 @@ class Gradients:
         # Passing the factor as the loss's gradient costs less than a product, and keeps out the
         # value of a loss that is NaN because the rank has no rows.
         gradient = None if part.factor == 1.0 else torch.full_like(loss, part.factor)
-        with self._outside:
-            if part.factor:
-                self._run_backward(loss, gradient, part.ends_group)
-            else:
-                with self._zeroed(loss):
+        try:
+            with self._outside:
+                if part.factor:
                     self._run_backward(loss, gradient, part.ends_group)
+                else:
+                    with self._zeroed(loss):
+                        self._run_backward(loss, gradient, part.ends_group)
+        except RuntimeError as error:
+            if runtime.is_of_collective(error):
+                self._say_position()
+            raise
+        self._num_backwards += 1
         if rows is None and self.accumulate > 1:  # no loader determines the next batch's place
             self._sync(self._group.num_batches + 1 >= self.accumulate)
         if part.ends_group:
@@ -162,6 +172,25 @@ class Gradients:
         elif self._num_losses < LOSSES_INSPECTED and weight is None and rows is not None:
             self._inspect(loss, rows.of_rank)
         return self._group.add(rows, weight, again=self.tracker.is_again), rows
+
+    def _say_held(self, what: str) -> None:
+        self.tracker.on_held = lambda _: None  # said once
+        self._say(
+            f"{what}: right on one rank; several ranks refuse it without session.backward(loss,"
+            " weight=number_of_samples)"
+        )
+
+    def _say_position(self) -> None:
+        """Print how far this rank has come, where its exchange of gradients has failed."""
+        loop = self.tracker.last
+        batch = f"batch {loop.number + 1} of epoch {loop.epoch}, " if loop else ""
+        notice = Notice(
+            f"rank {self._rank}: the exchange of gradients failed in backward"
+            f" {self._num_backwards + 1} ({batch}{self.steps} steps made)",
+            ("another rank has died or ended, or makes fewer or other backwards",),
+            "compare this line of all ranks: each has to call session.backward as often",
+        )
+        terminal.say(notice.render())  # every rank, since each has come so far
 
     def _rescale(self, factor: float) -> None:
         """Multiply the gradients of the group's earlier batches."""

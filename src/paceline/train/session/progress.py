@@ -275,6 +275,7 @@ class Progress:
         raise SystemExit(EXIT_UNFINISHED)
 
     def _write(self, *, metric: float | torch.Tensor | None, wait: bool) -> None:
+        self._gradients.tracker.check_position()
         self._place.claim()
         self._checkpoints.save(
             self._state(),

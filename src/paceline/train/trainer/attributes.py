@@ -9,12 +9,14 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from paceline.errors import Notice
 from paceline.signatures.lightning_names import missing_attribute
 from paceline.text import terminal
 from paceline.train.session import Session
+from paceline.train.trainer import meters
 from paceline.train.trainer.combining import length_of
 from paceline.train.trainer.optimizers import Schedule
 from paceline.train.trainer.options import Plan, num_batches
@@ -57,6 +59,7 @@ class Attributes:
         self.state = TrainerState()
         self._progress = Progress()
         self._task: Any = None
+        self._announced: set[str] = set()  # names of numbers that depend on the number of ranks
         self._settings: Any = None
         self.optimizers: list[Optimizer] = []
         self.lr_scheduler_configs: list[Schedule] = []
@@ -324,6 +327,21 @@ class Attributes:
     def is_last_batch(self) -> bool:
         """Whether the training batch is the last of its epoch; False if that is unknown."""
         return self.batch_idx + 1 == self.num_training_batches
+
+    def _announce_metric(self, name: str, value: Any) -> None:
+        """Say, once for each name, that a logged number is a metric of a rank's part of a batch."""
+        if self.world_size == 1 or not isinstance(self._task, nn.Module):
+            return
+        metric = meters.metric_of(value, self._task)
+        if metric is None or name in self._announced:
+            return
+        self._announced.add(name)
+        if self.is_global_zero:
+            terminal.say(
+                f"results depend on the number of ranks here: self.log({name!r}) gets the"
+                f" {type(metric).__name__} of each rank's part of the batch; update the metric and"
+                f" log it, self.log({name!r}, self.METRIC), for its value over all rows"
+            )
 
     @property
     def lightning_module(self) -> Any:

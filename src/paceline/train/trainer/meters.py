@@ -15,6 +15,9 @@ from torch import nn
 _OF_UPDATES = ("_update_count", "_computed", "_forward_cache")  # beside a metric's states
 
 
+_MEANS_OVER_ROWS = ("MeanMetric", "MeanSquaredError", "MeanAbsoluteError")
+
+
 class Place(NamedTuple):
     """Location of an object in a task, the same on all ranks."""
 
@@ -43,6 +46,27 @@ def found_at(place: Place, parts: Iterable[tuple[str, Any]]) -> Any:
             if not len(getattr(module, state)):
                 setattr(module, state, [piece.to(module.device)])
     return meter
+
+
+def metric_of(value: Any, task: nn.Module) -> Any:
+    """Return the metric of a task whose forward has just returned a value; None if there is none.
+
+    Metrics that are means over rows are left out: the mean of the parts' values is theirs.
+    """
+    if not isinstance(value, torch.Tensor):
+        return None
+    for module in task.modules():
+        if getattr(module, "_forward_cache", None) is value and not _is_mean_over_rows(module):
+            return module
+    return None
+
+
+def _is_mean_over_rows(metric: Any) -> bool:
+    name = type(metric).__name__
+    is_squared = getattr(metric, "squared", True)  # MeanSquaredError(squared=False) is a root
+    if name == "BinaryAccuracy" or getattr(metric, "average", None) == "micro":
+        return "Accuracy" in name
+    return name in _MEANS_OVER_ROWS and is_squared
 
 
 def kept_state(metric: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,17 +19,21 @@ from paceline.train.trainer.progress import Progress
 class Recorder:
     """Receives the numbers of ``log``.
 
+    Args:
+        progress: The progress bar.
+        announce: Called with each new name of an epoch and its first value.
+
     Attributes:
         metrics: Metrics of the current epoch or evaluation; None in between.
     """
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, announce: Callable[[str, Any], None]) -> None:
         self.metrics: Metrics | None = None
         self._in_step = False  # in a training batch, numbers are reported by step and not as a mean
         self._rows: int | None = None
         self._loader: int | None = None  # number of the evaluated loader, if there are several
         self._at_end = False  # after the last batch: numbers are of all rows of this rank
-        self._progress = progress
+        self._progress, self._announce = progress, announce
         self._remarked: set[tuple[str, bool]] = set()  # reported names; whether ranks differed
 
     def begin_batch(self, rows: int | None, *, is_step: bool = False) -> None:
@@ -84,6 +88,7 @@ class Recorder:
         if entry is None:
             in_step = self._in_step and not is_meter
             entry = self.metrics.entries[name] = _entry(name, in_step=in_step, **how)
+            self._announce(name, value)
         if is_meter:
             _set_meter(name, entry, value)
         else:

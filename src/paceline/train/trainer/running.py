@@ -78,7 +78,7 @@ class Running(Attributes):
         self._settings, self._loggers = settings, loggers
         self._own_callbacks = list(callbacks)
         self.console, self.shows_progress = Console(stderr=True), True
-        self._recorder = Recorder(self._progress)
+        self._recorder = Recorder(self._progress, self._announce_metric)
         self._work: Work | None = None
         self._data: Data | None = None
         self._fit: Fit | None = None

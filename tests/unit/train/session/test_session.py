@@ -1,6 +1,7 @@
 """Session in a world of one, without processes; ``tests/ranks`` has the rest."""
 
 import copy
+import itertools
 import sys
 from collections import OrderedDict, namedtuple
 from types import SimpleNamespace
@@ -136,13 +137,60 @@ def test_backward_without_a_loader(session):
     assert x.grad == 4
 
 
-def test_two_live_loaders_are_refused(session):
-    """Also in a world of one, so that a script does not fail later, when it is moved to more ranks."""
+def test_two_live_loaders_are_announced(session, capsys, tmp_path, monkeypatch):
+    """In a world of one any weight is right; the line says what several ranks refuse."""
+    monkeypatch.chdir(tmp_path)
     x = torch.tensor(2.0, requires_grad=True)
     for _ in zip(session.loader(range(4), 2), session.loader(range(4), 2), strict=True):
-        with pytest.raises(UsageError, match="batch-weight-unknown"):
-            session.backward(x * x)
-        break
+        session.backward(x * x)
+        session.save(wait=True)  # each batch of both loaders was trained on
+    assert x.grad == 8
+    assert capsys.readouterr().err.count("several ranks refuse it") == 1
+
+
+def in_a_list(loader):
+    return [list(loader)] * 2
+
+
+def in_a_cycle(loader):
+    batches = itertools.cycle(loader)
+    return [itertools.islice(batches, 3), itertools.islice(batches, 3)]
+
+
+def ahead(loader):
+    batches = iter(loader)
+    following = next(batches)
+    for batch in batches:
+        yield following
+        following = batch
+    yield following
+
+
+# The loader has six rows in three batches; saves say after which batch a checkpoint has a position.
+@pytest.mark.parametrize(
+    ("epochs", "saves"),
+    [
+        (lambda loader: (list(loader) for _ in range(2)), [3, 6]),
+        (lambda loader: [list(loader), list(loader)], [6]),
+        (in_a_list, [3]),
+        (in_a_cycle, [1, 2, 3]),
+        (lambda loader: [ahead(loader), ahead(loader)], [1, 2, 3, 6]),
+    ],
+)
+def test_batches_that_a_script_holds_are_trained_on(session, epochs, saves, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x, seen, saved = torch.tensor(1.0, requires_grad=True), 0, []
+    for epoch in epochs(session.loader(torch.arange(6.0), 2)):
+        for batch in epoch:
+            session.backward((x * batch).mean())
+            seen += 1
+            try:
+                session.save(wait=True)
+                saved.append(seen)
+            except UsageError as error:
+                assert "continue at another batch" in error.finding.what
+    assert float(x.grad) == 15.0
+    assert saved == saves
 
 
 def test_loader_options_reach_torch(session):
