@@ -60,13 +60,11 @@ GOODPUT_BYTES = 100_000_000
 EXACT = {
     "ddp": DDP(),
     "ddp, buckets of 100 MiB": DDP(bucket_cap_mb=100),
-    "parallel": DDP(comm_hook="parallel"),
-    "parallel, views": DDP(comm_hook="parallel", gradient_as_bucket_view=True),
+    "views": DDP(gradient_as_bucket_view=True),
 }
 OTHER = {
     "fp16": DDP(comm_hook="fp16"),
     "bf16": DDP(comm_hook="bf16"),
-    "powersgd, rank 4": DDP(comm_hook="powersgd", powersgd_rank=4, powersgd_start=1),
 }
 SETTINGS = {**EXACT, **OTHER}
 

@@ -326,10 +326,6 @@ def test_a_model_is_sharded_once(ranks, strategy):
     [
         ({"bucket_cap_mb": 0}, "bucket_cap_mb=25"),
         ({"bucket_cap_mb": -1}, "bucket_cap_mb=25"),
-        ({"powersgd_rank": 0}, "powersgd_rank=1"),
-        ({"powersgd_rank": 1.5}, "powersgd_rank=1"),
-        ({"powersgd_rank": None}, "powersgd_rank=1"),
-        ({"powersgd_start": -1}, "powersgd_start=10"),
     ],
 )
 def test_sizes_of_ddp_that_nothing_fits_in_are_refused(options, fix):
@@ -339,5 +335,5 @@ def test_sizes_of_ddp_that_nothing_fits_in_are_refused(options, fix):
 
 
 def test_the_least_sizes_of_ddp_are_taken():
-    options = DDP(bucket_cap_mb=1, powersgd_rank=1, powersgd_start=0)
+    options = DDP(bucket_cap_mb=1)
     assert choose(options, torch.device("cpu")) is options

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import math
 import os
 import pickle
 import random
@@ -872,9 +871,7 @@ def test_objects_come_back_as_they_are(ranks, precision):
 
 
 def train_compressed(hook):
-    session = Session(
-        strategy=DDP(comm_hook=hook, powersgd_rank=2, powersgd_start=2, static_graph=True)
-    )
+    session = Session(strategy=DDP(comm_hook=hook, static_graph=True))
     model = nn.Sequential(net(), nn.Linear(1, 5), nn.Linear(5, 40), nn.Linear(40, 1))
     model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.02))
     data, losses = numbers(48), []
@@ -890,111 +887,13 @@ def train_compressed(hook):
 
 def test_hooks_work_on_gloo_and_keep_ranks_together(ranks):
     plain, _ = ranks.run(train_compressed, "none", world_size=3)[0]
-    for hook, tolerance in (("fp16", 1e-3), ("bf16", 1e-2), ("powersgd", 0.2)):
+    for hook, tolerance in (("fp16", 1e-3), ("bf16", 1e-2)):
         results = ranks.run(train_compressed, hook, world_size=3)
         for losses, weights in results:
             assert weights == results[0][1]
             assert losses[-1] < 0.7 * losses[0]
             assert losses != plain, "the hook is at work"
             assert losses == pytest.approx(plain, abs=tolerance)
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_groups_at_once_reduce_whole_buckets(ranks, world_size):
-    plain = ranks.run(train_in_small_buckets, "none", world_size=world_size)
-    for hook, tolerance in (("parallel", 1e-12), ("fp16", 1e-3)):
-        for weights, num_groups in ranks.run(train_in_small_buckets, hook, world_size=world_size):
-            assert torch.tensor(weights).sub(torch.tensor(plain[0][0])).abs().max() < tolerance
-            assert num_groups > 1
-
-
-def train_in_small_buckets(hook):
-    """Return the weights, and in how many process groups gradients were reduced."""
-    session = Session(precision="64-true", strategy=DDP(comm_hook=hook, bucket_cap_mb=1))
-    torch.manual_seed(5)
-    model = nn.Sequential(*(nn.Linear(400, 400) for _ in range(4)))  # 1.28 MB each
-    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.02))
-    groups, original = set(), dist.all_reduce
-
-    def recorded(*args, **kwargs):
-        groups.add(kwargs.get("group"))
-        return original(*args, **kwargs)
-
-    dist.all_reduce = recorded
-    try:
-        for step in range(3):
-            torch.manual_seed(step + 10 * session.rank)
-            session.backward(model(torch.randn(8, 400, dtype=torch.float64)).square().mean())
-            optimizer.step()
-            optimizer.zero_grad()
-    finally:
-        dist.all_reduce = original
-    return session.unwrap(model)[0].weight.flatten().tolist()[:500], len(groups)
-
-
-def train_low_rank(precision, start):
-    """Return the gradients of each step; one rank's are not finite in the second, which the script leaves out."""
-    session = Session(
-        precision=precision,
-        strategy=DDP(comm_hook="powersgd", powersgd_rank=1, powersgd_start=start),
-    )
-    torch.manual_seed(5)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
-    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.02))
-    found = []
-    for step in range(5):
-        x = torch.ones(4, 6) * (session.rank + step + 1)
-        session.backward(
-            model(x).square().mean() * (float("inf") if step == session.rank == 1 else 1.0)
-        )
-        gradients = [each.grad for each in model.parameters()]
-        if all(bool(each.isfinite().all()) for each in gradients):
-            optimizer.step()
-        found.append(torch.cat([each.flatten() for each in gradients]).tolist())
-        optimizer.zero_grad()
-    return found
-
-
-@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
-def test_low_ranks_forget_what_is_not_finite(ranks, precision):
-    first, second = ranks.run(train_low_rank, precision, 0, world_size=2)
-    assert [all(map(math.isfinite, step)) for step in first] == [True, False, True, True, True]
-    assert [first[step] == second[step] for step in (0, 2, 3, 4)] == [True] * 4
-
-
-def gradients_of_biases(hook):
-    """They are sent whole, and what is kept of them cancels out in the mean if it is added to the same ones again."""
-    session = Session(precision="64-true", strategy=DDP(comm_hook=hook, powersgd_start=0))
-    torch.manual_seed(5)
-    model = session.setup(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)))
-    found = []
-    for step in range(3):
-        session.backward(
-            (model(numbers(8).tensors[0] * (session.rank + step + 1)) - 1).square().mean()
-        )
-        found += [each.grad.clone() for each in model.parameters() if each.dim() == 1]
-        model.zero_grad()
-    return torch.cat(found).tolist()
-
-
-def test_low_ranks_begin_when_buckets_are_final(ranks):
-    expected = ranks.run(gradients_of_biases, "none", world_size=2)
-    for found, plain in zip(
-        ranks.run(gradients_of_biases, "powersgd", world_size=2), expected, strict=True
-    ):
-        assert found == pytest.approx(plain, abs=1e-12)
-
-
-def ask_for_scaled_low_ranks():
-    return name_of(lambda: Session(precision="16-mixed", strategy=DDP(comm_hook="powersgd")))
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_low_ranks_and_a_loss_scale_exclude_each_other(ranks, world_size):
-    assert (
-        ranks.run(ask_for_scaled_low_ranks, world_size=world_size)
-        == ["option-contradicted"] * world_size
-    )
 
 
 def test_batch_norm_is_not_synchronised_on_cpus(ranks):

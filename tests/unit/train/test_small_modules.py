@@ -129,12 +129,6 @@ def test_an_unknown_strategy_has_a_near_one():
     assert refused(strategy.choose, strategy.DDP(comm_hook="bf61"), CPU).fix == 'comm_hook="bf16"'
 
 
-def test_groups_at_once_are_for_gloo():
-    options = strategy.DDP(comm_hook="parallel")
-    assert refused(strategy.choose, options, torch.device("cuda", 0)).name == "option-contradicted"
-    assert strategy.choose(options, CPU)
-
-
 def test_batch_norm_is_synchronised_on_gpus_only():
     finding = refused(strategy.choose, strategy.DDP(sync_batchnorm=True), CPU)
     assert finding.name == "option-contradicted"

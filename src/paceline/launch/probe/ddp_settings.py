@@ -48,20 +48,19 @@ def _constructor(construct: Callable[..., None], settings: Mapping[str, Any]) ->
         bound.arguments.update(arguments)
         construct(*bound.args, **bound.kwargs)
         if HOOK in settings:
-            args[0].register_comm_hook(*_hook(settings[HOOK]))
+            args[0].register_comm_hook(None, _hook(settings[HOOK]))
         _applied.extend(settings)
 
     return constructed
 
 
-def _hook(dtype: str) -> tuple[Any, Any]:
-    """Return state and communication hook that send gradients as ``dtype``, a name of torch's."""
+def _hook(dtype: str) -> Any:
+    """Return a communication hook that sends gradients as ``dtype``, a name of torch's."""
     import torch
 
     from paceline.train.model import comm_hooks
 
-    reducer = comm_hooks.Reducer(num_groups=0, timeout=None)
-    return reducer, comm_hooks.narrow_hook(getattr(torch, dtype))
+    return comm_hooks.narrow_hook(getattr(torch, dtype))
 
 
 def _forward(run: Callable[..., Any], dtype: str) -> Any:

@@ -16,18 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.errors import Finding, UsageError, closest
-from paceline.train import runtime
 from paceline.train.model.blocks import blocks_of, has_forward
-from paceline.train.model.comm_hooks import (
-    PowerSGD,
-    Reducer,
-    full_hook,
-    narrow_hook,
-    powersgd_hook,
-)
+from paceline.train.model.comm_hooks import narrow_hook
 
-COMM_HOOKS = ("none", "parallel", "fp16", "bf16", "powersgd")
-_GROUPS = 8  # process groups at once, with gloo
+COMM_HOOKS = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -42,12 +34,8 @@ class DDP:
         gradient_as_bucket_view: Whether gradients are views of the buckets, which saves their
             memory.
         find_unused_parameters: Whether some parameters take no part in some steps.
-        comm_hook: What is sent: ``"none"`` sends full gradients, ``"parallel"`` the same over
-            eight process groups at once, for gloo, ``"fp16"`` and ``"bf16"`` half the bytes in the
-            same way, ``"powersgd"`` low-rank factors (Vogels et al., 2019), which changes the
-            result slightly.
-        powersgd_rank: Rank of these factors.
-        powersgd_start: Steps that send full gradients first; at least one.
+        comm_hook: What is sent: ``"none"`` sends full gradients, ``"fp16"`` and ``"bf16"`` half
+            the bytes, which rounds them.
         sync_batchnorm: Whether batch norm computes its statistics over all ranks; on GPUs only.
     """
 
@@ -56,8 +44,6 @@ class DDP:
     gradient_as_bucket_view: bool = False
     find_unused_parameters: bool = False
     comm_hook: str = "none"
-    powersgd_rank: int = 1
-    powersgd_start: int = 10
     sync_batchnorm: bool = False
 
 
@@ -108,26 +94,11 @@ def _check(options: DDP, device: torch.device) -> None:
         raise UsageError(
             Finding("option-invalid", what, where="DDP(comm_hook=...)", fix=f'comm_hook="{near}"')
         )
-    for name, least, usual in (
-        ("bucket_cap_mb", 1, 25),
-        ("powersgd_rank", 1, 1),
-        ("powersgd_start", 0, 10),
-    ):
-        value = getattr(options, name)
-        is_left_open = value is None and name == "bucket_cap_mb"
-        if not is_left_open and (not isinstance(value, int) or value < least):
-            what = f"{name}={value!r} is not a whole number from {least} on"
-            raise UsageError(
-                Finding("option-invalid", what, where=f"DDP({name}=...)", fix=f"{name}={usual}")
-            )
-    if options.comm_hook == "parallel" and device.type == "cuda":
+    size = options.bucket_cap_mb
+    if size is not None and (not isinstance(size, int) or size < 1):
+        what = f"bucket_cap_mb={size!r} is not a whole number from 1 on"
         raise UsageError(
-            Finding(
-                "option-contradicted",
-                "NCCL fills a link with its own channels; several groups at once are for gloo",
-                where='DDP(comm_hook="parallel")',
-                fix='leave it out, or to send less: comm_hook="bf16"',
-            )
+            Finding("option-invalid", what, where="DDP(bucket_cap_mb=...)", fix="bucket_cap_mb=25")
         )
     if options.sync_batchnorm and device.type != "cuda":
         raise UsageError(
@@ -183,26 +154,9 @@ def replicate(model: nn.Module, options: DDP) -> DistributedDataParallel:
     # name also skips the initial copy of rank 0's buffers and is deprecated, and its successor is
     # newer than the oldest supported torch.
     wrapped.broadcast_buffers = False
-    _register_hook(wrapped, options)
+    if dtype := COMM_HOOKS[options.comm_hook]:
+        wrapped.register_comm_hook(None, narrow_hook(dtype))
     return wrapped
-
-
-def _register_hook(wrapped: DistributedDataParallel, options: DDP) -> None:
-    if options.comm_hook == "none":
-        return
-    if options.comm_hook == "powersgd":
-        low_rank = PowerSGD(options.powersgd_rank, options.powersgd_start)
-        wrapped.register_comm_hook(low_rank, powersgd_hook)
-        return
-    # NCCL fills a link with its own channels.
-    is_on_gpu = any(parameter.is_cuda for parameter in wrapped.parameters())
-    reducer = Reducer(0 if is_on_gpu else _GROUPS, runtime.group_timeout())
-    hooks = {
-        "parallel": full_hook,
-        "fp16": narrow_hook(torch.float16),
-        "bf16": narrow_hook(torch.bfloat16),
-    }
-    wrapped.register_comm_hook(reducer, hooks[options.comm_hook])
 
 
 def shard(

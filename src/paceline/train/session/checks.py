@@ -15,8 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.errors import Finding, UsageError, closest
-from paceline.train.model import precision as precisions
-from paceline.train.model import strategy as strategies
 
 
 def check_is_plain(model: nn.Module) -> None:
@@ -80,22 +78,6 @@ def check_kinds(model: Any, optimizers: tuple[Any, ...]) -> None:
                 "session.setup(model, torch.optim.AdamW(model.parameters())); a scheduler goes to"
                 " session.register"
             ),
-        )
-    )
-
-
-def check_together(precision: precisions.Precision, strategy: strategies.Strategy) -> None:
-    """Refuse a precision that a strategy cannot compute in."""
-    is_powersgd = isinstance(strategy, strategies.DDP) and strategy.comm_hook == "powersgd"
-    if not (is_powersgd and precision.scaled):
-        return
-    raise UsageError(
-        Finding(
-            "option-contradicted",
-            "powersgd adds what it left unsent to the next step, and the loss scale of"
-            f" {precision.name} has changed then",
-            where=f'Session(precision="{precision.name}", strategy=DDP(comm_hook="powersgd"))',
-            fix='Session(precision="bf16-mixed"), or DDP(comm_hook="fp16")',
         )
     )
 

@@ -70,7 +70,6 @@ class Gradients:
         accumulate: int,
         say: Callable[[str], None],
     ) -> None:
-        checks.check_together(precision, strategy)
         self.models: list[nn.Module] = []
         self.optimizers: list[Optimizer] = []
         self.scale = precisions.LossScale(device, world.world_size) if precision.scaled else None
