@@ -9,13 +9,14 @@ of 4,096 ranks takes a second, and the loop that watches the ranks must not wait
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import math
 import queue
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -128,8 +129,6 @@ class SpeedLog:
     def _join(self, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the description of all nodes together."""
         ranks = sorted((rank for node in nodes for rank in node["ranks"]), key=lambda r: r["rank"])
-        # One node after the other: with the lists of all nodes alive, Python's garbage collector
-        # stopped all threads for 0.3 s.
         timed = [timed_steps.from_json(json.loads(node["timed"])) for node in nodes]
         steps = timed_steps.join(timed)
         most = timed_steps.most_sent(self._group.attempt.world_size)
@@ -190,7 +189,8 @@ class SpeedLog:
         """Send and write descriptions until there are no more; runs in a thread."""
         while (latest := self._work.get()) is not None:
             began_s = time.thread_time()
-            self._share(latest)
+            with _without_collections():
+                self._share(latest)
             rest_s = _REST * (time.thread_time() - began_s)
             self._next_s = max(self._next_s, time.monotonic() + rest_s)
             if self._with_gpus:
@@ -215,3 +215,19 @@ class SpeedLog:
         line = {key: value for key, value in speed.items() if key not in ("ranks", "gpus")}
         with contextlib.suppress(OSError), self._run_dir.speed_log.open("a") as file:
             file.write(json.dumps(line) + "\n")
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep Python's garbage collector from running: it would stop all threads.
+
+    What thousands of ranks describe are some million objects, none of them in a cycle. With them
+    alive, a collection took 0.14 s for 4,096 ranks.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
