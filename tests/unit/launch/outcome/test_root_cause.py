@@ -19,7 +19,8 @@ from paceline.launch.outcome.weight import CAUSE, EARLY_EXIT, SUSPECT, UNCLEAR, 
 from paceline.text.wording import fold
 
 S = 1_000_000_000  # a second in nanoseconds
-ONE = "script-error-on-one-rank"
+ONE, USER = "script-error-on-one-rank", "user-exception"
+DIED, EARLY = "rank-died-signal", "rank-ended-early"
 
 
 # -------------------------------------------------------------------------------------------- what ranks say
@@ -149,21 +150,16 @@ def printed(kind, message, frames):
     return "\n".join([*lines, f"{kind}: {message}"])
 
 
-def raised(kind="ValueError", message="no", *, at=5 * S, frames=None):
+def raised(kind="ValueError", message="no", *, at=5, frames=None):
     frames = own() if frames is None else frames
-    return Failure(kind, message, at, printed(kind, message, frames), frames)
+    return Failure(kind, message, round(at * S), printed(kind, message, frames), frames)
 
 
-def end(rank=0, code=1, **fields):
-    """How a rank ended, a failure by default."""
-    usual = {
-        "host": "node-a",
-        "pid": 100 + rank,
-        "log": f"logs/rank-{rank:03d}.out",
-        "time_ns": 5 * S,
-    }
-    if fields.get("failure"):
-        usual["time_ns"] = fields["failure"].time_ns + S // 10
+def end(rank=0, code=1, *, at=None, **fields):
+    """How a rank ended, a failure by default; ``at`` is in seconds, as it is for what was raised."""
+    time_ns = fields["failure"].time_ns + S // 10 if fields.get("failure") else 5 * S
+    usual = {"host": "node-a", "pid": 100 + rank, "log": f"logs/rank-{rank:03d}.out"}
+    usual["time_ns"] = time_ns if at is None else at * S
     return RankExit(rank=rank, code=code, **{**usual, **fields})
 
 
@@ -176,12 +172,12 @@ def killed(signum, rank=0, **fields):
     return end(rank, code=-signum, **fields)
 
 
-def victim(rank, at=5 * S, message=CLOSED):
+def victim(rank, at=5, message=CLOSED):
     return failed(rank, "RuntimeError", message, at=at, frames=IN_BACKWARD)
 
 
 def stopped(rank):
-    return killed(SIGTERM, rank, stopped="another rank failed", time_ns=9 * S)
+    return killed(SIGTERM, rank, stopped="another rank failed", at=9)
 
 
 def fine(rank):
@@ -316,7 +312,7 @@ def test_the_first_of_a_chain_is_shown():
 
 @pytest.mark.parametrize(
     ("raised_at", "stopped_at", "weight"),
-    [(4 * S, 5 * S, CAUSE), (6 * S, 5 * S, VICTIM), (6 * S, 0, CAUSE)],
+    [(4, 5 * S, CAUSE), (6, 5 * S, VICTIM), (6, 0, CAUSE)],
 )
 def test_what_is_raised_after_the_order_to_stop_is_no_cause(raised_at, stopped_at, weight):
     assert weigh(end(stopped="x", stopped_ns=stopped_at, failure=raised(at=raised_at))) == weight
@@ -375,65 +371,42 @@ def seen(verdict: Verdict):
     ("ends", "expected"),
     [
         # who failed first is not always who failed
-        ([victim(0, at=1 * S), failed(1, at=2 * S)], (ONE, (1,), (0,))),
-        ([failed(0, at=1 * S), victim(1, at=2 * S)], (ONE, (0,), (1,))),
+        ([victim(0, at=1), failed(1, at=2)], (ONE, (1,), (0,))),
+        ([failed(0, at=1), victim(1, at=2)], (ONE, (0,), (1,))),
         (
-            [
-                victim(0, at=1 * S),
-                victim(1, at=1 * S),
-                end(2, code=-9, time_ns=3 * S),
-                victim(3, at=2 * S),
-            ],
-            ("rank-died-signal", (2,), (0, 1, 3)),
+            [victim(0, at=1), victim(1, at=1), end(2, code=-9, at=3), victim(3, at=2)],
+            (DIED, (2,), (0, 1, 3)),
         ),
-        ([victim(0, at=1 * S), end(1, code=3, time_ns=2 * S)], ("rank-ended-early", (1,), (0,))),
+        ([victim(0, at=1), end(1, code=3, at=2)], (EARLY, (1,), (0,))),
         # likelier causes first, whatever the time
-        ([failed(0, "RuntimeError", TIMED_OUT, at=1 * S), failed(1, at=2 * S)], (ONE, (1,), (0,))),
-        ([killed(SIGABRT, 0, time_ns=1 * S), failed(1, at=2 * S)], (ONE, (1,), (0,))),
+        ([failed(0, "RuntimeError", TIMED_OUT, at=1), failed(1, at=2)], (ONE, (1,), (0,))),
+        ([killed(SIGABRT, 0, at=1), failed(1, at=2)], (ONE, (1,), (0,))),
         (
-            [killed(SIGABRT, 0, log_tail=MISMATCH, time_ns=2 * S), victim(1, at=1 * S)],
+            [killed(SIGABRT, 0, log_tail=MISMATCH, at=2), victim(1, at=1)],
             ("collective-mismatch", (0,), (1,)),
         ),
         (
-            [failed(0, "RuntimeError", TIMED_OUT, frames=IN_BACKWARD), victim(1, at=1 * S)],
+            [failed(0, "RuntimeError", TIMED_OUT, frames=IN_BACKWARD), victim(1, at=1)],
             ("collective-timeout", (0,), (1,)),
         ),
         # several at once
-        ([failed(rank, at=rank * S) for rank in range(4)], ("user-exception", (0, 1, 2, 3), ())),
-        (
-            [victim(0, at=1 * S), *(failed(rank, at=rank * S) for rank in (1, 2))],
-            ("user-exception", (1, 2), (0,)),
-        ),
-        (
-            [failed(0, at=2 * S, frames=own(12)), failed(1, at=1 * S, frames=own(99))],
-            (ONE, (1,), ()),
-        ),
-        (
-            [failed(0, "KeyError", "'a'", at=2 * S), failed(1, "ValueError", "b", at=1 * S)],
-            (ONE, (1,), ()),
-        ),
-        (
-            [end(0, code=3), end(1, code=3), end(2, code=4, time_ns=6 * S)],
-            ("rank-ended-early", (0, 1), ()),
-        ),
-        ([failed(rank, at=S) for rank in (1, 0)], ("user-exception", (0, 1), ())),
+        ([failed(rank, at=rank) for rank in range(4)], (USER, (0, 1, 2, 3), ())),
+        ([victim(0, at=1), *(failed(rank, at=rank) for rank in (1, 2))], (USER, (1, 2), (0,))),
+        ([failed(0, at=2, frames=own(12)), failed(1, at=1, frames=own(99))], (ONE, (1,), ())),
+        ([failed(0, "KeyError", "'a'", at=2), failed(1, "ValueError", "b", at=1)], (ONE, (1,), ())),
+        ([end(0, code=3), end(1, code=3), end(2, code=4, at=6)], (EARLY, (0, 1), ())),
+        ([failed(rank, at=1) for rank in (1, 0)], (USER, (0, 1), ())),
         # the others went on, or were ended
         ([fine(0), failed(1), stopped(2)], (ONE, (1,), (2,))),
         ([end(0, code=None), failed(1)], (ONE, (1,), (0,))),
-        ([stopped(0), killed(SIGTERM, 1, time_ns=S)], ("rank-died-signal", (1,), (0,))),
-        ([failed(0)], ("user-exception", (0,), ())),
+        ([stopped(0), killed(SIGTERM, 1, at=1)], (DIED, (1,), (0,))),
+        ([failed(0)], (USER, (0,), ())),
         # to be resumed, but not all of them
-        ([end(0, code=75, time_ns=1 * S), failed(1, at=2 * S)], (ONE, (1,), ())),
-        (
-            [end(0, code=75, time_ns=1 * S), killed(SIGABRT, 1, time_ns=2 * S), stopped(2)],
-            ("rank-died-signal", (1,), (2,)),
-        ),
-        (
-            [end(0, code=75, time_ns=2 * S), victim(1, at=1 * S), stopped(2)],
-            ("rank-ended-early", (0,), (1, 2)),
-        ),
-        ([end(0, code=75), failed(1, "RuntimeError", TIMED_OUT)], ("rank-ended-early", (0,), (1,))),
-        ([end(0, code=75), stopped(1), end(2, code=75)], ("rank-ended-early", (0, 2), (1,))),
+        ([end(0, code=75, at=1), failed(1, at=2)], (ONE, (1,), ())),
+        ([end(0, code=75, at=1), killed(SIGABRT, 1, at=2), stopped(2)], (DIED, (1,), (2,))),
+        ([end(0, code=75, at=2), victim(1, at=1), stopped(2)], (EARLY, (0,), (1, 2))),
+        ([end(0, code=75), failed(1, "RuntimeError", TIMED_OUT)], (EARLY, (0,), (1,))),
+        ([end(0, code=75), stopped(1), end(2, code=75)], (EARLY, (0, 2), (1,))),
         # names of exceptions
         (
             [fine(0), failed(1, "ModuleNotFoundError", "No module named 'x'")],
@@ -459,27 +432,23 @@ def seen(verdict: Verdict):
             ("dataloader-shm-too-small", (0,), ()),
         ),
         # nobody but victims
-        ([victim(0, at=2 * S), victim(1, at=1 * S)], ("peer-rank-died", (), (0, 1))),
+        ([victim(0, at=2), victim(1, at=1)], ("peer-rank-died", (), (0, 1))),
         ([stopped(0), stopped(1)], ("peer-rank-died", (), (0, 1))),
         ([], ("launcher-fault", (), ())),
         ([fine(0), fine(1)], ("launcher-fault", (), ())),
         (
             [
-                killed(SIGABRT, 0, time_ns=1 * S),
-                end(
-                    1,
-                    stopped="another rank failed",
-                    failure=raised("SIGTERMException", "", at=2 * S),
-                ),
+                killed(SIGABRT, 0, at=1),
+                end(1, stopped="another rank failed", failure=raised("SIGTERMException", "", at=2)),
             ],
-            ("rank-died-signal", (0,), (1,)),
+            (DIED, (0,), (1,)),
         ),
         (
-            [failed(0, "DistNetworkError", PORT_TAKEN, at=1 * S, frames=IN_COLLECTIVE), stopped(1)],
+            [failed(0, "DistNetworkError", PORT_TAKEN, at=1, frames=IN_COLLECTIVE), stopped(1)],
             ("port-in-use", (0,), (1,)),
         ),
         (
-            [killed(SIGABRT, 0, log_tail=WATCHDOG, time_ns=1 * S), victim(1, at=1 * S)],
+            [killed(SIGABRT, 0, log_tail=WATCHDOG, at=1), victim(1, at=1)],
             ("collective-timeout", (0,), (1,)),
         ),
         (
@@ -487,7 +456,7 @@ def seen(verdict: Verdict):
                 end(
                     0,
                     failure=replace(
-                        raised("TrainingError", "step 3 failed", at=1 * S),
+                        raised("TrainingError", "step 3 failed", at=1),
                         traceback=(
                             printed("RuntimeError", CLOSED, IN_BACKWARD)
                             + "\n\nThe above exception was the direct cause of the following exception:\n\n"
@@ -495,9 +464,9 @@ def seen(verdict: Verdict):
                         ),
                     ),
                 ),
-                killed(SIGKILL, 1, time_ns=2 * S),
+                killed(SIGKILL, 1, at=2),
             ],
-            ("rank-died-signal", (1,), (0,)),
+            (DIED, (1,), (0,)),
         ),
     ],
 )
@@ -508,9 +477,9 @@ def test_the_likely_cause(ends, expected):
 
 def test_a_rank_that_failed_in_a_way_of_its_own_was_not_stopped():
     ends = [
-        failed(0, "ValueError", "first", at=1 * S),
-        failed(1, "KeyError", "'a'", at=2 * S),
-        end(2, code=4, time_ns=6 * S),
+        failed(0, "ValueError", "first", at=1),
+        failed(1, "KeyError", "'a'", at=2),
+        end(2, code=4, at=6),
         stopped(3),
     ]
     lines = block(judge(ends), exit_status=1, run_dir="runs/x")
@@ -549,7 +518,7 @@ def test_who_stopped_to_be_resumed(ended, unfinished):
     assert ended.failed == (not unfinished and not ended.succeeded)
 
 
-def in_stop(rank, kind, message, at=7 * S):
+def in_stop(rank, kind, message, at=7):
     return end(
         rank,
         stopped="SIGTERM to the launcher",
@@ -580,7 +549,7 @@ def in_stop(rank, kind, message, at=7 * S):
             ["while it stopped, rank 1 raised OSError: No space left on device"],
         ),
         (
-            [in_stop(2, "ValueError", "", at=9 * S), in_stop(1, "KeyError", "'a'", at=8 * S)],
+            [in_stop(2, "ValueError", "", at=9), in_stop(1, "KeyError", "'a'", at=8)],
             [
                 "while it stopped, rank 1 raised KeyError: 'a'",
                 "while it stopped, rank 2 raised ValueError",
@@ -595,10 +564,10 @@ def test_what_went_wrong_while_the_run_stopped(ends, lines):
 @pytest.mark.parametrize(
     ("ended", "seconds"),
     [
-        (killed(SIGKILL, stopped="x", stopped_ns=2 * S, time_ns=5 * S), 3),
-        (killed(SIGTERM, stopped="x", stopped_ns=2 * S, time_ns=5 * S), -1),
-        (killed(SIGKILL, time_ns=5 * S), -1),
-        (killed(SIGKILL, stopped="x", stopped_ns=2 * S, time_ns=5 * S, left=True), -1),
+        (killed(SIGKILL, stopped="x", stopped_ns=2 * S, at=5), 3),
+        (killed(SIGTERM, stopped="x", stopped_ns=2 * S, at=5), -1),
+        (killed(SIGKILL, at=5), -1),
+        (killed(SIGKILL, stopped="x", stopped_ns=2 * S, at=5, left=True), -1),
     ],
 )
 def test_how_long_a_rank_had_before_it_was_killed(ended, seconds):
@@ -629,14 +598,14 @@ def test_the_kernels_kill_of_a_loaders_worker_is_told():
     finding = judge([end(0, oom_kills=1, failure=raised("RuntimeError", said))]).finding
     assert finding.name == "rank-died-oom-killer"
     assert any("the kernel counted 1 kill(s)" in line for line in finding.evidence)
-    assert judge([failed(0, "RuntimeError", said)]).finding.name == "user-exception"
+    assert judge([failed(0, "RuntimeError", said)]).finding.name == USER
 
 
 @pytest.mark.parametrize("gap_ns", [1, S // 1000, S])
 def test_ten_ranks_that_fail_at_once_leave_no_doubt(gap_ns):
     for culprit in range(10):
-        ends = [victim(rank, at=5 * S + rank * gap_ns) for rank in range(10)]
-        ends[culprit] = failed(culprit, at=6 * S + 10 * gap_ns)
+        ends = [victim(rank, at=5 + rank * gap_ns / S) for rank in range(10)]
+        ends[culprit] = failed(culprit, at=6 + 10 * gap_ns / S)
         verdict = judge(ends)
         assert verdict.causes == (culprit,)
         assert verdict.victims == tuple(rank for rank in range(10) if rank != culprit)
@@ -666,7 +635,7 @@ def test_a_crash_in_the_interpreters_teardown_is_no_failure():
     for signum in (SIGABRT, SIGSEGV):
         assert end(0, code=-signum, finished=True).succeeded
         assert not end(0, code=-signum).succeeded
-        verdict = judge([end(0, code=-signum, finished=True, time_ns=S), failed(1, at=2 * S)])
+        verdict = judge([end(0, code=-signum, finished=True, at=1), failed(1, at=2)])
         assert seen(verdict) == (ONE, (1,), ())
 
 
@@ -676,20 +645,20 @@ def test_other_endings_after_the_scripts_end_are_failures(code):
 
 
 def test_order_across_nodes_is_that_of_the_heads_clock():
-    ahead = failed(1, "KeyError", "'late'", at=9 * S)  # its clock is 8 s ahead
-    head = failed(0, "ValueError", "early", at=2 * S)
+    ahead = failed(1, "KeyError", "'late'", at=9)  # its clock is 8 s ahead
+    head = failed(0, "ValueError", "early", at=2)
     assert judge([head, ahead]).causes == (0,)
     assert judge([head, ahead.shifted(8 * S)]).causes == (1,)
 
 
 def test_shifting_moves_all_times_and_nothing_else():
-    record = end(1, failure=raised(at=9 * S), time_ns=10 * S, stopped="x", stopped_ns=8 * S)
+    record = end(1, failure=raised(at=9), at=10, stopped="x", stopped_ns=8 * S)
     moved = record.shifted(3 * S)
     assert moved.stopped_ns == 5 * S
     assert end(1).shifted(3 * S).stopped_ns == 0, "0 says that it was not stopped"
     assert (moved.failure.time_ns, moved.time_ns, moved.first_ns) == (6 * S, 7 * S, 6 * S)
     assert moved.shifted(-3 * S) == record
-    assert end(1, code=-9, time_ns=10 * S).shifted(-S).first_ns == 11 * S
+    assert end(1, code=-9, at=10).shifted(-S).first_ns == 11 * S
 
 
 def test_a_record_survives_the_way_through_the_store():
@@ -755,7 +724,7 @@ def test_long_messages_are_shortened(message, what, more):
 
 
 def test_ranks_that_failed_in_the_same_way_are_folded():
-    ends = [end(rank, failure=raised(at=(9 - rank) * S), steps=rank) for rank in (0, 2, 3, 4, 5)]
+    ends = [end(rank, failure=raised(at=9 - rank), steps=rank) for rank in (0, 2, 3, 4, 5)]
     finding = told(*ends, fine(1))
     assert finding.what == "ranks 0, 2-5 raised ValueError: no"
     assert finding.where == "rank 5 on node-a (pid 105), after 5 steps"
@@ -803,7 +772,7 @@ def test_a_loaders_worker_may_raise_a_class_of_the_users_own():
         ),
         (
             killed(SIGKILL, 1),
-            "rank-died-signal",
+            DIED,
             "rank 1 was killed by SIGKILL; who sent it is not visible",
             "count no kill for lack of memory",
         ),
@@ -813,7 +782,7 @@ def test_a_loaders_worker_may_raise_a_class_of_the_users_own():
             "SIGBUS",
             "/dev/shm is 98% of 64 MB",
         ),
-        (killed(SIGBUS, 1), "rank-died-signal", "SIGBUS", "/dev/shm is not full now"),
+        (killed(SIGBUS, 1), DIED, "SIGBUS", "/dev/shm is not full now"),
         (
             killed(
                 SIGSEGV, 1, stack=("native.py:3 in call", "train.py:9 in main"), log_tail=("noise",)
@@ -830,19 +799,14 @@ def test_a_loaders_worker_may_raise_a_class_of_the_users_own():
         ),
         (
             killed(SIGTERM, 1, log_tail=("epoch 3",)),
-            "rank-died-signal",
+            DIED,
             "rank 1 was ended by SIGTERM, which this launcher did not send",
             "epoch 3",
         ),
-        (
-            killed(SIGFPE, 1, log_tail=("div",)),
-            "rank-died-signal",
-            "rank 1 was ended by SIGFPE",
-            "div",
-        ),
+        (killed(SIGFPE, 1, log_tail=("div",)), DIED, "rank 1 was ended by SIGFPE", "div"),
         (
             killed(SIGABRT, 1, log_tail=("free(): invalid pointer",)),
-            "rank-died-signal",
+            DIED,
             "rank 1 was ended by SIGABRT",
             "free(): invalid pointer",
         ),
@@ -852,7 +816,7 @@ def test_a_loaders_worker_may_raise_a_class_of_the_users_own():
             "rank 1 aborted in a collective whose sizes differ between ranks",
             "8 vs 4",
         ),
-        (killed(SIGRTMIN + 3, 1), "rank-died-signal", f"signal {SIGRTMIN + 3}", ""),
+        (killed(SIGRTMIN + 3, 1), DIED, f"signal {SIGRTMIN + 3}", ""),
     ],
 )
 def test_signals_are_told_with_their_evidence(ended, name, what, evidence):
@@ -865,7 +829,7 @@ def test_signals_are_told_with_their_evidence(ended, name, what, evidence):
 
 
 def test_only_victims_is_said_without_naming_a_culprit():
-    verdict = judge([victim(0, at=2 * S), victim(1, at=1 * S)])
+    verdict = judge([victim(0, at=2), victim(1, at=1)])
     assert verdict.finding.what.startswith(
         f"only ranks that lost another one are visible; rank 1 was the first to notice: RuntimeError: {CLOSED[:40]}"
     )
@@ -1052,7 +1016,7 @@ def test_exceptions_in_threads_are_in_the_block_and_accuse_nobody():
     [
         (f"[Errno 98] {PORT_TAKEN}", "port-in-use"),
         ("[Errno 98] Address already in use", "port-in-use"),
-        ("tensorboard: [Errno 98] Address already in use", "user-exception"),
+        ("tensorboard: [Errno 98] Address already in use", USER),
         (
             "unable to open shared memory object </torch_412_28> in read-write mode",
             "dataloader-shm-too-small",
@@ -1066,11 +1030,11 @@ def test_exceptions_in_threads_are_in_the_block_and_accuse_nobody():
             "too-many-open-files",
         ),
         ("received 0 items of ancdata", "too-many-open-files"),
-        ("pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected", "user-exception"),
+        ("pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected", USER),
         ("DDP expects same model across all ranks, but Rank 1 has 5 params", "ddp-model-mismatch"),
         ("CUDA out of memory. Tried to allocate 2.00 GiB", "cuda-oom"),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "cuda-oom"),
-        ("the shared memory of the plant", "user-exception"),
+        ("the shared memory of the plant", USER),
     ],
 )
 def test_a_text_of_a_library_has_one_name(message, name):
