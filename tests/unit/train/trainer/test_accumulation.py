@@ -8,16 +8,7 @@ from paceline import Session
 from paceline.callbacks import GradientAccumulationScheduler
 from paceline.errors import UsageError
 from refusals import refusal
-from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
-    Task,
-    first_optimizer,
-    loader,
-    mse,
-    no_signals,
-    trainer,
-    unlaunched,
-    weights,
-)
+from unit.train.trainer.training import Task, loader, mse, trainer, weights
 
 SCHEDULE = {1: 2, 3: 5}  # of epochs of five batches
 

@@ -25,27 +25,7 @@ from paceline.callbacks import (
 )
 from paceline.errors import UsageError
 from refusals import refusal
-from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
-    Task,
-    first_optimizer,
-    loader,
-    no_signals,
-    rows,
-    trainer,
-    unlaunched,
-    weights,
-)
-
-
-def scripted(losses):
-    """A task whose val_loss in each epoch is given."""
-
-    class Scripted(Task):
-        def validation_step(self, batch, batch_idx):
-            self.log("val_loss", losses[self.current_epoch])
-
-    return Scripted()
-
+from unit.train.trainer.training import Task, loader, rows, scripted, trainer, weights
 
 # EarlyStopping
 

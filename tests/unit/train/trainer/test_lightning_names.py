@@ -14,13 +14,7 @@ from paceline.errors import UsageError
 from paceline.signatures.lightning_names import REFUSED, SAME, tables
 from paceline.train.trainer.callback import OF_TASK
 from refusals import refusal
-from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
-    Task,
-    first_optimizer,
-    no_signals,
-    trainer,
-    unlaunched,
-)
+from unit.train.trainer.training import Task, trainer
 
 # Methods that a user writes; our base classes leave them out.
 WRITTEN = {

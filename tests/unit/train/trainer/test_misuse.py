@@ -11,15 +11,7 @@ from paceline.machine import own_process
 from paceline.train.trainer import start
 from paceline.train.trainer.options import num_batches
 from refusals import refusal
-from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
-    Task,
-    first_optimizer,
-    loader,
-    no_signals,
-    rows,
-    trainer,
-    unlaunched,
-)
+from unit.train.trainer.training import Task, loader, trainer
 
 # Mistakes
 

@@ -15,16 +15,7 @@ from paceline.errors import UsageError
 from paceline.train.model.strategy import DDP
 from paceline.train.trainer import arguments
 from refusals import refusal
-from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
-    Task,
-    first_optimizer,
-    loader,
-    no_signals,
-    rows,
-    trainer,
-    unlaunched,
-    weights,
-)
+from unit.train.trainer.training import Stops, Task, loader, starts_of_validations, trainer, weights
 
 # Arguments
 
@@ -107,12 +98,8 @@ def test_overfit_batches_are_the_same_in_each_epoch():
     ("options", "epochs"), [({}, 1), ({"min_epochs": 3}, 3), ({"min_steps": 11}, 3)]
 )
 def test_training_does_not_stop_before_its_least_epochs_and_steps(options, epochs):
-    class Stop:
-        def on_train_batch_end(self, trainer, task, outputs, batch, batch_idx):
-            trainer.should_stop = True
-
     task = Task()
-    trainer(max_epochs=5, callbacks=[Stop()], **options).fit(task, loader())
+    trainer(max_epochs=5, callbacks=[Stops()], **options).fit(task, loader())
     assert len(task.seen) == 5 * epochs
 
 
@@ -124,10 +111,7 @@ def test_max_time_ends_after_a_batch():
 
 
 def test_validations_by_batches_over_epochs():
-    starts = []
-    callback = paceline.callbacks.LambdaCallback(
-        on_validation_start=lambda trainer, task: starts.append(trainer.global_step)
-    )
+    starts, callback = starts_of_validations(paceline.callbacks.LambdaCallback)
     made = trainer(
         max_epochs=4, check_val_every_n_epoch=None, val_check_interval=3, callbacks=callback
     )

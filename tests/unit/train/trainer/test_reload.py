@@ -7,16 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from paceline import DataModule, Session
 from paceline.errors import UsageError
 from paceline.trainer import CombinedLoader
-from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
-    Task,
-    dataset,
-    first_optimizer,
-    loader,
-    no_signals,
-    trainer,
-    unlaunched,
-    weights,
-)
+from unit.train.trainer.training import Task, dataset, loader, trainer, weights
 
 
 class Growing(DataModule):

@@ -10,18 +10,7 @@ from paceline.errors import UsageError
 from paceline.train.session import run_folder
 from paceline.train.trainer.fitting import Fit
 from refusals import refusal
-from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
-    Task,
-    dataset,
-    first_optimizer,
-    loader,
-    mse,
-    no_signals,
-    rows,
-    trainer,
-    unlaunched,
-    weights,
-)
+from unit.train.trainer.training import Task, dataset, loader, mse, rows, trainer, weights
 
 # From one run to the next
 

@@ -12,16 +12,16 @@ import paceline
 from paceline import DataModule, Module, Trainer
 from paceline.errors import UsageError
 from refusals import refusal
-from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
+from unit.train.trainer.training import (
+    Stops,
     Task,
     dataset,
-    first_optimizer,
     loader,
     mse,
-    no_signals,
     rows,
+    scripted,
+    starts_of_validations,
     trainer,
-    unlaunched,
     weights,
 )
 
@@ -243,12 +243,8 @@ def test_hooks_in_their_order():
 
 
 def test_should_stop_ends_after_the_epoch():
-    class Stop:
-        def on_train_batch_end(self, trainer, task, outputs, batch, batch_idx):
-            trainer.should_stop = True
-
     task = Task()
-    trainer(max_epochs=5, callbacks=[Stop()]).fit(task, loader())
+    trainer(max_epochs=5, callbacks=[Stops()]).fit(task, loader())
     assert len(task.seen) == 5
 
 
@@ -312,10 +308,7 @@ def test_a_checkpoint_from_the_middle_of_an_epoch_is_tested_on_all_samples():
     ("interval", "validations"), [(None, 1), (1.0, 1), (2, 3), (0.5, 3), (5, 1)]
 )
 def test_val_check_interval(interval, validations):
-    starts = []
-    callback = SimpleNamespace(
-        on_validation_start=lambda trainer, task: starts.append(trainer.global_step)
-    )
+    starts, callback = starts_of_validations(SimpleNamespace)
     made = trainer(
         max_epochs=1, val_check_interval=interval, callbacks=[callback], enable_checkpointing=False
     )
@@ -325,10 +318,7 @@ def test_val_check_interval(interval, validations):
 
 
 def test_check_val_every_n_epoch_and_sanity_checks():
-    starts = []
-    callback = SimpleNamespace(
-        on_validation_start=lambda trainer, task: starts.append(trainer.global_step)
-    )
+    starts, callback = starts_of_validations(SimpleNamespace)
     made = trainer(
         max_epochs=4, check_val_every_n_epoch=2, num_sanity_val_steps=1, callbacks=[callback]
     )
@@ -337,10 +327,7 @@ def test_check_val_every_n_epoch_and_sanity_checks():
 
 
 def test_validations_in_between_are_of_epochs_that_have_one():
-    starts = []
-    callback = SimpleNamespace(
-        on_validation_start=lambda trainer, task: starts.append(trainer.global_step)
-    )
+    starts, callback = starts_of_validations(SimpleNamespace)
     made = trainer(
         max_epochs=4, check_val_every_n_epoch=2, val_check_interval=3, callbacks=[callback]
     )
@@ -488,16 +475,6 @@ def test_a_plateau_without_its_metric():
 
 
 # Early stopping, checkpoints
-
-
-def scripted(losses):
-    """A task whose val_loss in each epoch is given."""
-
-    class Scripted(Task):
-        def validation_step(self, batch, batch_idx):
-            self.log("val_loss", losses[self.current_epoch])
-
-    return Scripted()
 
 
 @pytest.mark.parametrize(
