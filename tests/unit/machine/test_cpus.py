@@ -24,6 +24,11 @@ def cgroups(tmp_path):
     return make
 
 
+def quota_v1(folder, quota_us, period_us):
+    files = {"quota": quota_us, "period": period_us}
+    return {f"cpu/{folder}cpu.cfs_{name}_us": f"{us}\n" for name, us in files.items()}
+
+
 V1 = "12:cpuset:/jobs/one\n4:cpu,cpuacct:/jobs/one\n1:name=systemd:/elsewhere\n"
 
 
@@ -46,30 +51,11 @@ V1 = "12:cpuset:/jobs/one\n4:cpu,cpuacct:/jobs/one\n1:name=systemd:/elsewhere\n"
         ),
         ("0::/jobs/one\n", {"jobs/two/cpu.max": "100000 100000\n"}, None),
         ("0::/\n", {"cpu.max": "nonsense\n"}, None),
-        (
-            V1,
-            {
-                "cpu/jobs/one/cpu.cfs_quota_us": "300000\n",
-                "cpu/jobs/one/cpu.cfs_period_us": "100000\n",
-            },
-            3.0,
-        ),
-        (
-            V1,
-            {"cpu/jobs/one/cpu.cfs_quota_us": "-1\n", "cpu/jobs/one/cpu.cfs_period_us": "100000\n"},
-            None,
-        ),
-        (
-            V1,
-            {"cpu/jobs/cpu.cfs_quota_us": "50000\n", "cpu/jobs/cpu.cfs_period_us": "25000\n"},
-            2.0,
-        ),
-        (
-            V1,
-            {"cpu/elsewhere/cpu.cfs_quota_us": "1\n", "cpu/elsewhere/cpu.cfs_period_us": "1\n"},
-            None,
-        ),
-        (V1, {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3.0),
+        (V1, quota_v1("jobs/one/", 300000, 100000), 3.0),
+        (V1, quota_v1("jobs/one/", -1, 100000), None),
+        (V1, quota_v1("jobs/", 50000, 25000), 2.0),
+        (V1, quota_v1("elsewhere/", 1, 1), None),
+        (V1, quota_v1("", 300000, 100000), 3.0),
     ],
 )
 def test_the_least_quota_on_the_way_to_the_root_counts(cgroups, membership, files, expected):

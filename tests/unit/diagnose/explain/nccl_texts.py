@@ -22,16 +22,15 @@ def last(rank, enqueued, done):
     return _LAST.format(rank=rank, last=enqueued, done=done)
 
 
-TEXTS = {
-    "watchdog": ("collective-timeout", watchdog(0, 1580)),
-    "watchdog-1-13": (
-        "collective-timeout",
-        "[E ProcessGroupNCCL.cpp:737] [Rank 1] Watchdog caught collective operation timeout: "
-        "WorkNCCL(OpType=ALLREDUCE, "
-        "Timeout(ms)=1800000) ran for 1806986 milliseconds before timing out.",
-    ),
-    "watchdog-with-aftermath": (
-        "collective-timeout",
+# By the name of their finding.
+ALIKE = {
+    "collective-timeout": (
+        watchdog(0, 1580),
+        (
+            "[E ProcessGroupNCCL.cpp:737] [Rank 1] Watchdog caught collective operation timeout: "
+            "WorkNCCL(OpType=ALLREDUCE, "
+            "Timeout(ms)=1800000) ran for 1806986 milliseconds before timing out."
+        ),
         "\n".join(
             [
                 watchdog(2, 88),
@@ -45,36 +44,50 @@ TEXTS = {
                 "9) of binary: /usr/bin/python",
             ]
         ),
-    ),
-    "watchdog-behind": (
-        "collective-timeout",
         "\n".join([last(0, 1582, 1579), last(1, 1579, 1579), last(2, 1582, 1579)])
         + "\n"
         + watchdog(0, 1580),
-    ),
-    "watchdog-mismatch": (
-        "collective-mismatch",
-        "\n".join([watchdog(0, 77, "ALLREDUCE", 1), watchdog(1, 77, "BROADCAST", 26)]),
-    ),
-    "watchdog-pg-status": (
-        "collective-timeout",
         "[rank5]:[E1101 10:00:00 ProcessGroupNCCL.cpp:2068] [PG ID 0 PG GUID 0 Rank 5]  failure detected by "
         "watchdog at work sequence "
         "id: 9 PG status: last enqueued work: 9, last completed work: 8\n" + watchdog(5, 9),
+        (
+            "[rank1]:[F1101 10:00:00 ProcessGroupNCCL.cpp:1557] [PG ID 0 PG GUID 0 Rank 1] ProcessGroupNCCL's "
+            "watchdog got stuck for 480 "
+            "seconds without making progress in monitoring enqueued collectives."
+        ),
+        (
+            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms "
+            "for recv operation to "
+            "complete"
+        ),
+        "RuntimeError: [Rank 0]: Rank 3 failed to pass monitoredBarrier in 60000 ms",
+        (
+            "torch.distributed.DistBackendError: [3] is setting up NCCL communicator and retrieving ncclUniqueId "
+            "from [0] via c10d key-value "
+            "store by key '0', but store->get('0') got error: wait timeout after 600000ms, keys: /default_pg/0//cuda//0"
+        ),
     ),
-    "heartbeat": (
-        "collective-timeout",
-        "[rank1]:[F1101 10:00:00 ProcessGroupNCCL.cpp:1557] [PG ID 0 PG GUID 0 Rank 1] ProcessGroupNCCL's "
-        "watchdog got stuck for 480 "
-        "seconds without making progress in monitoring enqueued collectives.",
+    "collective-mismatch": (
+        "\n".join([watchdog(0, 77, "ALLREDUCE", 1), watchdog(1, 77, "BROADCAST", 26)]),
+        (
+            "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: "
+            "CollectiveFingerPrint("
+            "SequenceNumber=12, OpType=ALLREDUCE, TensorShape=[4], TensorDtypes=Float, "
+            "TensorDeviceTypes=TensorOptions(dtype=float, "
+            "device=cpu)), but Rank 1 is running collective: "
+            "CollectiveFingerPrint(SequenceNumber=12OpType=BROADCAST).Collectives differ in "
+            "the following aspects: \t Op type: ALLREDUCEvs BROADCAST"
+        ),
+        """
+terminate called after throwing an instance of 'gloo::EnforceNotMet'
+  what():  [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:459] op.preamble.length <= op.nbytes. 612 vs 4
+[rank1]: RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:41014
+""",
+        "n3:81:99 [2] misc/socket.cc:57 NCCL WARN Message truncated : received 512 bytes instead of 256",
     ),
-    "tokenising": (
-        "collective-timeout-slow-rank0",
+    "collective-timeout-slow-rank0": (
         "Map (num_proc=8):  45%|####5     | 91000/200000 [29:01<31:22, 57.9 examples/s]\n"
         + watchdog(1, 1, "ALLREDUCE", 1),
-    ),
-    "main-process-first": (
-        "collective-timeout-slow-rank0",
         """
 [rank3]: Traceback (most recent call last):
 [rank3]:   File "/home/me/finetune.py", line 90, in main
@@ -83,8 +96,7 @@ TEXTS = {
 """
         + watchdog(3, 1, "ALLREDUCE", 1),
     ),
-    "user-error-and-watchdog": (
-        "script-error-on-one-rank",
+    "script-error-on-one-rank": (
         """
 [rank0]: Traceback (most recent call last):
 [rank0]:   File "/home/me/train.py", line 77, in validate
@@ -93,146 +105,89 @@ TEXTS = {
 """
         + watchdog(1, 4012),
     ),
-    "fingerprint": (
-        "collective-mismatch",
-        "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: "
-        "CollectiveFingerPrint("
-        "SequenceNumber=12, OpType=ALLREDUCE, TensorShape=[4], TensorDtypes=Float, "
-        "TensorDeviceTypes=TensorOptions(dtype=float, "
-        "device=cpu)), but Rank 1 is running collective: "
-        "CollectiveFingerPrint(SequenceNumber=12OpType=BROADCAST).Collectives differ in "
-        "the following aspects: \t Op type: ALLREDUCEvs BROADCAST",
-    ),
-    "gloo-size": (
-        "collective-mismatch",
-        """
-terminate called after throwing an instance of 'gloo::EnforceNotMet'
-  what():  [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:459] op.preamble.length <= op.nbytes. 612 vs 4
-[rank1]: RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:41014
-""",
-    ),
-    "truncated": (
-        "collective-mismatch",
-        "n3:81:99 [2] misc/socket.cc:57 NCCL WARN Message truncated : received 512 bytes instead of 256",
-    ),
-    "gloo-closed": (
-        "peer-rank-died",
-        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer "
-        "[192.168.1.7]:5233",
-    ),
-    "gloo-reset": (
-        "peer-rank-died",
-        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:525] Read error [10.1.1.4]:40212: "
-        "Connection reset by peer",
-    ),
-    "gloo-timeout": (
-        "collective-timeout",
-        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms "
-        "for recv operation to "
-        "complete",
-    ),
-    "monitored-barrier": (
-        "collective-timeout",
-        "RuntimeError: [Rank 0]: Rank 3 failed to pass monitoredBarrier in 60000 ms",
-    ),
-    "nccl-remote": (
-        "peer-rank-died",
+    "peer-rank-died": (
+        (
+            "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer "
+            "[192.168.1.7]:5233"
+        ),
+        (
+            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:525] Read error [10.1.1.4]:40212: "
+            "Connection reset by peer"
+        ),
         """
 torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, remote process exited or there was a network error, NCCL version 2.21.5
 ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
 Last error:
 socketProgress: Connection closed by remote peer n7<51990>
 """,
+        (
+            "torch.distributed.DistBackendError: [3] is setting up NCCL communicator and retrieving ncclUniqueId "
+            "from [0] via c10d key-value "
+            "store by key '0', but store->get('0') got error: Connection reset by peer"
+        ),
     ),
-    "victims-and-cause-elsewhere-in-text": (
-        "rank-died-oom-killer",
+    "rank-died-oom-killer": (
         """
 [rank1]: RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:41014
 slurmstepd: error: Detected 1 oom_kill event in StepId=4411.0. Some of the step tasks have been OOM Killed.
 """,
     ),
     "duplicate-gpu": (
-        "duplicate-gpu",
         "n1:50:71 [0] init.cc:795 NCCL WARN Duplicate GPU detected : rank 2 and rank 0 both on CUDA device 3b000",
-    ),
-    "duplicate-gpu-2-30": (
-        "duplicate-gpu",
         "NCCL WARN Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to allow it",
+        (
+            "RuntimeError: NCCL error in: /pytorch/torch/lib/c10d/ProcessGroupNCCL.cpp:825, invalid usage, NCCL "
+            "version 2.7.8"
+        ),
     ),
-    "invalid-usage-1-9": (
-        "duplicate-gpu",
-        "RuntimeError: NCCL error in: /pytorch/torch/lib/c10d/ProcessGroupNCCL.cpp:825, invalid usage, NCCL "
-        "version 2.7.8",
+    "cause-unknown": (
+        (
+            "RuntimeError: NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:911, unhandled cuda error, NCCL "
+            "version 2.7.8\n"
+            "ncclUnhandledCudaError: Call to CUDA function failed."
+        ),
     ),
-    "unhandled-cuda": (
-        "cause-unknown",
-        "RuntimeError: NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:911, unhandled cuda error, NCCL "
-        "version 2.7.8\n"
-        "ncclUnhandledCudaError: Call to CUDA function failed.",
-    ),
-    "unhandled-cuda-oom": (
-        "cuda-oom",
+    "cuda-oom": (
         "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'",
     ),
-    "no-interface": ("no-socket-interface", "Bootstrap : no socket interface found"),
-    "no-route": (
-        "interface-not-routed",
-        "n1:9:77 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 172.17.0.1<43211> failed : No "
-        "route to host",
+    "no-socket-interface": ("Bootstrap : no socket interface found",),
+    "interface-not-routed": (
+        (
+            "n1:9:77 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 172.17.0.1<43211> failed : No "
+            "route to host"
+        ),
     ),
-    "nccl-versions": (
-        "nccl-version-mismatch",
+    "nccl-version-mismatch": (
         "NCCL WARN Mismatched NCCL version detected : rank 0 version 22105 rank 8 version 22203",
     ),
-    "nccl-shm": (
-        "nccl-shm-too-small",
+    "nccl-shm-too-small": (
         "NCCL WARN Error: failed to extend /dev/shm/nccl-4Fh2 to 9637892 bytes",
-    ),
-    "nccl-shm-old": (
-        "nccl-shm-too-small",
         "c1:8:90 [0] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
     ),
-    "ib": (
-        "infiniband-error",
-        "h9:1:2 [6] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion with error 12, opcode 0, len 0, "
-        "vendor err 129",
+    "infiniband-error": (
+        (
+            "h9:1:2 [6] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion with error 12, opcode 0, len 0, "
+            "vendor err 129"
+        ),
+        "NCCL WARN NET/IB : mlx5_2:1 Got async event : port error",
     ),
-    "ib-event": ("infiniband-error", "NCCL WARN NET/IB : mlx5_2:1 Got async event : port error"),
-    "memlock": (
-        "memlock-too-low",
+    "memlock-too-low": (
         "misc/ibvwrap.cc:194 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory",
     ),
-    "algo": (
-        "variable-contradicted",
-        "NCCL WARN Error : no algorithm/protocol available for function Broadcast with datatype ncclInt8. "
-        "NCCL_ALGO was set to Tree.",
+    "variable-contradicted": (
+        (
+            "NCCL WARN Error : no algorithm/protocol available for function Broadcast with datatype ncclInt8. "
+            "NCCL_ALGO was set to Tree."
+        ),
     ),
-    "nccl-missing": (
-        "nccl-not-built-in",
+    "nccl-not-built-in": (
         "RuntimeError: Distributed package doesn't have NCCL built in",
-    ),
-    "nccl-missing-2-x": (
-        "nccl-not-built-in",
         "ValueError: Distributed package doesn't have NCCL built in.",
     ),
-    "no-gpus-found": (
-        "gpus-fewer-than-processes",
+    "gpus-fewer-than-processes": (
         "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
     ),
-    "unique-id-reset": (
-        "peer-rank-died",
-        "torch.distributed.DistBackendError: [3] is setting up NCCL communicator and retrieving ncclUniqueId "
-        "from [0] via c10d key-value "
-        "store by key '0', but store->get('0') got error: Connection reset by peer",
-    ),
-    "unique-id-timeout": (
-        "collective-timeout",
-        "torch.distributed.DistBackendError: [3] is setting up NCCL communicator and retrieving ncclUniqueId "
-        "from [0] via c10d key-value "
-        "store by key '0', but store->get('0') got error: wait timeout after 600000ms, keys: /default_pg/0//cuda//0",
-    ),
-    "harmless": (
-        "no-error-in-log",
+    "no-error-in-log": (
         """
 [rank0]:[W1107 ProcessGroupNCCL.cpp:4115] [PG ID 0 PG GUID 0 Rank 0]  using GPU 0 to perform barrier as devices used by this process are currently unknown. Guessing device ID based on global rank. This can cause a hang if rank to GPU mapping is heterogeneous.
 step 1 loss 3.0

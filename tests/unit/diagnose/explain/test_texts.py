@@ -14,14 +14,14 @@ from unit.diagnose.explain import (
     system_texts,
 )
 
-TEXTS = (
-    rendezvous_texts.TEXTS
-    | nccl_texts.TEXTS
-    | program_texts.TEXTS
-    | order_texts.TEXTS
-    | other_texts.TEXTS
-)
-TEXTS |= system_texts.TEXTS
+NAMED = (rendezvous_texts, program_texts, order_texts, other_texts, system_texts)
+ALIKE = (rendezvous_texts, nccl_texts, program_texts, order_texts, system_texts)
+TEXTS = {key: case for module in NAMED for key, case in module.TEXTS.items()} | {
+    f"{module.__name__.rpartition('.')[2]} {name} {number}": (name, text)
+    for module in ALIKE
+    for name, texts in module.ALIKE.items()
+    for number, text in enumerate(texts)
+}
 FAULTS = {
     key: case
     for key, case in TEXTS.items()

@@ -13,6 +13,9 @@ from paceline.launch.outcome.report import Report, Run, Stop, broken, conclude, 
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 
 S = 1_000_000_000
+ONE, STOPPED = "script-error-on-one-rank", "stopped-by-signal"
+UNFINISHED, TOO_SHORT = "run-unfinished", "grace-too-short"
+SAVING = {"grace_s": 30, "saving": "c/.tmp"}
 PULSES = [
     {
         "rank": rank,
@@ -25,6 +28,10 @@ PULSES = [
     }
     for rank in range(2)
 ]
+
+
+def run(*ends, **told):
+    return Run(ends=list(ends), **told)
 
 
 def stop(signum=signal.SIGTERM, at=5 * S, host="node-a"):
@@ -52,6 +59,7 @@ LIMIT = Stop(15, "--max-time 2h", "", "node-a", 5 * S)
 LAST = Checkpoint("runs/x/checkpoints/00003-step-40", 3, 40)
 AGAIN = ResumeCommand("paceline run --run-dir runs/x train.py")
 LOOP = f"auto-resume: (trap exit INT; until {AGAIN.line}; do sleep 10; done)"
+TO_RESUME = {"resume_command": AGAIN, "last": LAST}
 
 
 def told_to_stop(rank=0):
@@ -63,91 +71,51 @@ def told_to_stop(rank=0):
 @pytest.mark.parametrize(
     ("run", "status", "name"),
     [
-        (Run(ends=[fine(0), fine(1)], counters=PULSES), 0, None),
-        (Run(ends=[fine(0), RankExit(1, code=-6, finished=True)], counters=PULSES), 0, None),
-        (Run(ends=[fine(0), failed(1)]), 1, "script-error-on-one-rank"),
-        (Run(ends=[failed(0), failed(1)]), 1, "user-exception"),
-        (Run(ends=[fine(0)], lost=["node 1"]), 1, "agent-died"),
-        (Run(ends=[]), 1, "launcher-fault"),
-        (Run(ends=[], stops=[stop()]), 143, "stopped-by-signal"),
-        (Run(ends=[], stops=[stop(signal.SIGINT)]), 130, "stopped-by-signal"),
-        (Run(ends=[told_to_stop(0), told_to_stop(1)], stops=[stop()]), 143, "stopped-by-signal"),
-        (Run(ends=[fine(0), fine(1)], stops=[stop()]), 143, "stopped-by-signal"),
+        (run(fine(0), fine(1), counters=PULSES), 0, None),
+        (run(fine(0), RankExit(1, code=-6, finished=True), counters=PULSES), 0, None),
+        (run(fine(0), failed(1)), 1, ONE),
+        (run(failed(0), failed(1)), 1, "user-exception"),
+        (run(fine(0), lost=["node 1"]), 1, "agent-died"),
+        (run(), 1, "launcher-fault"),
+        (run(stops=[stop()]), 143, STOPPED),
+        (run(stops=[stop(signal.SIGINT)]), 130, STOPPED),
+        (run(told_to_stop(0), told_to_stop(1), stops=[stop()]), 143, STOPPED),
+        (run(fine(0), fine(1), stops=[stop()]), 143, STOPPED),
         # a rank that had failed by itself explains the end better than the signal that followed
-        (
-            Run(ends=[failed(0, at=4 * S), told_to_stop(1)], stops=[stop(at=5 * S)]),
-            1,
-            "script-error-on-one-rank",
-        ),
-        (
-            Run(ends=[failed(0, at=6 * S), told_to_stop(1)], stops=[stop(at=5 * S)]),
-            143,
-            "stopped-by-signal",
-        ),
+        (run(failed(0, at=4 * S), told_to_stop(1), stops=[stop(at=5 * S)]), 1, ONE),
+        (run(failed(0, at=6 * S), told_to_stop(1), stops=[stop(at=5 * S)]), 143, STOPPED),
         # to be resumed
-        (Run(ends=[to_resume(0), to_resume(1)]), 75, "run-unfinished"),
-        (Run(ends=[to_resume(0), to_resume(1)], stops=[stop()]), 75, "run-unfinished"),
-        (Run(ends=[to_resume(0), to_resume(1)], stops=[LIMIT]), 75, "run-unfinished"),
-        (Run(ends=[to_resume(0), fine(1)]), 75, "run-unfinished"),
-        (Run(ends=[to_resume(0), RankExit(1, code=-6, left=True)]), 75, "run-unfinished"),
-        (Run(ends=[told_to_stop(0)], stops=[LIMIT]), 143, "stopped-by-signal"),
-        (Run(ends=[told_to_stop(0)], stops=[stop(signal.SIGUSR1)]), 138, "stopped-by-signal"),
+        (run(to_resume(0), to_resume(1)), 75, UNFINISHED),
+        (run(to_resume(0), to_resume(1), stops=[stop()]), 75, UNFINISHED),
+        (run(to_resume(0), to_resume(1), stops=[LIMIT]), 75, UNFINISHED),
+        (run(to_resume(0), fine(1)), 75, UNFINISHED),
+        (run(to_resume(0), RankExit(1, code=-6, left=True)), 75, UNFINISHED),
+        (run(told_to_stop(0), stops=[LIMIT]), 143, STOPPED),
+        (run(told_to_stop(0), stops=[stop(signal.SIGUSR1)]), 138, STOPPED),
         # not by all ranks, so nothing vouches for what was saved
-        (Run(ends=[to_resume(0), failed(1, at=4 * S)]), 1, "script-error-on-one-rank"),
-        (
-            Run(ends=[to_resume(0), failed(1, at=4 * S)], stops=[stop(at=5 * S)]),
-            1,
-            "script-error-on-one-rank",
-        ),
-        (Run(ends=[to_resume(0), told_to_stop(1)], stops=[stop()]), 143, "stopped-by-signal"),
-        (Run(ends=[to_resume(0), RankExit(1, code=-9, stopped="x")]), 1, "rank-ended-early"),
-        (Run(ends=[to_resume(0)], lost=["node 1"]), 1, "agent-died"),
+        (run(to_resume(0), failed(1, at=4 * S)), 1, ONE),
+        (run(to_resume(0), failed(1, at=4 * S), stops=[stop(at=5 * S)]), 1, ONE),
+        (run(to_resume(0), told_to_stop(1), stops=[stop()]), 143, STOPPED),
+        (run(to_resume(0), RankExit(1, code=-9, stopped="x")), 1, "rank-ended-early"),
+        (run(to_resume(0), lost=["node 1"]), 1, "agent-died"),
         # killed while they saved, because the time was over
-        (
-            Run(ends=[killed(0)], stops=[stop()], grace_s=30, saving="c/.tmp"),
-            143,
-            "grace-too-short",
-        ),
-        (
-            Run(ends=[to_resume(0), killed(1)], stops=[stop()], grace_s=30, saving="c/.tmp"),
-            143,
-            "grace-too-short",
-        ),
-        (
-            Run(ends=[killed(0)], stops=[stop(signal.SIGINT)], grace_s=30, saving="c/.tmp"),
-            130,
-            "grace-too-short",
-        ),
-        (Run(ends=[killed(0)], stops=[stop()], grace_s=30), 143, "stopped-by-signal"),
-        (
-            Run(ends=[killed(0, after_s=2)], stops=[stop()], grace_s=30, saving="c/.tmp"),
-            143,
-            "stopped-by-signal",
-        ),
-        (
-            Run(ends=[told_to_stop(0)], stops=[stop()], grace_s=30, saving="c/.tmp"),
-            143,
-            "stopped-by-signal",
-        ),
+        (run(killed(0), stops=[stop()], **SAVING), 143, TOO_SHORT),
+        (run(to_resume(0), killed(1), stops=[stop()], **SAVING), 143, TOO_SHORT),
+        (run(killed(0), stops=[stop(signal.SIGINT)], **SAVING), 130, TOO_SHORT),
+        (run(killed(0), stops=[stop()], grace_s=30), 143, STOPPED),
+        (run(killed(0, after_s=2), stops=[stop()], **SAVING), 143, STOPPED),
+        (run(told_to_stop(0), stops=[stop()], **SAVING), 143, STOPPED),
         # Slurm sends to all processes at once, and a rank may be quicker than its launcher
+        (run(RankExit(0, code=-15, time_ns=5 * S - 10**8), stops=[stop(at=5 * S)]), 143, STOPPED),
+        (run(RankExit(0, code=-15, time_ns=2 * S), stops=[stop(at=5 * S)]), 1, "rank-died-signal"),
         (
-            Run(ends=[RankExit(0, code=-15, time_ns=5 * S - 10**8)], stops=[stop(at=5 * S)]),
-            143,
-            "stopped-by-signal",
-        ),
-        (
-            Run(ends=[RankExit(0, code=-15, time_ns=2 * S)], stops=[stop(at=5 * S)]),
-            1,
-            "rank-died-signal",
-        ),
-        (
-            Run(ends=[RankExit(0, code=-9, time_ns=5 * S - 10**8)], stops=[stop(at=5 * S)]),
+            run(RankExit(0, code=-9, time_ns=5 * S - 10**8), stops=[stop(at=5 * S)]),
             1,
             "rank-died-signal",
         ),
         # the first signal of any node
         (
-            Run(ends=[], stops=[stop(at=9 * S), stop(signal.SIGHUP, at=3 * S, host="node-b")]),
+            run(stops=[stop(at=9 * S), stop(signal.SIGHUP, at=3 * S, host="node-b")]),
             129,
             "sighup-terminal-closed",
         ),
@@ -161,7 +129,7 @@ def test_exit_status_and_finding(run, status, name):
 
 
 def test_a_success_is_summarised():
-    report = conclude(Run(ends=[fine(0), fine(1)], counters=PULSES, seconds=7.0, folder="runs/x"))
+    report = conclude(run(fine(0), fine(1), counters=PULSES, seconds=7.0, folder="runs/x"))
     assert report.lines[0] == "done: 2 ranks, 11 steps in 7.0 s, 2.0 steps/s a rank"
     assert report.lines[-1] == "run folder runs/x"
     assert report.summary["steps"] == 11
@@ -177,7 +145,7 @@ def test_a_crash_in_the_teardown_is_a_note(late, who):
 
 
 def test_a_stop_names_who_asked_for_it_and_how_far_the_run_was():
-    report = conclude(Run(ends=[told_to_stop(0)], stops=[stop(host="node-b")], folder="runs/x"))
+    report = conclude(run(told_to_stop(0), stops=[stop(host="node-b")], folder="runs/x"))
     assert report.lines == [
         "the run was ended by SIGTERM from pid 7 (slurmstepd) on node-b, after 40 steps   [RUN014 stopped-by-signal]",
         "  more: paceline explain RUN014",
@@ -195,9 +163,7 @@ def test_a_stop_names_who_asked_for_it_and_how_far_the_run_was():
     ],
 )
 def test_an_unfinished_run_says_by_what_where_and_how_it_goes_on(stops, by):
-    report = conclude(
-        Run(ends=[to_resume(0)], stops=stops, folder="runs/x", resume_command=AGAIN, last=LAST)
-    )
+    report = conclude(run(to_resume(0), stops=stops, folder="runs/x", **TO_RESUME))
     assert report.framed()[1:] == [
         f"stopped by {by}, after 40 steps, to be resumed   [RUN017 run-unfinished]",
         "  more: paceline explain RUN017",
@@ -238,32 +204,14 @@ def test_a_grace_that_was_too_short_is_told_with_evidence_and_fix():
 @pytest.mark.parametrize(
     ("run", "lines"),
     [
-        (Run(ends=[failed(0)], resume_command=AGAIN), []),
-        (
-            Run(ends=[failed(0)], resume_command=AGAIN, last=LAST),
-            [f"resume from step 40: {AGAIN.line}"],
-        ),
-        (Run(ends=[told_to_stop(0)], stops=[stop()], resume_command=AGAIN), []),
-        (
-            Run(ends=[told_to_stop(0)], stops=[stop()], resume_command=AGAIN, last=LAST),
-            [f"resume from step 40: {AGAIN.line}"],
-        ),
-        (
-            Run(ends=[fine(0)], lost=["node 1"], resume_command=AGAIN, last=LAST),
-            [
-                f"resume from step 40: {AGAIN.line}",
-                LOOP,
-            ],
-        ),
-        (
-            Run(ends=[fine(0)], lost=["node 1"], resume_command=AGAIN),
-            [f"start again: {AGAIN.line}", LOOP],
-        ),
+        (run(failed(0), resume_command=AGAIN), []),
+        (run(failed(0), **TO_RESUME), [f"resume from step 40: {AGAIN.line}"]),
+        (run(told_to_stop(0), stops=[stop()], resume_command=AGAIN), []),
+        (run(told_to_stop(0), stops=[stop()], **TO_RESUME), [f"resume from step 40: {AGAIN.line}"]),
+        (run(fine(0), lost=["node 1"], **TO_RESUME), [f"resume from step 40: {AGAIN.line}", LOOP]),
+        (run(fine(0), lost=["node 1"], resume_command=AGAIN), [f"start again: {AGAIN.line}", LOOP]),
         # a rank failed by itself, the node that went afterwards is not why
-        (
-            Run(ends=[failed(0)], lost=["node 1"], resume_command=AGAIN, last=LAST),
-            [f"resume from step 40: {AGAIN.line}"],
-        ),
+        (run(failed(0), lost=["node 1"], **TO_RESUME), [f"resume from step 40: {AGAIN.line}"]),
     ],
 )
 def test_a_run_that_ended_badly_says_how_it_goes_on(run, lines):
@@ -278,12 +226,12 @@ def test_what_broke_while_the_run_stopped_is_told():
     broke = failed(1, at=7 * S, stopped="SIGTERM to the launcher", stopped_ns=6 * S)
     assert (
         "while it stopped, rank 1 raised ValueError: no"
-        in conclude(Run(ends=[broke], stops=[stop()])).lines
+        in conclude(run(broke, stops=[stop()])).lines
     )
 
 
 def test_a_failure_stands_out_and_ends_with_the_status():
-    report = conclude(Run(ends=[failed(0)], folder="runs/x", attempts=2))
+    report = conclude(run(failed(0), folder="runs/x", attempts=2))
     framed = report.framed()
     assert framed[0].startswith("── paceline ──")
     assert framed[1].startswith("cause: rank 0 raised ValueError: no")
@@ -316,7 +264,7 @@ class RendezvousTimeoutError(Exception):
     ],
 )
 def test_a_launcher_that_could_not_go_on(error, name, says):
-    report = broken(error, host="node-a", run=Run(resume_command=AGAIN, last=LAST))
+    report = broken(error, host="node-a", run=Run(**TO_RESUME))
     assert report.exit_status == 1
     assert report.findings[0].name == name
     assert says in "\n".join(report.lines)
@@ -326,7 +274,7 @@ def test_a_launcher_that_could_not_go_on(error, name, says):
 
 def test_a_head_that_went_before_the_ranks_had_started_is_told_with_the_way_on():
     error = type("DistNetworkError", (RuntimeError,), {})("failed to recv, got 0 bytes")
-    report = broken(error, host="node-a", run=Run(resume_command=AGAIN, last=LAST))
+    report = broken(error, host="node-a", run=Run(**TO_RESUME))
     assert report.findings[0].name == "agent-died"
     assert report.lines[-2:] == [
         f"resume from step 40: {AGAIN.line}",
@@ -335,7 +283,7 @@ def test_a_head_that_went_before_the_ranks_had_started_is_told_with_the_way_on()
 
 
 def test_a_report_is_plain_data():
-    report = conclude(Run(ends=[fine(0), failed(1)], folder="runs/x"))
+    report = conclude(run(fine(0), failed(1), folder="runs/x"))
     content = json.loads(json.dumps(report.to_json()))
     assert content["exit_status"] == 1
     assert content["findings"][0]["code"] == "RUN002"

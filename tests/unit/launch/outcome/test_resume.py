@@ -19,7 +19,13 @@ from paceline.launch.plan.parsing import parse
 
 LAST = Checkpoint("runs/x/checkpoints/00007-step-450", 7, 450)
 LINE = "paceline run --run-dir runs/x train.py"
+SAVED = "last checkpoint: step 450, runs/x/checkpoints/00007-step-450"
+SENDER = "the sender of the signal must allow at least as long"
 LOOP = f"auto-resume: (trap exit INT; until {LINE}; do sleep 10; done)"
+
+
+def again(**where):
+    return ResumeCommand(LINE, **where)
 
 
 def options(script="train.py", args=(), **typed):
@@ -102,55 +108,47 @@ JOB = "in the job script, after that line: status=$?; [ $status -ne 75 ] || scon
 
 
 @pytest.mark.parametrize(
-    ("last", "again", "lines"),
+    ("last", "command", "lines"),
     [
         (
             LAST,
-            ResumeCommand(LINE),
+            again(),
             [
-                "last checkpoint: step 450, runs/x/checkpoints/00007-step-450",
+                SAVED,
                 f"resume: {LINE}",
                 f"auto-resume: (trap exit INT; until {LINE}; do [ $? -eq 75 ] || break; done)",
             ],
         ),
-        (
-            None,
-            ResumeCommand(LINE, slurm=True),
-            ["last checkpoint: none in the run folder", f"resume: {LINE}"],
-        ),
-        (LAST, ResumeCommand(LINE, slurm=True), [f"auto-resume: {JOB}"]),
-        (LAST, ResumeCommand(LINE, nodes=2), [f"resume, on all 2 nodes: {LINE}"]),
+        (None, again(slurm=True), ["last checkpoint: none in the run folder", f"resume: {LINE}"]),
+        (LAST, again(slurm=True), [f"auto-resume: {JOB}"]),
+        (LAST, again(nodes=2), [f"resume, on all 2 nodes: {LINE}"]),
         (
             LAST,
-            ResumeCommand(LINE, nodes=2, numbered=True),
+            again(nodes=2, numbered=True),
             [f"resume, on all 2 nodes, each with its own --node-rank: {LINE}"],
         ),
-        (LAST, ResumeCommand(), ["last checkpoint: step 450, runs/x/checkpoints/00007-step-450"]),
+        (LAST, ResumeCommand(), [SAVED]),
     ],
 )
-def test_after_a_stop(last, again, lines):
-    told = after_stop(last, again)
+def test_after_a_stop(last, command, lines):
+    told = after_stop(last, command)
     assert [line for line in told if line in lines] == lines
-    assert len(told) == (3 if again.line else 1)
+    assert len(told) == (3 if command.line else 1)
 
 
 def test_after_a_failure_there_is_a_line_if_something_was_saved_and_no_loop():
-    assert after_failure(LAST, ResumeCommand(LINE, slurm=True)) == [f"resume from step 450: {LINE}"]
-    assert after_failure(None, ResumeCommand(LINE)) == []
+    assert after_failure(LAST, again(slurm=True)) == [f"resume from step 450: {LINE}"]
+    assert after_failure(None, again()) == []
 
 
 @pytest.mark.parametrize(
-    ("last", "again", "lines"),
+    ("last", "command", "lines"),
     [
+        (LAST, again(), [f"resume from step 450: {LINE}", LOOP]),
+        (None, again(), [f"start again: {LINE}", LOOP]),
         (
             LAST,
-            ResumeCommand(LINE),
-            [f"resume from step 450: {LINE}", LOOP],
-        ),
-        (None, ResumeCommand(LINE), [f"start again: {LINE}", LOOP]),
-        (
-            LAST,
-            ResumeCommand(LINE, slurm=True, nodes=4),
+            again(slurm=True, nodes=4),
             [
                 f"resume from step 450, on all 4 nodes: {LINE}",
                 "auto-resume: sbatch --requeue, or in the job script after that line: scontrol requeue $SLURM_JOB_ID",
@@ -159,30 +157,18 @@ def test_after_a_failure_there_is_a_line_if_something_was_saved_and_no_loop():
         (LAST, ResumeCommand(), []),
     ],
 )
-def test_after_a_node_was_lost(last, again, lines):
-    assert after_loss(last, again) == lines
+def test_after_a_node_was_lost(last, command, lines):
+    assert after_loss(last, command) == lines
 
 
 @pytest.mark.parametrize(
-    ("grace_s", "again", "fix"),
+    ("grace_s", "command", "fix"),
     [
-        (
-            30,
-            ResumeCommand(LINE),
-            "--grace-s 60; the sender of the signal must allow at least as long",
-        ),
-        (
-            5,
-            ResumeCommand(LINE),
-            "--grace-s 60; the sender of the signal must allow at least as long",
-        ),
-        (300, ResumeCommand(LINE, slurm=True), "--grace-s 600, and #SBATCH --signal=B:TERM@630"),
-        (
-            30,
-            ResumeCommand(LINE, slurm=True, step=True),
-            "--grace-s 60, and #SBATCH --signal=TERM@90",
-        ),
+        (30, again(), f"--grace-s 60; {SENDER}"),
+        (5, again(), f"--grace-s 60; {SENDER}"),
+        (300, again(slurm=True), "--grace-s 600, and #SBATCH --signal=B:TERM@630"),
+        (30, again(slurm=True, step=True), "--grace-s 60, and #SBATCH --signal=TERM@90"),
     ],
 )
-def test_a_longer_grace_is_spelled_out(grace_s, again, fix):
-    assert describe_short_grace(grace_s, again) == fix
+def test_a_longer_grace_is_spelled_out(grace_s, command, fix):
+    assert describe_short_grace(grace_s, command) == fix

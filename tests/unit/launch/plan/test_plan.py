@@ -12,6 +12,8 @@ from paceline.launch.plan import plan as planning
 from paceline.launch.plan.parsing import parse
 from paceline.launch.plan.plan import Choice
 from paceline.machine.host import HostFacts
+from refusals import refusal
+from typed import words
 
 
 def asked(**typed):
@@ -56,9 +58,7 @@ def test_ranks_of_a_node(text, gpus, expected, reason):
 
 @pytest.mark.parametrize("text", ["gpu", "xpu"])
 def test_devices_that_are_not_there_are_a_finding(text):
-    with pytest.raises(SetupError) as caught:
-        planned(nproc_per_node=text)
-    finding = caught.value.finding
+    finding = refusal(SetupError, planned, nproc_per_node=text)
     assert finding.name == "gpus-fewer-than-processes"
     assert finding.where == "box"
     assert finding.evidence == ("no NVIDIA driver answers",)
@@ -93,40 +93,25 @@ def test_an_empty_variable_counts_as_unset():
 @pytest.mark.parametrize(
     ("typed", "rendezvous", "host", "port"),
     [
-        ({}, "local", "127.0.0.1", 0),
-        ({"standalone": True}, "local", "127.0.0.1", 0),
-        ({"standalone": True, "rdzv_backend": "c10d"}, "local", "127.0.0.1", 0),
-        ({"rdzv_backend": "c10d"}, "local", "127.0.0.1", 0),
-        ({"master_port": "29501"}, "static", "127.0.0.1", 29501),
-        ({"master_port": "0"}, "static", "127.0.0.1", 0),
-        ({"nnodes": "2", "master_addr": "head"}, "static", "head", 29500),
-        ({"nnodes": "2", "master_addr": "head", "master_port": "7"}, "static", "head", 7),
-        ({"nnodes": "2", "rdzv_endpoint": "head:7"}, "static", "head", 7),
-        ({"nnodes": "2", "rdzv_endpoint": "head"}, "static", "head", 29500),
-        ({"rdzv_endpoint": "localhost:0"}, "static", "localhost", 0),
-        ({"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "head:7"}, "c10d", "head", 7),
-        ({"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "head"}, "c10d", "head", 29400),
-        (
-            {"nnodes": "1:4", "rdzv_backend": "c10d", "rdzv_endpoint": "[fd00::1]:7"},
-            "c10d",
-            "fd00::1",
-            7,
-        ),
-        (
-            {"nnodes": "2", "rdzv_backend": "etcd-v2", "rdzv_endpoint": "a:1,b:2"},
-            "etcd-v2",
-            "a:1,b:2",
-            0,
-        ),
+        ("", "local", "127.0.0.1", 0),
+        ("standalone", "local", "127.0.0.1", 0),
+        ("standalone rdzv_backend=c10d", "local", "127.0.0.1", 0),
+        ("rdzv_backend=c10d", "local", "127.0.0.1", 0),
+        ("master_port=29501", "static", "127.0.0.1", 29501),
+        ("master_port=0", "static", "127.0.0.1", 0),
+        ("nnodes=2 master_addr=head", "static", "head", 29500),
+        ("nnodes=2 master_addr=head master_port=7", "static", "head", 7),
+        ("nnodes=2 rdzv_endpoint=head:7", "static", "head", 7),
+        ("nnodes=2 rdzv_endpoint=head", "static", "head", 29500),
+        ("rdzv_endpoint=localhost:0", "static", "localhost", 0),
+        ("nnodes=2 rdzv_backend=c10d rdzv_endpoint=head:7", "c10d", "head", 7),
+        ("nnodes=2 rdzv_backend=c10d rdzv_endpoint=head", "c10d", "head", 29400),
+        ("nnodes=1:4 rdzv_backend=c10d rdzv_endpoint=[fd00::1]:7", "c10d", "fd00::1", 7),
+        ("nnodes=2 rdzv_backend=etcd-v2 rdzv_endpoint=a:1,b:2", "etcd-v2", "a:1,b:2", 0),
     ],
-    ids=lambda value: (
-        " ".join(f"{name}={text}" for name, text in value.items())
-        if isinstance(value, dict)
-        else None
-    ),
 )
 def test_where_nodes_meet(typed, rendezvous, host, port):
-    found_rendezvous, found_host, found_port = planning.choose_endpoint(asked(**typed))
+    found_rendezvous, found_host, found_port = planning.choose_endpoint(asked(**words(typed)))
     assert (found_rendezvous, found_host, found_port.value) == (rendezvous, host, port)
     assert found_port.reason
 
@@ -202,20 +187,20 @@ def test_other_scripts_are_forked(source):
 @pytest.mark.parametrize(
     ("typed", "environ", "platform", "expected", "reason"),
     [
-        ({}, {}, "linux", "fork", ""),
-        ({"start_method": "forkserver"}, {}, "linux", "fork", ""),
-        ({"start_method": "spawn"}, {}, "linux", "spawn", "--start-method"),
-        ({"start_method": "exec"}, {}, "linux", "exec", "--start-method"),
-        ({"no_python": True}, {}, "linux", "exec", "--no-python"),
-        ({"no_python": True, "start_method": "spawn"}, {}, "linux", "exec", "--no-python"),
-        ({}, {"PYTHON_EXEC": "/opt/python"}, "linux", "exec", "PYTHON_EXEC"),
-        ({"start_method": "spawn"}, {"PYTHON_EXEC": "/opt/python"}, "linux", "exec", "PYTHON_EXEC"),
-        ({}, {}, "darwin", "spawn", "Linux only"),
-        ({"nccl_debug": True}, {}, "linux", "spawn", "--nccl-debug"),
+        ("", {}, "linux", "fork", ""),
+        ("start_method=forkserver", {}, "linux", "fork", ""),
+        ("start_method=spawn", {}, "linux", "spawn", "--start-method"),
+        ("start_method=exec", {}, "linux", "exec", "--start-method"),
+        ("no_python", {}, "linux", "exec", "--no-python"),
+        ("no_python start_method=spawn", {}, "linux", "exec", "--no-python"),
+        ("", {"PYTHON_EXEC": "/opt/python"}, "linux", "exec", "PYTHON_EXEC"),
+        ("start_method=spawn", {"PYTHON_EXEC": "/opt/python"}, "linux", "exec", "PYTHON_EXEC"),
+        ("", {}, "darwin", "spawn", "Linux only"),
+        ("nccl_debug", {}, "linux", "spawn", "--nccl-debug"),
     ],
 )
 def test_start_method(typed, environ, platform, expected, reason):
-    chosen = planned(machine(platform=platform), environ, **typed).start_method
+    chosen = planned(machine(platform=platform), environ, **words(typed)).start_method
     assert chosen.value == expected
     assert reason in chosen.reason
 
@@ -271,14 +256,14 @@ def test_a_lost_node_of_few_is_known_within_fifteen_seconds():
 @pytest.mark.parametrize(
     ("typed", "environ", "seconds"),
     [
-        ({}, {}, 30),
-        ({}, {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "12"}, 12),
-        ({"shutdown_timeout": "5"}, {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "12"}, 5),
-        ({"grace_s": "0"}, {}, 0),
+        ("", {}, 30),
+        ("", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "12"}, 12),
+        ("shutdown_timeout=5", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "12"}, 5),
+        ("grace_s=0", {}, 0),
     ],
 )
 def test_time_to_end(typed, environ, seconds):
-    assert planned(environ=environ, **typed).grace_s == seconds
+    assert planned(environ=environ, **words(typed)).grace_s == seconds
 
 
 def test_an_empty_time_in_the_variable_counts_as_unset():
@@ -287,10 +272,9 @@ def test_an_empty_time_in_the_variable_counts_as_unset():
 
 @pytest.mark.parametrize("text", ["half a minute", "-1", "1.5", "²"])
 def test_a_wrong_time_in_the_variable_is_a_finding(text):
-    with pytest.raises(UsageError) as caught:
-        planned(environ={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": text})
-    assert caught.value.finding.name == "option-invalid"
-    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" in caught.value.finding.fix
+    finding = refusal(UsageError, planned, environ={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": text})
+    assert finding.name == "option-invalid"
+    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" in finding.fix
 
 
 # ------------------------------------------------------------------------------------------ whole plans
@@ -302,9 +286,7 @@ def test_backend_follows_the_devices():
 
 
 def test_windows_is_refused_in_one_sentence():
-    with pytest.raises(SetupError) as caught:
-        planned(machine(platform="win32"))
-    assert caught.value.finding.name == "platform-unsupported"
+    assert refusal(SetupError, planned, machine(platform="win32")).name == "platform-unsupported"
 
 
 def test_a_filter_beyond_the_ranks_is_a_warning():
@@ -335,9 +317,7 @@ def test_a_virtual_local_rank_needs_a_gpu_for_each_rank(gpus, visible, fix):
 
 
 def test_numa_binding_needs_gpus():
-    with pytest.raises(UsageError) as caught:
-        planned(numa_binding="node")
-    assert caught.value.finding.name == "option-contradicted"
+    assert refusal(UsageError, planned, numa_binding="node").name == "option-contradicted"
     assert planned(machine(gpus=2), numa_binding="node").nproc.value == 2
 
 
@@ -351,26 +331,26 @@ def test_a_plan_is_plain_data():
 @pytest.mark.parametrize(
     ("typed", "asked_for", "gpus", "expected"),
     [
-        ({}, None, False, ("hang: notice after 120 s", "ended only if it is proven")),
-        ({"on_hang": "report"}, None, False, ("hang: notice after 120 s", "never ended")),
+        ("", None, False, ("hang: notice after 120 s", "ended only if it is proven")),
+        ("on_hang=report", None, False, ("hang: notice after 120 s", "never ended")),
         (
-            {"on_hang": "report", "hang_timeout": "30"},
+            "on_hang=report hang_timeout=30",
             30,
             False,
             ("hang: report after 30 s", "--hang-timeout"),
         ),
         (
-            {"hang_timeout": "900"},
+            "hang_timeout=900",
             900,
             True,
             ("hang: stop after 900 s", "--hang-timeout; torch's own timeout of 600 s comes first"),
         ),
-        ({"hang_timeout": "900"}, 900, False, ("hang: stop after 900 s", "--hang-timeout")),
-        ({"no_probe": True}, None, False, ("hangs are not watched", "--no-probe")),
+        ("hang_timeout=900", 900, False, ("hang: stop after 900 s", "--hang-timeout")),
+        ("no_probe", None, False, ("hangs are not watched", "--no-probe")),
     ],
 )
 def test_how_long_a_run_may_stand_still(typed, asked_for, gpus, expected):
-    options = asked(**typed)
+    options = asked(**words(typed))
     assert options.hang_timeout == asked_for
     chosen = planning.choose_hang(options, gpus=gpus)
     assert (chosen.value, chosen.reason) == expected
@@ -379,37 +359,22 @@ def test_how_long_a_run_may_stand_still(typed, asked_for, gpus, expected):
 @pytest.mark.parametrize(
     ("typed", "facts", "environ", "expected"),
     [
+        ("nproc_per_node=2", machine(), {}, "1 node x 2 ranks · gloo · runs/x"),
+        ("", machine(cpus=1), {}, "1 node x 1 rank (no GPU here) · gloo · runs/x"),
         (
-            {"nproc_per_node": "2"},
-            machine(),
-            {},
-            "1 node x 2 ranks · gloo · runs/x",
-        ),
-        (
-            {},
-            machine(cpus=1),
-            {},
-            "1 node x 1 rank (no GPU here) · gloo · runs/x",
-        ),
-        (
-            {
-                "nnodes": "1:4",
-                "rdzv_backend": "c10d",
-                "rdzv_endpoint": "h:4711",
-                "start_method": "spawn",
-            },
+            "nnodes=1:4 rdzv_backend=c10d rdzv_endpoint=h:4711 start_method=spawn",
             machine(gpus=8),
             {"OMP_NUM_THREADS": "2"},
             "1-4 nodes x 8 ranks (one per GPU) · nccl · head 127.0.0.1 · spawn (--start-method) · runs/x",
         ),
         (
-            {"nnodes": "2", "master_addr": "h", "nproc_per_node": "1"},
+            "nnodes=2 master_addr=h nproc_per_node=1",
             machine(),
             {},
             "2 nodes x 1 rank · gloo · head 127.0.0.1 · runs/x",
         ),
         (
-            {"nproc_per_node": "2", "hang_timeout": "900"},
+            "nproc_per_node=2 hang_timeout=900",
             machine(),
             {},
             "1 node x 2 ranks · gloo · hang: stop after 900 s (--hang-timeout) · runs/x",
@@ -418,8 +383,11 @@ def test_how_long_a_run_may_stand_still(typed, asked_for, gpus, expected):
     ids=["two ranks", "default", "elastic", "two nodes", "a limit"],
 )
 def test_the_plan_is_one_line(typed, facts, environ, expected):
-    plan = planned(facts, environ, **typed)
-    assert planning.describe(plan, asked(**typed), head="127.0.0.1", run_dir="runs/x") == expected
+    plan = planned(facts, environ, **words(typed))
+    assert (
+        planning.describe(plan, asked(**words(typed)), head="127.0.0.1", run_dir="runs/x")
+        == expected
+    )
 
 
 # ------------------------------------------------------------------------------------- a rank's variables

@@ -16,6 +16,7 @@ def node(ticket, rank, nodes=(2, 2)):
 
 HEAD, HEAD_C10D = node(1, 0), node(1, None)
 TWO = [HEAD, node(2, 1)]
+RAN = Verdict(tuple(TWO))
 SURE = frozenset({1, 2, 3, 4})
 
 
@@ -80,30 +81,12 @@ def test_a_node_that_was_interrupted_and_started_again_is_not_a_duplicate():
 @pytest.mark.parametrize(
     ("me", "verdict", "head", "name", "words"),
     [
-        (
-            node(3, 1),
-            Verdict(tuple(TWO)),
-            HEAD,
-            "duplicate-ranks",
-            "rank 1: host-b (launcher pid 102) and host-c",
-        ),
-        (
-            node(3, 0),
-            Verdict(tuple(TWO)),
-            HEAD,
-            "duplicate-ranks",
-            "rank 0: host-a (launcher pid 101) and host-c",
-        ),
-        (node(3, 2, (3, 3)), Verdict(tuple(TWO)), HEAD, "extra-node", "node 2 on host-c"),
-        (node(3, 1, (3, 3)), Verdict(tuple(TWO)), HEAD, "world-size-mismatch", "--nnodes 3"),
-        (node(3, None), Verdict(tuple(TWO)), HEAD_C10D, None, ""),
-        (
-            node(3, None, (3, 3)),
-            Verdict(tuple(TWO)),
-            HEAD_C10D,
-            "world-size-mismatch",
-            "a node on host-c",
-        ),
+        (node(3, 1), RAN, HEAD, "duplicate-ranks", "rank 1: host-b (launcher pid 102) and host-c"),
+        (node(3, 0), RAN, HEAD, "duplicate-ranks", "rank 0: host-a (launcher pid 101) and host-c"),
+        (node(3, 2, (3, 3)), RAN, HEAD, "extra-node", "node 2 on host-c"),
+        (node(3, 1, (3, 3)), RAN, HEAD, "world-size-mismatch", "--nnodes 3"),
+        (node(3, None), RAN, HEAD_C10D, None, ""),
+        (node(3, None, (3, 3)), RAN, HEAD_C10D, "world-size-mismatch", "a node on host-c"),
         (
             node(3, 2),
             Verdict(finding=presence.same_rank_twice(*TWO)),
@@ -162,5 +145,5 @@ def test_the_line_while_waiting(head, words):
 
 
 def test_verdicts_travel():
-    for verdict in (Verdict(tuple(TWO)), Verdict(finding=presence.same_rank_twice(*TWO))):
+    for verdict in (RAN, Verdict(finding=presence.same_rank_twice(*TWO))):
         assert Verdict.from_json(verdict.to_json()) == verdict

@@ -19,6 +19,7 @@ import pytest
 from paceline.launch.plan.parsing import parse
 from paceline.launch.run import log_file, pump
 from paceline.launch.run.console import Console, StreamPlan, fill_prefix, plan_streams
+from typed import words
 
 # ----------------------------------------------------------------------------------------------- decisions
 
@@ -41,39 +42,34 @@ def in_words(plan):
 @pytest.mark.parametrize(
     ("typed", "rank", "local_rank", "out", "err"),
     [
-        ({}, 0, 0, "plain", "plain"),
-        ({}, 1, 1, "hidden", "hidden"),
-        ({}, 4, 0, "hidden", "hidden"),  # local rank 0 of the second node
-        ({"tee": "3"}, 0, 0, "prefixed", "prefixed"),
-        ({"tee": "3"}, 1, 1, "prefixed", "prefixed"),
-        ({"tee": "1"}, 0, 0, "prefixed", "plain"),
-        ({"tee": "1"}, 1, 1, "prefixed", "hidden"),
-        ({"tee": "2"}, 1, 1, "hidden", "prefixed"),
-        ({"tee": "1:3"}, 0, 0, "plain", "plain"),
-        ({"tee": "1:3"}, 1, 1, "prefixed", "prefixed"),
-        ({"redirects": "3"}, 0, 0, "hidden", "hidden"),
-        ({"redirects": "1"}, 0, 0, "hidden", "plain"),
-        ({"redirects": "0:2"}, 0, 0, "plain", "hidden"),
-        ({"redirects": "1:3"}, 0, 0, "plain", "plain"),
-        ({"redirects": "3", "tee": "3"}, 1, 1, "prefixed", "prefixed"),
-        ({"redirects": "3", "tee": "2"}, 0, 0, "hidden", "prefixed"),
-        ({"local_ranks_filter": "1"}, 0, 0, "hidden", "hidden"),
-        ({"local_ranks_filter": "1"}, 1, 1, "plain", "plain"),
-        ({"local_ranks_filter": "0"}, 4, 0, "plain", "plain"),
-        ({"local_ranks_filter": "0,1"}, 0, 0, "prefixed", "prefixed"),
-        ({"local_ranks_filter": "0,1"}, 2, 2, "hidden", "hidden"),
-        ({"local_ranks_filter": "0", "tee": "3"}, 1, 1, "hidden", "hidden"),
-        ({"local_ranks_filter": "0", "tee": "3"}, 0, 0, "prefixed", "prefixed"),
-        ({"local_ranks_filter": "1", "redirects": "1"}, 1, 1, "hidden", "plain"),
+        ("", 0, 0, "plain", "plain"),
+        ("", 1, 1, "hidden", "hidden"),
+        ("", 4, 0, "hidden", "hidden"),  # local rank 0 of the second node
+        ("tee=3", 0, 0, "prefixed", "prefixed"),
+        ("tee=3", 1, 1, "prefixed", "prefixed"),
+        ("tee=1", 0, 0, "prefixed", "plain"),
+        ("tee=1", 1, 1, "prefixed", "hidden"),
+        ("tee=2", 1, 1, "hidden", "prefixed"),
+        ("tee=1:3", 0, 0, "plain", "plain"),
+        ("tee=1:3", 1, 1, "prefixed", "prefixed"),
+        ("redirects=3", 0, 0, "hidden", "hidden"),
+        ("redirects=1", 0, 0, "hidden", "plain"),
+        ("redirects=0:2", 0, 0, "plain", "hidden"),
+        ("redirects=1:3", 0, 0, "plain", "plain"),
+        ("redirects=3 tee=3", 1, 1, "prefixed", "prefixed"),
+        ("redirects=3 tee=2", 0, 0, "hidden", "prefixed"),
+        ("local_ranks_filter=1", 0, 0, "hidden", "hidden"),
+        ("local_ranks_filter=1", 1, 1, "plain", "plain"),
+        ("local_ranks_filter=0", 4, 0, "plain", "plain"),
+        ("local_ranks_filter=0,1", 0, 0, "prefixed", "prefixed"),
+        ("local_ranks_filter=0,1", 2, 2, "hidden", "hidden"),
+        ("local_ranks_filter=0 tee=3", 1, 1, "hidden", "hidden"),
+        ("local_ranks_filter=0 tee=3", 0, 0, "prefixed", "prefixed"),
+        ("local_ranks_filter=1 redirects=1", 1, 1, "hidden", "plain"),
     ],
-    ids=lambda value: (
-        " ".join(f"{name}={text}" for name, text in value.items())
-        if isinstance(value, dict)
-        else None
-    ),
 )
 def test_what_the_console_shows(typed, rank, local_rank, out, err):
-    assert tuple(map(in_words, planned(rank, local_rank, **typed))) == (out, err)
+    assert tuple(map(in_words, planned(rank, local_rank, **words(typed)))) == (out, err)
 
 
 def test_every_stream_has_its_files_also_when_it_is_hidden():

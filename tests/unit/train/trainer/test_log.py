@@ -15,16 +15,7 @@ from paceline import DataModule, Module
 from paceline.errors import UsageError
 from paceline.train.trainer.meters import found_at, place_of
 from paceline.train.trainer.progress import Display, as_text, clock
-from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
-    Task,
-    dataset,
-    first_optimizer,
-    loader,
-    no_signals,
-    rows,
-    trainer,
-    unlaunched,
-)
+from unit.train.trainer.training import Task, dataset, loader, rows, trainer
 
 # What is logged
 

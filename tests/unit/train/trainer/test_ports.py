@@ -14,17 +14,8 @@ from paceline import DataModule, Module
 from paceline.errors import UsageError
 from paceline.train.model.strategy import DDP
 from paceline.train.trainer import arguments
-from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
-    Task,
-    finding,
-    first_optimizer,
-    loader,
-    no_signals,
-    rows,
-    trainer,
-    unlaunched,
-    weights,
-)
+from refusals import refusal
+from unit.train.trainer.training import Stops, Task, loader, starts_of_validations, trainer, weights
 
 # Arguments
 
@@ -76,9 +67,8 @@ def test_durations(duration, seconds):
 
 
 def test_a_duration_that_is_none():
-    with pytest.raises(UsageError) as caught:
-        trainer(max_time="3h")
-    assert finding(caught).fix == 'Trainer(max_time="00:03:00:00") ends after three hours'
+    finding = refusal(UsageError, trainer, max_time="3h")
+    assert finding.fix == 'Trainer(max_time="00:03:00:00") ends after three hours'
 
 
 def test_fast_dev_run_leaves_no_traces():
@@ -108,12 +98,8 @@ def test_overfit_batches_are_the_same_in_each_epoch():
     ("options", "epochs"), [({}, 1), ({"min_epochs": 3}, 3), ({"min_steps": 11}, 3)]
 )
 def test_training_does_not_stop_before_its_least_epochs_and_steps(options, epochs):
-    class Stop:
-        def on_train_batch_end(self, trainer, task, outputs, batch, batch_idx):
-            trainer.should_stop = True
-
     task = Task()
-    trainer(max_epochs=5, callbacks=[Stop()], **options).fit(task, loader())
+    trainer(max_epochs=5, callbacks=[Stops()], **options).fit(task, loader())
     assert len(task.seen) == 5 * epochs
 
 
@@ -125,10 +111,7 @@ def test_max_time_ends_after_a_batch():
 
 
 def test_validations_by_batches_over_epochs():
-    starts = []
-    callback = paceline.callbacks.LambdaCallback(
-        on_validation_start=lambda trainer, task: starts.append(trainer.global_step)
-    )
+    starts, callback = starts_of_validations(paceline.callbacks.LambdaCallback)
     made = trainer(
         max_epochs=4, check_val_every_n_epoch=None, val_check_interval=3, callbacks=callback
     )
@@ -388,9 +371,7 @@ def test_a_saved_checkpoint_resumes():
 )
 def test_a_checkpoint_that_cannot_be_loaded(path, name):
     torch.save({"x": 1}, "text.ckpt")
-    with pytest.raises(UsageError) as caught:
-        Task.load_from_checkpoint(path)
-    assert finding(caught).name == name
+    assert refusal(UsageError, Task.load_from_checkpoint, path).name == name
 
 
 class Choice:
@@ -407,10 +388,9 @@ def test_what_is_not_plain_data_is_unpickled_on_request_alone(weights_only):
     made = trainer(max_epochs=1)
     made.fit(Chooses(Choice()), loader())
     made.save_checkpoint("kept.ckpt", weights_only=weights_only)
-    with pytest.raises(UsageError) as caught:
-        Chooses.load_from_checkpoint("kept.ckpt")
-    assert finding(caught).name == "checkpoint-needs-classes"
-    assert "load_from_checkpoint(path, weights_only=False)" in finding(caught).fix
+    finding = refusal(UsageError, Chooses.load_from_checkpoint, "kept.ckpt")
+    assert finding.name == "checkpoint-needs-classes"
+    assert "load_from_checkpoint(path, weights_only=False)" in finding.fix
     again = Chooses.load_from_checkpoint("kept.ckpt", weights_only=False)
     assert isinstance(again.hparams.choice, Choice)
 

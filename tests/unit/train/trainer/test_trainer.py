@@ -11,17 +11,17 @@ from torch import nn
 import paceline
 from paceline import DataModule, Module, Trainer
 from paceline.errors import UsageError
-from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
+from refusals import refusal
+from unit.train.trainer.training import (
+    Stops,
     Task,
     dataset,
-    finding,
-    first_optimizer,
     loader,
     mse,
-    no_signals,
     rows,
+    scripted,
+    starts_of_validations,
     trainer,
-    unlaunched,
     weights,
 )
 
@@ -243,12 +243,8 @@ def test_hooks_in_their_order():
 
 
 def test_should_stop_ends_after_the_epoch():
-    class Stop:
-        def on_train_batch_end(self, trainer, task, outputs, batch, batch_idx):
-            trainer.should_stop = True
-
     task = Task()
-    trainer(max_epochs=5, callbacks=[Stop()]).fit(task, loader())
+    trainer(max_epochs=5, callbacks=[Stops()]).fit(task, loader())
     assert len(task.seen) == 5
 
 
@@ -312,10 +308,7 @@ def test_a_checkpoint_from_the_middle_of_an_epoch_is_tested_on_all_samples():
     ("interval", "validations"), [(None, 1), (1.0, 1), (2, 3), (0.5, 3), (5, 1)]
 )
 def test_val_check_interval(interval, validations):
-    starts = []
-    callback = SimpleNamespace(
-        on_validation_start=lambda trainer, task: starts.append(trainer.global_step)
-    )
+    starts, callback = starts_of_validations(SimpleNamespace)
     made = trainer(
         max_epochs=1, val_check_interval=interval, callbacks=[callback], enable_checkpointing=False
     )
@@ -325,10 +318,7 @@ def test_val_check_interval(interval, validations):
 
 
 def test_check_val_every_n_epoch_and_sanity_checks():
-    starts = []
-    callback = SimpleNamespace(
-        on_validation_start=lambda trainer, task: starts.append(trainer.global_step)
-    )
+    starts, callback = starts_of_validations(SimpleNamespace)
     made = trainer(
         max_epochs=4, check_val_every_n_epoch=2, num_sanity_val_steps=1, callbacks=[callback]
     )
@@ -337,10 +327,7 @@ def test_check_val_every_n_epoch_and_sanity_checks():
 
 
 def test_validations_in_between_are_of_epochs_that_have_one():
-    starts = []
-    callback = SimpleNamespace(
-        on_validation_start=lambda trainer, task: starts.append(trainer.global_step)
-    )
+    starts, callback = starts_of_validations(SimpleNamespace)
     made = trainer(
         max_epochs=4, check_val_every_n_epoch=2, val_check_interval=3, callbacks=[callback]
     )
@@ -482,25 +469,12 @@ def test_a_plateau_without_its_metric():
             "lr_scheduler": {"scheduler": scheduler, "monitor": "val_los"},
         }
 
-    with pytest.raises(UsageError) as caught:
-        rates(configure)
-    assert finding(caught).what.startswith(
-        "the metric 'val_los' was never logged; logged were train_loss"
-    )
-    assert finding(caught).fix == 'monitor="val_loss"'
+    finding = refusal(UsageError, rates, configure)
+    assert finding.what.startswith("the metric 'val_los' was never logged; logged were train_loss")
+    assert finding.fix == 'monitor="val_loss"'
 
 
 # Early stopping, checkpoints
-
-
-def scripted(losses):
-    """A task whose val_loss in each epoch is given."""
-
-    class Scripted(Task):
-        def validation_step(self, batch, batch_idx):
-            self.log("val_loss", losses[self.current_epoch])
-
-    return Scripted()
 
 
 @pytest.mark.parametrize(
@@ -535,17 +509,16 @@ def test_a_run_that_ran_out_of_patience_does_not_go_on():
 
 
 def test_a_monitor_that_is_never_logged():
-    with pytest.raises(UsageError) as caught:
-        trainer(monitor="val_acc").fit(Task(), loader(), loader())
-    assert finding(caught).name == "option-invalid"
-    assert finding(caught).where == "Trainer(monitor=...)"
-    assert "logged were train_loss, train_loss_epoch, val_loss" in finding(caught).what
+    finding = refusal(UsageError, trainer(monitor="val_acc").fit, Task(), loader(), loader())
+    assert finding.name == "option-invalid"
+    assert finding.where == "Trainer(monitor=...)"
+    assert "logged were train_loss, train_loss_epoch, val_loss" in finding.what
 
 
 def test_a_limit_that_cuts_through_a_step():
     with pytest.raises(UsageError) as caught:
         trainer(limit_train_batches=3, accumulate_grad_batches=2).fit(Task(), loader())
-    assert finding(caught).fix == "Trainer(limit_train_batches=4)"
+    assert caught.value.finding.fix == "Trainer(limit_train_batches=4)"
     made = trainer(limit_train_batches=99, accumulate_grad_batches=2, max_epochs=1)
     made.fit(Task(), loader())
     assert made.global_step == 3
@@ -560,6 +533,5 @@ def test_checkpoints_are_kept_as_asked_for():
 
 
 def test_a_checkpoint_that_is_not_there():
-    with pytest.raises(UsageError) as caught:
-        trainer().fit(Task(), loader(), ckpt_path="last")
-    assert finding(caught).name == "checkpoint-missing"
+    finding = refusal(UsageError, trainer().fit, Task(), loader(), ckpt_path="last")
+    assert finding.name == "checkpoint-missing"

@@ -40,6 +40,10 @@ def job(start, *, nodes=1, tasks=1, gpus=4, more="", cpus=64):
     )
 
 
+SRUN = "srun python train.py"
+NO_RANK, TOO_MANY = ["error rank-env-missing"], ["warning workers-exceed-cpus"]
+
+
 def found(folder, text, program, *, name="train.py"):
     """What is found in the job script beside hints."""
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -56,12 +60,12 @@ def found(folder, text, program, *, name="train.py"):
 @pytest.mark.parametrize(
     ("arguments", "start", "options", "names"),
     [
-        ("devices=2", "srun python train.py", {}, MISMATCH),
-        ("devices=2", "srun python train.py", {"tasks": 2}, []),
-        ("devices=1", "srun python train.py", {"tasks": 4}, MISMATCH),
-        ("devices=2, num_nodes=2", "srun python train.py", {"tasks": 2, "nodes": 2}, []),
-        ("devices=2", "srun python train.py", {"tasks": 2, "nodes": 2}, MISMATCH),
-        ("devices=args.devices", "srun python train.py", {}, MISMATCH),
+        ("devices=2", SRUN, {}, MISMATCH),
+        ("devices=2", SRUN, {"tasks": 2}, []),
+        ("devices=1", SRUN, {"tasks": 4}, MISMATCH),
+        ("devices=2, num_nodes=2", SRUN, {"tasks": 2, "nodes": 2}, []),
+        ("devices=2", SRUN, {"tasks": 2, "nodes": 2}, MISMATCH),
+        ("devices=args.devices", SRUN, {}, MISMATCH),
         ("devices=args.devices", "srun python train.py --devices 4", {"tasks": 4}, []),
         ("devices=args.devices", "srun python train.py --devices=4", {"tasks": 2}, MISMATCH),
         ("devices=args.devices", "srun python train.py --devices $N", {}, []),
@@ -69,27 +73,22 @@ def found(folder, text, program, *, name="train.py"):
         ("devices=args.devices", "srun python train.py $OPTIONS", {}, []),
         ('devices=int(os.environ["WORLD_SIZE"])', "torchrun --nproc_per_node=4 train.py", {}, []),
         ("devices=args.devices", 'srun python train.py "$@"', {}, []),
-        ("devices=config.devices", "srun python train.py", {}, []),
-        ('devices=int(os.environ["SLURM_GPUS_ON_NODE"])', "srun python train.py", {}, MISMATCH),
-        ('devices=int(os.environ["SLURM_GPUS_ON_NODE"])', "srun python train.py", {"tasks": 4}, []),
+        ("devices=config.devices", SRUN, {}, []),
+        ('devices=int(os.environ["SLURM_GPUS_ON_NODE"])', SRUN, {}, MISMATCH),
+        ('devices=int(os.environ["SLURM_GPUS_ON_NODE"])', SRUN, {"tasks": 4}, []),
         (
             'devices=2, num_nodes=int(os.environ["SLURM_NNODES"])',
-            "srun python train.py",
+            SRUN,
             {"tasks": 2, "nodes": 3},
             [],
         ),
-        ('devices="auto", accelerator="gpu"', "srun python train.py", {}, MISMATCH),
-        ('devices="auto", accelerator=args.kind', "srun python train.py", {}, []),
-        ('devices=[0, 1], strategy="ddp"', "srun python train.py", {}, MISMATCH),
-        ("devices=4, **options", "srun python train.py", {}, MISMATCH),
-        ("**options", "srun python train.py", {}, []),
-        ("devices=4, plugins=[environment]", "srun python train.py", {}, []),
-        (
-            "devices=4",
-            "srun python train.py",
-            {"tasks": None, "more": "#SBATCH --ntasks=4\n"},
-            MISMATCH,
-        ),
+        ('devices="auto", accelerator="gpu"', SRUN, {}, MISMATCH),
+        ('devices="auto", accelerator=args.kind', SRUN, {}, []),
+        ('devices=[0, 1], strategy="ddp"', SRUN, {}, MISMATCH),
+        ("devices=4, **options", SRUN, {}, MISMATCH),
+        ("**options", SRUN, {}, []),
+        ("devices=4, plugins=[environment]", SRUN, {}, []),
+        ("devices=4", SRUN, {"tasks": None, "more": "#SBATCH --ntasks=4\n"}, MISMATCH),
         ("devices=4", "python train.py", {"tasks": None, "more": "#SBATCH --ntasks=1\n"}, MISMATCH),
         ("devices=4", "python train.py", {"tasks": None}, []),
         ("devices=4", "python train.py", {"more": "#SBATCH --job-name=interactive\n"}, []),
@@ -106,13 +105,13 @@ def test_lightning_is_told_what_the_job_starts(tmp_path, arguments, start, optio
 
 def test_fabric_is_judged_as_the_trainer_is(tmp_path):
     program = "import lightning as L\nfabric = L.Fabric(accelerator='cuda', devices=4, num_nodes=1)\nfabric.launch()\n"
-    assert found(tmp_path, job("srun python train.py"), program) == MISMATCH
-    assert found(tmp_path, job("srun python train.py", tasks=4), program) == []
+    assert found(tmp_path, job(SRUN), program) == MISMATCH
+    assert found(tmp_path, job(SRUN, tasks=4), program) == []
 
 
 def test_two_trainers_that_differ_are_not_judged(tmp_path):
     program = LIGHTNING.format("devices=4") + "L.Trainer(devices=1).test(model)\n"
-    assert found(tmp_path, job("srun python train.py"), program) == []
+    assert found(tmp_path, job(SRUN), program) == []
 
 
 JOINS = 'dist.init_process_group("nccl")'
@@ -128,42 +127,27 @@ ALONE = "torchrun --standalone --nproc_per_node=4 train.py"
 @pytest.mark.parametrize(
     ("body", "start", "options", "names"),
     [
-        (JOINS, "srun python train.py", {"tasks": 4}, ["error rank-env-missing"]),
-        (JOINS, "python train.py", {"gpus": 1}, ["error rank-env-missing"]),
+        (JOINS, SRUN, {"tasks": 4}, NO_RANK),
+        (JOINS, "python train.py", {"gpus": 1}, NO_RANK),
         (JOINS, ALONE, {}, []),
         (JOINS, "source set_ranks.sh\nsrun python train.py", {"tasks": 4}, []),
         (JOINS, "srun bash -c 'export RANK=$SLURM_PROCID; python train.py'", {"tasks": 4}, []),
-        (f"if args.distributed:\n    {JOINS}", "srun python train.py", {"tasks": 4}, []),
-        (f"from slurm_env import setup\n{JOINS}", "srun python train.py", {"tasks": 4}, []),
-        (
-            'dist.init_process_group("nccl", rank=r, world_size=n)',
-            "srun python train.py",
-            {"tasks": 4},
-            [],
-        ),
-        (
-            'rank = int(os.environ["RANK"])',
-            "srun python train.py",
-            {"tasks": 4},
-            ["error rank-env-missing"],
-        ),
-        (f'os.environ.setdefault("RANK", "0")\n{JOINS}', "srun python train.py", {"tasks": 4}, []),
-        ('rank = int(os.environ.get("RANK", 0))', "srun python train.py", {"tasks": 4}, []),
-        (ADOPTS, "srun python train.py", {"tasks": 4}, ["error rank-env-missing"]),
-        (ADOPTS, "srun python train.py", {"gpus": 1}, []),
+        (f"if args.distributed:\n    {JOINS}", SRUN, {"tasks": 4}, []),
+        (f"from slurm_env import setup\n{JOINS}", SRUN, {"tasks": 4}, []),
+        ('dist.init_process_group("nccl", rank=r, world_size=n)', SRUN, {"tasks": 4}, []),
+        ('rank = int(os.environ["RANK"])', SRUN, {"tasks": 4}, NO_RANK),
+        (f'os.environ.setdefault("RANK", "0")\n{JOINS}', SRUN, {"tasks": 4}, []),
+        ('rank = int(os.environ.get("RANK", 0))', SRUN, {"tasks": 4}, []),
+        (ADOPTS, SRUN, {"tasks": 4}, NO_RANK),
+        (ADOPTS, SRUN, {"gpus": 1}, []),
         (ADOPTS, "srun accelerate launch --num_processes=4 train.py", {}, []),
         (SPAWNS, ALONE, {}, ["error double-launch"]),
-        (SPAWNS, "srun python train.py", {"tasks": 4}, ["error double-launch"]),
+        (SPAWNS, SRUN, {"tasks": 4}, ["error double-launch"]),
         (SPAWNS, "python train.py", {}, []),
         (f"if args.multi:\n    {SPAWNS.splitlines()[1].strip()}", ALONE, {}, []),
-        ("DataLoader(data, num_workers=16)", ALONE, {"cpus": 32}, ["warning workers-exceed-cpus"]),
+        ("DataLoader(data, num_workers=16)", ALONE, {"cpus": 32}, TOO_MANY),
         ("DataLoader(data, num_workers=8)", ALONE, {"cpus": 32}, []),
-        (
-            "DataLoader(data, num_workers=os.cpu_count())",
-            ALONE,
-            {"cpus": 32},
-            ["warning workers-exceed-cpus"],
-        ),
+        ("DataLoader(data, num_workers=os.cpu_count())", ALONE, {"cpus": 32}, TOO_MANY),
         ("DataLoader(data, num_workers=len(os.sched_getaffinity(0)))", ALONE, {"cpus": 32}, []),
         ("DataLoader(data, num_workers=workers)", ALONE, {"cpus": 32}, []),
         (PORT, ALONE, {}, ["error master-unreachable"]),
@@ -187,7 +171,7 @@ def test_ranks_workers_and_addresses_fit_the_job(tmp_path, body, start, options,
 
 def test_a_gpu_for_each_task_and_a_local_rank_do_not_go_together(tmp_path):
     body = 'local_rank = int(os.environ["SLURM_LOCALID"])\ntorch.cuda.set_device(local_rank)'
-    start = job("srun python train.py", tasks=4)
+    start = job(SRUN, tasks=4)
     bound = start.replace("--gpus-per-node=4", "--gpus-per-task=1")
     assert found(tmp_path, start, RAW.format(body)) == []
     assert found(tmp_path, bound, RAW.format(body)) == ["error gpus-per-task-with-local-rank"]
@@ -211,7 +195,7 @@ def test_a_download_by_every_rank_is_a_hint(tmp_path):
 @pytest.mark.parametrize(
     ("start", "name"),
     [
-        ("srun python train.py", "train.py"),
+        (SRUN, "train.py"),
         ("srun python src/train.py", "src/train.py"),
         ("cd src\nsrun python train.py", "src/train.py"),
         ("cd $HOME/project/src\nsrun python train.py", "src/train.py"),
@@ -243,7 +227,7 @@ def test_what_is_not_there_is_not_judged(tmp_path, start):
 def test_a_script_is_found_above_the_folder_of_the_job(tmp_path, monkeypatch):
     (tmp_path / "project" / "jobs").mkdir(parents=True)
     (tmp_path / "project" / "train.py").write_text(LIGHTNING.format("devices=2"))
-    (tmp_path / "project" / "jobs" / "a.sbatch").write_text(job("srun python train.py"))
+    (tmp_path / "project" / "jobs" / "a.sbatch").write_text(job(SRUN))
     assert [f.name for f in lint([str(tmp_path / "project" / "jobs" / "a.sbatch")]).findings] == [
         "slurm-ntasks-mismatch"
     ]
@@ -255,7 +239,7 @@ def test_of_two_files_of_the_name_none_is_taken_unless_one_is_given(tmp_path, mo
     for folder, devices in (("jobs", 2), (".", 1)):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "train.py").write_text(LIGHTNING.format(f"devices={devices}"))
-    (tmp_path / "jobs" / "a.sbatch").write_text(job("srun python train.py"))
+    (tmp_path / "jobs" / "a.sbatch").write_text(job(SRUN))
     monkeypatch.chdir(tmp_path)
     assert lint(["jobs/a.sbatch"]).findings == []
     assert [f.name for f in lint(["jobs/a.sbatch", "jobs/train.py"]).findings] == [
@@ -267,7 +251,7 @@ def test_a_script_of_the_name_in_a_folder_that_is_not_the_jobs_is_left_alone(tmp
     for folder in ("jobs", "src"):
         (tmp_path / folder).mkdir()
     (tmp_path / "src" / "train.py").write_text(LIGHTNING.format("devices=2"))
-    (tmp_path / "jobs" / "a.sbatch").write_text(job("srun python train.py"))
+    (tmp_path / "jobs" / "a.sbatch").write_text(job(SRUN))
     monkeypatch.chdir(tmp_path / "src")
     assert (
         lint(["../jobs/a.sbatch"]).findings
@@ -278,7 +262,7 @@ def test_a_script_of_the_name_in_a_folder_that_is_not_the_jobs_is_left_alone(tmp
 
 def test_the_finding_shows_the_line_of_the_script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found(Path(), job("srun python train.py"), LIGHTNING.format("devices=2"))
+    found(Path(), job(SRUN), LIGHTNING.format("devices=2"))
     finding = lint(["job.sbatch"]).findings[0]
     assert finding.where == "job.sbatch:3"
     assert finding.evidence[-1] == "train.py:9: trainer = L.Trainer(devices=2)"
@@ -304,7 +288,7 @@ def test_the_script_is_judged_too_and_once(tmp_path, monkeypatch):
 
 
 def test_a_finding_of_both_is_ignored_in_the_job(tmp_path):
-    text = job("srun python train.py").replace(
+    text = job(SRUN).replace(
         "#SBATCH --ntasks", "# paceline: ignore slurm-ntasks-mismatch\n#SBATCH --ntasks"
     )
     assert found(tmp_path, text, LIGHTNING.format("devices=2")) == []
@@ -312,4 +296,4 @@ def test_a_finding_of_both_is_ignored_in_the_job(tmp_path):
 
 @pytest.mark.parametrize("text", ["not python (", "", "\0"])
 def test_a_script_that_cannot_be_read_does_not_matter_to_the_job(tmp_path, text):
-    assert found(tmp_path, job("srun python train.py"), text) == []
+    assert found(tmp_path, job(SRUN), text) == []
