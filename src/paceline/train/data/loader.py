@@ -307,6 +307,8 @@ class Loader:
         if not is_lookup(self.dataset) and takes_batches(self.dataset):
             name = type(self.dataset).__name__
             notes.append(f"what {name}.__getitems__ draws at random depends on the number of ranks")
+        elif unset := self._source.describe_unset():
+            notes.append(unset)
         return "; ".join(notes)
 
     @property

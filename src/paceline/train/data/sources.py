@@ -23,9 +23,10 @@ from paceline.train.data.collation import Packing, unpacked
 from paceline.train.data.collation import collate as default
 from paceline.train.data.context import LoaderContext
 from paceline.train.data.draws import Draws
+from paceline.train.data.held_generators import describe_unset
 from paceline.train.data.likeness import Likeness
 from paceline.train.data.order import Order, StoredOrder, blocks, derive, shuffled
-from paceline.train.data.samples import Reader, Request, Samples, TensorReader
+from paceline.train.data.samples import Reader, Request, Samples, TensorReader, in_memory
 from paceline.train.data.share import EvenBatches, GivenBatches, Rows, Shard
 from paceline.train.data.stream import Piece, Stream, pieces_of_all, whole_rows
 
@@ -136,6 +137,10 @@ class Source:
         divided = self._divided
         return fingerprint(self._dataset), divided.batch_size, divided.shuffle, divided.last
 
+    def describe_unset(self) -> str:
+        """Return a line about generators that cannot be set for each sample; empty without any."""
+        return ""
+
     def release(self) -> None:
         """Release workers that wait for another epoch."""
         self._torch_loader._iterator = None
@@ -204,6 +209,12 @@ class MapBatches(Source):
             batch_sampler=cast(Any, self._requests),
             collate_fn=self._packing(collate or usual, self._settings),
         )
+
+    def describe_unset(self) -> str:
+        """Return a line about generators that cannot be set for each sample; empty without any."""
+        if in_memory(self._dataset):
+            return ""
+        return describe_unset(self._dataset, by_sample=self._arrays is None)
 
     def _array_reader(self) -> ArrayReader | None:
         """Return what reads the dataset if it is one of ``arrays``, or a subset of one."""
