@@ -15,6 +15,7 @@ from paceline.train.data.generators import (
 from paceline.train.data.iteration import Iteration
 from paceline.train.data.loader import Loader
 from paceline.train.data.order import derive
+from paceline.train.data.row_random import RowRandom
 from paceline.train.data.share import Rows, in_order
 from paceline.train.data.transforms import Normalize, RandomCrop, RandomFlip
 
@@ -28,6 +29,7 @@ __all__ = [
     "Normalize",
     "RandomCrop",
     "RandomFlip",
+    "RowRandom",
     "Rows",
     "SampleRandom",
     "adopted",

@@ -97,6 +97,7 @@ class BatchTracker:
         iteration.own += rows.of_rank
         iteration.served.append(rows)
         iteration.has_borrowed = False
+        iteration.num_draws = 0
         iteration.num_batches += 1
         iteration.with_grad = with_grad
         self.last = iteration
@@ -109,6 +110,12 @@ class BatchTracker:
             loop.rows for loop in self._iterations if loop.live and loop.with_grad and loop.rows
         ]
         return any(rows.ends_group for rows in batches) if batches else True
+
+    @property
+    def current(self) -> Iteration | None:
+        """The loop whose batch the script computes: the last, or the one around it if it ended."""
+        live = [loop for loop in self._iterations if loop.live and loop.rows is not None]
+        return self.last if not live or self.last in live else live[-1]
 
     @property
     def is_training(self) -> bool:
