@@ -291,3 +291,170 @@ def test_a_resume_on_another_number_of_ranks_continues_the_numbers(ranks, tmp_pa
             found[name], dtype=torch.float64
         )
         assert difference.abs().max() < parity.TOLERANCE
+
+
+# What is announced
+
+
+class RandomScale(nn.Module):
+    """What kornia's augmentations do: parameters for each row of the batch are drawn in ``forward``."""
+
+    def forward(self, x):
+        return x * torch.empty(len(x), 1, dtype=x.dtype).uniform_(0.5, 2)  # KORNIA
+
+
+class OnTokens(nn.Module):
+    """A model that drops by a function, not by a module."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.last = how, nn.Linear(WIDTH, 1)
+        self.middle = nn.LSTM(WIDTH, WIDTH, num_layers=2, dropout=0.5 if how == "lstm" else 0.0)
+
+    def forward(self, x):
+        if self.how == "function":
+            x = nn.functional.dropout(x, 0.5, self.training)
+        if self.how == "attention":
+            x = x[:, None, None]
+            x = nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)[:, 0, 0]
+        return self.last(self.middle(x[:, None])[0][:, 0])
+
+
+def noise_in_the_loss(session, model, batch):
+    x, y = batch
+    return mse(model, (x + 0.1 * torch.randn_like(x), y))  # NOISE
+
+
+def mixup_by_torch(session, model, batch):
+    x, y = batch
+    order, share = torch.randperm(len(x)), np.random.beta(1, 1)  # MIXUP
+    return mse(model, (torch.lerp(x, x[order], share), torch.lerp(y, y[order], share)))
+
+
+def kornia_on_the_batch(session, model, batch):
+    return mse(model, (RandomScale()(batch[0]), batch[1]))
+
+
+def flips_by_python(session, model, batch):
+    return mse(model, (batch[0] * (1 if random.random() < 0.5 else -1), batch[1]))  # FLIP
+
+
+def own_generator(session, model, batch):
+    x, y = batch
+    noise = torch.randn(WIDTH, generator=torch.Generator().manual_seed(session.step))
+    return mse(model, (x + noise + session.draws.randn(WIDTH), y))
+
+
+def plain(session, model, batch):
+    return mse(model, batch)
+
+
+def mixing_collate(samples):
+    x, y = torch.utils.data.default_collate(samples)
+    order = torch.randperm(len(x))
+    return (x + x[order]) / 2, (y + y[order]) / 2
+
+
+def make_generated_collate():
+    rng = np.random.default_rng()
+    return lambda samples: [
+        part * rng.random() for part in torch.utils.data.default_collate(samples)
+    ]
+
+
+def said(folder, loss_of, how="", collate="", watched=True, seed=3):
+    """Return what rank 0 says in an epoch, and the weights; a look at the first batch comes before the model."""
+    from paceline import Session
+    from paceline.text import terminal
+    from paceline.train.session.gradients import Gradients
+
+    lines, say, watch = [], terminal.say, Gradients.watch_draws
+    terminal.say = lines.append
+    if not watched:
+        Gradients.watch_draws = lambda *_, **__: None
+    try:
+        torch.manual_seed(1)
+        session = Session(precision="64-true", seed=seed, run_dir=folder, loggers=())
+        collate_fn = {
+            "": None,
+            "function": mixing_collate,
+            "held": make_generated_collate(),
+        }[collate]
+        loader = session.loader(
+            TensorDataset(*rows()), parity.BATCH, shuffle=True, collate_fn=collate_fn
+        )
+        next(iter(loader))
+        torch.manual_seed(1)
+        model = OnTokens(how) if how else net()
+        if how == "module":
+            model = nn.Sequential(nn.Dropout(0.5), model)
+        model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for batch in loader:
+            session.backward(globals()[loss_of](session, model, batch))
+            optimizer.step()
+            optimizer.zero_grad()
+        return lines, parity.weights_of(session.unwrap(model))
+    finally:
+        terminal.say, Gradients.watch_draws = say, watch
+
+
+def line_of(mark):
+    with open(__file__, encoding="utf-8") as file:
+        return next(number for number, line in enumerate(file, 1) if line.endswith(f"# {mark}\n"))
+
+
+NAMED = {
+    "noise_in_the_loss": ("randn_like", "NOISE", "randn(*x.shape[1:])"),
+    "mixup_by_torch": ("randperm", "MIXUP", "session.draws.permutation()"),
+    "kornia_on_the_batch": ("uniform_", "KORNIA", "rand(*x.shape[1:])"),
+    "flips_by_python": ("random.random", "FLIP", "session.draws.rand"),
+}
+
+
+@pytest.mark.parametrize("loss_of", NAMED)
+def test_what_the_loop_draws_is_named_with_its_line_and_no_number_is_changed(
+    ranks, tmp_path, loss_of
+):
+    operation, mark, fix = NAMED[loss_of]
+    results = ranks.run(said, str(tmp_path / "run"), loss_of, world_size=2)
+    (first, weights), (second, _) = results
+    (hint,) = [line for line in first if "loop-draws-numbers" in line]
+    assert f"loop-draws-numbers: {operation} draws" in hint
+    assert f"where: test_draws.py:{line_of(mark)}" in hint
+    assert fix in hint
+    assert ("also numpy.random" in hint) is (loss_of == "mixup_by_torch")
+    assert "loop-draws-numbers" not in " ".join(second)
+    unwatched = ranks.run(said, str(tmp_path / "unwatched"), loss_of, "", "", False, world_size=2)
+    assert unwatched[0][1] == weights
+    assert "loop-draws-numbers" not in " ".join(unwatched[0][0])
+
+
+@pytest.mark.parametrize("how", ["function", "attention", "lstm", "module"])
+def test_dropout_that_is_no_module_has_dropout_s_line(ranks, tmp_path, how):
+    results = ranks.run(said, str(tmp_path / "run"), "plain", how, world_size=2)
+    lines = results[0][0]
+    assert [line for line in lines if "dropout masks are drawn on each rank" in line] == [
+        "results depend on the number of ranks here: dropout masks are drawn on each rank"
+    ]
+    assert "loop-draws-numbers" not in " ".join(lines)
+
+
+@pytest.mark.parametrize("collate", ["function", "held"])
+def test_a_collate_function_that_draws_is_named(ranks, tmp_path, collate):
+    results = ranks.run(said, str(tmp_path / "run"), "plain", "", collate, world_size=2)
+    (hint,) = [line for line in results[0][0] if "loop-draws-numbers" in line]
+    named = {"function": "(torch)", "held": "(collate_fn: rng)"}[collate]
+    assert f"collate_fn draws random numbers {named}" in hint
+    assert "test_draws.py:" in hint
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "seed", "world_size"),
+    [("plain", 3, 2), ("own_generator", 3, 2), ("noise_in_the_loss", 3, 1)],
+)
+def test_nothing_is_said_where_nothing_depends_on_the_ranks(
+    ranks, tmp_path, loss_of, seed, world_size
+):
+    folder = str(tmp_path / "run")
+    results = ranks.run(said, folder, loss_of, "", "", True, seed, world_size=world_size)
+    assert "depend" not in " ".join(results[0][0])

@@ -18,6 +18,7 @@ from paceline.train.data.adopt import check_library, check_stream, fingerprint
 from paceline.train.data.arguments import Division, contradiction
 from paceline.train.data.array_dataset import ArrayReader, base_of
 from paceline.train.data.changes import state_of
+from paceline.train.data.collate_draws import WatchedCollate
 from paceline.train.data.collated import Units, as_it_is
 from paceline.train.data.collation import Packing, unpacked
 from paceline.train.data.collation import collate as default
@@ -68,6 +69,8 @@ class Source:
         self._dataset, self._context, self._divided = dataset, context, divided
         self._likeness = likeness
         self._collate = None if collate is default_collate else collate
+        if self._collate is not None and context.world.world_size > 1 and not context.world.rank:
+            self._collate = WatchedCollate(self._collate)
         self._units = Units(context.first_of, matter=self._weights_matter())
         self._torch_loader: DataLoader[Any]
         self._state_of_dataset: Any = None  # when the workers were started

@@ -111,6 +111,8 @@ class Session(SessionModels):
             say=self._printer.say_once,
         )
         self._tracker = self._gradients.tracker
+        if self.is_main and self.world_size > 1:
+            self._gradients.watch_draws(is_seeded=self._seeded)
         self._draws = RowRandom(
             self._tracker, seed=self._seed, rank=self._world.rank, device=self._device
         )

@@ -152,7 +152,7 @@ def test_a_copy_for_another_process_finds_its_own():
 def states(dataset):
     generators = [held.generator for held in find(dataset)]
     return [
-        str(part.get_state() if isinstance(part, torch.Generator) else part.__reduce__())
+        part.get_state().tolist() if isinstance(part, torch.Generator) else pickle.dumps(part)
         for part in generators
     ]
 
