@@ -3,31 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from paceline.errors import Finding, UsageError
 from paceline.train.data.iteration import Iteration, LoopState
 from paceline.train.data.share import Rows
-
-
-class Watch(Protocol):
-    """An object that watches what a script does with its first batch."""
-
-    def fetches(self, iteration: Iteration) -> None:
-        """Handle a loop that fetches a batch."""
-
-    def yields(self, iteration: Iteration) -> None:
-        """Handle a loop that is about to yield a batch."""
-
-    def before_backward(self) -> None:
-        """Handle a backward that begins."""
-
-    def after_backward(self) -> None:
-        """Handle a backward that has ended."""
-
-    def ends(self, iteration: Iteration) -> None:
-        """Handle a loop that has ended."""
 
 
 class BatchTracker:
@@ -40,7 +20,8 @@ class BatchTracker:
     Attributes:
         on_sync: Called with whether the next backward ends its group; None if groups have one
             batch.
-        watch: Watches what the first step does; None if it is over.
+        on_batch: Called with a loop and whether the script computes a batch of it from now on; None
+            after the first step.
         last: The loop that yielded a batch last.
         latest: The last loop over each loader.
         is_uneven: Whether a rank was left out of all batches of some loop; known to all ranks.
@@ -50,7 +31,7 @@ class BatchTracker:
 
     def __init__(self) -> None:
         self.on_sync: Callable[[bool], None] | None = None
-        self.watch: Watch | None = None
+        self.on_batch: Callable[[Iteration, bool], None] | None = None
         self._iterations: list[Iteration] = []
         self._rows: Rows | None = None
         self.last: Iteration | None = None
@@ -77,8 +58,8 @@ class BatchTracker:
             iteration: The loop.
             with_grad: Whether autograd is enabled.
         """
-        if self.watch is not None:
-            self.watch.fetches(iteration)
+        if self.on_batch is not None:
+            self.on_batch(iteration, False)
         if iteration.number >= 0:
             iteration.resumes = False  # its first batch was used
         return self.state_of(iteration, with_grad)
@@ -107,8 +88,8 @@ class BatchTracker:
     def close(self, iteration: Iteration) -> None:
         """Record that a loop has ended."""
         iteration.live = False
-        if self.watch is not None:
-            self.watch.ends(iteration)
+        if self.on_batch is not None:
+            self.on_batch(iteration, False)
         if self.on_sync is not None:  # this may be an evaluation between two batches of a group
             self.on_sync(self._ends_group())
 
@@ -129,8 +110,8 @@ class BatchTracker:
         self.last = iteration
         if with_grad and self.on_sync is not None:
             self.on_sync(self._ends_group())
-        if self.watch is not None:
-            self.watch.yields(iteration)
+        if self.on_batch is not None:
+            self.on_batch(iteration, True)
 
     def _ends_group(self) -> bool:
         """Whether a group ends with the current batches; with several loops, if it ends for one."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import pickle
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
 import torch
@@ -65,11 +63,9 @@ def _states(collate: Collate) -> dict[str, Any]:
 
 
 def _place_of(collate: Any) -> str:
-    while isinstance(collate, functools.partial):
-        collate = collate.func
-    function = collate if hasattr(collate, "__code__") else type(collate).__call__
-    code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType):
+    inner = getattr(collate, "func", collate)  # of a partial
+    code = getattr(inner if hasattr(inner, "__code__") else type(inner).__call__, "__code__", None)
+    if code is None:
         return "collate_fn"
     return f"{code.co_name}, {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 

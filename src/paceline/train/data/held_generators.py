@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Protocol
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ from paceline.train.data.twisters import (
     NumpyTwister,
     PythonTwister,
     TorchTwister,
-    Twister,
     numpy_random,
     python_generator,
     rows_of,
@@ -60,16 +59,6 @@ class Held:
     def can_be_set(self) -> bool:
         """Whether its state can be set before each sample."""
         return not self.is_one_of_many and _setter_type(self.generator) is not None
-
-
-class Setter(Twister, Protocol):
-    """A generator that is set for each sample, and has its own state again afterwards."""
-
-    def keep(self) -> Any:
-        """Prepare for samples; return what ``restore`` needs."""
-
-    def restore(self, kept: Any) -> None:
-        """Restore the state before ``keep``."""
 
 
 def find(root: Any, name: str = "dataset") -> list[Held]:
@@ -141,9 +130,8 @@ def _attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
         if kind.__module__.partition(".")[0] in _LIBRARIES:
             continue
         yield "", kind
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__"):
+        for name, slot in vars(kind).items():
+            if isinstance(slot, MemberDescriptorType):
                 yield f".{name}", getattr(value, name, None)
 
 
@@ -198,13 +186,14 @@ class HeldGenerators:
     """The generators of a dataset, set for each sample by ``SampleStates``.
 
     Attributes:
-        setters: Those that can be set, in the order in which they were found.
+        setters: A ``Twister`` for each that can be set, which also has ``keep`` and ``restore``, in
+            the order in which they were found.
     """
 
     def __init__(self, dataset: Any) -> None:
         found = [held.generator for held in find(dataset) if held.can_be_set]
         self._generators = found
-        self.setters: list[Setter] = [_setter_of(generator) for generator in found]
+        self.setters: list[Any] = [_setter_type(part)(part) for part in found]
 
     def __bool__(self) -> bool:
         return bool(self.setters)
@@ -297,13 +286,6 @@ def _state_of(name: str, numbers: np.ndarray) -> dict[str, Any]:
         inner = {"counter": nothing, "key": numbers[:2]}
         return {**state, "state": inner, "buffer": nothing, "buffer_pos": 4}
     return {**state, "state": {"state": numbers}}
-
-
-def _setter_of(generator: Any) -> Setter:
-    kind = _setter_type(generator)
-    assert kind is not None
-    setter: Setter = kind(generator)
-    return setter
 
 
 def _setter_type(generator: Any) -> Any:

@@ -40,7 +40,7 @@ class Samples(Dataset[Any]):
     Setting a generator takes 1 to 2.5 µs a sample. So only the generators that the dataset draws
     from are set: at first none. If loading a batch has changed another one, the batch is loaded
     again with that set too, as all later ones are. Those that the dataset holds are all set. They
-    are looked for before the first batch of a process, and again after it, because some datasets
+    are looked for before the first batch of an epoch, and again after it, because some datasets
     make theirs then.
 
     Args:
@@ -57,6 +57,7 @@ class Samples(Dataset[Any]):
         self._states = SampleStates(seed)
         self._drawn: tuple[str, ...] = ()  # names of the global generators to set
         self._held: HeldGenerators | None = None  # None before the first batch
+        self._looked_in: int | None = None  # epoch of the last look
         self._at_once = in_memory(dataset) or takes_batches(dataset)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -72,24 +73,23 @@ class Samples(Dataset[Any]):
             return self._reader(epoch, indices)
         if self._in_memory:
             return self._load(indices)
-        if self._held is None:
-            return self._load_first(epoch, indices)
-        return self._load_held(epoch, indices, self._held)
-
-    def _load_first(self, epoch: int, indices: list[int]) -> Any:
-        """Load the first batch; again if the dataset has got other generators meanwhile."""
+        if self._held is not None and epoch == self._looked_in:
+            return self._load_held(epoch, indices, self._held)
+        self._looked_in = epoch
         held = self._look()
         samples = self._load_held(epoch, indices, held)
-        if held.are_those_of(self.dataset):
+        if self._look() is held:
             return samples
-        return self._load_held(epoch, indices, self._look())
+        return self._load_held(epoch, indices, self._held)
 
     def _look(self) -> HeldGenerators:
-        self._held = HeldGenerators(self.dataset)
-        self._states = SampleStates(self._seed, self._held.setters)
+        """Look for the generators that the dataset holds now."""
+        if self._held is None or not self._held.are_those_of(self.dataset):
+            self._held = HeldGenerators(self.dataset)
+            self._states = SampleStates(self._seed, self._held.setters)
         return self._held
 
-    def _load_held(self, epoch: int, indices: list[int], held: HeldGenerators) -> Any:
+    def _load_held(self, epoch: int, indices: list[int], held: HeldGenerators | None) -> Any:
         if not held:
             return self._load_kept(epoch, indices)
         with held.kept():

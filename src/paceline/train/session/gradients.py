@@ -94,6 +94,7 @@ class Gradients:
         self._outside = OutsideBackward()
         self._copies = Copies()
         self._num_losses = 0  # losses inspected so far
+        self._loop_draws: LoopDraws | None = None
         self._has_said_dropout = False
         self._without_graph: set[DistributedDataParallel] = set()  # DDP has no static graph yet
         self._shards: dict[nn.Parameter, nn.Parameter] = {}  # parameter to its shard, with fsdp
@@ -146,7 +147,7 @@ class Gradients:
             raise not_averaged()
         if part.rescale != 1.0:
             self._rescale(part.rescale)
-        watch = self.tracker.watch
+        watch = self._loop_draws
         if watch is not None:
             watch.before_backward()
         if self.scale is not None:
@@ -464,10 +465,11 @@ class Gradients:
         Args:
             is_seeded: Whether the session has seeded ranks differently.
         """
-        self.tracker.watch = LoopDraws(self.device, is_seeded=is_seeded, report=self._say_draws)
+        self._loop_draws = LoopDraws(self.device, is_seeded=is_seeded, report=self._say_draws)
+        self.tracker.on_batch = self._loop_draws.at_batch
 
     def _say_draws(self, draws: list[Draw]) -> None:
-        self.tracker.watch = None
+        self._loop_draws = self.tracker.on_batch = None
         for line in lines_of(draws, says_dropout=not self._has_said_dropout):
             self._say(line)
 

@@ -84,18 +84,15 @@ class LoopDraws:
         self._before: Any = None  # of the operation that is running
         self._numpy = b""
 
-    def fetches(self, iteration: Iteration) -> None:
-        """Interrupt the watch while a batch is loaded; end it at the loop's second."""
+    def at_batch(self, loop: Iteration, is_ready: bool) -> None:
+        """Watch the first batch of a loop, and nothing while a batch is loaded."""
         self._interrupt()
-        if iteration is self._loop:
-            self.ends(iteration)
-
-    def yields(self, iteration: Iteration) -> None:
-        """Begin the watch at the first batch of a loop, or continue it."""
-        if self._loop is None and iteration.number == 0 and iteration.with_grad:
-            self._loop, self._pending = iteration, []
-        if self._loop is not None:
-            self._continue()
+        if loop is self._loop:
+            self._end()
+        elif is_ready and self._loop is None and loop.number == 0 and loop.with_grad:
+            self._loop, self._pending = loop, []
+        if is_ready:
+            self.after_backward()
 
     def before_backward(self) -> None:
         """Count what was drawn since the last backward, and interrupt the watch."""
@@ -110,22 +107,15 @@ class LoopDraws:
 
     def after_backward(self) -> None:
         """Continue the watch: a second loss of the batch may follow."""
-        if self._loop is not None:
-            self._continue()
+        if self._loop is not None and sys.getprofile() is None:  # else the script is profiled
+            self._numpy = numpy_memory()
+            sys.setprofile(self._hook)
 
-    def ends(self, iteration: Iteration) -> None:
+    def _end(self) -> None:
         """End the watch of a loop that ends, or whose first batch is done."""
-        if iteration is not self._loop:
-            return
-        self._interrupt()
         self._loop = None
         if self._has_backward:
             self._report(list(dict.fromkeys(self._found)))
-
-    def _continue(self) -> None:
-        self._numpy = numpy_memory()
-        if sys.getprofile() is None:  # else the script is profiled
-            sys.setprofile(self._hook)
 
     def _interrupt(self) -> None:
         if sys.getprofile() is self._hook:
@@ -142,10 +132,9 @@ class LoopDraws:
                 self._before = self._states()
         elif event == "c_return" and self._before is not None:
             before, self._before = self._before, None
-            name = function.__name__
-            has_drawn = self._has_drawn(before) if isinstance(before, list) else False
-            if not isinstance(before, list):
-                name, has_drawn = f"random.{name}", before != python_memory()
+            name, has_drawn = f"random.{function.__name__}", before != python_memory()
+            if isinstance(before, list):
+                name, has_drawn = function.__name__, self._has_drawn(before)
             if has_drawn and (draw := _draw_of(name, frame)):
                 self._pending.append(draw)
 
@@ -179,33 +168,30 @@ def _are_near(old: torch.Tensor, new: torch.Tensor) -> bool:
 
 def _draw_of(operation: str, frame: FrameType) -> Draw | None:
     """Return the draw that a frame made; None if it is not for the rows of a step."""
-    frames = list(_around(frame))
+    frames: list[FrameType] = []
+    around: FrameType | None = frame
+    while around is not None:
+        frames.append(around)
+        around = around.f_back
     is_dropout = operation in _LIKE_DROPOUT
     for one in frames:
         name = one.f_code.co_name
         if name.endswith(_OTHER_FUNCTIONS) or _module_of(one).startswith(_OTHER_MODULES):
             return None
         is_dropout = is_dropout or any(word in name for word in _DROPPING)
-    scripts = [one for one in frames if "site-packages" not in one.f_code.co_filename]
-    own = [one for one in scripts if _module_of(one).partition(".")[0] not in _LIBRARIES]
-    if not own or (operation.startswith("random.") and not _is_near(frame, own[0])):
+    own = [one for one in frames if _is_of_script(one)]
+    if not own:
+        return None
+    by_library = [one for one in frames[: frames.index(own[0])] if _module_of(one) != "random"]
+    if operation.startswith("random.") and by_library:
         return None
     place = f"{os.path.basename(own[0].f_code.co_filename)}:{own[0].f_lineno}"
     return Draw(operation, place, is_dropout)
 
 
-def _is_near(frame: FrameType, own: FrameType) -> bool:
-    """Return whether a script's frame called a function of ``random`` itself, not a library."""
-    around = (one for one in _around(frame) if _module_of(one) != "random")
-    return next(around, None) is own
-
-
-def _around(frame: FrameType) -> Iterator[FrameType]:
-    """Yield a frame and those that called it."""
-    around: FrameType | None = frame
-    while around is not None:
-        yield around
-        around = around.f_back
+def _is_of_script(frame: FrameType) -> bool:
+    is_library = _module_of(frame).partition(".")[0] in _LIBRARIES
+    return not is_library and "site-packages" not in frame.f_code.co_filename
 
 
 def _module_of(frame: FrameType) -> str:
