@@ -458,3 +458,36 @@ def test_nothing_is_said_where_nothing_depends_on_the_ranks(
     folder = str(tmp_path / "run")
     results = ranks.run(said, folder, loss_of, "", "", True, seed, world_size=world_size)
     assert "depend" not in " ".join(results[0][0])
+
+
+def graph_breaks(folder, watched):
+    """Return what torch.compile could not compile in a training with noise."""
+    import torch._dynamo as dynamo
+
+    from paceline.train.session.gradients import Gradients
+
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+    watch = Gradients.watch_draws
+    if not watched:
+        Gradients.watch_draws = lambda *_, **__: None
+    try:
+        session = parity.session_of(folder)
+        model, optimizer = session.setup(
+            model := net(), torch.optim.SGD(model.parameters(), lr=0.1)
+        )
+        compiled = torch.compile(model, backend="eager")
+        for batch in session.loader(TensorDataset(*rows()), parity.BATCH):
+            session.backward(noise_in_the_loss(session, compiled, batch))
+            optimizer.step()
+        return {name: dict(counts) for name, counts in dynamo.utils.counters.items()}
+    finally:
+        Gradients.watch_draws = watch
+
+
+def test_compilation_sees_nothing_of_the_watch(ranks, tmp_path):
+    found, expected = (
+        ranks.run(graph_breaks, str(tmp_path / str(watched)), watched, world_size=2)[0]
+        for watched in (True, False)
+    )
+    assert found == expected

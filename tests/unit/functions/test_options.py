@@ -8,12 +8,11 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.functions import options
+from refusals import refusal
 
 
 def refused(**keywords):
-    with pytest.raises(UsageError) as caught:
-        options.typed(keywords)
-    return caught.value.finding
+    return refusal(UsageError, options.typed, keywords)
 
 
 def test_values_become_what_is_typed():

@@ -7,6 +7,7 @@ import pytest
 
 from paceline.errors import SetupError
 from paceline.train.logging import CSVLogger, TensorBoardLogger
+from refusals import refusal
 
 
 def table(path):
@@ -109,7 +110,6 @@ def test_tensorboard(tmp_path):
 
 def test_without_tensorboard_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SetupError) as caught:
-        TensorBoardLogger(tmp_path)
-    assert caught.value.finding.name == "module-not-found"
-    assert caught.value.finding.fix == 'pip install "paceline[tensorboard]"'
+    finding = refusal(SetupError, TensorBoardLogger, tmp_path)
+    assert finding.name == "module-not-found"
+    assert finding.fix == 'pip install "paceline[tensorboard]"'
