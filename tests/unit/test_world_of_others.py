@@ -10,7 +10,6 @@ from paceline.world.job import read_batch_job
 from paceline.world.mpi import read_mpi_task
 from paceline.world.pods import read_pod
 from recorded import FOLDER, environment
-from refusals import refusal
 
 SHELL = {
     "RANK": "0",
@@ -23,7 +22,9 @@ HEAD = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000"}
 
 
 def refused(environ, **arguments):
-    return refusal(UsageError, from_environ, environ, **arguments)
+    with pytest.raises(UsageError) as caught:
+        from_environ(environ, **arguments)
+    return caught.value.finding
 
 
 @pytest.mark.parametrize(

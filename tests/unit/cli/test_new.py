@@ -19,7 +19,6 @@ from paceline.cli.new.kinds import KINDS, Kind, promised_percent
 from paceline.diagnose import lint
 from paceline.errors import SetupError, UsageError
 from paceline.slurm import profile
-from refusals import refusal
 from starting import inherited
 
 
@@ -127,9 +126,10 @@ def test_what_cannot_be_written_is_refused(tmp_path, target, kind, says):
     (tmp_path / "file").touch()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "train.py").write_text("mine")
-    finding = refusal(UsageError, new.create, target, kind)
-    assert finding.name == "option-invalid"
-    text = finding.render()
+    with pytest.raises(UsageError) as refused:
+        new.create(target, kind)
+    assert refused.value.finding.name == "option-invalid"
+    text = refused.value.finding.render()
     assert says in text
     assert max(map(len, text.splitlines())) <= 80
     assert (tmp_path / "full" / "train.py").read_text() == "mine"
@@ -138,9 +138,10 @@ def test_what_cannot_be_written_is_refused(tmp_path, target, kind, says):
 
 def test_a_folder_that_cannot_be_made_is_a_finding(tmp_path):
     (tmp_path / "file").touch()
-    finding = refusal(SetupError, new.create, "file/mine", "ddp")
-    assert finding.name == "folder-not-writable"
-    assert str(tmp_path / "file") in finding.where
+    with pytest.raises(SetupError) as refused:
+        new.create("file/mine", "ddp")
+    assert refused.value.finding.name == "folder-not-writable"
+    assert str(tmp_path / "file") in refused.value.finding.where
 
 
 def test_a_new_repository_is_an_empty_folder(tmp_path):
@@ -151,7 +152,9 @@ def test_a_new_repository_is_an_empty_folder(tmp_path):
 
 def test_an_installation_without_examples_is_a_finding(tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.__file__", str(tmp_path / "lib" / "paceline" / "__init__.py"))
-    assert "digits_ddp.py" in refusal(SetupError, new.create, "mine", "ddp").what
+    with pytest.raises(SetupError) as refused:
+        new.create("mine", "ddp")
+    assert "digits_ddp.py" in refused.value.finding.what
     assert not (tmp_path / "mine").exists()
 
 

@@ -15,7 +15,6 @@ from paceline.errors import Finding, PacelineError, SetupError, UsageError
 from paceline.functions import direct, pickles
 from paceline.rundir import sweeps
 from paceline.rundir.files import RunDir
-from refusals import refusal
 
 PRIVATE = ("job.sh", "function.pkl", "arguments.pkl")
 LOCK = threading.Lock()
@@ -42,6 +41,12 @@ def ends(folder, status, finding=None, *, result=None):
     run_events.outcome(run_dir.events(0), status, *([finding] if finding else []))
     if not status:
         pickles.write_result(run_dir.result, result)
+
+
+def refused(kind, call, *arguments, **keywords):
+    with pytest.raises(kind) as caught:
+        call(*arguments, **keywords)
+    return caught.value.finding
 
 
 def test_a_call_of_one_process_starts_without_a_launcher(slurm):
@@ -135,23 +140,23 @@ def test_cancel_ends_the_job_in_slurm(slurm):
 
 
 def test_what_cannot_be_pickled_creates_no_folder(slurm, tmp_path):
-    assert refusal(UsageError, paceline.submit, square, LOCK).name == "not-picklable"
-    finding = refusal(UsageError, paceline.map, square, [1, LOCK])
+    assert refused(UsageError, paceline.submit, square, LOCK).name == "not-picklable"
+    finding = refused(UsageError, paceline.map, square, [1, LOCK])
     assert finding.what.startswith("item 1 cannot be pickled")
     assert not (tmp_path / "paceline-runs").exists()
 
 
 def test_a_refusal_of_sbatch_leaves_no_folder(slurm, tmp_path):
     slurm.fails("sbatch", "sbatch: error: invalid account or partition")
-    assert refusal(SetupError, paceline.submit, square, 5).name.startswith("slurm-")
-    assert refusal(SetupError, paceline.map, square, [5]).name.startswith("slurm-")
+    assert refused(SetupError, paceline.submit, square, 5).name.startswith("slurm-")
+    assert refused(SetupError, paceline.map, square, [5]).name.startswith("slurm-")
     assert list((tmp_path / "paceline-runs").iterdir()) == []
 
 
 def test_without_slurm_there_is_another_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    finding = refusal(SetupError, paceline.submit, square, 5)
+    finding = refused(SetupError, paceline.submit, square, 5)
     assert finding.name == "slurm-unavailable" and 'where="local"' in finding.fix
 
 
@@ -165,20 +170,20 @@ def test_without_slurm_there_is_another_place(tmp_path, monkeypatch):
     ],
 )
 def test_a_wrong_option_is_refused(slurm, keywords, name):
-    assert refusal(UsageError, paceline.submit, square, 5, **keywords).name == name
-    assert refusal(UsageError, paceline.map, square, [5], **keywords).name == name
+    assert refused(UsageError, paceline.submit, square, 5, **keywords).name == name
+    assert refused(UsageError, paceline.map, square, [5], **keywords).name == name
     assert slurm.calls == []
 
 
 @pytest.mark.parametrize("parallel", [0, -1, "8", True, 1.5])
 def test_parallel_is_a_number_of_jobs(slurm, parallel):
-    assert refusal(UsageError, paceline.map, square, [5], parallel).name == "option-invalid"
+    assert refused(UsageError, paceline.map, square, [5], parallel).name == "option-invalid"
 
 
 def test_a_folder_without_a_call_is_refused_and_stays_as_it_is(tmp_path):
-    assert refusal(UsageError, direct.call, tmp_path).name == "input-unreadable"
+    assert refused(UsageError, direct.call, tmp_path).name == "input-unreadable"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unknown_job_is_refused(slurm):
-    assert refusal(UsageError, paceline.Job, "4711").name == "slurm-job-unknown"
+    assert refused(UsageError, paceline.Job, "4711").name == "slurm-job-unknown"

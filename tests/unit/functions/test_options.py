@@ -8,11 +8,12 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.functions import options
-from refusals import refusal
 
 
 def refused(**keywords):
-    return refusal(UsageError, options.typed, keywords)
+    with pytest.raises(UsageError) as caught:
+        options.typed(keywords)
+    return caught.value.finding
 
 
 def test_values_become_what_is_typed():

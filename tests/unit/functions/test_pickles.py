@@ -13,7 +13,6 @@ import pytest
 
 from paceline.errors import RunError, SetupError, UsageError
 from paceline.functions import pickles
-from refusals import refusal
 
 LOCK = threading.Lock()
 
@@ -22,6 +21,12 @@ def stored(tmp_path, function):
     path = tmp_path / "function.pkl"
     pickles.pack_function(function).write(path)
     return pickles.load(path)
+
+
+def refused(kind, call, *arguments):
+    with pytest.raises(kind) as caught:
+        call(*arguments)
+    return caught.value.finding
 
 
 def test_a_function_with_what_it_uses_comes_back(tmp_path):
@@ -42,7 +47,7 @@ def test_the_variable_that_cannot_be_pickled_is_named():
         with lock:
             return 1
 
-    finding = refusal(UsageError, pickles.pack_function, train)
+    finding = refused(UsageError, pickles.pack_function, train)
     assert finding.name == "not-picklable"
     assert finding.where == "its variable lock is a _thread.lock"
     assert "TypeError: cannot pickle '_thread.lock' object" in finding.evidence
@@ -51,26 +56,26 @@ def test_the_variable_that_cannot_be_pickled_is_named():
 def test_a_global_variable_and_a_bound_argument_are_named():
     namespace = {"LOCK": LOCK}
     exec("def train(x):\n    return LOCK", namespace)
-    finding = refusal(UsageError, pickles.pack_function, namespace["train"])
+    finding = refused(UsageError, pickles.pack_function, namespace["train"])
     assert finding.where == "the global variable LOCK is a _thread.lock"
-    finding = refusal(UsageError, pickles.pack_function, functools.partial(print, 1, end=LOCK))
+    finding = refused(UsageError, pickles.pack_function, functools.partial(print, 1, end=LOCK))
     assert finding.where == "argument end is a _thread.lock"
 
 
 def test_the_argument_that_cannot_be_pickled_is_named():
-    finding = refusal(UsageError, pickles.pack_arguments, (1, LOCK, "text"))
+    finding = refused(UsageError, pickles.pack_arguments, (1, LOCK, "text"))
     assert (finding.name, finding.where) == ("not-picklable", "argument 2 is a _thread.lock")
 
 
 @pytest.mark.parametrize("value", [None, 5, "train.py"])
 def test_what_is_not_a_function_is_refused(value):
-    finding = refusal(UsageError, pickles.pack_function, value)
+    finding = refused(UsageError, pickles.pack_function, value)
     assert finding.name == "option-invalid"
     assert "the function itself, not a call of it" in finding.fix
 
 
 def test_a_result_that_cannot_be_pickled_leaves_no_file(tmp_path):
-    finding = refusal(RunError, pickles.write_result, tmp_path / "result.pkl", LOCK)
+    finding = refused(RunError, pickles.write_result, tmp_path / "result.pkl", LOCK)
     assert finding.name == "not-picklable"
     assert list(tmp_path.iterdir()) == []
 
@@ -83,7 +88,7 @@ def test_a_result_larger_than_the_disk_leaves_no_file(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(pickles.cloudpickle, "dump", dump)
-    finding = refusal(SetupError, pickles.write_result, tmp_path / "result.pkl", 1)
+    finding = refused(SetupError, pickles.write_result, tmp_path / "result.pkl", 1)
     assert finding.name == "disk-full"
     assert list(tmp_path.iterdir()) == []
 
@@ -92,7 +97,7 @@ def test_a_real_full_disk_says_so(monkeypatch):
     """/dev/full refuses every write, as a full disk does."""
     full = Path("/dev/full")
     monkeypatch.setattr(pickles, "whole", lambda path: path.open("wb", buffering=0))
-    finding = refusal(SetupError, pickles.write_result, full, 1)
+    finding = refused(SetupError, pickles.write_result, full, 1)
     assert finding.name == "disk-full"
 
 
@@ -100,7 +105,7 @@ def test_another_python_is_refused_before_anything_is_unpickled(tmp_path):
     path = tmp_path / "function.pkl"
     header = {"version": pickles.VERSION, "python": "2.7", "path": []}
     path.write_bytes(json.dumps(header).encode() + b"\nnot a pickle")
-    finding = refusal(SetupError, pickles.load, path)
+    finding = refused(SetupError, pickles.load, path)
     assert finding.name == "wrong-python-env"
     assert "Python 2.7" in finding.what
 

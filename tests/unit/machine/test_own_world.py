@@ -12,7 +12,6 @@ import pytest
 from paceline.errors import UsageError
 from paceline.machine import own_world
 from recorded import environment
-from refusals import refusal
 
 
 def started_as(monkeypatch, name, **changes):
@@ -30,7 +29,9 @@ def test_the_first_task_refuses_a_head_elsewhere_and_the_others_do_not(monkeypat
     started_as(monkeypatch, "open-mpi-4-two-hosts", OMPI_MCA_orte_hnp_uri=elsewhere)
     assert own_world.read().master_addr == "198.51.100.7"
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    finding = refusal(UsageError, own_world.read)
+    with pytest.raises(UsageError) as caught:
+        own_world.read()
+    finding = caught.value.finding
     assert finding.name == "master-addr-wrong"
     assert socket.gethostname() in finding.fix
     monkeypatch.setenv("MASTER_ADDR", "198.51.100.7")  # what the user says is not doubted

@@ -28,7 +28,6 @@ from paceline.launch.rendezvous.roll_call import Roll
 from paceline.machine.signed_store import SignedStore
 from paceline.machine.signing import Message, Signing, sign, unsigned, verify
 from paceline.rundir import files
-from refusals import refusal
 from starting import free_port
 
 SECRET = b"s" * 32
@@ -137,8 +136,9 @@ def test_a_secret_is_read_from_a_file_that_others_cannot_read(tmp_path):
     assert run_secret.given(settings(secret="y" * 32)) == b"y" * 32
     assert run_secret.given(settings()) == b""
     path.chmod(0o644)
-    finding = refusal(SetupError, run_secret.given, settings(secret_file=str(path)))
-    assert finding.fix.startswith("chmod 600")
+    with pytest.raises(SetupError) as caught:
+        run_secret.given(settings(secret_file=str(path)))
+    assert caught.value.finding.fix.startswith("chmod 600")
     with pytest.raises(SetupError):
         run_secret.given(settings(secret="short"))
     with pytest.raises(SetupError):
@@ -159,8 +159,9 @@ def test_one_node_alone_with_a_secret_is_told(tmp_path, source, heads, mine, exp
     identity = run_secret.signed_identity(IDENTITY, heads, source)
     shared = SharedFile(tmp_path / ".roll-call", "t")
     if expected is RunError:
-        finding = refusal(RunError, run_secret.of_run, identity, mine, shared, place="head:1")
-        assert finding.name == "run-secret-differs"
+        with pytest.raises(RunError) as caught:
+            run_secret.of_run(identity, mine, shared, place="head:1")
+        assert caught.value.finding.name == "run-secret-differs"
     else:
         assert run_secret.of_run(identity, mine, shared, place="head:1") == expected
 
@@ -195,8 +196,9 @@ def test_a_run_name_that_leads_elsewhere_is_refused(raw, name):
 def test_what_is_no_runs_name_is_said_to_be_foreign(raw, content):
     mine = {**IDENTITY, "nodes": [2, 2], "user": "me", "pid": 1}
     raw.set("paceline/run", content)
-    finding = refusal(RunError, store.read_identity, raw, mine, place="head:1")
-    assert finding.name == "port-held-by-other"
+    with pytest.raises(RunError) as caught:
+        store.read_identity(raw, mine, place="head:1")
+    assert caught.value.finding.name == "port-held-by-other"
 
 
 # The roll call

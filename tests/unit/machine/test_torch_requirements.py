@@ -17,7 +17,6 @@ from paceline.diagnose.variables import names
 from paceline.diagnose.variables.versions import release
 from paceline.errors import PacelineError
 from paceline.machine import torch_requirements
-from refusals import refusal
 
 ROOT = Path(__file__).parents[3]
 HIDDEN = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n"
@@ -116,7 +115,9 @@ def test_a_folder_called_torch_is_not_torch(monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: ModuleSpec(name, loader=None)
     )  # of a namespace
-    assert refusal(PacelineError, torch_requirements.require_installed).name == "torch-missing"
+    with pytest.raises(PacelineError) as caught:
+        torch_requirements.require_installed()
+    assert caught.value.finding.name == "torch-missing"
 
 
 def fake_torch(folder, text):

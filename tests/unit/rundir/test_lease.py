@@ -18,7 +18,6 @@ from paceline.rundir import lease, lease_file
 from paceline.rundir.files import RunDir
 from paceline.rundir.lease import FREE, LIVING, UNKNOWN, Watch, judge
 from paceline.rundir.lease_file import Owner
-from refusals import refusal
 
 ELSEWHERE = Owner("theirs", host="node9", machine="another boot", pid=7, started=1)
 
@@ -157,7 +156,9 @@ def test_a_living_process_of_this_machine_is_left_alone_and_a_killed_one_followe
 ):
     process = other_process(tmp_path)
     try:
-        assert f"process {process.pid} on" in refusal(UsageError, take).what
+        with pytest.raises(UsageError) as caught:
+            take()
+        assert f"process {process.pid} on" in caught.value.finding.what
         monkeypatch.setenv(env.TEST_TIME_FACTOR, "1")
     finally:
         process.send_signal(signal.SIGKILL)

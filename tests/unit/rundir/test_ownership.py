@@ -23,7 +23,6 @@ from paceline.launch.run import folder as run_folder
 from paceline.rundir import identity, ownership
 from paceline.rundir.files import RunDir
 from paceline.slurm import profile_files
-from refusals import refusal
 
 ME, OTHER = 1000, 1001
 MINE, SHARED, PROJECT = 1000, 100, 300
@@ -80,7 +79,9 @@ def given_away(request, monkeypatch):
 
 
 def refused(call, fix):
-    finding = refusal(UsageError, call)
+    with pytest.raises(UsageError) as caught:
+        call()
+    finding = caught.value.finding
     assert finding.name == "dubious-ownership"
     assert fix in finding.fix
     assert "owner " in finding.evidence[0] and "mode " in finding.evidence[0]

@@ -18,7 +18,6 @@ from paceline.slurm import lookup, record
 from paceline.slurm.follow import Follower
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord, Requeue
-from refusals import refusal
 
 JOB = JobRecord("12", name="digits", nodes="2", submitted_ns=1)
 PENDING = "12|PENDING||N/A|Resources\n"
@@ -357,10 +356,11 @@ def test_a_run_is_found_by_folder_name_or_any_of_its_numbers(run_dir):
 )
 def test_what_is_no_job_is_refused(run_dir, subject, what, fix):
     (run_dir.root.parent / "local").mkdir()
-    finding = refusal(UsageError, record.find, subject)
-    assert finding.name == "slurm-job-unknown"
-    assert what in finding.what
-    assert finding.fix.startswith(fix)
+    with pytest.raises(UsageError) as caught:
+        record.find(subject)
+    assert caught.value.finding.name == "slurm-job-unknown"
+    assert what in caught.value.finding.what
+    assert caught.value.finding.fix.startswith(fix)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2, "job_id": "1"}', '{"version": 1}'])

@@ -21,7 +21,6 @@ from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
 from paceline.slurm.run_rows import Row
 from paceline.train.logging import CSVLogger
-from refusals import refusal
 
 NOON_S = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
 FAILED = Finding("user-exception", "rank 0 raised ValueError")
@@ -167,7 +166,9 @@ def test_a_single_job_that_slurm_has_forgotten_is_no_silence(slurm, listed):
 def test_another_folder_may_be_named(slurm, listed):
     makes("a", status=0, folder="elsewhere")
     assert "succeeded" in listed("elsewhere").out
-    assert "nowhere" in refusal(UsageError, listed, "nowhere").what
+    with pytest.raises(UsageError) as caught:
+        listed("nowhere")
+    assert "nowhere" in caught.value.finding.what
 
 
 def test_steps_come_from_a_checkpoint_where_nothing_was_logged(slurm, listed):

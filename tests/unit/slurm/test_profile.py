@@ -8,7 +8,6 @@ from paceline.errors import UsageError
 from paceline.slurm import profile, profile_files
 from paceline.slurm.container import Container
 from paceline.slurm.profile import Setting
-from refusals import refusal
 
 ENVIRON = {"HOME": "/home/ada", "USER": "ada", "WORK": "/work/ada"}
 
@@ -18,7 +17,9 @@ def read(text):
 
 
 def refused(text):
-    finding = refusal(UsageError, read, text)
+    with pytest.raises(UsageError) as caught:
+        read(text)
+    finding = caught.value.finding
     assert finding.name == "profile-invalid"
     return finding
 
@@ -192,7 +193,9 @@ def test_a_path_is_taken_as_one(folders, tmp_path):
 def test_an_unknown_name_is_answered_with_where_it_was_looked_for(name, fix, folders):
     project, user = folders
     (project / "site.toml").write_text("")
-    finding = refusal(UsageError, profile_files.load, name)
+    with pytest.raises(UsageError) as caught:
+        profile_files.load(name)
+    finding = caught.value.finding
     assert finding.name == "profile-invalid" and finding.fix.startswith(fix)
     if "/" not in name:
         assert str(user) in finding.evidence[0] and "profiles there: site" in finding.evidence[1]

@@ -7,7 +7,6 @@ import pytest
 from paceline.errors import UsageError
 from paceline.slurm import request
 from paceline.slurm.profile import Profile
-from refusals import refusal
 
 
 def parse(script="train.py", *args, profile=None, **typed):
@@ -15,7 +14,9 @@ def parse(script="train.py", *args, profile=None, **typed):
 
 
 def refused(**typed):
-    return refusal(UsageError, parse, **typed)
+    with pytest.raises(UsageError) as caught:
+        parse(**typed)
+    return caught.value.finding
 
 
 def test_nothing_typed_is_one_node_and_all_else_is_left_to_slurm():
@@ -309,8 +310,9 @@ def test_what_is_proposed_for_an_option_of_sbatch_is_accepted(typed):
 
 @pytest.mark.parametrize("typed", ["--ntasks=8", "--ntasks-per-node=4"])
 def test_and_so_is_what_is_proposed_behind_sbatch(typed):
-    finding = refusal(UsageError, parse, sbatch=[typed])
-    assert finding.fix == request.unknown_option(typed).finding.fix
+    with pytest.raises(UsageError) as caught:
+        parse(sbatch=[typed])
+    assert caught.value.finding.fix == request.unknown_option(typed).finding.fix
 
 
 @pytest.mark.parametrize(

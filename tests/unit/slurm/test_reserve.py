@@ -14,7 +14,6 @@ from paceline.rundir.identity import Training
 from paceline.rundir.lease_file import Owner
 from paceline.slurm import record, reserve, sweep
 from paceline.slurm.record import JobRecord
-from refusals import refusal
 
 
 @pytest.fixture
@@ -109,8 +108,9 @@ def test_that_of_another_array_element_is_refused(run_dir, monkeypatch):
     identity.record(run_dir, Training("train.py", array_job="10", array_task="0"))
     monkeypatch.setenv(env.ARRAY_JOB_ID, "10")
     monkeypatch.setenv(env.ARRAY_TASK_ID, "1")
-    finding = refusal(UsageError, reserved, run_dir, "11", monkeypatch)
-    assert finding.name == "run-folder-of-other-training"
+    with pytest.raises(UsageError) as caught:
+        reserved(run_dir, "11", monkeypatch)
+    assert caught.value.finding.name == "run-folder-of-other-training"
     assert lease_file.read(run_dir.root) is None
 
 

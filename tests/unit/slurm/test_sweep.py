@@ -12,7 +12,6 @@ from paceline.rundir.sweeps import MOST_ELEMENTS
 from paceline.slurm import batch, request, sweep, sweep_file, sweep_submit
 from paceline.slurm.batch import Place
 from paceline.slurm.profile import Profile
-from refusals import refusal
 
 GRID = """
 parallel = 2
@@ -46,6 +45,12 @@ def points(text):
     return sweep_file.read(text, path="sweep.toml").points
 
 
+def refused(call, *args, **kwargs):
+    with pytest.raises(UsageError) as caught:
+        call(*args, **kwargs)
+    return caught.value.finding
+
+
 @pytest.mark.parametrize(
     ("typed", "indices", "limit", "text"),
     [
@@ -65,7 +70,7 @@ def test_an_array_is_read_and_written_as_sbatch_does(typed, indices, limit, text
     "typed", ["", "a", "3-1", "0-3%", "0-3%0", "0-3:0", "1,,2", "-1", "0-3%x", "0-99999999"]
 )
 def test_what_is_no_array_is_refused_with_an_example(typed):
-    assert refusal(UsageError, sweep.parse_array, typed).fix == "--array 0-49%8"
+    assert refused(sweep.parse_array, typed).fix == "--array 0-49%8"
 
 
 def test_a_grid_has_every_combination_and_the_last_parameter_varies_fastest():
@@ -136,7 +141,7 @@ def test_another_parameter_leaves_the_draws_of_the_others_as_they_are():
     ids=lambda value: str(value)[:40],
 )
 def test_a_faulty_file_is_refused_with_its_line(text, what, line, fix):
-    finding = refusal(UsageError, points, text)
+    finding = refused(points, text)
     assert finding.name == "sweep-invalid"
     assert what in finding.what
     assert finding.where == (f"sweep.toml:{line}" if line else "sweep.toml")
@@ -146,7 +151,7 @@ def test_a_faulty_file_is_refused_with_its_line(text, what, line, fix):
 def test_a_grid_that_is_too_large_is_refused():
     axis = list(range(101))
     text = f"[parameters]\na = {axis}\nb = {axis}"
-    assert f"at most {MOST_ELEMENTS:,}" in refusal(UsageError, points, text).what
+    assert f"at most {MOST_ELEMENTS:,}" in refused(points, text).what
 
 
 @pytest.mark.parametrize(
@@ -169,9 +174,9 @@ def test_a_negative_value_is_no_option():
 
 
 def test_a_placeholder_without_a_value_is_refused():
-    finding = refusal(UsageError, sweep.filled, ("{lrr}",), {"lr": "1"}, index=0)
+    finding = refused(sweep.filled, ("{lrr}",), {"lr": "1"}, index=0)
     assert (finding.name, finding.fix) == ("sweep-invalid", "{lr}")
-    finding = refusal(UsageError, sweep.choose, ("--lr", "{lr}"), None, array="0-3")
+    finding = refused(sweep.choose, ("--lr", "{lr}"), None, array="0-3")
     assert "--param lr=A,B" in finding.fix
 
 
@@ -182,25 +187,25 @@ def test_an_array_chooses_among_the_elements_of_a_sweep():
     assert chosen.array == "1,4-5%3"
     assert sweep.choose((), points(GRID), parallel=2).array == "0-5%2"
     assert sweep.choose((), points(GRID), array="%1", parallel=2).array == "0-5%1"
-    finding = refusal(UsageError, sweep.choose, (), points(GRID), array="0-6")
+    finding = refused(sweep.choose, (), points(GRID), array="0-6")
     assert finding.fix == "--array 0-5"
 
 
 def test_an_array_alone_has_its_index():
     chosen = sweep.choose(("--fold", "{index}"), None, array="2-3")
     assert [element.arguments for element in chosen.elements] == [("--fold", "2"), ("--fold", "3")]
-    assert "names no elements" in refusal(UsageError, sweep.choose, (), None, array="%3").what
+    assert "names no elements" in refused(sweep.choose, (), None, array="%3").what
 
 
 @pytest.mark.parametrize("typed", ["lr", "lr=", "lr=1,,2", "=1", "1x=2", "index=1", "l r=1"])
 def test_a_typed_parameter_is_a_name_and_values(typed):
-    assert refusal(UsageError, sweep.from_command_line, [typed]).fix == "--param lr=0.1,0.01"
+    assert refused(sweep.from_command_line, [typed]).fix == "--param lr=0.1,0.01"
 
 
 def test_typed_parameters_are_a_grid():
     made = sweep.from_command_line(["lr=0.1,1", "name=a"])
     assert made == [{"lr": "0.1", "name": "a"}, {"lr": "1", "name": "a"}]
-    assert refusal(UsageError, sweep.from_command_line, ["lr=1", "lr=2"]).fix == "--param lr=1,2"
+    assert refused(sweep.from_command_line, ["lr=1", "lr=2"]).fix == "--param lr=1,2"
 
 
 @pytest.mark.parametrize(
@@ -219,7 +224,7 @@ def test_elements_with_the_same_arguments_are_said(capsys, typed, arguments, exp
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    finding = refusal(UsageError, sweep_submit.choose, {"sweep": str(tmp_path / "none.toml")}, ())
+    finding = refused(sweep_submit.choose, {"sweep": str(tmp_path / "none.toml")}, ())
     assert (finding.name, finding.where) == ("sweep-invalid", str(tmp_path / "none.toml"))
 
 

@@ -19,7 +19,6 @@ from paceline.rundir.sweeps import SweepRecord
 from paceline.slurm import ending, jobs, record, sweep_folder, sweep_rows
 from paceline.slurm.record import JobRecord, Requeue
 from paceline.train.logging import CSVLogger
-from refusals import refusal
 
 IMPORT = Finding("module-not-found", "rank 0 raised ModuleNotFoundError: No module named 'x'")
 
@@ -44,6 +43,12 @@ def typed(capfd):
         return capfd.readouterr()
 
     return call
+
+
+def refused(kind, call, *words):
+    with pytest.raises(kind) as caught:
+        call(*words)
+    return caught.value.finding
 
 
 def submitted(typed, *words):
@@ -72,7 +77,7 @@ def test_a_job_whose_record_cannot_be_written_is_said_to_be_queued(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(record, "write", full)
-    finding = refusal(SetupError, typed, "submit", *words, "train.py")
+    finding = refused(SetupError, typed, "submit", *words, "train.py")
     assert finding.what.startswith("job 12 is queued, but its record cannot be written: No space")
     assert finding.fix.startswith("scancel 12,")
 
@@ -123,7 +128,7 @@ def test_a_refused_array_leaves_no_folder(slurm, typed):
     slurm.fails(
         "sbatch", "sbatch: error: Batch job submission failed: Invalid job array specification"
     )
-    finding = refusal(SetupError, typed, "submit", "--param", "lr=1,2", "train.py")
+    finding = refused(SetupError, typed, "submit", "--param", "lr=1,2", "train.py")
     assert finding.name == "slurm-refused"
     assert "MaxArraySize" in finding.fix
     assert not any(Path("paceline-runs").iterdir())
@@ -132,16 +137,16 @@ def test_a_refused_array_leaves_no_folder(slurm, typed):
 def test_the_folder_of_another_sweep_is_refused(slurm, typed):
     words = ("submit", "--param", "lr=1,2", "--run-dir", "mine", "train.py")
     typed(*words)
-    assert "--again failed" in refusal(UsageError, typed, *words).fix
+    assert "--again failed" in refused(UsageError, typed, *words).fix
     Path("full").mkdir()
     (Path("full") / "notes.txt").touch()
-    finding = refusal(UsageError, typed, *words[:3], "--run-dir", "full", "train.py")
+    finding = refused(UsageError, typed, *words[:3], "--run-dir", "full", "train.py")
     assert "is not empty" in finding.what
 
 
 @pytest.mark.parametrize("option", ["--array=0-3", "--param=lr=1,2", "--sweep=x.toml"])
 def test_many_outputs_cannot_be_followed(slurm, typed, option):
-    finding = refusal(UsageError, typed, "submit", option, "--follow", "train.py")
+    finding = refused(UsageError, typed, "submit", option, "--follow", "train.py")
     assert finding.name == "option-contradicted"
 
 
@@ -166,10 +171,10 @@ def test_a_sweep_is_one_row_that_unfolds_by_a_metric(slurm, typed):
     ]
     assert "1 of 4 elements: module-not-found: rank 0 raised ModuleNotFoundError" in err
     assert f"fix: paceline submit --again failed paceline-runs/{folder.name}" in err
-    finding = refusal(UsageError, typed, "jobs", folder.name, "--sort", "val/acuracy")
+    finding = refused(UsageError, typed, "jobs", folder.name, "--sort", "val/acuracy")
     assert finding.fix == "--sort val/accuracy"
-    assert "--sort loss" in refusal(UsageError, typed, "jobs", "--sort", "loss").fix
-    assert "no effect" in refusal(UsageError, typed, "jobs", folder.name, "--descending").what
+    assert "--sort loss" in refused(UsageError, typed, "jobs", "--sort", "loss").fix
+    assert "no effect" in refused(UsageError, typed, "jobs", folder.name, "--descending").what
 
 
 def test_json_has_the_elements(slurm, typed):
@@ -255,9 +260,9 @@ def test_elements_may_be_named_but_not_those_that_run(slurm, typed):
     slurm.answers("squeue", "12_3|RUNNING|node1|2026-11-21T12:30:00|None\n")
     assert (
         "element 3 is running"
-        in refusal(UsageError, typed, "submit", "--again", "2-3", folder.name).what
+        in refused(UsageError, typed, "submit", "--again", "2-3", folder.name).what
     )
-    assert "no element 9" in refusal(UsageError, typed, "submit", "--again", "9", folder.name).what
+    assert "no element 9" in refused(UsageError, typed, "submit", "--again", "9", folder.name).what
     values = json.loads(typed("submit", "--json", "--again", "0%1", folder.name).out)
     assert values["elements"][0]["job_id"] == "30_0"
 
@@ -265,7 +270,7 @@ def test_elements_may_be_named_but_not_those_that_run(slurm, typed):
 def test_without_an_answer_of_slurm_nothing_is_submitted_again(slurm, typed):
     folder = submitted(typed)
     slurm.fails("squeue", "squeue: error: Unable to contact slurm controller")
-    finding = refusal(SetupError, typed, "submit", "--again", "failed", folder.name)
+    finding = refused(SetupError, typed, "submit", "--again", "failed", folder.name)
     assert finding.name == "slurm-unavailable"
 
 
@@ -282,7 +287,7 @@ def test_without_an_answer_of_slurm_nothing_is_submitted_again(slurm, typed):
 def test_what_has_no_effect_on_what_is_submitted_again_is_refused(slurm, typed, words, what):
     folder = submitted(typed)
     named = [folder.name if part == "SWEEP" else part for part in words]
-    assert what in refusal(UsageError, typed, "submit", "--again", "failed", *named).what
+    assert what in refused(UsageError, typed, "submit", "--again", "failed", *named).what
 
 
 def test_an_element_is_submitted_again_with_the_script_of_its_sweep(slurm, typed):
@@ -298,7 +303,7 @@ def test_an_element_is_submitted_again_with_the_script_of_its_sweep(slurm, typed
 def test_what_needs_one_run_is_refused_a_sweep(slurm, typed):
     folder = submitted(typed)
     for subject in (str(folder), folder.name, "12"):
-        finding = refusal(UsageError, typed, "follow", subject)
+        finding = refused(UsageError, typed, "follow", subject)
         assert "is a sweep of 4 runs" in finding.what and "paceline follow" in finding.fix
     assert record.find("12_3")[0].root.name == "3"
     own_array = RunDir(Path("paceline-runs/mine-array-40_1"))
@@ -316,11 +321,11 @@ def test_cancel_ends_what_has_not_ended(slurm, typed):
     assert "job 12_2 is cancelled" in typed("cancel", f"{folder}/2").err
     assert "already ended" in typed("cancel", "12_0").err
     assert slurm.calls[-2] == "scancel 12_2"
-    assert refusal(UsageError, typed, "cancel", "77").name == "slurm-job-unknown"
+    assert refused(UsageError, typed, "cancel", "77").name == "slurm-job-unknown"
     slurm.fails("scancel", "scancel: error: Kill job error on job id 12: Access denied")
-    assert "Access denied" in refusal(SetupError, typed, "cancel", "12_3").evidence[0]
+    assert "Access denied" in refused(SetupError, typed, "cancel", "12_3").evidence[0]
     slurm.fails("squeue", "squeue: error: Unable to contact slurm controller")
-    assert refusal(SetupError, typed, "cancel", "12").name == "slurm-unavailable"
+    assert refused(SetupError, typed, "cancel", "12").name == "slurm-unavailable"
 
 
 def test_a_damaged_sweep_does_not_hide_the_others(slurm, typed):

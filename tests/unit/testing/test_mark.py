@@ -6,7 +6,6 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.testing.mark import RanksMark, parse
-from refusals import refusal
 
 
 def test_sizes_and_options_are_taken():
@@ -32,7 +31,9 @@ def test_sizes_and_options_are_taken():
     ],
 )
 def test_what_it_cannot_mean_is_refused(args, kwargs, name, part):
-    finding = refusal(UsageError, parse, args, kwargs, where="test_a.py::test_b")
+    with pytest.raises(UsageError) as raised:
+        parse(args, kwargs, where="test_a.py::test_b")
+    finding = raised.value.finding
     assert finding.name == name
     assert part in finding.what
     assert finding.where == "test_a.py::test_b"

@@ -7,7 +7,6 @@ import pytest
 
 from paceline.errors import SetupError
 from paceline.train.logging import CSVLogger, TensorBoardLogger
-from refusals import refusal
 
 
 def table(path):
@@ -110,6 +109,7 @@ def test_tensorboard(tmp_path):
 
 def test_without_tensorboard_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    finding = refusal(SetupError, TensorBoardLogger, tmp_path)
-    assert finding.name == "module-not-found"
-    assert finding.fix == 'pip install "paceline[tensorboard]"'
+    with pytest.raises(SetupError) as caught:
+        TensorBoardLogger(tmp_path)
+    assert caught.value.finding.name == "module-not-found"
+    assert caught.value.finding.fix == 'pip install "paceline[tensorboard]"'

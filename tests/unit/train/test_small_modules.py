@@ -19,13 +19,14 @@ from paceline.errors import RunError, SetupError, UsageError
 from paceline.train.data import node_memory
 from paceline.train.model import activations, precision, strategy
 from paceline.train.session import once, scaling, stopping
-from refusals import refusal
 
 CPU = torch.device("cpu")
 
 
 def refused(function, *args, **kwargs):
-    return refusal((UsageError, SetupError), function, *args, **kwargs)
+    with pytest.raises((UsageError, SetupError)) as caught:
+        function(*args, **kwargs)
+    return caught.value.finding
 
 
 # Precision
@@ -435,7 +436,9 @@ def test_what_cannot_be_pickled_fails_everywhere():
     store = Memory()
     with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
         once.perform(lambda: threading.Lock(), store, "key")
-    assert refusal(RunError, once.await_end, store, "key", rank=0).name == "user-exception"
+    with pytest.raises(RunError) as caught:
+        once.await_end(store, "key", rank=0)
+    assert caught.value.finding.name == "user-exception"
 
 
 def test_silence_is_noticed(monkeypatch):
@@ -443,7 +446,9 @@ def test_silence_is_noticed(monkeypatch):
     store.set("key/beat", "1")
     monkeypatch.setattr(once, "SILENCE_S", 0.2)
     started = time.monotonic()
-    assert refusal(RunError, once.await_end, store, "key", rank=2).name == "peer-rank-died"
+    with pytest.raises(RunError) as caught:
+        once.await_end(store, "key", rank=2)
+    assert caught.value.finding.name == "peer-rank-died"
     assert time.monotonic() - started < 5
 
 

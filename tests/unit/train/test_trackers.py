@@ -14,7 +14,6 @@ from paceline.errors import SetupError, UsageError
 from paceline.rundir.files import RunDir
 from paceline.train.logging import MLflowLogger, TrackioLogger, WandbLogger
 from paceline.train.session.run_folder import reset
-from refusals import refusal
 
 IMAGE = torch.linspace(0, 1, 3 * 4 * 5).view(3, 4, 5)
 
@@ -105,7 +104,9 @@ def test_a_single_logger_needs_no_list():
 
 
 def test_an_unknown_name_is_refused_with_the_closest():
-    assert refusal(UsageError, paceline.Session, loggers=["wanb"]).fix == 'loggers=["wandb"]'
+    with pytest.raises(UsageError) as error:
+        paceline.Session(loggers=["wanb"])
+    assert error.value.finding.fix == 'loggers=["wandb"]'
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,9 @@ def test_an_unknown_name_is_refused_with_the_closest():
 )
 def test_a_tracker_that_is_not_installed(monkeypatch, logger, package):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert refusal(SetupError, logger).fix == f'pip install "paceline[{package}]"'
+    with pytest.raises(SetupError) as error:
+        logger()
+    assert error.value.finding.fix == f'pip install "paceline[{package}]"'
 
 
 def test_tensorboard_takes_images_texts_and_hyperparameters():

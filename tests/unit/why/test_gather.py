@@ -20,7 +20,6 @@ from paceline.why import gather, processes, recorder, signalled
 from paceline.why.gather import Collection
 from paceline.why.identity import Identity
 from paceline.why.rank_state import RUNNING, Account
-from refusals import refusal
 
 
 def account(rank, *, job=""):
@@ -51,7 +50,9 @@ def test_files_of_two_hosts_are_one_run(tmp_path):
 def test_a_file_that_holds_something_else_is_refused(tmp_path, text):
     path = tmp_path / "host.json"
     path.write_text(text)
-    assert refusal(UsageError, why.why, [str(path)], seconds=1).name == "input-unreadable"
+    with pytest.raises(UsageError) as caught:
+        why.why([str(path)], seconds=1)
+    assert caught.value.finding.name == "input-unreadable"
 
 
 @pytest.fixture
@@ -92,9 +93,10 @@ def test_the_nodes_of_a_job_are_looked_at_by_a_step(slurm):
 
 def test_a_number_that_is_nothing_is_said_to_be_nothing(slurm):
     slurm.answer("squeue", "", status=1, err="slurm_load_jobs error: Invalid job id specified\n")
-    finding = refusal(SetupError, why.why, ["999999999"], seconds=1)
-    assert finding.name == "no-ranks-found"
-    assert "Invalid job id" in finding.render()
+    with pytest.raises(SetupError) as caught:
+        why.why(["999999999"], seconds=1)
+    assert caught.value.finding.name == "no-ranks-found"
+    assert "Invalid job id" in caught.value.finding.render()
 
 
 def program(folder, name, text):
@@ -125,8 +127,9 @@ def test_a_word_that_is_no_host_is_refused(word):
 
 
 def test_a_process_that_is_no_rank_is_said_to_be_none(slurm):
-    finding = refusal(SetupError, why.why, [str(os.getpid())], seconds=1)
-    assert f"process {os.getpid()}" in finding.render()
+    with pytest.raises(SetupError) as caught:
+        why.why([str(os.getpid())], seconds=1)
+    assert f"process {os.getpid()}" in caught.value.finding.render()
 
 
 def start_rank(rank, world_size, code, folder, stderr=None, **more):

@@ -76,7 +76,7 @@ class LoopDraws:
         self, device: torch.device, *, is_seeded: bool, report: Callable[[list[Draw]], None]
     ) -> None:
         self._device, self._is_seeded, self._report = device, is_seeded, report
-        self._hook = self._see
+        self._hook: Any = None  # the profile function
         self._loop: Iteration | None = None  # whose first batch is watched
         self._pending: list[Draw] = []  # since the last backward
         self._found: list[Draw] = []
@@ -109,6 +109,9 @@ class LoopDraws:
         """Continue the watch: a second loss of the batch may follow."""
         if self._loop is not None and sys.getprofile() is None:  # else the script is profiled
             self._numpy = numpy_memory()
+            dynamo = sys.modules.get("torch._dynamo")
+            # It would compile the profile function too, where it is called in a compiled one.
+            self._hook = self._see if dynamo is None else dynamo.disable(self._see)
             sys.setprofile(self._hook)
 
     def _end(self) -> None:

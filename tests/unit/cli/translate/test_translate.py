@@ -14,7 +14,6 @@ from paceline.diagnose.lint.job.launcher_options import PACELINE
 from paceline.errors import UsageError
 from paceline.launch.plan import parsing
 from paceline.launch.plan.options import OPTIONS
-from refusals import refusal
 
 FSDP = """{"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}, "mixed_precision": "bf16",
 "num_processes": 8, "num_machines": 2, "main_process_ip": "head"}"""
@@ -363,10 +362,11 @@ def test_a_configuration_that_is_not_known_cannot_be_added_to():
     ],
 )
 def test_what_cannot_be_translated_is_refused(typed, name, what):
-    finding = refusal(UsageError, translated, typed)
-    assert finding.name == name
-    assert what in finding.what
-    assert finding.fix
+    with pytest.raises(UsageError) as caught:
+        translated(typed)
+    assert caught.value.finding.name == name
+    assert what in caught.value.finding.what
+    assert caught.value.finding.fix
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from paceline.diagnose.bundle import archive, contents
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.report import Report
 from paceline.errors import PacelineError
-from refusals import refusal
 
 SECRET = "hunter2-and-more"
 TEXTS = {
@@ -177,10 +176,11 @@ def test_what_is_no_run_is_refused(subject, tmp_path):
 
 @pytest.mark.parametrize("subject", ["missing", "paceline-runs/missing", "missing.log"])
 def test_the_fix_for_a_missing_path_is_a_path_that_a_bundle_takes(subject):
-    finding = refusal(PacelineError, archive.bundle, subject)
-    assert finding.name == "input-unreadable"
-    assert subject in finding.what
-    assert finding.fix == "paceline explain --bundle paceline-runs/NAME"
+    with pytest.raises(PacelineError) as refused:
+        archive.bundle(subject)
+    assert refused.value.finding.name == "input-unreadable"
+    assert subject in refused.value.finding.what
+    assert refused.value.finding.fix == "paceline explain --bundle paceline-runs/NAME"
 
 
 def test_a_folder_that_cannot_be_written_is_a_finding(run_folder, tmp_path):

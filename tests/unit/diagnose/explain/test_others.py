@@ -13,7 +13,6 @@ import pytest
 
 from paceline.diagnose.explain import explain, judge
 from paceline.errors import UsageError
-from refusals import refusal
 from unit.diagnose.explain.other_texts import TEXTS
 
 TEXT = (
@@ -69,7 +68,9 @@ def test_a_log_of_zstd_that_cannot_be_read_gets_the_line_that_can(tmp_path, monk
     monkeypatch.setenv("PATH", str(tmp_path))
     path = tmp_path / "run.log.zst"
     path.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(40))
-    assert refusal(UsageError, explain, str(path)).fix == f"zstd -dc {path} | paceline explain -"
+    with pytest.raises(UsageError) as caught:
+        explain(str(path))
+    assert caught.value.finding.fix == f"zstd -dc {path} | paceline explain -"
 
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU {} has a total capacity of 79.10 GiB\n"

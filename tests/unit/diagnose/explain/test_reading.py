@@ -10,7 +10,6 @@ import pytest
 
 from paceline.diagnose.explain import explain, judge, reading
 from paceline.errors import UsageError
-from refusals import refusal
 from unit.diagnose.explain.test_texts import TEXTS
 
 LINE = b"n1:71:120 [0] NCCL INFO Channel 00/0 : 0[9b000] -> 1[9e000] via P2P/IPC/read\n"
@@ -18,9 +17,10 @@ FAULT = b"RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
 
 
 def refused(subject):
-    finding = refusal(UsageError, explain, str(subject))
-    assert finding.name == "input-unreadable"
-    return finding
+    with pytest.raises(UsageError) as caught:
+        explain(str(subject))
+    assert caught.value.finding.name == "input-unreadable"
+    return caught.value.finding
 
 
 def test_a_missing_file_is_said(tmp_path):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
-from signal import SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGRTMIN, SIGSEGV, SIGTERM
 
 import pytest
 
@@ -19,7 +19,6 @@ from paceline.launch.outcome.weight import CAUSE, EARLY_EXIT, SUSPECT, UNCLEAR, 
 from paceline.text.wording import fold
 
 S = 1_000_000_000  # a second in nanoseconds
-ONE = "script-error-on-one-rank"
 
 
 # -------------------------------------------------------------------------------------------- what ranks say
@@ -167,21 +166,12 @@ def end(rank=0, code=1, **fields):
     return RankExit(rank=rank, code=code, **{**usual, **fields})
 
 
-def failed(rank=0, *words, **when_and_where):
-    """The end of a rank that raised."""
-    return end(rank, failure=raised(*words, **when_and_where))
-
-
-def killed(signum, rank=0, **fields):
-    return end(rank, code=-signum, **fields)
-
-
 def victim(rank, at=5 * S, message=CLOSED):
-    return failed(rank, "RuntimeError", message, at=at, frames=IN_BACKWARD)
+    return end(rank, failure=raised("RuntimeError", message, at=at, frames=IN_BACKWARD))
 
 
 def stopped(rank):
-    return killed(SIGTERM, rank, stopped="another rank failed", time_ns=9 * S)
+    return end(rank, code=-signal.SIGTERM, stopped="another rank failed", time_ns=9 * S)
 
 
 def fine(rank):
@@ -233,7 +223,7 @@ def fine(rank):
     ],
 )
 def test_exceptions(kind, message, frames, weight):
-    assert weigh(failed(0, kind, message, frames=frames)) == weight
+    assert weigh(end(failure=raised(kind, message, frames=frames))) == weight
 
 
 @pytest.mark.parametrize(
@@ -256,7 +246,7 @@ def test_exceptions(kind, message, frames, weight):
     ],
 )
 def test_a_users_own_broken_connection_is_a_cause(kind, message, frames):
-    assert weigh(failed(0, kind, message, frames=frames)) == CAUSE
+    assert weigh(end(failure=raised(kind, message, frames=frames))) == CAUSE
 
 
 DURING = "During handling of the above exception, another exception occurred:"
@@ -326,27 +316,33 @@ def test_what_is_raised_after_the_order_to_stop_is_no_cause(raised_at, stopped_a
     ("ended", "weight"),
     [
         (end(code=3), CAUSE),
-        (killed(SIGKILL), CAUSE),
-        (killed(SIGSEGV), CAUSE),
-        (killed(SIGBUS), CAUSE),
-        (killed(SIGTERM), CAUSE),
-        (killed(SIGABRT), UNCLEAR),
-        (killed(SIGABRT, log_tail=("python: assertion failed", "Aborted")), UNCLEAR),
-        (killed(SIGABRT, log_tail=MISMATCH), SUSPECT),
-        (killed(SIGABRT, log_tail=("terminate called ...", f"  what():  {CLOSED}")), VICTIM),
-        (killed(SIGABRT, log_tail=("terminate called ...", f"  what():  {REFUSED}")), VICTIM),
-        (killed(SIGABRT, log_tail=tuple(NCCL_REMOTE.splitlines())), VICTIM),
-        (killed(SIGTERM, stopped="another rank failed"), VICTIM),
-        (killed(SIGKILL, stopped="another rank failed"), VICTIM),
+        (end(code=-signal.SIGKILL), CAUSE),
+        (end(code=-signal.SIGSEGV), CAUSE),
+        (end(code=-signal.SIGBUS), CAUSE),
+        (end(code=-signal.SIGTERM), CAUSE),
+        (end(code=-signal.SIGABRT), UNCLEAR),
+        (end(code=-signal.SIGABRT, log_tail=("python: assertion failed", "Aborted")), UNCLEAR),
+        (end(code=-signal.SIGABRT, log_tail=MISMATCH), SUSPECT),
+        (
+            end(code=-signal.SIGABRT, log_tail=("terminate called ...", f"  what():  {CLOSED}")),
+            VICTIM,
+        ),
+        (
+            end(code=-signal.SIGABRT, log_tail=("terminate called ...", f"  what():  {REFUSED}")),
+            VICTIM,
+        ),
+        (end(code=-signal.SIGABRT, log_tail=tuple(NCCL_REMOTE.splitlines())), VICTIM),
+        (end(code=-signal.SIGTERM, stopped="another rank failed"), VICTIM),
+        (end(code=-signal.SIGKILL, stopped="another rank failed"), VICTIM),
         (end(code=None), VICTIM),
         (end(code=1, stopped="x", failure=raised("KeyboardInterrupt", "")), VICTIM),
         (end(code=1, stopped="x", failure=raised("SystemExit", "143")), VICTIM),
         (end(code=1, stopped="x", failure=raised("SignalException", "got SIGTERM")), VICTIM),
         (end(code=1, stopped="x", failure=raised("ValueError", "its own")), CAUSE),
-        (killed(SIGABRT, log_tail=WATCHDOG), SUSPECT),
+        (end(code=-signal.SIGABRT, log_tail=WATCHDOG), SUSPECT),
         (
-            killed(
-                SIGABRT,
+            end(
+                code=-signal.SIGABRT,
                 log_tail=("wandb: Connection refused, retrying", "python: assertion failed"),
             ),
             UNCLEAR,
@@ -357,7 +353,7 @@ def test_what_is_raised_after_the_order_to_stop_is_no_cause(raised_at, stopped_a
         ),
         (end(code=75), EARLY_EXIT),
         (end(code=75, stopped="SIGTERM to the launcher"), EARLY_EXIT),
-        (killed(SIGABRT, left=True, log_tail=(CLOSED,)), EARLY_EXIT),
+        (end(code=-signal.SIGABRT, left=True, log_tail=(CLOSED,)), EARLY_EXIT),
     ],
 )
 def test_endings_without_an_exception_of_their_own(ended, weight):
@@ -375,8 +371,14 @@ def seen(verdict: Verdict):
     ("ends", "expected"),
     [
         # who failed first is not always who failed
-        ([victim(0, at=1 * S), failed(1, at=2 * S)], (ONE, (1,), (0,))),
-        ([failed(0, at=1 * S), victim(1, at=2 * S)], (ONE, (0,), (1,))),
+        (
+            [victim(0, at=1 * S), end(1, failure=raised(at=2 * S))],
+            ("script-error-on-one-rank", (1,), (0,)),
+        ),
+        (
+            [end(0, failure=raised(at=1 * S)), victim(1, at=2 * S)],
+            ("script-error-on-one-rank", (0,), (1,)),
+        ),
         (
             [
                 victim(0, at=1 * S),
@@ -388,72 +390,111 @@ def seen(verdict: Verdict):
         ),
         ([victim(0, at=1 * S), end(1, code=3, time_ns=2 * S)], ("rank-ended-early", (1,), (0,))),
         # likelier causes first, whatever the time
-        ([failed(0, "RuntimeError", TIMED_OUT, at=1 * S), failed(1, at=2 * S)], (ONE, (1,), (0,))),
-        ([killed(SIGABRT, 0, time_ns=1 * S), failed(1, at=2 * S)], (ONE, (1,), (0,))),
         (
-            [killed(SIGABRT, 0, log_tail=MISMATCH, time_ns=2 * S), victim(1, at=1 * S)],
+            [
+                end(0, failure=raised("RuntimeError", TIMED_OUT, at=1 * S)),
+                end(1, failure=raised(at=2 * S)),
+            ],
+            ("script-error-on-one-rank", (1,), (0,)),
+        ),
+        (
+            [end(0, code=-signal.SIGABRT, time_ns=1 * S), end(1, failure=raised(at=2 * S))],
+            ("script-error-on-one-rank", (1,), (0,)),
+        ),
+        (
+            [end(0, code=-signal.SIGABRT, log_tail=MISMATCH, time_ns=2 * S), victim(1, at=1 * S)],
             ("collective-mismatch", (0,), (1,)),
         ),
         (
-            [failed(0, "RuntimeError", TIMED_OUT, frames=IN_BACKWARD), victim(1, at=1 * S)],
+            [
+                end(0, failure=raised("RuntimeError", TIMED_OUT, frames=IN_BACKWARD)),
+                victim(1, at=1 * S),
+            ],
             ("collective-timeout", (0,), (1,)),
         ),
         # several at once
-        ([failed(rank, at=rank * S) for rank in range(4)], ("user-exception", (0, 1, 2, 3), ())),
         (
-            [victim(0, at=1 * S), *(failed(rank, at=rank * S) for rank in (1, 2))],
+            [end(rank, failure=raised(at=rank * S)) for rank in range(4)],
+            ("user-exception", (0, 1, 2, 3), ()),
+        ),
+        (
+            [victim(0, at=1 * S), *(end(rank, failure=raised(at=rank * S)) for rank in (1, 2))],
             ("user-exception", (1, 2), (0,)),
         ),
         (
-            [failed(0, at=2 * S, frames=own(12)), failed(1, at=1 * S, frames=own(99))],
-            (ONE, (1,), ()),
+            [
+                end(0, failure=raised(at=2 * S, frames=own(12))),
+                end(1, failure=raised(at=1 * S, frames=own(99))),
+            ],
+            ("script-error-on-one-rank", (1,), ()),
         ),
         (
-            [failed(0, "KeyError", "'a'", at=2 * S), failed(1, "ValueError", "b", at=1 * S)],
-            (ONE, (1,), ()),
+            [
+                end(0, failure=raised("KeyError", "'a'", at=2 * S)),
+                end(1, failure=raised("ValueError", "b", at=1 * S)),
+            ],
+            ("script-error-on-one-rank", (1,), ()),
         ),
         (
             [end(0, code=3), end(1, code=3), end(2, code=4, time_ns=6 * S)],
             ("rank-ended-early", (0, 1), ()),
         ),
-        ([failed(rank, at=S) for rank in (1, 0)], ("user-exception", (0, 1), ())),
+        ([end(rank, failure=raised(at=S)) for rank in (1, 0)], ("user-exception", (0, 1), ())),
         # the others went on, or were ended
-        ([fine(0), failed(1), stopped(2)], (ONE, (1,), (2,))),
-        ([end(0, code=None), failed(1)], (ONE, (1,), (0,))),
-        ([stopped(0), killed(SIGTERM, 1, time_ns=S)], ("rank-died-signal", (1,), (0,))),
-        ([failed(0)], ("user-exception", (0,), ())),
+        ([fine(0), end(1, failure=raised()), stopped(2)], ("script-error-on-one-rank", (1,), (2,))),
+        ([end(0, code=None), end(1, failure=raised())], ("script-error-on-one-rank", (1,), (0,))),
+        ([stopped(0), end(1, code=-signal.SIGTERM, time_ns=S)], ("rank-died-signal", (1,), (0,))),
+        ([end(0, failure=raised())], ("user-exception", (0,), ())),
         # to be resumed, but not all of them
-        ([end(0, code=75, time_ns=1 * S), failed(1, at=2 * S)], (ONE, (1,), ())),
         (
-            [end(0, code=75, time_ns=1 * S), killed(SIGABRT, 1, time_ns=2 * S), stopped(2)],
+            [end(0, code=75, time_ns=1 * S), end(1, failure=raised(at=2 * S))],
+            ("script-error-on-one-rank", (1,), ()),
+        ),
+        (
+            [
+                end(0, code=75, time_ns=1 * S),
+                end(1, code=-signal.SIGABRT, time_ns=2 * S),
+                stopped(2),
+            ],
             ("rank-died-signal", (1,), (2,)),
         ),
         (
             [end(0, code=75, time_ns=2 * S), victim(1, at=1 * S), stopped(2)],
             ("rank-ended-early", (0,), (1, 2)),
         ),
-        ([end(0, code=75), failed(1, "RuntimeError", TIMED_OUT)], ("rank-ended-early", (0,), (1,))),
+        (
+            [end(0, code=75), end(1, failure=raised("RuntimeError", TIMED_OUT))],
+            ("rank-ended-early", (0,), (1,)),
+        ),
         ([end(0, code=75), stopped(1), end(2, code=75)], ("rank-ended-early", (0, 2), (1,))),
         # names of exceptions
         (
-            [fine(0), failed(1, "ModuleNotFoundError", "No module named 'x'")],
+            [fine(0), end(1, failure=raised("ModuleNotFoundError", "No module named 'x'"))],
             ("module-not-found", (1,), ()),
         ),
-        ([failed(0, "ImportError", "cannot import name")], ("module-not-found", (0,), ())),
-        ([failed(0, "OutOfMemoryError", "CUDA out of memory.")], ("cuda-oom", (0,), ())),
-        ([failed(0, "RuntimeError", "CUDA out of memory.")], ("cuda-oom", (0,), ())),
-        ([failed(0, "RuntimeError", DETAIL)], ("collective-mismatch", (0,), ())),
         (
-            [failed(0, "RunError", "error NET002 port-held-by-other: ...")],
+            [end(0, failure=raised("ImportError", "cannot import name"))],
+            ("module-not-found", (0,), ()),
+        ),
+        (
+            [end(0, failure=raised("OutOfMemoryError", "CUDA out of memory."))],
+            ("cuda-oom", (0,), ()),
+        ),
+        ([end(0, failure=raised("RuntimeError", "CUDA out of memory."))], ("cuda-oom", (0,), ())),
+        ([end(0, failure=raised("RuntimeError", DETAIL))], ("collective-mismatch", (0,), ())),
+        (
+            [end(0, failure=raised("RunError", "error NET002 port-held-by-other: ..."))],
             ("port-held-by-other", (0,), ()),
         ),
         (
             [
-                failed(
+                end(
                     0,
-                    "RuntimeError",
-                    "DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that dataloader's "
-                    "workers are out of shared memory. Please try to raise your shared memory limit.",
+                    failure=raised(
+                        "RuntimeError",
+                        "DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that dataloader's "
+                        "workers are out of shared memory. Please try to raise your shared memory limit.",
+                    ),
                 )
             ],
             ("dataloader-shm-too-small", (0,), ()),
@@ -465,7 +506,7 @@ def seen(verdict: Verdict):
         ([fine(0), fine(1)], ("launcher-fault", (), ())),
         (
             [
-                killed(SIGABRT, 0, time_ns=1 * S),
+                end(0, code=-signal.SIGABRT, time_ns=1 * S),
                 end(
                     1,
                     stopped="another rank failed",
@@ -475,11 +516,17 @@ def seen(verdict: Verdict):
             ("rank-died-signal", (0,), (1,)),
         ),
         (
-            [failed(0, "DistNetworkError", PORT_TAKEN, at=1 * S, frames=IN_COLLECTIVE), stopped(1)],
+            [
+                end(
+                    0,
+                    failure=raised("DistNetworkError", PORT_TAKEN, at=1 * S, frames=IN_COLLECTIVE),
+                ),
+                stopped(1),
+            ],
             ("port-in-use", (0,), (1,)),
         ),
         (
-            [killed(SIGABRT, 0, log_tail=WATCHDOG, time_ns=1 * S), victim(1, at=1 * S)],
+            [end(0, code=-signal.SIGABRT, log_tail=WATCHDOG, time_ns=1 * S), victim(1, at=1 * S)],
             ("collective-timeout", (0,), (1,)),
         ),
         (
@@ -495,7 +542,7 @@ def seen(verdict: Verdict):
                         ),
                     ),
                 ),
-                killed(SIGKILL, 1, time_ns=2 * S),
+                end(1, code=-signal.SIGKILL, time_ns=2 * S),
             ],
             ("rank-died-signal", (1,), (0,)),
         ),
@@ -508,8 +555,8 @@ def test_the_likely_cause(ends, expected):
 
 def test_a_rank_that_failed_in_a_way_of_its_own_was_not_stopped():
     ends = [
-        failed(0, "ValueError", "first", at=1 * S),
-        failed(1, "KeyError", "'a'", at=2 * S),
+        end(0, failure=raised("ValueError", "first", at=1 * S)),
+        end(1, failure=raised("KeyError", "'a'", at=2 * S)),
         end(2, code=4, time_ns=6 * S),
         stopped(3),
     ]
@@ -520,7 +567,7 @@ def test_a_rank_that_failed_in_a_way_of_its_own_was_not_stopped():
 
 
 def test_who_had_stopped_to_be_resumed_was_not_stopped_by_a_crash():
-    ends = [end(0, code=75), failed(1), stopped(2), end(3, code=75)]
+    ends = [end(0, code=75), end(1, failure=raised()), stopped(2), end(3, code=75)]
     lines = block(judge(ends), exit_status=1, run_dir="runs/x")
     assert "ranks 0, 3 had stopped to be resumed (status 75)" in lines
     assert "rank 2: stopped because rank 1 failed" in lines
@@ -531,13 +578,16 @@ def test_who_had_stopped_to_be_resumed_was_not_stopped_by_a_crash():
     [
         (end(code=75), True),
         (end(code=75, left=True), True),
-        (killed(SIGABRT, left=True), True),
-        (killed(SIGSEGV, left=True), True),
-        (killed(SIGKILL, left=True, stopped="x"), True),  # in its teardown when the time was over
-        (killed(SIGTERM, left=True, stopped="x"), True),
-        (killed(SIGKILL, left=True), False),
-        (killed(SIGKILL, stopped="x"), False),
-        (killed(SIGABRT, finished=True), False),
+        (end(code=-signal.SIGABRT, left=True), True),
+        (end(code=-signal.SIGSEGV, left=True), True),
+        (
+            end(code=-signal.SIGKILL, left=True, stopped="x"),
+            True,
+        ),  # in its teardown when the time was over
+        (end(code=-signal.SIGTERM, left=True, stopped="x"), True),
+        (end(code=-signal.SIGKILL, left=True), False),
+        (end(code=-signal.SIGKILL, stopped="x"), False),
+        (end(code=-signal.SIGABRT, finished=True), False),
         (end(code=None, left=True), False),
         (end(code=1, left=True), False),
         (end(code=0), False),
@@ -571,7 +621,7 @@ def in_stop(rank, kind, message, at=7 * S):
             [],
         ),
         ([in_stop(0, "RuntimeError", CLOSED), in_stop(1, "RuntimeError", TIMED_OUT)], []),
-        ([failed(0)], []),
+        ([end(0, failure=raised())], []),
         (
             [
                 in_stop(0, "RuntimeError", CLOSED),
@@ -595,10 +645,10 @@ def test_what_went_wrong_while_the_run_stopped(ends, lines):
 @pytest.mark.parametrize(
     ("ended", "seconds"),
     [
-        (killed(SIGKILL, stopped="x", stopped_ns=2 * S, time_ns=5 * S), 3),
-        (killed(SIGTERM, stopped="x", stopped_ns=2 * S, time_ns=5 * S), -1),
-        (killed(SIGKILL, time_ns=5 * S), -1),
-        (killed(SIGKILL, stopped="x", stopped_ns=2 * S, time_ns=5 * S, left=True), -1),
+        (end(code=-signal.SIGKILL, stopped="x", stopped_ns=2 * S, time_ns=5 * S), 3),
+        (end(code=-signal.SIGTERM, stopped="x", stopped_ns=2 * S, time_ns=5 * S), -1),
+        (end(code=-signal.SIGKILL, time_ns=5 * S), -1),
+        (end(code=-signal.SIGKILL, stopped="x", stopped_ns=2 * S, time_ns=5 * S, left=True), -1),
     ],
 )
 def test_how_long_a_rank_had_before_it_was_killed(ended, seconds):
@@ -629,14 +679,14 @@ def test_the_kernels_kill_of_a_loaders_worker_is_told():
     finding = judge([end(0, oom_kills=1, failure=raised("RuntimeError", said))]).finding
     assert finding.name == "rank-died-oom-killer"
     assert any("the kernel counted 1 kill(s)" in line for line in finding.evidence)
-    assert judge([failed(0, "RuntimeError", said)]).finding.name == "user-exception"
+    assert judge([end(0, failure=raised("RuntimeError", said))]).finding.name == "user-exception"
 
 
 @pytest.mark.parametrize("gap_ns", [1, S // 1000, S])
 def test_ten_ranks_that_fail_at_once_leave_no_doubt(gap_ns):
     for culprit in range(10):
         ends = [victim(rank, at=5 * S + rank * gap_ns) for rank in range(10)]
-        ends[culprit] = failed(culprit, at=6 * S + 10 * gap_ns)
+        ends[culprit] = end(culprit, failure=raised(at=6 * S + 10 * gap_ns))
         verdict = judge(ends)
         assert verdict.causes == (culprit,)
         assert verdict.victims == tuple(rank for rank in range(10) if rank != culprit)
@@ -649,9 +699,9 @@ def test_ten_ranks_that_fail_at_once_leave_no_doubt(gap_ns):
         ([fine(0)], ("agent-died", (), ())),
         ([], ("agent-died", (), ())),
         ([victim(0), stopped(1)], ("agent-died", (), (0, 1))),
-        ([failed(0, "RuntimeError", TIMED_OUT)], ("agent-died", (), (0,))),
-        ([killed(SIGABRT, 0)], ("agent-died", (), (0,))),
-        ([failed(0), victim(1)], (ONE, (0,), (1,))),
+        ([end(0, failure=raised("RuntimeError", TIMED_OUT))], ("agent-died", (), (0,))),
+        ([end(0, code=-signal.SIGABRT)], ("agent-died", (), (0,))),
+        ([end(0, failure=raised()), victim(1)], ("script-error-on-one-rank", (0,), (1,))),
     ],
 )
 def test_a_lost_node_is_the_cause_unless_a_rank_has_a_better_one(ends, expected):
@@ -663,21 +713,23 @@ def test_a_lost_node_is_the_cause_unless_a_rank_has_a_better_one(ends, expected)
 
 
 def test_a_crash_in_the_interpreters_teardown_is_no_failure():
-    for signum in (SIGABRT, SIGSEGV):
+    for signum in (signal.SIGABRT, signal.SIGSEGV):
         assert end(0, code=-signum, finished=True).succeeded
         assert not end(0, code=-signum).succeeded
-        verdict = judge([end(0, code=-signum, finished=True, time_ns=S), failed(1, at=2 * S)])
-        assert seen(verdict) == (ONE, (1,), ())
+        verdict = judge(
+            [end(0, code=-signum, finished=True, time_ns=S), end(1, failure=raised(at=2 * S))]
+        )
+        assert seen(verdict) == ("script-error-on-one-rank", (1,), ())
 
 
-@pytest.mark.parametrize("code", [1, 3, -SIGKILL, -SIGTERM, None])
+@pytest.mark.parametrize("code", [1, 3, -signal.SIGKILL, -signal.SIGTERM, None])
 def test_other_endings_after_the_scripts_end_are_failures(code):
     assert not end(0, code=code, finished=True).succeeded
 
 
 def test_order_across_nodes_is_that_of_the_heads_clock():
-    ahead = failed(1, "KeyError", "'late'", at=9 * S)  # its clock is 8 s ahead
-    head = failed(0, "ValueError", "early", at=2 * S)
+    ahead = end(1, failure=raised("KeyError", "'late'", at=9 * S))  # its clock is 8 s ahead
+    head = end(0, failure=raised("ValueError", "early", at=2 * S))
     assert judge([head, ahead]).causes == (0,)
     assert judge([head, ahead.shifted(8 * S)]).causes == (1,)
 
@@ -736,7 +788,7 @@ def test_an_exception_is_told_with_its_place():
 
 def test_the_users_innermost_frame_is_shown_and_not_the_librarys():
     frames = (*own(1, "main"), *own(7, "step"), *IN_COLLECTIVE[1:])
-    finding = told(failed(0, "TypeError", "unhashable", frames=frames))
+    finding = told(end(0, failure=raised("TypeError", "unhashable", frames=frames)))
     assert finding.evidence[0].startswith("/home/me/train.py:7 in step")
 
 
@@ -750,7 +802,7 @@ def test_the_users_innermost_frame_is_shown_and_not_the_librarys():
     ],
 )
 def test_long_messages_are_shortened(message, what, more):
-    finding = told(failed(0, "ValueError", message, frames=()))
+    finding = told(end(0, failure=raised("ValueError", message, frames=())))
     assert (finding.what, finding.evidence) == (what, more)
 
 
@@ -763,7 +815,7 @@ def test_ranks_that_failed_in_the_same_way_are_folded():
 
 @pytest.mark.parametrize(("message", "shown"), [("2", "2"), ("no data", "no data"), ("", "")])
 def test_sys_exit_is_told_as_such(message, shown):
-    finding = told(fine(0), failed(1, "SystemExit", message))
+    finding = told(fine(0), end(1, failure=raised("SystemExit", message)))
     assert finding.what == (f"rank 1 ended itself with sys.exit({shown})")
     assert finding.fix.startswith("what it printed before")
 
@@ -776,8 +828,8 @@ def test_an_exit_without_exception_shows_the_last_lines():
 
 
 def test_the_exception_inside_a_loaders_worker_is_told():
-    finding = told(fine(0), failed(1, "ValueError", WORKER, frames=IN_COLLECTIVE))
-    assert finding.name == ONE
+    finding = told(fine(0), end(1, failure=raised("ValueError", WORKER, frames=IN_COLLECTIVE)))
+    assert finding.name == "script-error-on-one-rank"
     assert finding.what == "rank 1: a DataLoader worker raised ValueError: bad sample 3"
     assert finding.evidence == (
         '/home/me/data.py:19 in __getitem__: raise ValueError(f"bad sample {i}")',
@@ -788,7 +840,7 @@ def test_a_loaders_worker_may_raise_a_class_of_the_users_own():
     text = WORKER.replace("Caught ValueError", "Caught BadSample").replace(
         "ValueError: bad", "mydata.BadSample: bad"
     )
-    finding = told(failed(0, "BadSample", text))
+    finding = told(end(0, failure=raised("BadSample", text)))
     assert finding.what == "rank 0: a DataLoader worker raised BadSample: bad sample 3"
 
 
@@ -796,63 +848,71 @@ def test_a_loaders_worker_may_raise_a_class_of_the_users_own():
     ("ended", "name", "what", "evidence"),
     [
         (
-            killed(SIGKILL, 1, oom_kills=2),
+            end(1, code=-signal.SIGKILL, oom_kills=2),
             "rank-died-oom-killer",
             "rank 1 was killed (SIGKILL) because memory ran out on node-a",
             "the kernel counted 2 kill(s)",
         ),
         (
-            killed(SIGKILL, 1),
+            end(1, code=-signal.SIGKILL),
             "rank-died-signal",
             "rank 1 was killed by SIGKILL; who sent it is not visible",
             "count no kill for lack of memory",
         ),
         (
-            killed(SIGBUS, 1, shm="98% of 64 MB", stack=("data.py:3 in load",)),
+            end(1, code=-signal.SIGBUS, shm="98% of 64 MB", stack=("data.py:3 in load",)),
             "dataloader-shm-too-small",
             "SIGBUS",
             "/dev/shm is 98% of 64 MB",
         ),
-        (killed(SIGBUS, 1), "rank-died-signal", "SIGBUS", "/dev/shm is not full now"),
+        (end(1, code=-signal.SIGBUS), "rank-died-signal", "SIGBUS", "/dev/shm is not full now"),
         (
-            killed(
-                SIGSEGV, 1, stack=("native.py:3 in call", "train.py:9 in main"), log_tail=("noise",)
+            end(
+                1,
+                code=-signal.SIGSEGV,
+                stack=("native.py:3 in call", "train.py:9 in main"),
+                log_tail=("noise",),
             ),
             "rank-segfault",
             "rank 1 crashed in native code (SIGSEGV)",
             "native.py:3 in call",
         ),
         (
-            killed(SIGSEGV, 1, log_tail=("the last line",)),
+            end(1, code=-signal.SIGSEGV, log_tail=("the last line",)),
             "rank-segfault",
             "SIGSEGV",
             "the last line",
         ),
         (
-            killed(SIGTERM, 1, log_tail=("epoch 3",)),
+            end(1, code=-signal.SIGTERM, log_tail=("epoch 3",)),
             "rank-died-signal",
             "rank 1 was ended by SIGTERM, which this launcher did not send",
             "epoch 3",
         ),
         (
-            killed(SIGFPE, 1, log_tail=("div",)),
+            end(1, code=-signal.SIGFPE, log_tail=("div",)),
             "rank-died-signal",
             "rank 1 was ended by SIGFPE",
             "div",
         ),
         (
-            killed(SIGABRT, 1, log_tail=("free(): invalid pointer",)),
+            end(1, code=-signal.SIGABRT, log_tail=("free(): invalid pointer",)),
             "rank-died-signal",
             "rank 1 was ended by SIGABRT",
             "free(): invalid pointer",
         ),
         (
-            killed(SIGABRT, 1, log_tail=MISMATCH, stack=("train.py:9 in step",)),
+            end(1, code=-signal.SIGABRT, log_tail=MISMATCH, stack=("train.py:9 in step",)),
             "collective-mismatch",
             "rank 1 aborted in a collective whose sizes differ between ranks",
             "8 vs 4",
         ),
-        (killed(SIGRTMIN + 3, 1), "rank-died-signal", f"signal {SIGRTMIN + 3}", ""),
+        (
+            end(1, code=-(signal.SIGRTMIN + 3)),
+            "rank-died-signal",
+            f"signal {signal.SIGRTMIN + 3}",
+            "",
+        ),
     ],
 )
 def test_signals_are_told_with_their_evidence(ended, name, what, evidence):
@@ -880,7 +940,7 @@ NOTICED = Finding(
 
 
 def test_torchs_end_of_a_wait_is_blamed_on_what_a_notice_had_named():
-    ends = [stopped(0), failed(1, "RuntimeError", TIMED_OUT)]
+    ends = [stopped(0), end(1, failure=raised("RuntimeError", TIMED_OUT))]
     verdict = judge(ends, noticed=NOTICED)
     assert verdict.finding.name == "rank-stuck-in-code"
     assert verdict.finding.evidence[-1].startswith("torch ended the wait of rank 1: RuntimeError:")
@@ -897,19 +957,19 @@ def test_what_else_ended_a_run_is_not_blamed_on_a_notice(failure):
 
 # ----------------------------------------------------------------------------------------------- the block
 
-MANY = killed(
-    SIGABRT,
+MANY = end(
     1,
+    code=-signal.SIGABRT,
     log_tail=tuple(f"line {number} {'x' * 400}" for number in range(12)),
     stack=tuple(f"file.py:{number} in f" for number in range(50)),
     steps=7,
 )
 ENDINGS = [
-    [failed(0, "ValueError", "\n".join("abcdefgh"))],
-    [failed(0, "ValueError", WORKER), victim(1)],
+    [end(0, failure=raised("ValueError", "\n".join("abcdefgh")))],
+    [end(0, failure=raised("ValueError", WORKER)), victim(1)],
     [end(0, code=3, log_tail=("1", "2", "3", "4")), *(victim(rank) for rank in range(1, 300))],
     [end(0, code=-9, oom_kills=1)],
-    [killed(SIGBUS, 0, shm="1", stack=("a", "b", "c", "d", "e"))],
+    [end(0, code=-signal.SIGBUS, shm="1", stack=("a", "b", "c", "d", "e"))],
     [MANY],
     [victim(0), victim(1)],
     [],
@@ -988,7 +1048,9 @@ def test_a_block_about_a_lost_node():
 
 
 def test_a_block_about_a_cause_says_who_was_lost_since():
-    lines = block(judge([failed(0), victim(1)], lost=["node 1"]), exit_status=1, run_dir="r")
+    lines = block(
+        judge([end(0, failure=raised()), victim(1)], lost=["node 1"]), exit_status=1, run_dir="r"
+    )
     assert lines[0].startswith("cause: rank 0 raised")
     assert lines[-3:] == [
         "rank 1: stopped because rank 0 failed",
@@ -1074,6 +1136,6 @@ def test_exceptions_in_threads_are_in_the_block_and_accuse_nobody():
     ],
 )
 def test_a_text_of_a_library_has_one_name(message, name):
-    ends = [failed(rank, "RuntimeError", message) for rank in (0, 1)]
+    ends = [end(rank, failure=raised("RuntimeError", message)) for rank in (0, 1)]
     assert judge(ends).finding.name == name
     assert explain_judge([f"RuntimeError: {message}"]).findings[0].name == name

@@ -17,7 +17,6 @@ from paceline.launch.plan.starter_defaults import StarterDefaults
 from paceline.machine import cpus, host, nodeaddr
 from paceline.train import runtime
 from paceline.world import World
-from refusals import refusal
 
 SLURM_DEFAULTS = StarterDefaults(
     values={"nnodes": "2", "node_rank": "0", "master_addr": "10.0.0.1", "master_port": "15001"},
@@ -214,7 +213,9 @@ def test_more_tasks_than_gpus(monkeypatch):
         launcher="slurm",
         reason="Slurm step 1.0",
     )
-    finding = refusal(SetupError, runtime.take_device, world)
+    with pytest.raises(SetupError) as caught:
+        runtime.take_device(world)
+    finding = caught.value.finding
     assert finding.name == "slurm-ntasks-mismatch"
     assert "4 tasks on this node, and 2 GPUs" in finding.what
     assert "#SBATCH --ntasks-per-node=2" in finding.fix
@@ -232,7 +233,9 @@ def test_a_task_of_mpirun_may_have_a_gpu_of_its_own(monkeypatch, devices, index)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
     world = World(rank=2, world_size=4, local_rank=2, local_world_size=4, launcher="mpi")
     if index is None:
-        assert refusal(SetupError, runtime.take_device, world).name == "gpus-fewer-than-processes"
+        with pytest.raises(SetupError) as caught:
+            runtime.take_device(world)
+        assert caught.value.finding.name == "gpus-fewer-than-processes"
     else:
         assert runtime.take_device(world).index == index
         assert chosen == [index]

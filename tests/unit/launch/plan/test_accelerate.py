@@ -14,7 +14,6 @@ from paceline.launch.plan.accelerate import choice, config_file
 from paceline.launch.plan.accelerate.settings import Settings, settle
 from paceline.launch.plan.parsing import parse
 from paceline.launch.run.configured import configure
-from refusals import refusal
 
 BF16 = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 4\n"
 FSDP = """
@@ -432,4 +431,6 @@ def test_a_file_that_is_no_configuration_is_refused(name, text, tmp_path):
     path = tmp_path / name
     if text is not None:
         path.write_text(text)
-    assert refusal(UsageError, config_file.read, path).where == str(path)
+    with pytest.raises(UsageError) as caught:
+        config_file.read(path)
+    assert caught.value.finding.where == str(path)

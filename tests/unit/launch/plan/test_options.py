@@ -10,7 +10,6 @@ from paceline.launch.plan import options
 from paceline.launch.plan.option_values import split_endpoint, streams_of
 from paceline.launch.plan.options import OPTIONS, Options
 from paceline.launch.plan.parsing import parse, unknown_option
-from refusals import refusal
 
 # torchrun's --print-completion starts nothing; completion is the business of the command line that is completed.
 NOT_OF_RUNS = ("help", "print_completion")
@@ -38,7 +37,9 @@ def parsed(inherited=None, **typed) -> Options:
 
 
 def refused(inherited=None, **typed):
-    return refusal(UsageError, parsed, inherited, **typed)
+    with pytest.raises(UsageError) as caught:
+        parsed(inherited, **typed)
+    return caught.value.finding
 
 
 # ------------------------------------------------------------------------------------- torchrun's options
@@ -554,9 +555,10 @@ def test_endpoints(text, expected):
     ],
 )
 def test_endpoints_that_are_none(text):
-    finding = refusal(UsageError, split_endpoint, text, 29500)
-    assert finding.name == "option-invalid"
-    assert finding.fix == "--rdzv-endpoint head:29500"
+    with pytest.raises(UsageError) as caught:
+        split_endpoint(text, 29500)
+    assert caught.value.finding.name == "option-invalid"
+    assert caught.value.finding.fix == "--rdzv-endpoint head:29500"
 
 
 @pytest.mark.parametrize(

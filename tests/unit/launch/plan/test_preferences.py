@@ -8,7 +8,6 @@ from paceline.errors import UsageError
 from paceline.launch.plan import preferences
 from paceline.launch.plan.parsing import parse
 from paceline.launch.plan.plan import choose_hang
-from refusals import refusal
 
 
 @pytest.fixture
@@ -79,11 +78,13 @@ def test_hangs_can_be_left_unwatched(read):
     ],
 )
 def test_what_is_wrong_is_named(read, text, environ, words):
-    finding = refusal(UsageError, read, text, **environ)
-    said = finding.render()
+    with pytest.raises(UsageError) as caught:
+        read(text, **environ)
+    said = caught.value.finding.render()
     assert all(word in said for word in words), said
 
 
 def test_a_value_that_no_option_takes_is_refused_as_if_it_was_typed(read):
-    finding = refusal(UsageError, options, read('[run]\nstart_method = "spwan"\n'))
-    assert "--start-method spawn" in finding.fix
+    with pytest.raises(UsageError) as caught:
+        options(read('[run]\nstart_method = "spwan"\n'))
+    assert "--start-method spawn" in caught.value.finding.fix

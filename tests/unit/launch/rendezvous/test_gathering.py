@@ -16,7 +16,6 @@ from paceline.launch.rendezvous.gathering import Gathering
 from paceline.launch.rendezvous.held_rendezvous import HeldRendezvous
 from paceline.launch.rendezvous.node_wait import Waiting
 from paceline.launch.rendezvous.presence import Arrived
-from refusals import refusal
 
 MEMBERS = [Arrived(place + 1, place, f"host-{place}", 100 + place, (2, 2)) for place in range(2)]
 NAMES = [*(liveness.name_of(member.host, member.pid) for member in MEMBERS), "host-2:102"]
@@ -76,10 +75,11 @@ def test_a_node_that_died_after_the_roll_call_is_lost_and_nobody_waits_for_it(ga
     )
     handler.lost = lambda: mine.lost
     begun = time.monotonic()
-    finding = refusal(RunError, handler.next_rendezvous)
+    with pytest.raises(RunError) as caught:
+        handler.next_rendezvous()
     assert time.monotonic() - begun < 10
-    assert finding.name == "agent-died"
-    assert "the launcher on node 1 (host-1) has gone" in finding.what
+    assert caught.value.finding.name == "agent-died"
+    assert "the launcher on node 1 (host-1) has gone" in caught.value.finding.what
 
 
 def test_a_silent_node_is_named_and_lost_after_the_node_timeout(gather, monkeypatch):

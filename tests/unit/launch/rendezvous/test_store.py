@@ -14,7 +14,6 @@ from paceline.launch.plan.starter_defaults import StarterDefaults
 from paceline.launch.rendezvous import node_wait
 from paceline.launch.rendezvous import store as stores
 from paceline.launch.rendezvous.notes import Note, Notes
-from refusals import refusal
 
 STATIC = Options("train.py", nnodes=(2, 2), node_rank=1, master_addr="head")
 C10D = Options("train.py", nnodes=(2, 2), rdzv_backend="c10d", rdzv_endpoint="head:29400")
@@ -77,7 +76,9 @@ def reaching(monkeypatch):
 
 def test_a_refused_port_ends_the_wait_long_before_its_limit(reaching):
     node = reaching(["refused"])
-    assert refusal(RunError, node.reach).name == "port-refused"
+    with pytest.raises(RunError) as caught:
+        node.reach()
+    assert caught.value.finding.name == "port-refused"
     assert node._waiting.waited_s < 2
 
 

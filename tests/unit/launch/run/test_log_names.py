@@ -11,7 +11,6 @@ from paceline.errors import UsageError
 from paceline.launch.plan.parsing import parse
 from paceline.launch.run import log_names
 from paceline.rundir.files import RunDir
-from refusals import refusal
 
 
 @pytest.fixture
@@ -92,6 +91,7 @@ def test_a_plug_in_is_made_with_torchruns_arguments(folder, monkeypatch):
 
 
 def test_a_plug_in_that_is_not_there_is_a_finding(folder):
-    finding = refusal(UsageError, make, folder, logs_specs="no-such-plug-in-anywhere")
-    assert "no-such-plug-in-anywhere" in finding.what
-    assert finding.fix
+    with pytest.raises(UsageError) as caught:
+        make(folder, logs_specs="no-such-plug-in-anywhere")
+    assert "no-such-plug-in-anywhere" in caught.value.finding.what
+    assert caught.value.finding.fix

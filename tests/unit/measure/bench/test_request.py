@@ -9,7 +9,6 @@ import pytest
 from paceline.errors import UsageError
 from paceline.measure.bench import request
 from paceline.measure.bench.request import Devices, Request
-from refusals import refusal
 
 NODE = Devices(4, are_gpus=False)
 WEAK = Request(("train.py", "--lr", "0.1"), (1, 2, 4))
@@ -53,9 +52,10 @@ def test_what_the_node_has_is_measured(requested):
     ],
 )
 def test_what_cannot_be_measured_is_refused(requested, name, words):
-    finding = refusal(UsageError, request.check, requested, NODE)
-    assert finding.name == name
-    assert words in finding.what
+    with pytest.raises(UsageError) as caught:
+        request.check(requested, NODE)
+    assert caught.value.finding.name == name
+    assert words in caught.value.finding.what
 
 
 def test_a_smaller_bench_is_proposed():

@@ -13,7 +13,6 @@ from paceline.measure.tune import final, tuning
 from paceline.measure.tune.trial_run import MemoryIsShort, ScriptEnded, Start, TimeIsUp
 from paceline.measure.tune.tuning import Tuning
 from paceline.measure.tune.windows import Window
-from refusals import refusal
 
 WRITTEN = LoaderSetting(0, 0, False, 1)
 FACTS = facts_of(WRITTEN, batch_bytes=1 << 10)
@@ -123,7 +122,9 @@ def test_a_script_that_fails_before_it_was_measured_is_reported(tuned, monkeypat
     script = Script(windows=0, status=1)
     monkeypatch.setattr(script, "finding", lambda: None, raising=False)
     monkeypatch.setattr(script, "evidence", lambda: ("ValueError: no data",), raising=False)
-    assert refusal(RunError, tuned, script).name == "trial-failed"
+    with pytest.raises(RunError) as raised:
+        tuned(script)
+    assert raised.value.finding.name == "trial-failed"
     assert script.starts == 1
 
 
@@ -134,7 +135,8 @@ def test_a_machine_without_memory_is_no_script_without_steps(tuned, monkeypatch)
         raise MemoryIsShort
 
     monkeypatch.setattr(script, "facts", facts)
-    finding = refusal(RunError, tuned, script)
-    assert finding.name == "trial-failed"
-    assert "less than a tenth of its memory" in finding.what
+    with pytest.raises(RunError) as raised:
+        tuned(script)
+    assert raised.value.finding.name == "trial-failed"
+    assert "less than a tenth of its memory" in raised.value.finding.what
     assert script.starts == 1

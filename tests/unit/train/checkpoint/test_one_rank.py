@@ -29,7 +29,6 @@ from paceline.train.checkpoint import (
 from paceline.train.checkpoint.checkpoints import Checkpoints as Same
 from paceline.train.checkpoint.manifest import TensorInfo
 from paceline.world import World
-from refusals import refusal
 
 CPU = torch.device("cpu")
 
@@ -74,6 +73,10 @@ def load(here, which="latest"):
 
 def names(place):
     return sorted(path.name for path in place.iterdir())
+
+
+def finding(error):
+    return error.value.finding
 
 
 def test_nothing_happens_before_the_first_save(here, place):
@@ -338,9 +341,10 @@ def test_what_goes_wrong_in_the_background_is_said_once_by_what_is_called_next(
         "find": lambda: here.find("latest"),
         "close": here.close,
     }
-    finding = refusal(RunError, calls[raiser])
-    assert finding.name == "disk-full"
-    assert str(place) in finding.where
+    with pytest.raises(RunError) as error:
+        calls[raiser]()
+    assert finding(error).name == "disk-full"
+    assert str(place) in finding(error).where
     assert names(place) == []
     monkeypatch.undo()
     here.wait()
@@ -353,9 +357,10 @@ def test_the_disk_has_to_be_full_for_that_finding(here, place, monkeypatch):
     monkeypatch.setattr(
         os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error"))
     )
-    finding = refusal(SetupError, save, here, 2)
-    assert finding.name == "folder-not-writable"
-    assert "Input/output error" in finding.evidence[0]
+    with pytest.raises(SetupError) as error:
+        save(here, 2)
+    assert finding(error).name == "folder-not-writable"
+    assert "Input/output error" in finding(error).evidence[0]
     assert names(place) == ["00001-step-1"]
 
 
@@ -372,7 +377,9 @@ def test_a_kill_between_the_steps_of_a_commit_leaves_nothing_visible(here, place
         assert load(here) == 1
     left = [name for name in names(place) if name.startswith(".")]
     assert len(left) == 2
-    assert refusal(UsageError, here.find, place / left[0]).name == "checkpoint-unfinished"
+    with pytest.raises(UsageError) as error:
+        here.find(place / left[0])
+    assert finding(error).name == "checkpoint-unfinished"
 
 
 def test_everything_is_on_the_disk_before_the_rename(here, monkeypatch):
@@ -436,15 +443,16 @@ def test_what_cannot_be_deleted_is_no_failure_of_the_save(here, place, monkeypat
     ],
 )
 def test_options_without_sense_are_refused(here, place, options, where):
-    finding = refusal(UsageError, save, here, 1, **options)
-    assert (finding.name, where in finding.where) == ("option-invalid", True)
+    with pytest.raises(UsageError) as error:
+        save(here, 1, **options)
+    assert (finding(error).name, where in finding(error).where) == ("option-invalid", True)
     assert not place.exists()
 
 
 def test_an_object_that_cannot_be_pickled_is_named(here):
     with pytest.raises(UsageError) as error:
         here.save({**state(1), "user/clock": lambda: 0}, step=1, epoch=0, wait=True)
-    assert "user/clock" in error.value.finding.what
+    assert "user/clock" in finding(error).what
 
 
 # Finding
@@ -475,9 +483,10 @@ def test_a_path_without_a_checkpoint_is_refused(here, place, make, name):
     (place / "00009-step-9").mkdir()
     (place / "parts").mkdir()
     (place / "parts" / "__0_0.distcp").write_text("")
-    finding = refusal(UsageError, here.find, make(place))
-    assert finding.name == name
-    assert finding.fix
+    with pytest.raises(UsageError) as error:
+        here.find(make(place))
+    assert finding(error).name == name
+    assert finding(error).fix
 
 
 def test_a_folder_without_a_manifest_is_not_the_latest(here, place):
@@ -492,9 +501,10 @@ def test_a_folder_without_a_manifest_is_not_the_latest(here, place):
 
 def test_the_best_of_checkpoints_without_a_metric_is_refused(here):
     save(here, 1)
-    finding = refusal(UsageError, here.find, "best")
-    assert finding.name == "checkpoint-missing"
-    assert "metric" in finding.what
+    with pytest.raises(UsageError) as error:
+        here.find("best")
+    assert finding(error).name == "checkpoint-missing"
+    assert "metric" in finding(error).what
 
 
 # Damage
@@ -527,8 +537,8 @@ def test_damage_is_named_and_nothing_is_overwritten(here, place, name, how):
         (path / name).write_text((path / name).read_text().replace("crc32", "crc33"))
     with pytest.raises(RunError) as error:
         here.load(here.find(path) if name != "__0_0.distcp" else saved, into)
-    assert error.value.finding.name == "checkpoint-damaged"
-    assert error.value.finding.evidence[0].startswith(name)
+    assert finding(error).name == "checkpoint-damaged"
+    assert finding(error).evidence[0].startswith(name)
     assert into["model/w"].max() == -1
 
 
@@ -554,9 +564,10 @@ def test_a_damaged_index_is_not_unpickled(here, place, monkeypatch):
 def test_another_model_is_refused_before_anything_is_overwritten(here):
     save(here, 1)
     into = {"model/w": torch.zeros(5, 3), "model/b": torch.zeros(1)}
-    finding = refusal(UsageError, here.load, here.find("latest"), into)
-    assert finding.name == "checkpoint-other-model"
-    assert finding.evidence == ("model/b is [1] here and [0] in the checkpoint",)
+    with pytest.raises(UsageError) as error:
+        here.load(here.find("latest"), into)
+    assert finding(error).name == "checkpoint-other-model"
+    assert finding(error).evidence == ("model/b is [1] here and [0] in the checkpoint",)
     assert into["model/w"].abs().sum() == 0
 
 

@@ -19,7 +19,6 @@ import paceline
 from paceline import env
 from paceline.errors import UsageError
 from paceline.train.session.run_folder import reset
-from refusals import refusal
 
 LENGTH, BATCHES, EPOCHS = 23, 6, 3
 
@@ -354,7 +353,9 @@ def test_a_loader_that_is_made_again_from_the_class_is_not_followed():
 
 
 def refused(*objects, **options):
-    return refusal(UsageError, paceline.preemptible, *objects, run_dir="run", **options)
+    with pytest.raises(UsageError) as error:
+        paceline.preemptible(*objects, run_dir="run", **options)
+    return error.value.finding
 
 
 def test_what_cannot_be_saved_is_refused_with_a_line():
@@ -384,9 +385,10 @@ def test_another_object_than_in_the_checkpoint(capsys):
     loop = Loop(LOADERS["in order"]())
     average = torch.optim.swa_utils.AveragedModel(loop.model)
     scaler = torch.amp.GradScaler("cpu")
-    finding = refusal(UsageError, loop.preemptible, scaler=scaler)
-    assert finding.name == "checkpoint-other-model"
-    assert "scaler" in finding.what
+    with pytest.raises(UsageError) as error:
+        loop.preemptible(scaler=scaler)
+    assert error.value.finding.name == "checkpoint-other-model"
+    assert "scaler" in error.value.finding.what
     del average
 
 

@@ -7,9 +7,9 @@ from torch import nn
 from paceline import Session
 from paceline.callbacks import GradientAccumulationScheduler
 from paceline.errors import UsageError
-from refusals import refusal
 from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
     Task,
+    finding,
     first_optimizer,
     loader,
     mse,
@@ -109,9 +109,10 @@ def test_it_does_not_change_in_the_middle_of_an_epoch():
         def on_train_batch_end(self, outputs, batch, batch_idx):
             self.trainer.accumulate_grad_batches = 2
 
-    finding = refusal(UsageError, trainer().fit, Sets(), loader())
-    assert finding.name == "option-contradicted"
-    assert "inside a loop over training batches" in finding.what
+    with pytest.raises(UsageError) as caught:
+        trainer().fit(Sets(), loader())
+    assert finding(caught).name == "option-contradicted"
+    assert "inside a loop over training batches" in finding(caught).what
 
 
 @pytest.mark.parametrize(
@@ -119,9 +120,10 @@ def test_it_does_not_change_in_the_middle_of_an_epoch():
     [({}, "scheduling={}"), ({-1: 2}, "an epoch of scheduling=-1"), ({3: 0}, "scheduling[3]=0")],
 )
 def test_misuse(scheduling, named):
-    finding = refusal(UsageError, GradientAccumulationScheduler, scheduling)
-    assert finding.name == "option-invalid"
-    assert named in finding.what
+    with pytest.raises(UsageError) as caught:
+        GradientAccumulationScheduler(scheduling)
+    assert finding(caught).name == "option-invalid"
+    assert named in finding(caught).what
 
 
 def test_a_limit_that_cuts_through_a_later_group_is_refused_before_training():
@@ -130,7 +132,7 @@ def test_a_limit_that_cuts_through_a_later_group_is_refused_before_training():
         trainer(limit_train_batches=3, callbacks=[GradientAccumulationScheduler({1: 2})]).fit(
             task, loader()
         )
-    assert "3 batches, and 2 make a step" in caught.value.finding.what
+    assert "3 batches, and 2 make a step" in finding(caught).what
     assert task.seen == []
 
 
@@ -159,7 +161,7 @@ def test_a_session_takes_more_batches_in_a_step_and_weighs_them_by_their_labels(
     assert session.accumulate == 2
     with pytest.raises(UsageError) as caught:
         [session.backward(loss_of(model(a), b)) for a, b in train]
-    assert caught.value.finding.name == "batch-weight-unknown"
+    assert finding(caught).name == "batch-weight-unknown"
 
 
 def test_a_session_without_a_loader_changes_it_between_steps():

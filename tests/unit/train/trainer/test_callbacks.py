@@ -24,9 +24,9 @@ from paceline.callbacks import (
     WeightAveraging,
 )
 from paceline.errors import UsageError
-from refusals import refusal
 from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
     Task,
+    finding,
     first_optimizer,
     loader,
     no_signals,
@@ -99,7 +99,7 @@ def test_early_stopping_continues_its_count():
 def test_a_metric_that_is_never_logged():
     with pytest.raises(UsageError, match="the metric 'val_los' was never logged") as caught:
         trainer(callbacks=[EarlyStopping("val_los")]).fit(Task(), loader(4), loader(4))
-    assert caught.value.finding.fix == 'monitor="val_loss"'
+    assert finding(caught).fix == 'monitor="val_loss"'
     quiet = EarlyStopping("val_los", strict=False)
     trainer(callbacks=[quiet]).fit(Task(), loader(4), loader(4))
     assert quiet.wait_count == 0
@@ -188,7 +188,9 @@ def test_without_a_model_checkpoint_the_run_folder_has_the_best():
     ],
 )
 def test_a_model_checkpoint_that_contradicts_itself(options, where):
-    assert refusal(UsageError, ModelCheckpoint, "kept", **options).where == where
+    with pytest.raises(UsageError) as caught:
+        ModelCheckpoint("kept", **options)
+    assert finding(caught).where == where
 
 
 def test_a_model_checkpoint_without_checkpointing():
@@ -240,8 +242,9 @@ def test_a_summary_of_the_model(capsys):
 
 
 def test_a_function_that_is_no_hook():
-    finding = refusal(UsageError, LambdaCallback, on_train_epoch_ended=print)
-    assert finding.fix == "LambdaCallback(on_train_epoch_end=...)"
+    with pytest.raises(UsageError) as caught:
+        LambdaCallback(on_train_epoch_ended=print)
+    assert finding(caught).fix == "LambdaCallback(on_train_epoch_end=...)"
 
 
 # Averages

@@ -13,9 +13,9 @@ import paceline
 from paceline.errors import UsageError
 from paceline.signatures.lightning_names import REFUSED, SAME, tables
 from paceline.train.trainer.callback import OF_TASK
-from refusals import refusal
 from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
     Task,
+    finding,
     first_optimizer,
     no_signals,
     trainer,
@@ -135,15 +135,17 @@ def test_a_refused_attribute_of_a_data_object_says_what_to_write(name):
 
 @pytest.mark.parametrize("name", refused("trainer arguments"))
 def test_a_refused_argument_says_what_to_write(name):
-    finding = refusal(UsageError, trainer, **{name: 1})
-    assert finding.fix == tables()["trainer arguments"][name].instead
+    with pytest.raises(UsageError) as caught:
+        trainer(**{name: 1})
+    assert finding(caught).fix == tables()["trainer arguments"][name].instead
 
 
 @pytest.mark.parametrize("name", refused("callbacks"))
 def test_a_refused_callback_says_what_to_write(name):
     theirs = type(name, (), {"__module__": "lightning.pytorch.callbacks"})
-    finding = refusal(UsageError, trainer, callbacks=[theirs()])
-    assert finding.fix == tables()["callbacks"][name].instead
+    with pytest.raises(UsageError) as caught:
+        trainer(callbacks=[theirs()])
+    assert finding(caught).fix == tables()["callbacks"][name].instead
 
 
 @pytest.mark.parametrize(
@@ -201,17 +203,18 @@ def test_a_removed_hook_is_refused_with_the_one_that_takes_its_place(name):
     today = tables()["removed hooks"][name].instead
     with pytest.raises(UsageError) as caught:
         trainer().fit(type("Old", (Task,), {name: lambda self, *_: None})(), None)
-    assert caught.value.finding.fix == today
+    assert finding(caught).fix == today
     if name.startswith("on_"):
         with pytest.raises(UsageError) as caught:
             trainer(callbacks=[type("Old", (), {name: lambda self, *_: None})()])
-        assert caught.value.finding.fix == f"def {today}(self, trainer, task): ..."
+        assert finding(caught).fix == f"def {today}(self, trainer, task): ..."
 
 
 @pytest.mark.parametrize("name", tables()["removed arguments"])
 def test_a_removed_argument_says_what_to_write(name):
-    finding = refusal(UsageError, trainer, **{name: 1})
-    assert finding.fix == tables()["removed arguments"][name].instead
+    with pytest.raises(UsageError) as caught:
+        trainer(**{name: 1})
+    assert finding(caught).fix == tables()["removed arguments"][name].instead
 
 
 def test_other_missing_attributes_are_plain_errors():

@@ -10,9 +10,9 @@ from paceline.errors import UsageError
 from paceline.machine import own_process
 from paceline.train.trainer import start
 from paceline.train.trainer.options import num_batches
-from refusals import refusal
 from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
     Task,
+    finding,
     first_optimizer,
     loader,
     no_signals,
@@ -66,9 +66,10 @@ from unit.train.trainer.training import (  # noqa: F401  the fixtures are used b
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 def test_a_wrong_argument_is_refused_with_what_to_write(options, name, fix):
-    finding = refusal(UsageError, trainer, **options)
-    assert finding.name == name
-    assert fix in finding.fix
+    with pytest.raises(UsageError) as caught:
+        trainer(**options)
+    assert finding(caught).name == name
+    assert fix in finding(caught).fix
 
 
 def test_a_fit_without_an_end():
@@ -189,7 +190,7 @@ def test_a_task_that_does_not_fit_is_refused(task, what):
         trainer(max_epochs=1, enable_checkpointing=False).fit(
             getattr(Named, task)(), loader(), loader(4)
         )
-    assert caught.value.finding.fix
+    assert finding(caught).fix
 
 
 @pytest.mark.parametrize(
@@ -201,8 +202,9 @@ def test_a_task_that_does_not_fit_is_refused(task, what):
     ],
 )
 def test_what_to_write_instead(task, fix):
-    finding = refusal(UsageError, trainer(max_epochs=1).fit, getattr(Named, task)(), loader())
-    assert finding.fix == fix
+    with pytest.raises(UsageError) as caught:
+        trainer(max_epochs=1).fit(getattr(Named, task)(), loader())
+    assert finding(caught).fix == fix
 
 
 def test_what_is_no_hook_is_no_misspelt_one():
@@ -255,15 +257,17 @@ def test_a_data_object_of_lightnings_is_taken_for_what_it_has_itself():
     ],
 )
 def test_a_fraction_of_less_than_a_batch(name, run):
-    finding = refusal(UsageError, run, trainer(max_epochs=None, max_steps=1, **{name: 0.1}))
-    assert finding.what == f"{name}=0.1 is not as much as one of 5 batches"
-    assert finding.fix == f"Trainer({name}=0.2)"
+    with pytest.raises(UsageError) as caught:
+        run(trainer(max_epochs=None, max_steps=1, **{name: 0.1}))
+    assert finding(caught).what == f"{name}=0.1 is not as much as one of 5 batches"
+    assert finding(caught).fix == f"Trainer({name}=0.2)"
 
 
 def test_the_least_fraction_is_one_that_works():
     for length in range(1, 3000):
-        finding = refusal(UsageError, num_batches, "x", 1e-9, length)
-        assert num_batches("x", float(finding.fix[len("Trainer(x=") : -1]), length) in (
+        with pytest.raises(UsageError) as caught:
+            num_batches("x", 1e-9, length)
+        assert num_batches("x", float(finding(caught).fix[len("Trainer(x=") : -1]), length) in (
             1,
             None,
         )
@@ -271,9 +275,10 @@ def test_the_least_fraction_is_one_that_works():
 
 @pytest.mark.parametrize("given", [loader(0), loader(3, drop_last=True)])
 def test_no_batch_to_train_on(given):
-    finding = refusal(UsageError, trainer(max_epochs=None, max_steps=1).fit, Task(), given)
-    assert finding.what == "the loader for train has no batch"
-    assert "drop_last" in finding.fix
+    with pytest.raises(UsageError) as caught:
+        trainer(max_epochs=None, max_steps=1).fit(Task(), given)
+    assert finding(caught).what == "the loader for train has no batch"
+    assert "drop_last" in finding(caught).fix
 
 
 def test_no_batch_and_no_end():
@@ -293,10 +298,12 @@ def test_lightnings_own_are_refused_with_what_to_write():
     stopping = type(
         "EarlyStopping", (), {"__module__": "lightning.pytorch.callbacks.early_stopping"}
     )
-    finding = refusal(UsageError, trainer().fit, type("Mine", (lightning,), {})(), loader())
-    assert finding.fix == "class Mine(paceline.Module)"
-    finding = refusal(UsageError, trainer, callbacks=[stopping()])
-    assert finding.fix == "from paceline.callbacks import EarlyStopping"
+    with pytest.raises(UsageError) as caught:
+        trainer().fit(type("Mine", (lightning,), {})(), loader())
+    assert finding(caught).fix == "class Mine(paceline.Module)"
+    with pytest.raises(UsageError) as caught:
+        trainer(callbacks=[stopping()])
+    assert finding(caught).fix == "from paceline.callbacks import EarlyStopping"
 
 
 # Ranks of its own
@@ -353,5 +360,6 @@ def test_a_rank_starts_no_ranks(script, monkeypatch):
 
 def test_in_a_notebook(monkeypatch):
     monkeypatch.setitem(start.sys.modules, "__main__", SimpleNamespace(__spec__=None))
-    finding = refusal(UsageError, trainer, devices=2)
-    assert finding.fix == "put it into a function: paceline.launch(train, nproc_per_node=2)"
+    with pytest.raises(UsageError) as caught:
+        trainer(devices=2)
+    assert finding(caught).fix == "put it into a function: paceline.launch(train, nproc_per_node=2)"

@@ -14,9 +14,9 @@ from paceline import DataModule, Module
 from paceline.errors import UsageError
 from paceline.train.model.strategy import DDP
 from paceline.train.trainer import arguments
-from refusals import refusal
 from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
     Task,
+    finding,
     first_optimizer,
     loader,
     no_signals,
@@ -76,8 +76,9 @@ def test_durations(duration, seconds):
 
 
 def test_a_duration_that_is_none():
-    finding = refusal(UsageError, trainer, max_time="3h")
-    assert finding.fix == 'Trainer(max_time="00:03:00:00") ends after three hours'
+    with pytest.raises(UsageError) as caught:
+        trainer(max_time="3h")
+    assert finding(caught).fix == 'Trainer(max_time="00:03:00:00") ends after three hours'
 
 
 def test_fast_dev_run_leaves_no_traces():
@@ -387,7 +388,9 @@ def test_a_saved_checkpoint_resumes():
 )
 def test_a_checkpoint_that_cannot_be_loaded(path, name):
     torch.save({"x": 1}, "text.ckpt")
-    assert refusal(UsageError, Task.load_from_checkpoint, path).name == name
+    with pytest.raises(UsageError) as caught:
+        Task.load_from_checkpoint(path)
+    assert finding(caught).name == name
 
 
 class Choice:
@@ -404,9 +407,10 @@ def test_what_is_not_plain_data_is_unpickled_on_request_alone(weights_only):
     made = trainer(max_epochs=1)
     made.fit(Chooses(Choice()), loader())
     made.save_checkpoint("kept.ckpt", weights_only=weights_only)
-    finding = refusal(UsageError, Chooses.load_from_checkpoint, "kept.ckpt")
-    assert finding.name == "checkpoint-needs-classes"
-    assert "load_from_checkpoint(path, weights_only=False)" in finding.fix
+    with pytest.raises(UsageError) as caught:
+        Chooses.load_from_checkpoint("kept.ckpt")
+    assert finding(caught).name == "checkpoint-needs-classes"
+    assert "load_from_checkpoint(path, weights_only=False)" in finding(caught).fix
     again = Chooses.load_from_checkpoint("kept.ckpt", weights_only=False)
     assert isinstance(again.hparams.choice, Choice)
 

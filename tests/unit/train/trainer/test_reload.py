@@ -10,6 +10,7 @@ from paceline.trainer import CombinedLoader
 from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
     Task,
     dataset,
+    finding,
     first_optimizer,
     loader,
     no_signals,
@@ -136,8 +137,8 @@ def test_several_loaders(mode):
 def test_loaders_that_were_passed_are_refused():
     with pytest.raises(UsageError) as caught:
         trainer(reload_dataloaders_every_n_epochs=1).fit(Task(), loader())
-    assert caught.value.finding.name == "option-contradicted"
-    assert "loaders were passed" in caught.value.finding.what
+    assert finding(caught).name == "option-contradicted"
+    assert "loaders were passed" in finding(caught).what
     with pytest.raises(UsageError, match="reload_dataloaders_every_n_epochs=-1"):
         trainer(reload_dataloaders_every_n_epochs=-1)
 

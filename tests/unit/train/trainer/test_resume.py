@@ -9,10 +9,10 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 from paceline.errors import UsageError
 from paceline.train.session import run_folder
 from paceline.train.trainer.fitting import Fit
-from refusals import refusal
 from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
     Task,
     dataset,
+    finding,
     first_optimizer,
     loader,
     mse,
@@ -90,10 +90,11 @@ def test_a_second_fit_does_not_go_on_by_itself(launched):
     """As folds of a cross-validation would: of three one was trained, and nobody said so."""
     task, made = Task(), trainer(max_epochs=1, run_dir=None)
     made.fit(Task(), loader())
-    finding = refusal(UsageError, made.fit, task, loader())
-    assert (finding.name, task.seen) == ("option-contradicted", [])
-    assert "another Trainer" in finding.fix
-    assert "Trainer(resume=True)" in finding.fix
+    with pytest.raises(UsageError) as caught:
+        made.fit(task, loader())
+    assert (finding(caught).name, task.seen) == ("option-contradicted", [])
+    assert "another Trainer" in finding(caught).fix
+    assert "Trainer(resume=True)" in finding(caught).fix
 
 
 @pytest.mark.parametrize(
@@ -275,8 +276,9 @@ def test_a_checkpoint_from_the_middle_of_an_epoch_is_tested_on_other_data():
     (values,) = trainer().test(task, loader(7), ckpt_path="last")
     x, y = dataset(7).tensors
     assert values["test_loss"] == pytest.approx(mse(trained.net(x), y).item(), abs=1e-14)
-    finding = refusal(UsageError, trainer().fit, Task(), loader(7), ckpt_path="last")
-    assert finding.name == "data-changed"
+    with pytest.raises(UsageError) as caught:
+        trainer().fit(Task(), loader(7), ckpt_path="last")
+    assert finding(caught).name == "data-changed"
 
 
 def test_a_stream_that_is_read_up():

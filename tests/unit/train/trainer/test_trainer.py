@@ -11,10 +11,10 @@ from torch import nn
 import paceline
 from paceline import DataModule, Module, Trainer
 from paceline.errors import UsageError
-from refusals import refusal
 from unit.train.trainer.training import (  # noqa: F401  the fixtures are used by being here
     Task,
     dataset,
+    finding,
     first_optimizer,
     loader,
     mse,
@@ -482,9 +482,12 @@ def test_a_plateau_without_its_metric():
             "lr_scheduler": {"scheduler": scheduler, "monitor": "val_los"},
         }
 
-    finding = refusal(UsageError, rates, configure)
-    assert finding.what.startswith("the metric 'val_los' was never logged; logged were train_loss")
-    assert finding.fix == 'monitor="val_loss"'
+    with pytest.raises(UsageError) as caught:
+        rates(configure)
+    assert finding(caught).what.startswith(
+        "the metric 'val_los' was never logged; logged were train_loss"
+    )
+    assert finding(caught).fix == 'monitor="val_loss"'
 
 
 # Early stopping, checkpoints
@@ -532,16 +535,17 @@ def test_a_run_that_ran_out_of_patience_does_not_go_on():
 
 
 def test_a_monitor_that_is_never_logged():
-    finding = refusal(UsageError, trainer(monitor="val_acc").fit, Task(), loader(), loader())
-    assert finding.name == "option-invalid"
-    assert finding.where == "Trainer(monitor=...)"
-    assert "logged were train_loss, train_loss_epoch, val_loss" in finding.what
+    with pytest.raises(UsageError) as caught:
+        trainer(monitor="val_acc").fit(Task(), loader(), loader())
+    assert finding(caught).name == "option-invalid"
+    assert finding(caught).where == "Trainer(monitor=...)"
+    assert "logged were train_loss, train_loss_epoch, val_loss" in finding(caught).what
 
 
 def test_a_limit_that_cuts_through_a_step():
     with pytest.raises(UsageError) as caught:
         trainer(limit_train_batches=3, accumulate_grad_batches=2).fit(Task(), loader())
-    assert caught.value.finding.fix == "Trainer(limit_train_batches=4)"
+    assert finding(caught).fix == "Trainer(limit_train_batches=4)"
     made = trainer(limit_train_batches=99, accumulate_grad_batches=2, max_epochs=1)
     made.fit(Task(), loader())
     assert made.global_step == 3
@@ -556,5 +560,6 @@ def test_checkpoints_are_kept_as_asked_for():
 
 
 def test_a_checkpoint_that_is_not_there():
-    finding = refusal(UsageError, trainer().fit, Task(), loader(), ckpt_path="last")
-    assert finding.name == "checkpoint-missing"
+    with pytest.raises(UsageError) as caught:
+        trainer().fit(Task(), loader(), ckpt_path="last")
+    assert finding(caught).name == "checkpoint-missing"

@@ -86,5 +86,9 @@ def rows(path="run/metrics.csv"):
         return list(csv.DictReader(file))
 
 
+def finding(caught):
+    return caught.value.finding
+
+
 def weights(task):
     return [parameter.tolist() for parameter in task.parameters()]
