@@ -171,6 +171,7 @@ CODES = {
     "epoch-differs": "DAT017",
     "updates-differ": "DAT018",
     "loss-differs": "DAT019",
+    "loop-draws-numbers": "DAT022",
     "checkpoint-damaged": "CKP001",
     "checkpoint-other-model": "CKP002",
     "checkpoint-missing": "CKP003",

@@ -6,6 +6,7 @@ from paceline.train.data import (
     Normalize,
     RandomCrop,
     RandomFlip,
+    RowRandom,
     SampleRandom,
     arrays,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "Normalize",
     "RandomCrop",
     "RandomFlip",
+    "RowRandom",
     "SampleRandom",
     "arrays",
 ]

@@ -15,8 +15,10 @@ from paceline.train.data.generators import (
 from paceline.train.data.iteration import Iteration
 from paceline.train.data.loader import Loader
 from paceline.train.data.order import derive
+from paceline.train.data.row_random import RowRandom
 from paceline.train.data.share import Rows, in_order
 from paceline.train.data.transforms import Normalize, RandomCrop, RandomFlip
+from paceline.train.data.twisters import numpy_memory, python_memory
 
 __all__ = [
     "ArrayBatches",
@@ -28,6 +30,7 @@ __all__ = [
     "Normalize",
     "RandomCrop",
     "RandomFlip",
+    "RowRandom",
     "Rows",
     "SampleRandom",
     "adopted",
@@ -37,7 +40,9 @@ __all__ = [
     "in_order",
     "is_of_rows",
     "not_of_samples",
+    "numpy_memory",
     "parts_of_batch",
+    "python_memory",
     "rebuilt",
     "seed_device",
     "set_device_random_state",

@@ -22,6 +22,8 @@ class BatchTracker:
             batch.
         on_held: Called with why the batch of a loss is not known, where it need not be: on one
             rank, and without accumulation. None refuses such a loss.
+        on_batch: Called with a loop and whether the script computes a batch of it from now on; None
+            after the first step.
         last: The loop that yielded a batch last.
         latest: The last loop over each loader.
         is_uneven: Whether a rank was left out of all batches of some loop; known to all ranks.
@@ -32,6 +34,7 @@ class BatchTracker:
     def __init__(self) -> None:
         self.on_sync: Callable[[bool], None] | None = None
         self.on_held: Callable[[str], None] | None = None
+        self.on_batch: Callable[[Iteration, bool], None] | None = None
         self._iterations: list[Iteration] = []
         self._rows: Rows | None = None
         self.last: Iteration | None = None
@@ -59,6 +62,8 @@ class BatchTracker:
             iteration: The loop.
             with_grad: Whether autograd is enabled.
         """
+        if self.on_batch is not None:
+            self.on_batch(iteration, False)
         if iteration.number >= 0:
             iteration.resumes = False  # its first batch was used
         return self.state_of(iteration, with_grad)
@@ -87,6 +92,8 @@ class BatchTracker:
     def close(self, iteration: Iteration) -> None:
         """Record that a loop has ended."""
         iteration.live = False
+        if self.on_batch is not None:
+            self.on_batch(iteration, False)
         if self.on_sync is not None:  # this may be an evaluation between two batches of a group
             self.on_sync(self._ends_group())
 
@@ -101,11 +108,14 @@ class BatchTracker:
         iteration.own += rows.of_rank
         iteration.served.append(rows)
         iteration.has_borrowed = False
+        iteration.num_draws = 0
         iteration.num_batches += 1
         iteration.with_grad = with_grad
         self.last = iteration
         if with_grad and self.on_sync is not None:
             self.on_sync(self._ends_group())
+        if self.on_batch is not None:
+            self.on_batch(iteration, True)
 
     def _ends_group(self) -> bool:
         """Whether a group ends with the current batches; with several loops, if it ends for one."""
@@ -113,6 +123,12 @@ class BatchTracker:
             loop.rows for loop in self._iterations if loop.live and loop.with_grad and loop.rows
         ]
         return any(rows.ends_group for rows in batches) if batches else True
+
+    @property
+    def current(self) -> Iteration | None:
+        """The loop whose batch the script computes: the last, or the one around it if it ended."""
+        live = [loop for loop in self._iterations if loop.live and loop.rows is not None]
+        return self.last if not live or self.last in live else live[-1]
 
     @property
     def is_training(self) -> bool:

@@ -8,17 +8,18 @@ costs some array operations instead of a seeded generator for each sample.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
 # Constants of SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 # OOPSLA 2014. Its sequence is the mixed multiples of the first constant, so it can be counted.
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 
+_BLOCK = 1 << 15  # numbers computed at once, which stay in the cache: a third of the time
 _FLOAT32_BITS = np.uint64(24)  # of a fraction: all multiples of 2**-24 below 1 are exact
 
 
@@ -95,8 +96,7 @@ class SampleRandom:
         count = math.prod(shape)
         first = self._num_drawn + 1
         self._num_drawn += count
-        numbers = np.arange(first, first + count, dtype=np.uint64)
-        bits = _mixed(self._states[:, None] + _GAMMA * numbers)
+        bits = np.concatenate(list(counted_bits(self._states, first, count)))
         return bits.reshape(len(self._states), *shape)
 
     def _on_device(self, values: np.ndarray) -> torch.Tensor:
@@ -112,12 +112,29 @@ def mixed_numbers(key: int, numbers: np.ndarray) -> np.ndarray:
         numbers: A uint64 array. Different numbers have different results.
     """
     start = np.uint64(key & 0xFFFFFFFFFFFFFFFF)
-    return _mixed(start + _GAMMA * (numbers + np.uint64(1)))
+    return _mixed(start + GAMMA * (numbers + np.uint64(1)))
+
+
+def counted_bits(states: np.ndarray, first: int, count: int) -> Iterator[np.ndarray]:
+    """Yield random numbers of 64 bits, ``first`` to ``first + count - 1`` of each state.
+
+    Args:
+        states: A uint64 array of shape ``[rows]``, from ``mixed_numbers``.
+        first: The first number's place, from 1.
+        count: Numbers for each row.
+
+    Yields:
+        For some of the rows at a time, a new uint64 array of shape ``[some, count]``.
+    """
+    steps = GAMMA * np.arange(first, first + count, dtype=np.uint64)
+    size = max(1, _BLOCK // max(1, count))
+    for start in range(0, max(1, len(states)), size):
+        yield _mixed(states[start : start + size, None] + steps)
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Return the finalizer of SplitMix64; arrays of uint64 wrap, as it needs."""
-    for shift, factor in zip(_SHIFTS, _FACTORS, strict=False):
-        numbers = (numbers ^ (numbers >> shift)) * factor
-    result: np.ndarray = numbers ^ (numbers >> _SHIFTS[-1])
-    return result
+    """Return the finalizer of SplitMix64, in place; arrays of uint64 wrap, as it needs."""
+    for shift, factor in zip(SHIFTS, (*FACTORS, np.uint64(1)), strict=True):
+        np.bitwise_xor(numbers, numbers >> shift, out=numbers)
+        np.multiply(numbers, factor, out=numbers)
+    return numbers

@@ -48,6 +48,7 @@ class Iteration:
     """One loop over a loader, as ``BatchTracker`` records it."""
 
     epoch: int = 0  # number of the epoch, from 0
+    loader: int = 0  # number of the loader in its session, from 0; -1 for one of a single epoch
     resumes: bool = False  # whether it resumes an epoch, and its second batch was not requested yet
     trained_before: bool = False  # whether an earlier loop over the same loader had a backward
     # returns the batches of the loop, given the samples served so far; None for a stream that
@@ -67,6 +68,7 @@ class Iteration:
     # for each borrowed batch, the number of rows before it and its number of rows
     borrowed: list[tuple[int, int]] = field(default_factory=list)
     has_borrowed: bool = False  # whether the last batch is borrowed
+    num_draws: int = 0  # calls of ``RowRandom`` for the last batch
     runs_collectives: bool = False  # whether the loop's body has run collectives
     weight_problem: str = ""  # why the rows of the last batch are not its weight; empty if they are
     any_problem: str = ""  # the first of these of the loop

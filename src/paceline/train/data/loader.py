@@ -42,6 +42,7 @@ class Loader:
         iteration: The last loop over the loader.
         training_loops: Number of training loops over it that have begun.
         moves: Whether it moves batches to the device; otherwise the caller does.
+        number: Place among the session's loaders, from 0; -1 for one of a single epoch.
         takes_any: Whether the caller leaves batches with ``rows`` 0 out of its results. In an
             evaluation whose forward is a collective, a rank without a row then gets another rank's.
     """
@@ -104,7 +105,7 @@ class Loader:
             self._source = StreamBatches(dataset, context, divided, sharded=sharded, **common)
         else:
             self._source = MapBatches(dataset, context, divided, **common)
-        self.takes_any, self.moves = False, True
+        self.takes_any, self.moves, self.number = False, True, -1
         self.iteration: Iteration | None = None
         self.training_loops = 0
         self._position = Position(0, 0)
@@ -160,6 +161,7 @@ class Loader:
             release_at_exit(self)
         self.iteration = Iteration(
             epoch,
+            self.number,
             resumes=resumes,
             trained_before=previous is not None and (previous.trained or previous.trained_before),
             shard=shard,
@@ -307,6 +309,8 @@ class Loader:
         if not is_lookup(self.dataset) and takes_batches(self.dataset):
             name = type(self.dataset).__name__
             notes.append(f"what {name}.__getitems__ draws at random depends on the number of ranks")
+        elif unset := self._source.describe_unset():
+            notes.append(unset)
         return "; ".join(notes)
 
     @property

@@ -1,6 +1,7 @@
 """Compute the states of a sample's generators: a function of seed, epoch and index.
 
-A state is 624 random words for each of Python's, NumPy's and torch's generator. Word ``k`` of
+A state is 624 random words for each of Python's, NumPy's and torch's generator, and for each that
+the dataset holds. Word ``k`` of
 sample ``i`` is the high half of ``factors[k] * multiplier[i]``, a product modulo 2**64. The factors
 are random numbers of the epoch, from SHAKE-128. A multiplier is an index, mixed by SplitMix64. This
 is hashing by multiply-shift (Dietzfelbinger et al., "A reliable randomized algorithm for the
@@ -34,13 +35,17 @@ _MASK = (1 << 64) - 1
 
 
 class SampleStates:
-    """Sets the global generators before each sample of a batch.
+    """Sets the global generators, and those of a dataset, before each sample of a batch.
 
     Args:
         seed: Seed of the run.
+        held: Generators of the dataset.
+
+    Attributes:
+        names_of_held: Names of the dataset's generators, for ``before_each``.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, held: Sequence[Twister] = ()) -> None:
         self._seed = seed
         self._epoch: int | None = None  # of which key and factors are
         self._key = 0
@@ -48,7 +53,9 @@ class SampleStates:
         # Allocated once: memory of this size is new at each allocation, and slow to write at first.
         self._products = np.empty((ROWS, WORDS), dtype=np.uint64)
         # Not shared with other loaders: a dataset may read another loader for a sample.
-        self._twisters: dict[str, Twister] = {}
+        self._twisters = {f"held {number}": twister for number, twister in enumerate(held)}
+        self.names_of_held = tuple(self._twisters)
+        self._rows = {name: row for row, name in enumerate((*NAMES, *self.names_of_held))}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave out what refers to memory of this process."""
@@ -62,7 +69,8 @@ class SampleStates:
         Args:
             epoch: Number of the epoch.
             indices: Indices of the samples: ints, or keys whose text is the same in each process.
-            names: Generators to set, of ``NAMES``. The state of one does not depend on the others.
+            names: Generators to set, of ``NAMES`` or ``names_of_held``. The state of one does not
+                depend on the others.
         """
         if epoch != self._epoch:
             self._begin(epoch)
@@ -82,16 +90,18 @@ class SampleStates:
         self._epoch = epoch
         self._key = derive("sample", self._seed, epoch)
         source = hashlib.shake_128(f"words {self._seed} {epoch}".encode())
-        stream = source.digest(len(NAMES) * WORDS * 8)
+        stream = source.digest(len(self._rows) * WORDS * 8)
         factors = np.frombuffer(stream, dtype="<u8").astype(np.uint64) | np.uint64(1)
-        self._factors = factors.reshape(len(NAMES), WORDS)
+        self._factors = factors.reshape(len(self._rows), WORDS)
 
     def _write_words(self, names: Sequence[str], multipliers: np.ndarray) -> None:
-        products = self._products[: len(multipliers)]
         for name in names:
-            np.multiply(self._factors[NAMES.index(name)], multipliers, out=products)
+            words = self._twisters[name].words[: len(multipliers)]
+            products = self._products[: len(multipliers), : words.shape[1]]
+            factors = self._factors[self._rows[name], : words.shape[1]]
+            np.multiply(factors, multipliers, out=products)
             np.right_shift(products, _HALF, out=products)
-            self._twisters[name].words[: len(multipliers)] = products
+            words[:] = products
 
 
 def _numbers_of(indices: Sequence[Any]) -> np.ndarray:

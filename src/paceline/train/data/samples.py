@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
 
 from paceline.train.data.generators import changed_since, kept_state, seed_some
+from paceline.train.data.held_generators import HeldGenerators
 from paceline.train.data.order import derive
 from paceline.train.data.sample_states import SampleStates
 
@@ -38,7 +39,9 @@ class Samples(Dataset[Any]):
 
     Setting a generator takes 1 to 2.5 µs a sample. So only the generators that the dataset draws
     from are set: at first none. If loading a batch has changed another one, the batch is loaded
-    again with that set too, as all later ones are.
+    again with that set too, as all later ones are. Those that the dataset holds are all set. They
+    are looked for before the first batch of an epoch, and again after it, because some datasets
+    make theirs then.
 
     Args:
         dataset: The user's dataset.
@@ -52,8 +55,13 @@ class Samples(Dataset[Any]):
         self._seed, self._reader = seed, reader
         self._in_memory = in_memory(dataset)
         self._states = SampleStates(seed)
-        self._drawn: tuple[str, ...] = ()  # names of the generators to set
+        self._drawn: tuple[str, ...] = ()  # names of the global generators to set
+        self._held: HeldGenerators | None = None  # None before the first batch
+        self._looked_in: int | None = None  # epoch of the last look
         self._at_once = in_memory(dataset) or takes_batches(dataset)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": None, "_states": SampleStates(self._seed)}
 
     def __getitem__(self, index: int) -> Any:
         return self.dataset[index]
@@ -65,6 +73,29 @@ class Samples(Dataset[Any]):
             return self._reader(epoch, indices)
         if self._in_memory:
             return self._load(indices)
+        if self._held is not None and epoch == self._looked_in:
+            return self._load_held(epoch, indices, self._held)
+        self._looked_in = epoch
+        held = self._look()
+        samples = self._load_held(epoch, indices, held)
+        if self._look() is held:
+            return samples
+        return self._load_held(epoch, indices, self._held)
+
+    def _look(self) -> HeldGenerators:
+        """Look for the generators that the dataset holds now."""
+        if self._held is None or not self._held.are_those_of(self.dataset):
+            self._held = HeldGenerators(self.dataset)
+            self._states = SampleStates(self._seed, self._held.setters)
+        return self._held
+
+    def _load_held(self, epoch: int, indices: list[int], held: HeldGenerators | None) -> Any:
+        if not held:
+            return self._load_kept(epoch, indices)
+        with held.kept():
+            return self._load_kept(epoch, indices)
+
+    def _load_kept(self, epoch: int, indices: list[int]) -> Any:
         with kept_state() as before:
             while True:
                 samples = self._load_seeded(epoch, indices)
@@ -78,13 +109,15 @@ class Samples(Dataset[Any]):
         return several(indices) if several else [self.dataset[index] for index in indices]
 
     def _load_seeded(self, epoch: int, indices: list[int]) -> Any:
-        if not self._drawn:
+        held = self._states.names_of_held
+        if not self._drawn and not held:
             return self._load(indices)
         if self._at_once:
             seed_some(self._drawn, derive("samples", self._seed, epoch, indices[0]))
+            next(self._states.before_each(epoch, indices[:1], held))
             return self._load(indices)
         dataset = self.dataset
-        indices_in_turn = self._states.before_each(epoch, indices, self._drawn)
+        indices_in_turn = self._states.before_each(epoch, indices, self._drawn + held)
         return [dataset[index] for index in indices_in_turn]
 
 

@@ -18,14 +18,16 @@ from paceline.train.data.adopt import check_library, check_stream, fingerprint
 from paceline.train.data.arguments import Division, contradiction
 from paceline.train.data.array_dataset import ArrayReader, base_of
 from paceline.train.data.changes import state_of
+from paceline.train.data.collate_draws import WatchedCollate
 from paceline.train.data.collated import Units, as_it_is
 from paceline.train.data.collation import Packing, unpacked
 from paceline.train.data.collation import collate as default
 from paceline.train.data.context import LoaderContext
 from paceline.train.data.draws import Draws
+from paceline.train.data.held_generators import describe_unset
 from paceline.train.data.likeness import Likeness
 from paceline.train.data.order import Order, StoredOrder, blocks, derive, shuffled
-from paceline.train.data.samples import Reader, Request, Samples, TensorReader
+from paceline.train.data.samples import Reader, Request, Samples, TensorReader, in_memory
 from paceline.train.data.share import EvenBatches, GivenBatches, Rows, Shard
 from paceline.train.data.stream import Piece, Stream, pieces_of_all, whole_rows
 
@@ -67,6 +69,8 @@ class Source:
         self._dataset, self._context, self._divided = dataset, context, divided
         self._likeness = likeness
         self._collate = None if collate is default_collate else collate
+        if self._collate is not None and context.world.world_size > 1 and not context.world.rank:
+            self._collate = WatchedCollate(self._collate)
         self._units = Units(context.first_of, matter=self._weights_matter())
         self._torch_loader: DataLoader[Any]
         self._state_of_dataset: Any = None  # when the workers were started
@@ -136,6 +140,10 @@ class Source:
         divided = self._divided
         return fingerprint(self._dataset), divided.batch_size, divided.shuffle, divided.last
 
+    def describe_unset(self) -> str:
+        """Return a line about generators that cannot be set for each sample; empty without any."""
+        return ""
+
     def release(self) -> None:
         """Release workers that wait for another epoch."""
         self._torch_loader._iterator = None
@@ -204,6 +212,12 @@ class MapBatches(Source):
             batch_sampler=cast(Any, self._requests),
             collate_fn=self._packing(collate or usual, self._settings),
         )
+
+    def describe_unset(self) -> str:
+        """Return a line about generators that cannot be set for each sample; empty without any."""
+        if in_memory(self._dataset):
+            return ""
+        return describe_unset(self._dataset, by_sample=self._arrays is None)
 
     def _array_reader(self) -> ArrayReader | None:
         """Return what reads the dataset if it is one of ``arrays``, or a subset of one."""

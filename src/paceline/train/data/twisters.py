@@ -1,4 +1,4 @@
-"""Set the global generators of Python, NumPy and torch to computed states, and read their memory.
+"""Set generators of Python, NumPy and torch to computed states, and read the global ones' memory.
 
 All three are Mersenne twisters (MT19937: Matsumoto and Nishimura, "Mersenne twister", 1998). A
 state is 624 words of 32 bits and a position. Each draw returns the next word, tempered; when all
@@ -23,6 +23,7 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol
 
@@ -39,7 +40,7 @@ _TORCH_HEADER = 3  # seed, two ints of which one is a position, and another posi
 
 
 class Twister(Protocol):
-    """A global generator, and states that it can be set to.
+    """A generator, and states that it can be set to.
 
     Attributes:
         words: Words of the states, an array of integers of shape ``[ROWS, 624]``, to write to.
@@ -66,13 +67,13 @@ def twister_of(name: str) -> Twister:
 
 
 class PythonTwister:
-    """Python's generator."""
+    """A generator of Python; the global one if None."""
 
-    def __init__(self) -> None:
+    def __init__(self, generator: Any = None) -> None:
         self.words = np.zeros((ROWS, WORDS), dtype=np.uint32)
-        self._rows = _rows_of(self.words)
+        self._rows = rows_of(self.words)
         self._is_known = python_is_known()
-        self._generator = _python_generator()
+        self._generator = python_generator() if generator is None else generator
         address = id(self._generator) + object.__basicsize__
         self._position = ctypes.c_int.from_address(address)
         self._memory = _bytes_at(address + _POSITION_BYTES)
@@ -80,7 +81,7 @@ class PythonTwister:
     def use(self, row: int) -> None:
         """Set the generator to a state."""
         if not self._is_known:
-            random.setstate((3, (*self.words[row].tolist(), 0), None))
+            self._generator.setstate((3, (*self.words[row].tolist(), 0), None))
             return
         self._memory[:] = self._rows[row]
         self._position.value = 0
@@ -88,17 +89,18 @@ class PythonTwister:
 
 
 class NumpyTwister:
-    """A generator that NumPy's functions use after ``use``."""
+    """A generator that NumPy's functions use after ``use``, or what ``install`` passes it to."""
 
-    def __init__(self) -> None:
+    def __init__(self, install: Callable[[Any], None] | None = None) -> None:
         self.words = np.zeros((ROWS, WORDS), dtype=np.uint32)
-        self._rows = _rows_of(self.words)
+        self._rows = rows_of(self.words)
         self._is_known = numpy_is_known()
         self._generator: Any = np.random.MT19937(0)
         address = self._generator.ctypes.state_address
         self._position = ctypes.c_int.from_address(address + _WORD_BYTES * WORDS)
         self._memory = _bytes_at(address)
-        self._install = numpy_random().set_bit_generator  # also discards a stored number
+        # It also discards a stored number.
+        self._install = numpy_random().set_bit_generator if install is None else install
 
     def use(self, row: int) -> None:
         """Set the generator to a state."""
@@ -112,10 +114,11 @@ class NumpyTwister:
 
 
 class TorchTwister:
-    """Torch's generator on the CPU."""
+    """A generator of torch; the global one of the CPU if None. On a GPU it is seeded."""
 
-    def __init__(self) -> None:
-        self._is_known = torch_is_known()
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self._generator = torch.default_generator if generator is None else generator
+        self._is_known = torch_is_known() and self._generator.device.type == "cpu"
         states = np.tile(_torch_state().numpy(), (ROWS, 1))
         self.words = states.view(np.uint64)[:, _TORCH_HEADER : _TORCH_HEADER + WORDS]
         # Separate tensors: torch 2.13 crashes on a state that is a row of another tensor.
@@ -124,10 +127,10 @@ class TorchTwister:
     def use(self, row: int) -> None:
         """Set the generator to a state."""
         if self._is_known:
-            torch.default_generator.set_state(self._states[row])
+            self._generator.set_state(self._states[row])
         else:
             first, second = self.words[row, :2].tolist()
-            torch.default_generator.manual_seed(first << 32 | second)
+            self._generator.manual_seed(first << 32 | second)
 
 
 def python_memory() -> Any:
@@ -199,12 +202,13 @@ def _torch_state() -> torch.Tensor:
 
 def _read_python() -> bytes:
     """Return the memory of the object behind ``random.getstate``, except for its header."""
-    generator = _python_generator()
+    generator = python_generator()
     header, size = object.__basicsize__, random.Random.__mro__[1].__basicsize__
     return ctypes.string_at(id(generator) + header, size - header)
 
 
-def _python_generator() -> Any:
+def python_generator() -> Any:
+    """Return the generator behind the functions of ``random``."""
     return random.getstate.__self__  # type: ignore[attr-defined]
 
 
@@ -213,7 +217,7 @@ def _bytes_at(address: int) -> memoryview:
     return memoryview((ctypes.c_byte * (_WORD_BYTES * WORDS)).from_address(address)).cast("B")
 
 
-def _rows_of(words: np.ndarray) -> list[memoryview]:
+def rows_of(words: np.ndarray) -> list[memoryview]:
     """Return each row's memory. Copied as bytes, it takes half the time of NumPy's assignment."""
     return [memoryview(row).cast("B") for row in words]
 

@@ -24,6 +24,7 @@ from paceline.train.session.accumulation import Group, Part
 from paceline.train.session.copies import Copies
 from paceline.train.session.few_rows import BATCH_NORMS, FewRows
 from paceline.train.session.forwards import ForwardTracker, not_averaged
+from paceline.train.session.loop_draws import DEPENDS, DROPOUT, Draw, LoopDraws, lines_of
 from paceline.train.session.losses import function_that_sums, loss_is_a_sum, other_than_rows
 from paceline.train.session.outside import OutsideBackward
 from paceline.world import World
@@ -89,6 +90,8 @@ class Gradients:
         self._copies = Copies()
         self._num_losses = 0  # losses inspected so far
         self._num_backwards, self._rank = 0, world.rank
+        self._loop_draws: LoopDraws | None = None
+        self._has_said_dropout = False
         self._without_graph: set[DistributedDataParallel] = set()  # DDP has no static graph yet
         self._shards: dict[nn.Parameter, nn.Parameter] = {}  # parameter to its shard, with fsdp
         self.accumulate = accumulate
@@ -139,6 +142,9 @@ class Gradients:
             raise not_averaged()
         if part.rescale != 1.0:
             self._rescale(part.rescale)
+        watch = self._loop_draws
+        if watch is not None:
+            watch.before_backward()
         if self.scale is not None:
             loss = self.scale.scale(loss, self._parameters)
         # Passing the factor as the loss's gradient costs less than a product, and keeps out the
@@ -160,6 +166,8 @@ class Gradients:
             self._sync(self._group.num_batches + 1 >= self.accumulate)
         if part.ends_group:
             self._complete()
+        if watch is not None:
+            watch.after_backward()
         return part.ends_group
 
     def _place_in_group(self, loss: torch.Tensor, weight: float | None) -> tuple[Part, Rows | None]:
@@ -437,9 +445,24 @@ class Gradients:
         if not is_synced and any(isinstance(module, BATCH_NORMS) for module in modules):
             limits.append("batch norm's statistics are those of a rank's own rows")
         if any(isinstance(module, DROPOUTS) and module.p > 0 for module in modules):
-            limits.append("dropout masks are drawn on each rank")
+            limits.append(DROPOUT)
+            self._has_said_dropout = True
         if limits:
-            self._say(f"results depend on the number of ranks here: {'; '.join(limits)}")
+            self._say(f"{DEPENDS}: {'; '.join(limits)}")
+
+    def watch_draws(self, *, is_seeded: bool) -> None:
+        """Say what the first step draws at random, on each rank for itself.
+
+        Args:
+            is_seeded: Whether the session has seeded ranks differently.
+        """
+        self._loop_draws = LoopDraws(self.device, is_seeded=is_seeded, report=self._say_draws)
+        self.tracker.on_batch = self._loop_draws.at_batch
+
+    def _say_draws(self, draws: list[Draw]) -> None:
+        self._loop_draws = self.tracker.on_batch = None
+        for line in lines_of(draws, says_dropout=not self._has_said_dropout):
+            self._say(line)
 
 
 def _leaves(loss: torch.Tensor) -> dict[torch.Tensor, None]:

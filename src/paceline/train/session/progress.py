@@ -103,6 +103,7 @@ class Progress:
             number = self._number_of(instead_of)
             loader.take_place_of(instead_of)
             self._loaders[number] = weakref.ref(loader)
+            loader.number = number
             return
         if self._in_epoch and loader.shuffles:
             raise UsageError(
@@ -120,6 +121,7 @@ class Progress:
         if self._in_epoch:
             return  # its position does not outlive the epoch
         self._load_waiting(f"loader/{len(self._loaders)}", loader)
+        loader.number = len(self._loaders)
         self._loaders.append(weakref.ref(loader))
 
     def register(self, name: str, value: Any) -> None:

@@ -18,7 +18,7 @@ from paceline.machine import own_world
 from paceline.rundir.files import RunDir
 from paceline.train import logging, runtime
 from paceline.train.checkpoint import Checkpoints
-from paceline.train.data import Loader, adopted, derive, seed_device
+from paceline.train.data import Loader, RowRandom, adopted, derive, seed_device
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
 from paceline.train.session import ending, scaling
@@ -111,6 +111,11 @@ class Session(SessionModels):
             say=self._printer.say_once,
         )
         self._tracker = self._gradients.tracker
+        if self.is_main and self.world_size > 1:
+            self._gradients.watch_draws(is_seeded=self._seeded)
+        self._draws = RowRandom(
+            self._tracker, seed=self._seed, rank=self._world.rank, device=self._device
+        )
         runtime.open_group(self._world, self._device, timeout_s=timeout_s)
         self._place = Place(run_dir or None, world=self._world)
         self._checkpoints = Checkpoints(
@@ -154,6 +159,11 @@ class Session(SessionModels):
     @accumulate.setter
     def accumulate(self, accumulate: int) -> None:
         self._gradients.accumulate = accumulate
+
+    @property
+    def draws(self) -> RowRandom:
+        """Random numbers for the rows of the current batch, equal on any number of ranks."""
+        return self._draws
 
     @property
     def run_dir(self) -> RunDir:

@@ -69,7 +69,7 @@ ACCELERATOR = words_of(
 )
 SESSION = words_of(
     """
-    accumulate autocast average backward barrier clip_grad_norm clip_grad_value device epochs
+    accumulate autocast average backward barrier clip_grad_norm clip_grad_value device draws epochs
     export gather is_main load loader local_rank log log_hyperparameters mean once print
     rank recompute reduce register restore run_dir save save_every scale_lr setup step stop
     unwrap world_size
