@@ -1,0 +1,123 @@
+"""Cut a batch into two uneven parts, for the proof of a loss: its rows, whatever holds them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from paceline.launch.probe.orders import parts_of, size_of
+from paceline.train.data import can_be_emptied, is_of_rows, rebuilt, selected
+
+
+class NotCut(Exception):
+    """The rows of a batch cannot be told apart; the message says why."""
+
+
+def kept(batch: Any) -> Any:
+    """Return a copy of a batch, which its script cannot change.
+
+    Raises:
+        NotCut: The batch cannot be copied.
+    """
+    try:
+        return copy.deepcopy(batch)
+    except Exception as error:  # it may hold any object
+        raise NotCut(f"its batch cannot be copied: {type(error).__name__}: {error}") from None
+
+
+def num_rows(loader: Any, batch: Any) -> int:
+    """Return the number of rows of a loader's first batch.
+
+    Raises:
+        NotCut: It is unknown.
+    """
+    rows = getattr(loader, "rows", 0)  # paceline's own loader counts them
+    if rows:
+        return int(rows)
+    sampler = getattr(loader, "batch_sampler", None)
+    size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
+    found = size_of(batch)[0]
+    if not isinstance(size, int):
+        size = found
+    if found < size and found == _length(getattr(loader, "dataset", None)):
+        size = found
+    if not size:
+        raise NotCut("its batch has no rows that can be counted")
+    return size
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except TypeError:  # a stream
+        return None
+
+
+def cut_of(num_rows: int) -> int:
+    """Return where to cut a batch into two uneven parts, both of two rows if it has four. Pure.
+
+    The sizes have large common factors with the number of rows, since loops cut batches into equal
+    chunks or pairs.
+
+    Raises:
+        NotCut: There is one row only.
+    """
+    if num_rows < 2:
+        raise NotCut("its batch has one row")
+    unit = max(size for size in _powers(num_rows) if num_rows // size >= min(3, num_rows))
+    first = -(-2 * (num_rows // unit) // 3) * unit
+    return min(first, num_rows - (2 if num_rows > 3 else 1))
+
+
+def _powers(number: int) -> list[int]:
+    """Return the powers of two that divide a number."""
+    return [1 << place for place in range(number.bit_length()) if number % (1 << place) == 0]
+
+
+def require_rows(batch: Any, size: int) -> None:
+    """Check that a batch can be cut.
+
+    Raises:
+        NotCut: A part of it has other rows than the batch, or an unknown type.
+    """
+    if not can_be_emptied(batch, num_rows=size):
+        raise NotCut(f"its batch has a part whose rows are unknown ({_unknown_in(batch)})")
+    shape = _other_shape(batch, size, is_entry=False)
+    if shape is not None:
+        raise NotCut(f"its batch of {size} rows has a part of shape {list(shape)}")
+
+
+def _unknown_in(batch: Any) -> str:
+    names = {type(part).__name__ for part in parts_of(batch) if not is_of_rows(part)}
+    return ", ".join(sorted(names)) or type(batch).__name__
+
+
+def _other_shape(part: Any, size: int, *, is_entry: bool) -> Any:
+    """Return the shape of a part that has not the rows of the batch; None if all have."""
+    shape: Any = getattr(part, "shape", None)
+    if shape is not None:
+        return shape if len(shape) and shape[0] != size and not is_entry else None
+    is_list = isinstance(part, list | tuple)
+    if is_list and not is_entry and len(part) != size and all(map(_is_plain, part)):
+        return (len(part),)
+    is_entry = is_entry or (is_list and len(part) == size)
+    shapes = (_other_shape(inner, size, is_entry=is_entry) for inner in parts_of(part))
+    return next((found for found in shapes if found is not None), None)
+
+
+def _is_plain(part: Any) -> bool:
+    return isinstance(part, str | bytes | int | float)
+
+
+def cut(batch: Any, size: int, rows: range, *, is_double: bool) -> Any:
+    """Return a copy of some rows of a batch, in float64 on request."""
+    part = copy.deepcopy(selected(batch, slice(rows.start, rows.stop), num_rows=size))
+    return _doubled(part) if is_double else part
+
+
+def _doubled(part: Any) -> Any:
+    import torch
+
+    if isinstance(part, torch.Tensor):
+        return part.double() if part.is_floating_point() else part
+    return rebuilt(part, _doubled)
