@@ -86,7 +86,7 @@ def _of_ended(proof: Proof | None) -> Proof:
         return Proof(NOT_JUDGED, _NO_LOOP)
     if proof.state != UNDER_WAY:
         return proof
-    return replace(proof, state=NOT_JUDGED, reason=f"{proof.reason}: it takes eight batches")
+    return replace(proof, state=NOT_JUDGED, reason=f"{proof.reason}: it takes ten batches")
 
 
 def _show(proof: Proof, evidence: tuple[str, ...], *, as_json: bool) -> None:

@@ -1,15 +1,15 @@
 """Prove in a rank that a script's loss is a mean over rows: ``paceline run --prove``.
 
 The script trains as it is, on one rank. Its first batch shows which loader it trains on. From then
-on its loop gets the same batch twice, and then parts of it, each with the parameters, buffers,
-gradients and random numbers of before. Optimizers take no step. What each backward adds to the
-gradients is kept; then a part continues with the gradients of the whole batch, so that what acts
-on their values (clipping, a loss scale, SAM's ascent) is the same in all passes. A pass ends when
-the next batch is requested; loops that request batches ahead are followed by how far they are
-ahead.
+on its loop gets the same batch twice, and then two parts of it, in three ways, each with the
+parameters, buffers, gradients and random numbers of before. Optimizers take no step. What a
+backward adds to the gradients is kept; then a part continues with the gradients of the whole batch,
+so that what acts on their values (clipping, a loss scale, SAM's ascent) is the same in all passes.
+A pass ends when the next batch is requested; loops that request batches ahead are followed by how
+far they are ahead.
 
-``proof_judging`` decides. The proof ends the rank, and what it found is in a file from the first
-pass on: a script may end by itself, or fail with the rows of a part.
+``proof_judging`` decides. The proof ends the rank. What is known is noted from the first pass on: a
+script may end by itself, or fail with the rows of a part.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ from paceline.train.data import Loader
 
 _BEFORE = ""  # a batch that was requested before the first pass
 _WHOLE, _AGAIN = "whole", "again"
-# Two divisions: the rows that a masked mean counts may be in proportion in one of them.
-_DIVISIONS = (("most first", "rest"), ("few first", "most"))
-_PASSES = (_WHOLE, _AGAIN, *_DIVISIONS[0], *_DIVISIONS[1])
+_DIVISIONS = (("one", "rest of one"), ("two", "rest of two"), ("three", "rest of three"))
+_PASSES = (_WHOLE, _AGAIN, *(name for division in _DIVISIONS for name in division))
 
 
 class LossProof:
@@ -69,13 +68,13 @@ class LossProof:
         self._is_fetching = False  # a loader may read another one
         self._batch: Any = None
         self._size = 0
-        self._parts: dict[str, range] = {}
+        self._parts: dict[str, proof_batch.Rows] = {}
         self._num_served = 0
         self._waiting: collections.deque[str] = collections.deque()  # served, and not trained on
         self._state: TrainingState | None = None
         self.current = _BEFORE  # the pass
         self._passes: dict[str, Pass] = {}
-        self._error = 0.0  # largest difference in the first division
+        self._error = 0.0  # largest difference so far
         self._after: list[Gradients] = []  # gradients after each backward of the whole batch
         self._num_before = 0  # backwards of the script's own first batch
         self._has_ended_before = False
@@ -130,10 +129,9 @@ class LossProof:
         self._loader, self._batch = loop.loader, self._first[loop]
         self._size = self._guarded(proof_batch.num_rows, self._loader, self._batch)
         self._guarded(proof_batch.require_rows, self._batch, self._size)
-        cut = self._guarded(proof_batch.cut_of, self._size)
-        whole = range(self._size)
-        other = self._size - cut if 2 * cut != self._size else 1
-        parts = [whole[:cut], whole[cut:], whole[:other], whole[other:]]
+        divisions = self._guarded(proof_batch.divisions, self._size)
+        whole = list(range(self._size))
+        parts = [part for division in divisions for part in division]
         self._parts = dict(zip(_PASSES, (whole, whole, *parts), strict=True))
         self._waiting.extend([_BEFORE] * (self._requested[loop] - 1))
 
@@ -183,8 +181,9 @@ class LossProof:
             self.random.doubt = self.random.doubt or "what Python's or NumPy's generator has drawn"
         if self.current == _AGAIN:
             self._require_repeated()
-        elif self.current in (_DIVISIONS[0][1], _DIVISIONS[1][1]):
-            self._judge(self._state)
+        for number, division in enumerate(_DIVISIONS):
+            if self.current == division[1]:
+                self._judge(self._state, number)
 
     def _require_repeated(self) -> None:
         one, again = self._passes[_WHOLE], self._passes[_AGAIN]
@@ -194,7 +193,7 @@ class LossProof:
         if reason:
             self._not_judged(reason)
 
-    def _judge(self, state: TrainingState) -> None:
+    def _judge(self, state: TrainingState, number: int) -> None:
         """Judge the division whose passes are complete; end the proof if that suffices."""
         facts = Facts(
             names=state.names,
@@ -202,12 +201,11 @@ class LossProof:
             doubt=self.random.doubt,
             has_session=self.has_session,
         )
-        is_last = self.current == _PASSES[-1]
-        parts = [self._passes[name] for name in _DIVISIONS[is_last]]
+        parts = [self._passes[name] for name in _DIVISIONS[number]]
         proof = proof_judging.judge(self._passes[_AGAIN], parts, facts)
-        if proof.state != PROVEN or is_last:
-            self._end(replace(proof, error=max(proof.error, self._error)))
-        self._error = proof.error
+        self._error = max(proof.error, self._error)
+        if proof.state != PROVEN or self.current == _PASSES[-1]:
+            self._end(replace(proof, error=self._error))
 
     def backward(self, run: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Run a backward, and keep what it adds to the gradients."""

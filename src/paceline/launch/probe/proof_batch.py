@@ -8,6 +8,8 @@ from typing import Any
 from paceline.launch.probe.orders import parts_of, size_of
 from paceline.train.data import can_be_emptied, is_of_rows, rebuilt, selected
 
+Rows = list[int]  # positions in the batch
+
 
 class NotCut(Exception):
     """The rows of a batch cannot be told apart; the message says why."""
@@ -53,9 +55,10 @@ def _length(dataset: Any) -> int | None:
         return None
 
 
-def cut_of(num_rows: int) -> int:
-    """Return where to cut a batch into two uneven parts, both of two rows if it has four. Pure.
+def divisions(num_rows: int) -> list[tuple[Rows, Rows]]:
+    """Divide rows into two parts, in three ways. Pure.
 
+    There are several ways because what a mean counts, such as tokens, may be in proportion in one.
     The sizes have large common factors with the number of rows, since loops cut batches into equal
     chunks or pairs.
 
@@ -64,9 +67,19 @@ def cut_of(num_rows: int) -> int:
     """
     if num_rows < 2:
         raise NotCut("its batch has one row")
-    unit = max(size for size in _powers(num_rows) if num_rows // size >= min(3, num_rows))
-    first = -(-2 * (num_rows // unit) // 3) * unit
-    return min(first, num_rows - (2 if num_rows > 3 else 1))
+    least = 2 if num_rows > 3 else 1
+    unit = _unit(num_rows, least_units=3)
+    cut = min(-(-2 * (num_rows // unit) // 3) * unit, num_rows - least)
+    rows, unit = list(range(num_rows)), _unit(num_rows, least_units=4)
+    in_turn = [[row for row in rows if row // unit % 2 == place] for place in (0, 1)]
+    other = num_rows - cut
+    return [(rows[:cut], rows[cut:]), (rows[:other], rows[other:]), (in_turn[0], in_turn[1])]
+
+
+def _unit(num_rows: int, *, least_units: int) -> int:
+    """Return the largest power of two that divides the rows into so many units, if they allow."""
+    fit = [size for size in _powers(num_rows) if num_rows // size >= least_units]
+    return max(fit, default=1)
 
 
 def _powers(number: int) -> list[int]:
@@ -109,9 +122,9 @@ def _is_plain(part: Any) -> bool:
     return isinstance(part, str | bytes | int | float)
 
 
-def cut(batch: Any, size: int, rows: range, *, is_double: bool) -> Any:
+def cut(batch: Any, size: int, rows: Rows, *, is_double: bool) -> Any:
     """Return a copy of some rows of a batch, in float64 on request."""
-    part = copy.deepcopy(selected(batch, slice(rows.start, rows.stop), num_rows=size))
+    part = copy.deepcopy(selected(batch, rows, num_rows=size))
     return _doubled(part) if is_double else part
 
 

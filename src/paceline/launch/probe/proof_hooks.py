@@ -21,7 +21,7 @@ from paceline.rundir import proofs
 from paceline.rundir.proofs import Proof
 from paceline.train import runtime
 from paceline.train.data import ArrayBatches, Loader
-from paceline.train.session import Session
+from paceline.train.session import Gradients
 
 # Loops that know the length of their loader must not end within the passes.
 _LEAST_LENGTH = 16
@@ -76,10 +76,10 @@ def watch(proof: LossProof, patches: Patches) -> None:
         patches.replace(kind, "__len__", _at_least)
     patches.replace(torch.autograd, "backward", functools.partial(_seen, proof))
     patches.replace(Optimizer, "__init__", functools.partial(_without_steps, proof, patches))
-    patches.replace(torch.autocast, "__enter__", _not_entered)
+    patches.replace(torch.autocast, "__init__", _switched_off)
     patches.replace(torch, "compile", _eager)
     patches.replace(functional, "batch_norm", functools.partial(_with_running_statistics, proof))
-    patches.replace(Session, "backward", functools.partial(_weighted, proof))
+    patches.replace(Gradients, "backward", functools.partial(_weighted, proof))
     patches.replace(runtime, "all_rows", functools.partial(_noted, proof))
 
 
@@ -118,14 +118,19 @@ def _no_step(_step: Any) -> Any:
     return stepped
 
 
-def _not_entered(enter: Any) -> Any:
+def _switched_off(construct: Any) -> Any:
     """Make autocast convert nothing: its types have too few digits to compare."""
 
-    def entered(context: Any) -> Any:
-        context._enabled = False
-        return enter(context)
+    def constructed(  # noqa: PLR0917  # torch's own parameters
+        context: Any,
+        device_type: str,
+        dtype: Any = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        construct(context, device_type, dtype, False, cache_enabled)
 
-    return entered
+    return constructed
 
 
 def _eager(compile_: Any) -> Any:
@@ -163,15 +168,11 @@ def _with_running_statistics(proof: LossProof, batch_norm: Any) -> Any:
 def _weighted(proof: LossProof, backward: Any) -> Any:
     """Note the weight of a Session's loss, which counts alone in a pass."""
 
-    def weighted(session: Any, loss: Any, weight: Any = None) -> Any:
-        proof.has_session = True
+    def weighted(gradients: Gradients, loss: Any, weight: float | None) -> Any:
+        proof.has_session, proof.weight = True, weight
         if proof.current:
-            proof.weight = None if weight is None else float(weight)
-            session._gradients.drop_group()
-        try:
-            return backward(session, loss, weight)
-        finally:
-            proof.weight = None
+            gradients.drop_group()
+        return backward(gradients, loss, weight)
 
     return weighted
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -110,28 +111,35 @@ def judge(whole: Pass, parts: Sequence[Pass], facts: Facts) -> Proof:
     """
     if any(len(part.backwards) != len(whole.backwards) for part in parts):
         return _not_judged("the number of its backwards depends on the number of rows", facts)
-    largest = 0.0
-    for number, backward in enumerate(whole.backwards):
-        of_parts = [(part.backwards[number], part.num_rows) for part in parts]
-        difference = _of_backward(backward, of_parts)
-        largest = max(largest, difference.largest)
-        if difference.differing and facts.doubt:
-            return _not_judged(f"{facts.doubt} cannot be told by rows", facts)
-        if difference.differing:
-            return _mixes(backward, difference, whole, parts, facts)
+    # A loop that cuts its batch into chunks has other rows in each: only their sum is compared.
+    terms = [_terms(number, parts) for number in range(len(whole.backwards))]
+    counted = [each for each, own in zip(whole.backwards, terms, strict=True) if own]
+    difference = _difference(_total(counted), list(chain(*terms)), looks_for_factor=True)
+    if difference.differing and facts.doubt:
+        return _not_judged(f"{facts.doubt} cannot be told by rows", facts)
+    if difference.differing:
+        alone = zip(counted, filter(None, terms), strict=True)
+        wrong = (each for each, own in alone if _difference(each.gradients, own).differing)
+        return _mixes(next(wrong, counted[0]), difference, whole, parts, facts)
     return _judge_statistics(whole, parts, facts) or Proof(
-        PROVEN, error=largest, is_double=facts.is_double
+        PROVEN, error=difference.largest, is_double=facts.is_double
     )
 
 
-def _of_backward(whole: Backward, parts: Sequence[tuple[Backward, int]]) -> _Difference:
-    weights = [rows if part.weight is None else part.weight for part, rows in parts]
+def _terms(number: int, parts: Sequence[Pass]) -> list[tuple[float, Gradients]]:
+    """Return the gradients of the parts in a backward, with factors; none if no loss counts."""
+    backwards = [(part.backwards[number], part.num_rows) for part in parts]
+    weights = [rows if each.weight is None else each.weight for each, rows in backwards]
     total = sum(weights)
-    if not total:  # no loss counts
-        return _Difference({}, 0.0)
-    given = [(part.gradients, weight) for (part, _), weight in zip(parts, weights, strict=True)]
-    averaged = [(weight / total, gradients) for gradients, weight in given if weight]
-    return _difference(whole.gradients, averaged, looks_for_factor=True)
+    given = zip(backwards, weights, strict=True)
+    return [(weight / total, each.gradients) for (each, _), weight in given if weight]
+
+
+def _total(backwards: Sequence[Backward]) -> Gradients:
+    """Return the sum of what backwards have added to gradients."""
+    places = {place for each in backwards for place in each.gradients}
+    terms = [(1.0, each.gradients) for each in backwards]
+    return {place: _sum([(factor, part.get(place)) for factor, part in terms]) for place in places}
 
 
 def _difference(

@@ -20,9 +20,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _LOW = (torch.float32, torch.bfloat16, torch.float16)
-_COLLECTIVES = ("c10d", "_c10d_functional")
+_COLLECTIVES = ("c10d", "c10d_functional")
 _NO_EXCHANGE = ("barrier", "wait")
-_READS = ("_local_scalar_dense", "detach")  # a script also looks at its loss
+_READS = ("local_scalar_dense", "detach")  # a script also looks at its loss
 
 
 @dataclass
@@ -54,11 +54,11 @@ class RandomRows(TorchDispatchMode):
         self._place = place
         self.is_double = self.is_lossy = self._is_on = self._records = False
         self.doubt = self.collective = self.last_place = ""
-        self._size, self._rows = 0, range(0)
+        self._size, self._rows = 0, list[int]()
         self._drawn: list[_Draw] = []
         self._next = 0
 
-    def begin(self, size: int, rows: range, *, records: bool) -> None:
+    def begin(self, size: int, rows: list[int], *, records: bool) -> None:
         """Begin a pass.
 
         Args:
@@ -85,9 +85,9 @@ class RandomRows(TorchDispatchMode):
         if not self._is_on:
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__
-        if name not in _READS:
+        if name.strip("_") not in _READS:
             self.last_place = self._place() or self.last_place
-        is_exchange = func.namespace in _COLLECTIVES and not name.startswith(_NO_EXCHANGE)
+        is_exchange = func.namespace.strip("_") in _COLLECTIVES and not name.startswith(_NO_EXCHANGE)
         if is_exchange and not _is_of_parallel_model(sys._getframe(1)):
             self.collective = f"{name.strip('_')} in {self.last_place}"
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -103,7 +103,7 @@ class RandomRows(TorchDispatchMode):
         if len(kinds) < 2 or torch.float64 not in kinds:
             return args, kwargs
         kind = torch.float64
-        if func._schema.is_mutable and _is_real(args[0]):
+        if func.overloadpacket.__name__.endswith("_") and _is_real(args[0]):
             kind = args[0].dtype
             self.is_lossy |= kind != torch.float64
         lifted = pytree.tree_map(
@@ -150,14 +150,17 @@ class RandomRows(TorchDispatchMode):
         dims = [
             dim for dim, (a, b) in enumerate(zip(whole.shape, part.shape, strict=True)) if a != b
         ]
-        size, count, start = self._size, len(self._rows), self._rows.start
-        dim = dims[0]
-        times = whole.shape[dim] // size
-        if len(dims) > 1 or (whole.shape[dim], part.shape[dim]) != (times * size, times * count):
+        dim, count = dims[0], len(self._rows)
+        times = whole.shape[dim] // self._size
+        sizes = (times * self._size, times * count)
+        if len(dims) > 1 or (whole.shape[dim], part.shape[dim]) != sizes:
             return None
-        if times > 1:  # heads of each row, or each row of every time
+        if times > 1:  # heads of each row, or each row at every time
             self._doubt("with several numbers a row")
-        return whole.narrow(dim, start * times, count * times).clone()
+        by_row = whole.unflatten(dim, (self._size, times))
+        rows = torch.tensor(self._rows, device=whole.device)
+        own: torch.Tensor = by_row.index_select(dim, rows).flatten(dim, dim + 1)
+        return own
 
     def _doubt(self, name: str) -> None:
         self.doubt = self.doubt or f"a random operation ({name}) in {self.last_place}"

@@ -6,6 +6,7 @@ import copy
 import sys
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -314,7 +315,7 @@ def moving_average():
 
 
 def compiled():
-    trained(cross_entropy, lambda: torch.compile(mlp()))()
+    trained(cross_entropy, lambda: torch.compile(mlp(), backend="eager"))()
 
 
 def in_session(loss_of, make=mlp, *, weight=lambda batch: None, **options):
@@ -337,14 +338,14 @@ def in_session(loss_of, make=mlp, *, weight=lambda batch: None, **options):
 def ctc(_, model, batch):
     scores = model(batch["words"]).log_softmax(-1).transpose(0, 1)
     lengths = torch.full_like(batch["length"], LENGTH)
-    targets = batch["words"][:, :3].clamp(min=1)
-    numbers = torch.clamp(batch["length"], max=3)
+    targets = batch["words"][:, :4].clamp(min=1)
+    numbers = torch.clamp(batch["length"], max=4)
     losses = F.ctc_loss(scores, targets, lengths, numbers, reduction="none", zero_infinity=True)
     return losses.sum() / numbers.sum()
 
 
 def num_letters(batch):
-    return torch.clamp(batch["length"], max=3).sum()
+    return torch.clamp(batch["length"], max=4).sum()
 
 
 PLAIN_CTC = trained(lambda model, batch: ctc(None, model, batch), partial(Words, nn.Identity))
@@ -388,3 +389,287 @@ def test_a_mean_over_rows_is_proven(name):
     proof = prove(RIGHT[name])
     assert (proof.state, proof.reason) == (PROVEN, "")
     assert proof.error < 1e-10
+
+
+def of_mask(batch):
+    return batch["r"] > 0.3
+
+
+def masked_mean(model, batch):
+    losses = cross_entropy(model, batch, reduction="none")
+    return (losses * of_mask(batch)).sum() / of_mask(batch).sum()
+
+
+def over_positives(model, batch):
+    scores, target = model(batch["x"])[:, 0], (batch["y"] == 1).double()
+    losses = F.binary_cross_entropy_with_logits(scores, target, reduction="none")
+    return ((1 - (-losses).exp()) ** 2 * losses).sum() / target.sum()
+
+
+def rows_dropped(model, batch):
+    kept = of_mask(batch)
+    return F.cross_entropy(model(batch["x"][kept]), batch["y"][kept])
+
+
+def of_boxes(model, batch):
+    boxes = torch.cat(
+        [row.repeat(int(n), 1) for row, n in zip(batch["x"], batch["length"], strict=True)]
+    )
+    return F.smooth_l1_loss(model(boxes), boxes[:, :CLASSES] * 2)
+
+
+def in_batch_negatives(model, batch):
+    scores = model(batch["x"]) @ model(batch["x"] * 1.1).T
+    return F.cross_entropy(scores, torch.arange(len(scores)))
+
+
+def hardest_triplets(model, batch):
+    out = model(batch["x"])
+    distances, same = torch.cdist(out, out), batch["y"][:, None] == batch["y"]
+    far = (distances + 100 * same).min(1).values
+    return F.relu((distances * same).max(1).values - far + 1).mean()
+
+
+def dice(model, batch):
+    shares, target = model(batch["x"]).softmax(1)[:, 1], batch["y"] == 1
+    return 1 - 2 * (shares * target).sum() / (shares.sum() + target.sum())
+
+
+def spread(model, batch):
+    return cross_entropy(model, batch) - 0.1 * model(batch["x"]).std(0).mean()
+
+
+def balance(model, batch):
+    gates = model(batch["x"]).softmax(1)
+    shares = F.one_hot(gates.argmax(1), CLASSES).double().mean(0)
+    return F.cross_entropy(gates, batch["y"]) + 0.01 * CLASSES * (shares * gates.mean(0)).sum()
+
+
+def root(model, batch):
+    return F.mse_loss(model(batch["x"])[:, 0], batch["r"]).sqrt()
+
+
+def contrastive(model, batch):
+    both = F.normalize(torch.cat([model(batch["x"]), model(batch["x"] + 0.1)]), dim=1)
+    scores = both @ both.T / 0.5 - 100 * torch.eye(len(both))
+    half = len(both) // 2
+    return F.cross_entropy(scores, torch.arange(len(both)).roll(half))
+
+
+def redundancy(model, batch):
+    one, other = (F.normalize(model(batch["x"] + shift), dim=0) for shift in (0.0, 0.1))
+    return (one.T @ other - torch.eye(CLASSES)).pow(2).sum()
+
+
+def covariance(model, batch):
+    out = model(batch["x"])
+    return torch.cov(out.T).triu(1).pow(2).sum() + F.mse_loss(out, batch["x"][:, :CLASSES])
+
+
+def discrepancy(model, batch):
+    return (model(batch["x"]).mean(0) - model(batch["x"].flip(1)).mean(0)).pow(2).sum()
+
+
+def correlation(model, batch):
+    return 1 - torch.corrcoef(torch.stack([model(batch["x"])[:, 0], batch["r"]]))[0, 1]
+
+
+def weighted_classes(model, batch):
+    return cross_entropy(model, batch, weight=torch.tensor([1.0, 2.0, 5.0]))
+
+
+def mean_of_means(model, batch):
+    """The mean over the classes that the batch has."""
+    losses = cross_entropy(model, batch, reduction="none")
+    return torch.stack([losses[batch["y"] == y].mean() for y in batch["y"].unique()]).mean()
+
+
+class Centred(nn.Module):
+    """A batch norm by hand, without statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x):
+        return self.inner(x - x.mean(0))
+
+
+class Counting(Centred):
+    """A buffer that counts rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.tensor(0))
+
+    def forward(self, x):
+        self.seen += len(x)
+        return self.inner(x)
+
+
+class Prototypes(Counting):
+    """Class means, as a moving average of rows, which the loss compares with."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("means", torch.randn(CLASSES, CLASSES))
+
+    def forward(self, x):
+        out = self.inner(x)
+        nearest = torch.cdist(out, self.means).argmin(1).detach()
+        for kind in nearest.unique():
+            self.means[kind] = 0.9 * self.means[kind] + 0.1 * out[nearest == kind].mean(0).detach()
+        return out - self.means[nearest]
+
+
+WRONG = {
+    "masked mean": trained(masked_mean),
+    "sum over a constant": trained(lambda *of: cross_entropy(*of, reduction="sum") / 12),
+    "sum": trained(partial(cross_entropy, reduction="sum")),
+    "focal over positives": trained(over_positives),
+    "rows dropped": trained(rows_dropped),
+    "boxes": trained(of_boxes),
+    "token mean": trained(partial(next_word, ignore_index=0), partial(Words, nn.Identity)),
+    "token mean of a transformer": trained(
+        partial(next_word, ignore_index=0), partial(Words, transformer)
+    ),
+    "in-batch negatives": trained(in_batch_negatives),
+    "hardest triplets": trained(hardest_triplets),
+    "dice": trained(dice, normed),
+    "std": trained(spread),
+    "balance of experts": trained(balance),
+    "root": trained(root),
+    "mean in forward": trained(cross_entropy, Centred),
+    "buffer that counts": trained(cross_entropy, Counting),
+    "prototypes": trained(cross_entropy, Prototypes),
+    "contrastive": trained(contrastive),
+    "redundancy": trained(redundancy),
+    "covariance": trained(covariance),
+    "discrepancy": trained(discrepancy),
+    "correlation": trained(correlation),
+    "weighted classes": trained(weighted_classes),
+    "mean of means": trained(mean_of_means),
+    "CTC without weight": PLAIN_CTC,
+    "CTC of a session without weight": in_session(ctc, partial(Words, nn.Identity)),
+    "masked mean of a session": in_session(lambda _, *of: masked_mean(*of), accumulate=4),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_loss_that_mixes_rows_is_found_with_its_line(name):
+    proof = prove(WRONG[name])
+    assert proof.state == MIXES, proof
+    assert proof.finding["name"] == "loss-mixes-rows"
+    assert "test_loss_proof.py:" in proof.finding["where"]
+
+
+def mixup(model, batch):
+    partner, share = torch.randperm(len(batch["x"])), torch.rand(())
+    x = share * batch["x"] + (1 - share) * batch["x"][partner]
+    return share * F.cross_entropy(model(x), batch["y"]) + (1 - share) * F.cross_entropy(
+        model(x), batch["y"][partner]
+    )
+
+
+def numpys_noise(model, batch):
+    noise = torch.tensor(np.random.standard_normal(batch["x"].shape), dtype=torch.float32)
+    return F.cross_entropy(model(batch["x"] + noise), batch["y"])
+
+
+def carried():
+    model, state = nn.GRUCell(6, CLASSES), torch.zeros(12, CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches():
+        state = model(batch["x"], state)
+        F.cross_entropy(state, batch["y"]).backward()
+        optimizer.step()
+        state = state.detach()
+
+
+def of_two_loaders():
+    model = mlp()
+    for batch, other in zip(batches(), DataLoader(Columns(), batch_size=5), strict=False):
+        (cross_entropy(model, batch) + cross_entropy(model, other)).backward()
+
+
+def every_other():
+    model = mlp()
+    for number, batch in enumerate(batches()):
+        cross_entropy(model, batch).backward()
+        if number % 2:
+            cross_entropy(model, batch).backward()
+
+
+def in_small_batches(size, collate=None):
+    model = mlp()
+    for _ in range(9):
+        for batch in DataLoader(Columns(), batch_size=size, collate_fn=collate):
+            cross_entropy(model, batch).backward()
+
+
+def with_flat(rows):
+    batch = torch.utils.data.default_collate(rows)
+    return batch | {"flat": torch.cat([row["words"][: row["length"]] for row in rows])}
+
+
+def without_backward():
+    for batch in batches():
+        assert len(batch["x"])
+
+
+def of_gathered(session, model, batch):
+    out, labels = session.gather(model(batch["x"]), gradients=True), session.gather(batch["y"])
+    return F.cross_entropy(out @ out.T, labels)
+
+
+NOT_JUDGEABLE = {
+    "mixup": (trained(mixup), "randperm"),
+    "noise of numpy": (trained(numpys_noise), "NumPy's generator"),
+    "carried state": (carried, "carries state from batch to batch"),
+    "two loaders": (of_two_loaders, "batches of another loader"),
+    "different steps": (every_other, "different numbers of backwards (1 and 2)"),
+    "one row": (partial(in_small_batches, 1), "one row"),
+    "flat part": (partial(in_small_batches, 4, with_flat), "a part of shape"),
+    "session.gather": (in_session(of_gathered), "session.gather in "),
+}
+
+
+@pytest.mark.parametrize("name", NOT_JUDGEABLE)
+def test_what_cannot_be_told_is_not_judged(name):
+    script, reason = NOT_JUDGEABLE[name]
+    proof = prove(script)
+    assert proof.state == NOT_JUDGED, proof
+    assert reason in proof.reason
+
+
+def test_a_script_without_backward_is_not_followed():
+    assert prove(without_backward) is None
+
+
+@pytest.mark.parametrize(("name", "state"), [("root", MIXES), ("transformer", PROVEN)])
+def test_float32_is_enough_where_float64_fails(name, state):
+    proof = prove({**RIGHT, **WRONG}[name], is_double=False)
+    assert (proof.state, proof.is_double) == (state, False)
+
+
+def test_no_step_is_taken():
+    model = mlp()
+    before = copy.deepcopy(model.state_dict())
+    assert prove(trained(cross_entropy, lambda: model), is_double=False).state == PROVEN
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("size", range(2, 70))
+def test_a_batch_is_divided_into_two_parts(size):
+    for first, rest in proof_batch.divisions(size):
+        assert sorted(first + rest) == list(range(size))
+        assert min(len(first), len(rest)) >= (2 if size > 3 else 1)
+
+
+def test_rows_of_lists_and_nested_parts_are_cut():
+    batch = {"boxes": [torch.ones(n, 4) for n in range(5)], "name": list("abcde"), "scale": 2.0}
+    proof_batch.require_rows(batch, 5)
+    part = proof_batch.cut(batch, 5, [2, 3], is_double=True)
+    assert [len(boxes) for boxes in part["boxes"]] == [2, 3]
+    assert part["boxes"][0].dtype == torch.float64
+    assert (part["name"], part["scale"]) == (["c", "d"], 2.0)
