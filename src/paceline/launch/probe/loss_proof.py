@@ -133,6 +133,7 @@ class LossProof:
         whole = list(range(self._size))
         parts = [part for division in divisions for part in division]
         self._parts = dict(zip(_PASSES, (whole, whole, *parts), strict=True))
+        self._note(Proof(UNDER_WAY, "the script has ended after its first batch"))
         self._waiting.extend([_BEFORE] * (self._requested[loop] - 1))
 
     def _serve(self, loader: Any) -> Any:
@@ -237,8 +238,8 @@ class LossProof:
         run()
         after = state.gradients()
         change = added(before, after)
-        if self.random.is_lossy:
-            change = {number: gradient.float() for number, gradient in change.items()}
+        if self.random.coarsest is not None:
+            change = {number: each.to(self.random.coarsest) for number, each in change.items()}
         backwards = self._passes[self.current].backwards
         backwards.append(Backward(change, weight, place))
         if self.current == _WHOLE:

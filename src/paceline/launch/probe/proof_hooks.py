@@ -76,7 +76,7 @@ def watch(proof: LossProof, patches: Patches) -> None:
         patches.replace(kind, "__len__", _at_least)
     patches.replace(torch.autograd, "backward", functools.partial(_seen, proof))
     patches.replace(Optimizer, "__init__", functools.partial(_without_steps, proof, patches))
-    patches.replace(torch.autocast, "__init__", _switched_off)
+    patches.replace(torch.autocast, "__enter__", functools.partial(_switched_off, proof))
     patches.replace(torch, "compile", _eager)
     patches.replace(functional, "batch_norm", functools.partial(_with_running_statistics, proof))
     patches.replace(Gradients, "backward", functools.partial(_weighted, proof))
@@ -118,19 +118,18 @@ def _no_step(_step: Any) -> Any:
     return stepped
 
 
-def _switched_off(construct: Any) -> Any:
-    """Make autocast convert nothing: its types have too few digits to compare."""
+def _switched_off(proof: LossProof, enter: Any) -> Any:
+    """Make autocast convert nothing where float64 is computed, and note it elsewhere."""
 
-    def constructed(  # noqa: PLR0917  # torch's own parameters
-        context: Any,
-        device_type: str,
-        dtype: Any = None,
-        enabled: bool = True,
-        cache_enabled: bool | None = None,
-    ) -> None:
-        construct(context, device_type, dtype, False, cache_enabled)
+    def entered(context: Any) -> Any:
+        entered_context = enter(context)
+        if proof.random.is_double:
+            torch.set_autocast_enabled(context.device, False)
+        elif torch.is_autocast_enabled(context.device):
+            proof.random.coarsest = torch.bfloat16
+        return entered_context
 
-    return constructed
+    return entered
 
 
 def _eager(compile_: Any) -> Any:

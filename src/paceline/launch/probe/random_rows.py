@@ -43,7 +43,7 @@ class RandomRows(TorchDispatchMode):
 
     Attributes:
         is_double: Whether to compute in float64.
-        is_lossy: Whether something was rounded to fewer digits all the same.
+        coarsest: The type to which something was rounded all the same; None if nothing was.
         doubt: Why numbers of this pass may not be those of the rows in the whole batch.
         collective: The last collective of this pass that others may have seen.
         last_place: The line of the script of the last operation.
@@ -52,7 +52,8 @@ class RandomRows(TorchDispatchMode):
     def __init__(self, place: Callable[[], str]) -> None:
         super().__init__()
         self._place = place
-        self.is_double = self.is_lossy = self._is_on = self._records = False
+        self.is_double = self._is_on = self._records = False
+        self.coarsest: torch.dtype | None = None
         self.doubt = self.collective = self.last_place = ""
         self._size, self._rows = 0, list[int]()
         self._drawn: list[_Draw] = []
@@ -87,7 +88,9 @@ class RandomRows(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name.strip("_") not in _READS:
             self.last_place = self._place() or self.last_place
-        is_exchange = func.namespace.strip("_") in _COLLECTIVES and not name.startswith(_NO_EXCHANGE)
+        is_exchange = func.namespace.strip("_") in _COLLECTIVES and not name.startswith(
+            _NO_EXCHANGE
+        )
         if is_exchange and not _is_of_parallel_model(sys._getframe(1)):
             self.collective = f"{name.strip('_')} in {self.last_place}"
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -105,7 +108,7 @@ class RandomRows(TorchDispatchMode):
         kind = torch.float64
         if func.overloadpacket.__name__.endswith("_") and _is_real(args[0]):
             kind = args[0].dtype
-            self.is_lossy |= kind != torch.float64
+            self.coarsest = self.coarsest if kind == torch.float64 else kind
         lifted = pytree.tree_map(
             lambda leaf: leaf.to(kind) if _is_real(leaf) else leaf, (args, kwargs)
         )

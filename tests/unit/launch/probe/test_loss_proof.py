@@ -207,7 +207,7 @@ def of_pictures(model, batch):
 
 def autocast(model, batch):
     with torch.autocast("cpu", torch.bfloat16):
-        return F.cross_entropy(model(batch["x"].float()), batch["y"])
+        return F.cross_entropy(model(batch["x"].bfloat16()), batch["y"])
 
 
 def variational(model, batch):
@@ -646,7 +646,9 @@ def test_a_script_without_backward_is_not_followed():
     assert prove(without_backward) is None
 
 
-@pytest.mark.parametrize(("name", "state"), [("root", MIXES), ("transformer", PROVEN)])
+@pytest.mark.parametrize(
+    ("name", "state"), [("root", MIXES), ("transformer", PROVEN), ("autocast", PROVEN)]
+)
 def test_float32_is_enough_where_float64_fails(name, state):
     proof = prove({**RIGHT, **WRONG}[name], is_double=False)
     assert (proof.state, proof.is_double) == (state, False)
