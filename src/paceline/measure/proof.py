@@ -75,7 +75,7 @@ def _trial(options: Options, file: Path, run_dir: Path) -> Trial:
         steps=0,
         run_dir=run_dir,
         options=tuple(words),
-        variables={env.PROVE: "0", env.PROOF: str(file), "WANDB_MODE": "disabled"},
+        variables={env.PROOF: str(file), "WANDB_MODE": "disabled"},
         timeout_s=math.inf,
     )
 

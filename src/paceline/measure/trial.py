@@ -129,6 +129,7 @@ def launch(trial: Trial, tick: Callable[[], None] = lambda: None) -> tuple[int |
     words = [*trial.launch[1:4], *own, *trial.launch[4:]]
     environ = {
         **env.snapshot(),
+        env.PROVE: "0",
         **trial.variables,
         **({env.STOP_AFTER: str(trial.steps)} if trial.steps else {}),
     }

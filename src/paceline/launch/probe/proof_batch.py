@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from paceline.launch.probe.orders import parts_of, size_of
-from paceline.train.data import can_be_emptied, is_of_rows, rebuilt, selected
+from paceline.train.data import can_be_emptied, rebuilt, selected
 
 Rows = list[int]  # positions in the batch
 
@@ -31,21 +31,20 @@ def num_rows(loader: Any, batch: Any) -> int:
     """Return the number of rows of a loader's first batch.
 
     Raises:
-        NotCut: It is unknown.
+        NotCut: It is unknown, or a part of the batch has other rows.
     """
-    rows = getattr(loader, "rows", 0)  # paceline's own loader counts them
-    if rows:
-        return int(rows)
-    sampler = getattr(loader, "batch_sampler", None)
-    size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
     found = size_of(batch)[0]
-    if not isinstance(size, int):
+    sampler = getattr(loader, "batch_sampler", None)
+    size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or found
+    if found < size and found == _length(loader.dataset):
         size = found
-    if found < size and found == _length(getattr(loader, "dataset", None)):
-        size = found
-    if not size:
-        raise NotCut("its batch has no rows that can be counted")
-    return size
+    size = getattr(loader, "rows", 0) or size  # paceline's own loader counts them
+    if not size or not can_be_emptied(batch, num_rows=size):
+        raise NotCut(f"the rows of its batch ({type(batch).__name__}) are unknown")
+    shape = _other_shape(batch, size, is_entry=False)
+    if shape is not None:
+        raise NotCut(f"its batch of {size} rows has a part of shape {list(shape)}")
+    return int(size)
 
 
 def _length(dataset: Any) -> int | None:
@@ -53,6 +52,23 @@ def _length(dataset: Any) -> int | None:
         return len(dataset)
     except TypeError:  # a stream
         return None
+
+
+def _other_shape(part: Any, size: int, *, is_entry: bool) -> Any:
+    """Return the shape of a part that has not the rows of the batch; None if all have."""
+    shape: Any = getattr(part, "shape", None)
+    if shape is not None:
+        return shape if len(shape) and shape[0] != size and not is_entry else None
+    is_list = isinstance(part, list | tuple)
+    if is_list and not is_entry and len(part) != size and all(map(_is_plain, part)):
+        return (len(part),)
+    is_entry = is_entry or (is_list and len(part) == size)
+    shapes = (_other_shape(inner, size, is_entry=is_entry) for inner in parts_of(part))
+    return next((found for found in shapes if found is not None), None)
+
+
+def _is_plain(part: Any) -> bool:
+    return isinstance(part, str | bytes | int | float)
 
 
 def divisions(num_rows: int) -> list[tuple[Rows, Rows]]:
@@ -78,48 +94,9 @@ def divisions(num_rows: int) -> list[tuple[Rows, Rows]]:
 
 def _unit(num_rows: int, *, least_units: int) -> int:
     """Return the largest power of two that divides the rows into so many units, if they allow."""
-    fit = [size for size in _powers(num_rows) if num_rows // size >= least_units]
+    powers = (1 << place for place in range(num_rows.bit_length()))
+    fit = [size for size in powers if num_rows % size == 0 and num_rows // size >= least_units]
     return max(fit, default=1)
-
-
-def _powers(number: int) -> list[int]:
-    """Return the powers of two that divide a number."""
-    return [1 << place for place in range(number.bit_length()) if number % (1 << place) == 0]
-
-
-def require_rows(batch: Any, size: int) -> None:
-    """Check that a batch can be cut.
-
-    Raises:
-        NotCut: A part of it has other rows than the batch, or an unknown type.
-    """
-    if not can_be_emptied(batch, num_rows=size):
-        raise NotCut(f"its batch has a part whose rows are unknown ({_unknown_in(batch)})")
-    shape = _other_shape(batch, size, is_entry=False)
-    if shape is not None:
-        raise NotCut(f"its batch of {size} rows has a part of shape {list(shape)}")
-
-
-def _unknown_in(batch: Any) -> str:
-    names = {type(part).__name__ for part in parts_of(batch) if not is_of_rows(part)}
-    return ", ".join(sorted(names)) or type(batch).__name__
-
-
-def _other_shape(part: Any, size: int, *, is_entry: bool) -> Any:
-    """Return the shape of a part that has not the rows of the batch; None if all have."""
-    shape: Any = getattr(part, "shape", None)
-    if shape is not None:
-        return shape if len(shape) and shape[0] != size and not is_entry else None
-    is_list = isinstance(part, list | tuple)
-    if is_list and not is_entry and len(part) != size and all(map(_is_plain, part)):
-        return (len(part),)
-    is_entry = is_entry or (is_list and len(part) == size)
-    shapes = (_other_shape(inner, size, is_entry=is_entry) for inner in parts_of(part))
-    return next((found for found in shapes if found is not None), None)
-
-
-def _is_plain(part: Any) -> bool:
-    return isinstance(part, str | bytes | int | float)
 
 
 def cut(batch: Any, size: int, rows: Rows, *, is_double: bool) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -145,21 +146,16 @@ def _eager(compile_: Any) -> Any:
 def _with_running_statistics(proof: LossProof, batch_norm: Any) -> Any:
     """Make batch norm use its running statistics in the passes; without any, none."""
 
-    def normalized(  # noqa: PLR0917  # torch's own parameters
-        value: Any,
-        mean: Any,
-        variance: Any,
-        weight: Any = None,
-        bias: Any = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Any:
-        if proof.current and training:
-            training = False
-            if mean is None:
-                mean, variance = value.new_zeros(value.shape[1]), value.new_ones(value.shape[1])
-        return batch_norm(value, mean, variance, weight, bias, training, momentum, eps)
+    signature = inspect.signature(batch_norm)
+
+    def normalized(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        if given.get("training") and proof.current is not None:
+            given["training"], num_channels = False, given["input"].shape[1]
+            if given["running_mean"] is None:
+                given["running_mean"] = given["input"].new_zeros(num_channels)
+                given["running_var"] = given["input"].new_ones(num_channels)
+        return batch_norm(**given)
 
     return normalized
 
@@ -169,7 +165,7 @@ def _weighted(proof: LossProof, backward: Any) -> Any:
 
     def weighted(gradients: Gradients, loss: Any, weight: float | None) -> Any:
         proof.has_session, proof.weight = True, weight
-        if proof.current:
+        if proof.current is not None:
             gradients.drop_group()
         return backward(gradients, loss, weight)
 
@@ -178,7 +174,7 @@ def _weighted(proof: LossProof, backward: Any) -> Any:
 
 def _noted(proof: LossProof, all_rows: Any) -> Any:
     def noted(*args: Any, **kwargs: Any) -> Any:
-        proof.note_collective()
+        proof.random.collective = f"session.gather in {proof.random.last_place}"
         return all_rows(*args, **kwargs)
 
     return noted

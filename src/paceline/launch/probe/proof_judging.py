@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
@@ -33,13 +33,13 @@ class Backward:
     place: str  # the line of the script that has computed its loss
 
 
-@dataclass
+@dataclass(eq=False)
 class Pass:
     """One pass of the script's loop over a batch, or over a part of it."""
 
-    num_rows: int  # number of rows
-    backwards: list[Backward]  # in their order
-    statistics: dict[str, torch.Tensor]  # buffers after it, by name
+    rows: list[int]  # positions of its rows in the batch
+    backwards: list[Backward] = field(default_factory=list)  # in their order
+    statistics: dict[str, torch.Tensor] = field(default_factory=dict)  # buffers after it, by name
 
 
 @dataclass(frozen=True)
@@ -52,35 +52,44 @@ class Facts:
     has_session: bool = False  # whether the script uses a Session
 
 
-@dataclass(frozen=True)
-class _Difference:
-    """How a backward of the whole batch differs from the average of its parts."""
+class _Comparison:
+    """Gradients of the whole batch beside a sum of others with factors."""
 
-    errors: dict[int, float]  # relative differences by parameter
-    limit: float  # the largest that rounding makes
-    factor: float | None = None  # of the whole to the average, if it is the same everywhere
-    is_sum: bool = False  # whether the whole is the sum of the parts
+    def __init__(self, whole: Gradients, terms: Sequence[tuple[float, Gradients]]) -> None:
+        self.whole, self.terms = whole, terms
+        every = [pair for part in (whole, *(part for _, part in terms)) for pair in part.items()]
+        kinds = {value.dtype for _, value in every}
+        self._limit, floor = max(_LIMITS.get(kind, _LEAST_LIMITS) for kind in kinds or _LIMITS)
+        sizes = dict.fromkeys(sorted({place for place, _ in every}), 0.0)
+        for place, value in every:
+            sizes[place] = max(sizes[place], float(value.abs().max()) if value.numel() else 0.0)
+        least = floor * max(sizes.values(), default=0.0)
+        self._sizes = {place: max(size, least) for place, size in sizes.items()}
+        self.mean = _combined(terms)
+        self.errors = self._errors(self.mean)  # relative ones, by parameter
+        self.largest = max(self.errors.values(), default=0.0)
+        self.differing = [place for place, error in self.errors.items() if error > self._limit]
 
-    @property
-    def largest(self) -> float:
-        return max(self.errors.values(), default=0.0)
+    def fits(self, expected: Gradients) -> bool:
+        """Return whether the whole is what is expected, but for rounding."""
+        return max(self._errors(expected).values(), default=0.0) <= self._limit
 
-    @property
-    def differing(self) -> list[int]:
-        return [place for place, error in self.errors.items() if not error <= self.limit]
+    def _errors(self, expected: Gradients) -> dict[int, float]:
+        return {
+            place: _error(self.whole.get(place), expected.get(place), size)
+            for place, size in self._sizes.items()
+        }
 
 
-def why_not_repeated(one: Pass, again: Pass, earlier: int | None) -> str:
+def why_not_repeated(one: Pass, again: Pass, earlier: int) -> str:
     """Return why two passes over the same batch are no base for a proof; empty if they are.
 
     Args:
         one: The first pass.
         again: The second one, which should be the same.
-        earlier: Backwards of the script's first batch; None if unknown.
+        earlier: Number of backwards of the script's first batch.
     """
-    counts = {len(one.backwards), len(again.backwards)} | ({earlier} if earlier else set())
-    if counts == {0}:
-        return "no loss.backward() was seen between a batch and the next"
+    counts = {len(one.backwards), len(again.backwards), earlier}
     if len(counts) > 1:
         return f"its steps have different numbers of backwards ({min(counts)} and {max(counts)})"
     for first, second in zip(one.backwards, again.backwards, strict=True):
@@ -89,8 +98,7 @@ def why_not_repeated(one: Pass, again: Pass, earlier: int | None) -> str:
             return "a backward has left no gradients"
         if not all(bool(value.isfinite().all()) for value in values):
             return "its gradients are not finite"
-        parts = ((1.0, second.gradients),)
-        if _difference(first.gradients, parts).differing:
+        if _Comparison(first.gradients, [(1.0, second.gradients)]).differing:
             return (
                 "it is not deterministic, or carries state from batch to batch: the same batch"
                 f" has other gradients the second time ({first.place})"
@@ -114,137 +122,97 @@ def judge(whole: Pass, parts: Sequence[Pass], facts: Facts) -> Proof:
     # A loop that cuts its batch into chunks has other rows in each: only their sum is compared.
     terms = [_terms(number, parts) for number in range(len(whole.backwards))]
     counted = [each for each, own in zip(whole.backwards, terms, strict=True) if own]
-    difference = _difference(_total(counted), list(chain(*terms)), looks_for_factor=True)
-    if difference.differing and facts.doubt:
+    total = _combined([(1.0, each.gradients) for each in counted])
+    compared = _Comparison(total, list(chain(*terms)))
+    if not compared.differing:
+        proven = Proof(PROVEN, error=compared.largest, is_double=facts.is_double)
+        return _judge_statistics(whole, parts, facts) or proven
+    if facts.doubt:
         return _not_judged(f"{facts.doubt} cannot be told by rows", facts)
-    if difference.differing:
-        alone = zip(counted, filter(None, terms), strict=True)
-        wrong = (each for each, own in alone if _difference(each.gradients, own).differing)
-        return _mixes(next(wrong, counted[0]), difference, whole, parts, facts)
-    return _judge_statistics(whole, parts, facts) or Proof(
-        PROVEN, error=difference.largest, is_double=facts.is_double
-    )
+    alone = zip(counted, filter(None, terms), strict=True)
+    wrong = (each.place for each, own in alone if _Comparison(each.gradients, own).differing)
+    return _mixes(compared, next(wrong, counted[0].place), whole, parts, facts)
 
 
 def _terms(number: int, parts: Sequence[Pass]) -> list[tuple[float, Gradients]]:
     """Return the gradients of the parts in a backward, with factors; none if no loss counts."""
-    backwards = [(part.backwards[number], part.num_rows) for part in parts]
-    weights = [rows if each.weight is None else each.weight for each, rows in backwards]
-    total = sum(weights)
+    backwards = [part.backwards[number] for part in parts]
+    weights = [
+        len(part.rows) if each.weight is None else each.weight
+        for part, each in zip(parts, backwards, strict=True)
+    ]
     given = zip(backwards, weights, strict=True)
-    return [(weight / total, each.gradients) for (each, _), weight in given if weight]
+    return [(weight / sum(weights), each.gradients) for each, weight in given if weight]
 
 
-def _total(backwards: Sequence[Backward]) -> Gradients:
-    """Return the sum of what backwards have added to gradients."""
-    places = {place for each in backwards for place in each.gradients}
-    terms = [(1.0, each.gradients) for each in backwards]
-    return {place: _sum([(factor, part.get(place)) for factor, part in terms]) for place in places}
+def _combined(terms: Sequence[tuple[float, Gradients]]) -> Gradients:
+    """Return the sum of gradients with factors."""
+    total: Gradients = {}
+    for factor, gradients in terms:
+        for place, value in gradients.items():
+            total[place] = factor * value + total[place] if place in total else factor * value
+    return total
 
 
-def _difference(
-    whole: Gradients,
-    parts: Sequence[tuple[float, Gradients]],
-    *,
-    looks_for_factor: bool = False,
-) -> _Difference:
-    """Return how gradients differ from a sum of others with factors."""
-    places = sorted({*whole, *(place for _, part in parts for place in part)})
-    limit, floor = _limits(
-        [*whole.values(), *(value for _, part in parts for value in part.values())]
-    )
-    sizes = {
-        place: max(_size(each, place) for each in (whole, *(p for _, p in parts)))
-        for place in places
-    }
-    least = floor * max(sizes.values(), default=0.0)
-    mean = {place: _sum([(factor, part.get(place)) for factor, part in parts]) for place in places}
-
-    def errors(expected: Gradients) -> dict[int, float]:
-        return {
-            place: _error(whole.get(place), expected[place], max(sizes[place], least))
-            for place in places
-        }
-
-    found = _Difference(errors(mean), limit)
-    if not found.differing or not looks_for_factor:
-        return found
-    total = {place: _sum([(1.0, part.get(place)) for _, part in parts]) for place in places}
-    is_sum = not _Difference(errors(total), limit).differing
-    factor = _factor(whole, mean)
-    scaled = {place: value * factor for place, value in mean.items()}
-    is_constant = not _Difference(errors(scaled), limit).differing
-    return _Difference(found.errors, limit, factor if is_constant else None, is_sum)
-
-
-def _limits(values: Sequence[torch.Tensor]) -> tuple[float, float]:
-    kinds = {value.dtype for value in values}
-    return max((_LIMITS.get(kind, _LEAST_LIMITS) for kind in kinds), default=_LEAST_LIMITS)
-
-
-def _size(gradients: Gradients, place: int) -> float:
-    value = gradients.get(place)
-    return 0.0 if value is None or not value.numel() else float(value.abs().max())
-
-
-def _sum(terms: Sequence[tuple[float, torch.Tensor | None]]) -> torch.Tensor:
-    total = sum(factor * value for factor, value in terms if value is not None)
-    return total if isinstance(total, torch.Tensor) else torch.tensor(total)
-
-
-def _error(whole: torch.Tensor | None, expected: torch.Tensor, size: float) -> float:
+def _error(whole: torch.Tensor | None, expected: torch.Tensor | None, size: float) -> float:
     """Return a difference relative to a size; infinite where the part is not finite."""
-    change = expected if whole is None else whole - expected
+    one, other = (0.0 if value is None else value for value in (whole, expected))
+    change = torch.as_tensor(one - other)
     if not change.numel() or not size:
         return 0.0
     value = float(change.abs().max()) / size
-    return float("inf") if math.isnan(value) else value
+    return math.inf if math.isnan(value) else value
 
 
-def _factor(whole: Gradients, mean: Gradients) -> float:
-    """Return the factor that fits best."""
-    products = [(mean[place] * value).sum().abs() for place, value in whole.items()]
-    squares = [(mean[place] * mean[place]).sum().abs() for place in whole]
-    divisor = float(sum(squares))
-    return float(sum(products)) / divisor if divisor else 0.0
+def _factor(compared: _Comparison) -> float | None:
+    """Return the factor by which the whole is larger than the mean; None if it is not the same."""
+    pairs = [
+        (value, compared.mean[place])
+        for place, value in compared.whole.items()
+        if place in compared.mean
+    ]
+    divisor = sum(float(mean.abs().square().sum()) for _, mean in pairs)
+    if not divisor:
+        return None
+    factor = sum(float((value * mean).sum().abs()) for value, mean in pairs) / divisor
+    scaled = {place: factor * value for place, value in compared.mean.items()}
+    return factor if compared.fits(scaled) else None
 
 
 def _mixes(
-    backward: Backward, difference: _Difference, whole: Pass, parts: Sequence[Pass], facts: Facts
+    compared: _Comparison, line: str, whole: Pass, parts: Sequence[Pass], facts: Facts
 ) -> Proof:
-    place = difference.differing[0]
-    num_differing, num_all = len(difference.differing), len(difference.errors)
-    error = difference.errors[place]
-    by = f"by {error:.1%} of it" if error < 10 else "and is not finite in a part"
-    evidence = [
-        f"the gradient of {facts.names[place]} differs {by}; {num_differing} of {num_all}"
-        " parameters differ"
-    ]
-    if difference.is_sum:
-        evidence.append(
-            "the gradient of the batch is the sum of those of its parts: a sum over rows"
-        )
-    elif difference.factor is not None:
-        evidence.append(f"the factor is {difference.factor:.4g} for all parameters")
+    first = compared.differing[0]
+    error, name = compared.errors[first], facts.names[first]
+    by = f"by {error:.1%} of it" if math.isfinite(error) else "and is not finite in a part"
+    counts = f"{len(compared.differing)} of {len(compared.errors)} parameters differ"
+    evidence = [f"the gradient of {name} differs {by}; {counts}"]
+    is_sum = compared.fits(_combined([(1.0, gradients) for _, gradients in compared.terms]))
+    factor = _factor(compared)
+    if is_sum:
+        evidence.append("it is the sum of the gradients of the parts: the loss is a sum over rows")
+    elif factor is not None:
+        evidence.append(f"the factor is {factor:.4g} for all parameters")
     finding = Finding(
         "loss-mixes-rows",
-        f"the loss is not a mean over rows: the gradient of a batch of {whole.num_rows} rows is not"
-        f" the mean of those of its parts of {_in_words(parts)} rows",
-        where=backward.place,
+        "the loss is not a mean over rows: the gradient of a batch of"
+        f" {_in_words(whole, parts)}, is not the mean of theirs",
+        where=line,
         evidence=tuple(evidence),
         why="each of several ranks computes the loss of a part, so they would train another model",
-        fix=_fix(difference, facts),
+        fix=_fix(is_sum, facts),
     )
-    reason = f"in {backward.place}, where {facts.names[place]} differs first"
+    reason = f"in {line}, where {name} differs first"
     return Proof(MIXES, reason, error, facts.is_double, finding.to_json())
 
 
-def _in_words(parts: Sequence[Pass]) -> str:
-    return " and ".join(str(part.num_rows) for part in parts)
+def _in_words(whole: Pass, parts: Sequence[Pass]) -> str:
+    sizes = " and ".join(str(len(part.rows)) for part in parts)
+    return f"{len(whole.rows)} rows, cut into parts of {sizes}"
 
 
-def _fix(difference: _Difference, facts: Facts) -> str:
-    if difference.is_sum:
+def _fix(is_sum: bool, facts: Facts) -> str:
+    if is_sum:
         return "divide it by the rows of this rank: loss / len(x)"
     if facts.has_session:
         return (
@@ -263,14 +231,27 @@ def _judge_statistics(whole: Pass, parts: Sequence[Pass], facts: Facts) -> Proof
         others = [part.statistics.get(name, value) for part in parts]
         if all(_is_equal(value, other) for other in others):
             continue
-        shares = [part.num_rows / whole.num_rows for part in parts]
         is_mean = all(other.shape == value.shape for other in others) and _is_equal(
-            value.double(),
-            _sum([(share, other.double()) for share, other in zip(shares, others, strict=True)]),
+            value.double() * len(whole.rows),
+            sum(
+                (
+                    other.double() * len(part.rows)
+                    for part, other in zip(parts, others, strict=True)
+                ),
+                torch.zeros(()),
+            ),
         )
         if is_mean or facts.doubt:
             return _not_judged(f"buffer {name} is a statistic of the batch", facts)
-        return _counts(name, whole, parts, facts)
+        finding = Finding(
+            "loss-mixes-rows",
+            f"buffer {name} depends on which rows are computed together: it is another one after a"
+            f" batch of {_in_words(whole, parts)}",
+            where=whole.backwards[0].place,
+            why="each of several ranks would update it with its own rows, and rank 0's is kept",
+            fix="update it with the rows of all ranks: session.gather, or dist.all_reduce",
+        )
+        return Proof(MIXES, f"in buffer {name}", 0.0, facts.is_double, finding.to_json())
     return None
 
 
@@ -281,22 +262,6 @@ def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(
         torch.allclose(one.double(), other.double(), rtol=limit, atol=limit, equal_nan=True)
     )
-
-
-def _counts(name: str, whole: Pass, parts: Sequence[Pass], facts: Facts) -> Proof:
-    finding = Finding(
-        "loss-mixes-rows",
-        f"buffer {name} of a batch of {whole.num_rows} rows is another one than of its parts of"
-        f" {_in_words(parts)} rows",
-        where=whole.backwards[0].place,
-        why="each of several ranks would update it with its own rows, and rank 0's is kept",
-        fix=(
-            "session.gather(rows) before the update"
-            if facts.has_session
-            else "dist.all_reduce what it is updated with"
-        ),
-    )
-    return Proof(MIXES, f"in buffer {name}", 0.0, facts.is_double, finding.to_json())
 
 
 def _not_judged(reason: str, facts: Facts) -> Proof:

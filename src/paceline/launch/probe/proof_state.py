@@ -115,17 +115,16 @@ def _is_lazy(module: nn.Module) -> bool:
     return any(nn.parameter.is_lazy(tensor) for tensor in tensors if tensor is not None)
 
 
-def added(before: Gradients, after: Gradients) -> Gradients:
-    """Return what a backward has added to gradients, as dense tensors."""
-    both = {place: (before.get(place), gradient) for place, gradient in after.items()}
-    changes = {place: _difference(*pair) for place, pair in both.items()}
-    return {place: change for place, change in changes.items() if change is not None}
-
-
-def _difference(before: torch.Tensor | None, after: torch.Tensor) -> torch.Tensor | None:
-    change = _dense(after) if before is None else _dense(after) - _dense(before)
-    is_untouched = before is not None and not bool(change.count_nonzero())
-    return None if is_untouched else change
+def added(before: Gradients, after: Gradients, *, rounded: torch.dtype | None) -> Gradients:
+    """Return what a backward has added to gradients, as dense tensors, of a type if given."""
+    changes = {}
+    for place, gradient in after.items():
+        change = _dense(gradient)
+        if place in before:
+            change = change - _dense(before[place])
+        if place not in before or bool(change.count_nonzero()):
+            changes[place] = change if rounded is None else change.to(rounded)
+    return changes
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -670,7 +670,8 @@ def test_a_batch_is_divided_into_two_parts(size):
 
 def test_rows_of_lists_and_nested_parts_are_cut():
     batch = {"boxes": [torch.ones(n, 4) for n in range(5)], "name": list("abcde"), "scale": 2.0}
-    proof_batch.require_rows(batch, 5)
+    loader = DataLoader(range(5), batch_size=5)
+    assert proof_batch.num_rows(loader, batch) == 5
     part = proof_batch.cut(batch, 5, [2, 3], is_double=True)
     assert [len(boxes) for boxes in part["boxes"]] == [2, 3]
     assert part["boxes"][0].dtype == torch.float64
