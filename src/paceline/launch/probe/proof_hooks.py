@@ -52,129 +52,103 @@ def install(file: Path, slot: memoryview[int], is_users: Callable[[str], bool]) 
 
 
 class Patches:
-    """Attributes that were replaced, to set them back."""
+    """Functions that were replaced, to set them back."""
 
     def __init__(self) -> None:
         self._originals: list[tuple[Any, str, Any]] = []
 
-    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Replace an attribute by what ``make`` returns for it."""
+    def replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        """Replace a function by one that gets it, and then its arguments."""
         original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
         self._originals.append((owner, name, original))
-        setattr(owner, name, functools.wraps(original)(make(original)))
+        setattr(owner, name, replaced)
 
     def undo(self) -> None:
-        """Set all attributes back, the last one first."""
+        """Set all functions back, the last one first."""
         while self._originals:
             setattr(*self._originals.pop())
 
 
 def watch(proof: LossProof, patches: Patches) -> None:
     """Let a proof serve the loops of this process, and see its backwards and steps."""
+    hooks = _Hooks(proof, patches)
     for kind in (DataLoader, Loader, ArrayBatches):
-        patches.replace(kind, "__iter__", functools.partial(_served, proof))
+        patches.replace(kind, "__iter__", hooks.iterate)
     for kind in (DataLoader, Loader):
-        patches.replace(kind, "__len__", _at_least)
-    patches.replace(torch.autograd, "backward", functools.partial(_seen, proof))
-    patches.replace(Optimizer, "__init__", functools.partial(_without_steps, proof, patches))
-    patches.replace(torch.autocast, "__enter__", functools.partial(_switched_off, proof))
-    patches.replace(torch, "compile", _eager)
-    patches.replace(functional, "batch_norm", functools.partial(_with_running_statistics, proof))
-    patches.replace(Gradients, "backward", functools.partial(_weighted, proof))
-    patches.replace(runtime, "all_rows", functools.partial(_noted, proof))
+        patches.replace(kind, "__len__", hooks.length)
+    patches.replace(torch.autograd, "backward", proof.backward)
+    patches.replace(Optimizer, "__init__", hooks.construct)
+    patches.replace(torch.autocast, "__enter__", hooks.enter_autocast)
+    patches.replace(torch, "compile", hooks.compile)
+    patches.replace(functional, "batch_norm", hooks.batch_norm)
+    patches.replace(Gradients, "backward", hooks.session_backward)
+    patches.replace(runtime, "all_rows", hooks.all_rows)
 
 
-def _served(proof: LossProof, iterate: Any) -> Any:
-    return lambda loader: ServedLoop(loader, functools.partial(iterate, loader), proof)
+class _Hooks:
+    """What functions do instead, each of which is the first argument."""
 
+    def __init__(self, proof: LossProof, patches: Patches) -> None:
+        self._proof, self._patches = proof, patches
+        self._kinds: set[type] = set()  # of optimizers, whose step was replaced
 
-def _at_least(length: Any) -> Any:
-    return lambda loader: max(_LEAST_LENGTH, length(loader))
+    def iterate(self, original: Any, loader: Any) -> Any:
+        return ServedLoop(loader, functools.partial(original, loader), self._proof)
 
+    def length(self, original: Any, loader: Any) -> Any:
+        return max(_LEAST_LENGTH, original(loader))
 
-def _seen(proof: LossProof, backward: Any) -> Any:
-    return functools.partial(proof.backward, backward)
+    def construct(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        self._proof.optimizers.add(optimizer)
+        kind = next(kind for kind in type(optimizer).__mro__ if "step" in vars(kind))
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            self._patches.replace(kind, "step", self.step)
 
-
-def _without_steps(proof: LossProof, patches: Patches, construct: Any) -> Any:
-    """Make an optimizer's steps compute their closure, and nothing else."""
-    replaced = set()
-
-    def constructed(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        construct(optimizer, *args, **kwargs)
-        proof.optimizers.add(optimizer)
-        kind = type(optimizer)
-        if kind.step not in replaced:
-            patches.replace(kind, "step", _no_step)
-            replaced.add(kind.step)
-
-    return constructed
-
-
-def _no_step(_step: Any) -> Any:
-    def stepped(_optimizer: Any, closure: Any = None, **_: Any) -> Any:
+    def step(self, _: Any, optimizer: Any, closure: Any = None, **others: Any) -> Any:
+        """Compute the closure, and take no step."""
         with torch.enable_grad():
             return closure() if callable(closure) else None
 
-    return stepped
-
-
-def _switched_off(proof: LossProof, enter: Any) -> Any:
-    """Make autocast convert nothing where float64 is computed, and note it elsewhere."""
-
-    def entered(context: Any) -> Any:
-        entered_context = enter(context)
-        if proof.random.is_double:
+    def enter_autocast(self, original: Any, context: Any) -> Any:
+        """Convert nothing where float64 is computed, and note it elsewhere."""
+        entered = original(context)
+        if self._proof.random.is_double:
             torch.set_autocast_enabled(context.device, False)
         elif torch.is_autocast_enabled(context.device):
-            proof.random.coarsest = torch.bfloat16
-        return entered_context
+            self._proof.random.coarsest = torch.bfloat16
+        return entered
 
-    return entered
-
-
-def _eager(compile_: Any) -> Any:
-    """Make what is compiled run as it was written: a compiled step hides its operations."""
-
-    def compiled(*args: Any, **kwargs: Any) -> Any:
+    def compile(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run what is compiled as it was written: a compiled step hides its operations."""
         torch.compiler.set_stance("force_eager")
-        return compile_(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    return compiled
-
-
-def _with_running_statistics(proof: LossProof, batch_norm: Any) -> Any:
-    """Make batch norm use its running statistics in the passes; without any, none."""
-
-    signature = inspect.signature(batch_norm)
-
-    def normalized(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        if given.get("training") and proof.current is not None:
-            given["training"], num_channels = False, given["input"].shape[1]
+    def batch_norm(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Use the running statistics in the passes; without any, none."""
+        given = inspect.signature(original).bind(*args, **kwargs).arguments
+        if given.get("training") and self._proof.current is not None:
+            given["training"], rows = False, given["input"]
             if given["running_mean"] is None:
-                given["running_mean"] = given["input"].new_zeros(num_channels)
-                given["running_var"] = given["input"].new_ones(num_channels)
-        return batch_norm(**given)
+                given["running_mean"] = rows.new_zeros(rows.shape[1])
+                given["running_var"] = rows.new_ones(rows.shape[1])
+        return original(**given)
 
-    return normalized
-
-
-def _weighted(proof: LossProof, backward: Any) -> Any:
-    """Note the weight of a Session's loss, which counts alone in a pass."""
-
-    def weighted(gradients: Gradients, loss: Any, weight: float | None) -> Any:
-        proof.has_session, proof.weight = True, weight
-        if proof.current is not None:
+    def session_backward(
+        self, original: Any, gradients: Gradients, loss: Any, weight: float | None
+    ) -> Any:
+        """Note the weight of a Session's loss, which counts alone in a pass."""
+        self._proof.has_session, self._proof.weight = True, weight
+        if self._proof.current is not None:
             gradients.drop_group()
-        return backward(gradients, loss, weight)
+        return original(gradients, loss, weight)
 
-    return weighted
-
-
-def _noted(proof: LossProof, all_rows: Any) -> Any:
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        proof.random.collective = f"session.gather in {proof.random.last_place}"
-        return all_rows(*args, **kwargs)
-
-    return noted
+    def all_rows(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._proof.random.collective = f"session.gather in {self._proof.random.last_place}"
+        return original(*args, **kwargs)

@@ -101,12 +101,13 @@ class RandomRows(TorchDispatchMode):
         """Return the arguments of an operation with all its tensors in one type."""
         if kwargs.get("dtype") in _LOW:
             kwargs = {**kwargs, "dtype": torch.float64}
-        leaves = pytree.tree_leaves((args, kwargs))
+        name, leaves = func.overloadpacket.__name__, pytree.tree_leaves((args, kwargs))
         kinds = {leaf.dtype for leaf in leaves if _is_real(leaf)}
-        if len(kinds) < 2 or torch.float64 not in kinds:
+        is_of_scaler = name.startswith("_amp")  # its scale is always float32
+        if len(kinds) < 2 or torch.float64 not in kinds or is_of_scaler:
             return args, kwargs
         kind = torch.float64
-        if func.overloadpacket.__name__.endswith("_") and _is_real(args[0]):
+        if name.endswith("_") and _is_real(args[0]):
             kind = args[0].dtype
             self.coarsest = self.coarsest if kind == torch.float64 else kind
         lifted = pytree.tree_map(

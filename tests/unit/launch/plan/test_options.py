@@ -278,6 +278,9 @@ def test_a_variable_that_has_no_effect_is_passed_over():
             "both set the same timeout",
         ),
         ({"no_python": True, "module": True}, "option-contradicted", "needs Python"),
+        ({"prove": True, "no_probe": True}, "option-contradicted", "counters of the probe"),
+        ({"prove": True, "check_only": True}, "option-contradicted", "does not start the script"),
+        ({"prove": True, "start_method": "exec"}, "option-contradicted", "entry of a rank only"),
         ({"standalone": True, "nnodes": "2"}, "option-contradicted", "one node"),
         ({"rdzv_backend": "c10d", "nnodes": "2"}, "c10d-without-rdzv-endpoint", "--rdzv-endpoint"),
         (

@@ -51,9 +51,9 @@ class Columns(Dataset):
         return {name: column[index] for name, column in self.columns.items()}
 
 
-def batches(size=12):
+def batches(size=12, collate=None):
     for _ in range(9):
-        yield from DataLoader(Columns(), batch_size=size)
+        yield from DataLoader(Columns(), batch_size=size, collate_fn=collate)
 
 
 def prove(script, *, is_double=True):
@@ -92,11 +92,9 @@ def mlp(out=CLASSES):
 
 
 def normed():
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.4), mlp_end())
-
-
-def mlp_end():
-    return nn.Linear(8, CLASSES)
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, CLASSES)
+    )
 
 
 def convolutional():
@@ -106,13 +104,13 @@ def convolutional():
     )  # fmt: skip
 
 
-def trained(loss_of, make=mlp):
+def trained(loss_of, make=mlp, **options):
     """A script: a plain loop over batches."""
 
     def script():
         model = make()
         optimizer = torch.optim.AdamW(model.parameters())
-        for batch in batches():
+        for batch in batches(**options):
             optimizer.zero_grad()
             loss_of(model, batch).backward()
             optimizer.step()
@@ -120,8 +118,8 @@ def trained(loss_of, make=mlp):
     return script
 
 
-def cross_entropy(model, batch, **options):
-    return F.cross_entropy(model(batch["x"]), batch["y"], **options)
+def cross_entropy(model, batch, of="x", **options):
+    return F.cross_entropy(model(batch[of]), batch["y"], **options)
 
 
 class Words(nn.Module):
@@ -171,38 +169,15 @@ def gradient_penalty(model, batch):
     return (model(fake) - model(real)).mean() + ((slope.norm(dim=1) - 1) ** 2).mean()
 
 
-def checkpointed(model, batch):
-    return F.cross_entropy(checkpoint(model, batch["x"], use_reentrant=False), batch["y"])
-
-
 def reentrant(model, batch):
     x = batch["x"].requires_grad_()
     return F.cross_entropy(checkpoint(model, x, use_reentrant=True), batch["y"])
-
-
-def several_tasks(model, batch):
-    out = model(batch["x"])
-    return F.cross_entropy(out, batch["y"]) + 0.3 * F.huber_loss(out[:, 0], batch["r"])
-
-
-def divergence(model, batch):
-    target = F.softmax(batch["x"][:, :CLASSES], dim=1)
-    return F.kl_div(F.log_softmax(model(batch["x"]), 1), target, reduction="batchmean")
-
-
-def triplets(model, batch):
-    far, near = model(batch["x"].flip(1)), model(batch["x"] + 0.1)
-    return F.triplet_margin_loss(model(batch["x"]), near, far)
 
 
 def mean_per_row(model, batch):
     """A masked mean in each row is a mean over rows."""
     mask = batch["words"][:, :CLASSES] > 3
     return ((model(batch["x"]) * mask).sum(1) / (mask.sum(1) + 1)).mean()
-
-
-def of_pictures(model, batch):
-    return F.cross_entropy(model(batch["picture"]), batch["y"])
 
 
 def autocast(model, batch):
@@ -263,20 +238,6 @@ def sam():
         optimizer.second_step()
 
 
-def lbfgs():
-    model = mlp()
-    optimizer = torch.optim.LBFGS(model.parameters())
-    for batch in batches():
-
-        def closure(batch=batch):
-            optimizer.zero_grad()
-            loss = cross_entropy(model, batch)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-
-
 def accumulated():
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -314,10 +275,6 @@ def moving_average():
             own.data.lerp_(other.data, 0.1)
 
 
-def compiled():
-    trained(cross_entropy, lambda: torch.compile(mlp(), backend="eager"))()
-
-
 def in_session(loss_of, make=mlp, *, weight=lambda batch: None, **options):
     """A script with a Session; the loss may use it."""
 
@@ -344,10 +301,6 @@ def ctc(_, model, batch):
     return losses.sum() / numbers.sum()
 
 
-def num_letters(batch):
-    return torch.clamp(batch["length"], max=4).sum()
-
-
 PLAIN_CTC = trained(lambda model, batch: ctc(None, model, batch), partial(Words, nn.Identity))
 LSTM = partial(nn.LSTM, 8, 8, batch_first=True)
 
@@ -355,15 +308,22 @@ RIGHT = {
     "cross entropy": trained(cross_entropy),
     "label smoothing": trained(partial(cross_entropy, label_smoothing=0.1)),
     "batch norm and dropout": trained(cross_entropy, normed),
-    "convolutions": trained(of_pictures, convolutional),
+    "convolutions": trained(partial(cross_entropy, of="picture"), convolutional),
     "diffusion": trained(diffusion, partial(mlp, 6)),
     "gradient penalty": trained(gradient_penalty, partial(mlp, 1)),
-    "checkpointing": trained(checkpointed, normed),
+    "checkpointing": trained(
+        lambda m, b: cross_entropy(lambda x: checkpoint(m, x, use_reentrant=False), b), normed
+    ),
     "reentrant checkpointing": trained(reentrant, normed),
     "variational": trained(variational, partial(mlp, 6)),
-    "several tasks": trained(several_tasks),
-    "divergence": trained(divergence),
-    "triplets of each row": trained(triplets),
+    "several tasks": trained(
+        lambda m, b: cross_entropy(m, b) + 0.3 * F.huber_loss(m(b["x"])[:, 0], b["r"])
+    ),
+    "divergence": trained(
+        lambda m, b: F.kl_div(
+            F.log_softmax(m(b["x"]), 1), b["x"][:, :3].softmax(1), reduction="batchmean"
+        )
+    ),
     "masked mean in each row": trained(mean_per_row),
     "autocast": trained(autocast),
     "tied weights": trained(next_word, partial(Words, nn.Identity)),
@@ -373,14 +333,15 @@ RIGHT = {
     "attention with dropout": trained(next_word, partial(Words, Attention)),
     "GAN": gan,
     "SAM": sam,
-    "LBFGS": lbfgs,
     "accumulated": accumulated,
     "in chunks": in_chunks,
     "moving average": moving_average,
-    "compiled": compiled,
+    "compiled": trained(cross_entropy, lambda: torch.compile(mlp(), backend="eager")),
     "session": in_session(lambda _, *of: cross_entropy(*of), normed),
     "accumulate=4": in_session(lambda _, *of: cross_entropy(*of), accumulate=4),
-    "CTC with weight": in_session(ctc, partial(Words, nn.Identity), weight=num_letters),
+    "CTC with weight": in_session(
+        ctc, partial(Words, nn.Identity), weight=lambda b: torch.clamp(b["length"], max=4).sum()
+    ),
 }
 
 
@@ -391,13 +352,10 @@ def test_a_mean_over_rows_is_proven(name):
     assert proof.error < 1e-10
 
 
-def of_mask(batch):
-    return batch["r"] > 0.3
-
-
 def masked_mean(model, batch):
     losses = cross_entropy(model, batch, reduction="none")
-    return (losses * of_mask(batch)).sum() / of_mask(batch).sum()
+    mask = batch["r"] > 0.3
+    return (losses * mask).sum() / mask.sum()
 
 
 def over_positives(model, batch):
@@ -407,7 +365,7 @@ def over_positives(model, batch):
 
 
 def rows_dropped(model, batch):
-    kept = of_mask(batch)
+    kept = batch["r"] > 0.3
     return F.cross_entropy(model(batch["x"][kept]), batch["y"][kept])
 
 
@@ -435,18 +393,10 @@ def dice(model, batch):
     return 1 - 2 * (shares * target).sum() / (shares.sum() + target.sum())
 
 
-def spread(model, batch):
-    return cross_entropy(model, batch) - 0.1 * model(batch["x"]).std(0).mean()
-
-
 def balance(model, batch):
     gates = model(batch["x"]).softmax(1)
     shares = F.one_hot(gates.argmax(1), CLASSES).double().mean(0)
     return F.cross_entropy(gates, batch["y"]) + 0.01 * CLASSES * (shares * gates.mean(0)).sum()
-
-
-def root(model, batch):
-    return F.mse_loss(model(batch["x"])[:, 0], batch["r"]).sqrt()
 
 
 def contrastive(model, batch):
@@ -459,23 +409,6 @@ def contrastive(model, batch):
 def redundancy(model, batch):
     one, other = (F.normalize(model(batch["x"] + shift), dim=0) for shift in (0.0, 0.1))
     return (one.T @ other - torch.eye(CLASSES)).pow(2).sum()
-
-
-def covariance(model, batch):
-    out = model(batch["x"])
-    return torch.cov(out.T).triu(1).pow(2).sum() + F.mse_loss(out, batch["x"][:, :CLASSES])
-
-
-def discrepancy(model, batch):
-    return (model(batch["x"]).mean(0) - model(batch["x"].flip(1)).mean(0)).pow(2).sum()
-
-
-def correlation(model, batch):
-    return 1 - torch.corrcoef(torch.stack([model(batch["x"])[:, 0], batch["r"]]))[0, 1]
-
-
-def weighted_classes(model, batch):
-    return cross_entropy(model, batch, weight=torch.tensor([1.0, 2.0, 5.0]))
 
 
 def mean_of_means(model, batch):
@@ -536,18 +469,23 @@ WRONG = {
     "in-batch negatives": trained(in_batch_negatives),
     "hardest triplets": trained(hardest_triplets),
     "dice": trained(dice, normed),
-    "std": trained(spread),
+    "std": trained(lambda m, b: cross_entropy(m, b) - 0.1 * m(b["x"]).std(0).mean()),
     "balance of experts": trained(balance),
-    "root": trained(root),
+    "root": trained(lambda m, b: F.mse_loss(m(b["x"])[:, 0], b["r"]).sqrt()),
     "mean in forward": trained(cross_entropy, Centred),
     "buffer that counts": trained(cross_entropy, Counting),
     "prototypes": trained(cross_entropy, Prototypes),
     "contrastive": trained(contrastive),
     "redundancy": trained(redundancy),
-    "covariance": trained(covariance),
-    "discrepancy": trained(discrepancy),
-    "correlation": trained(correlation),
-    "weighted classes": trained(weighted_classes),
+    "discrepancy": trained(
+        lambda m, b: (m(b["x"]).mean(0) - m(b["x"].flip(1)).mean(0)).pow(2).sum()
+    ),
+    "correlation": trained(
+        lambda m, b: 1 - torch.corrcoef(torch.stack([m(b["x"])[:, 0], b["r"]]))[0, 1]
+    ),
+    "weighted classes": trained(
+        lambda m, b: cross_entropy(m, b, weight=torch.tensor([1.0, 2.0, 5.0]))
+    ),
     "mean of means": trained(mean_of_means),
     "CTC without weight": PLAIN_CTC,
     "CTC of a session without weight": in_session(ctc, partial(Words, nn.Identity)),
@@ -571,11 +509,6 @@ def mixup(model, batch):
     )
 
 
-def numpys_noise(model, batch):
-    noise = torch.tensor(np.random.standard_normal(batch["x"].shape), dtype=torch.float32)
-    return F.cross_entropy(model(batch["x"] + noise), batch["y"])
-
-
 def carried():
     model, state = nn.GRUCell(6, CLASSES), torch.zeros(12, CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -590,21 +523,6 @@ def of_two_loaders():
     model = mlp()
     for batch, other in zip(batches(), DataLoader(Columns(), batch_size=5), strict=False):
         (cross_entropy(model, batch) + cross_entropy(model, other)).backward()
-
-
-def every_other():
-    model = mlp()
-    for number, batch in enumerate(batches()):
-        cross_entropy(model, batch).backward()
-        if number % 2:
-            cross_entropy(model, batch).backward()
-
-
-def in_small_batches(size, collate=None):
-    model = mlp()
-    for _ in range(9):
-        for batch in DataLoader(Columns(), batch_size=size, collate_fn=collate):
-            cross_entropy(model, batch).backward()
 
 
 def with_flat(rows):
@@ -624,12 +542,18 @@ def of_gathered(session, model, batch):
 
 NOT_JUDGEABLE = {
     "mixup": (trained(mixup), "randperm"),
-    "noise of numpy": (trained(numpys_noise), "NumPy's generator"),
+    "noise of numpy": (
+        trained(
+            lambda m, b: cross_entropy(
+                lambda x: m(x + torch.Tensor(np.random.standard_normal(x.shape))), b
+            )
+        ),
+        "NumPy's generator",
+    ),
     "carried state": (carried, "carries state from batch to batch"),
     "two loaders": (of_two_loaders, "batches of another loader"),
-    "different steps": (every_other, "different numbers of backwards (1 and 2)"),
-    "one row": (partial(in_small_batches, 1), "one row"),
-    "flat part": (partial(in_small_batches, 4, with_flat), "a part of shape"),
+    "one row": (trained(cross_entropy, size=1), "one row"),
+    "flat part": (trained(cross_entropy, collate=with_flat), "a part of shape"),
     "session.gather": (in_session(of_gathered), "session.gather in "),
 }
 
