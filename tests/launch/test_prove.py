@@ -154,6 +154,13 @@ def test_a_proof_saves_nothing_and_is_read_for_the_same_script_only(command):
     assert read_proof(script, [], folder=folder) is None
 
 
+PREFETCHED = """
+import queue, threading
+batches = queue.Queue(1)
+threading.Thread(target=lambda: [batches.put(b) for _ in range(3) for b in train], daemon=True).start()
+while batch := batches.get():
+    loss_of(net, batch).backward()
+"""
 NO_FLOAT64 = """
 for epoch in range(5):
     for batch in train:
@@ -173,6 +180,7 @@ for epoch in range(5):
             2,
             "not judged: the script has ended after its first batch",
         ),
+        (PREFETCHED, 2, "not judged: its batches are read by another thread"),
         pytest.param(NO_FLOAT64, 0, "loss: mean over rows", marks=pytest.mark.slow),
     ],
 )

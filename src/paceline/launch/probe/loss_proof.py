@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import functools
 import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -72,6 +73,7 @@ class LossProof:
         self._last: ServedLoop | None = None
         self._depth = 0  # of a loader within a loader, and a backward within a backward
         self._loader: Any = None  # on which the script trains
+        self._thread = 0  # that trains
         self._batch: Any = None
         self._passes: list[Pass] = []  # in their order
         self._num_served = 0
@@ -127,7 +129,7 @@ class LossProof:
     def _recognise(self, loop: ServedLoop) -> None:
         """Remember the loader whose batch had a backward, and cut the batch."""
         num_requests, self._batch = self._begun[loop]
-        self._loader = loop.loader
+        self._loader, self._thread = loop.loader, threading.get_ident()
         size = self._guarded(proof_batch.num_rows, self._loader, self._batch)
         whole = list(range(size))
         parts = chain(*self._guarded(proof_batch.divisions, size))
@@ -137,6 +139,8 @@ class LossProof:
 
     def _serve(self) -> Any:
         """Return the batch of the next pass; the pass of the batch before has ended."""
+        if threading.get_ident() != self._thread:
+            self._not_judged("its batches are read by another thread than the one that trains")
         if self.current is not None:
             self._end_pass(self.current)
         served = self._passes[min(self._num_served, len(self._passes) - 1)]
