@@ -171,6 +171,7 @@ CODES = {
     "epoch-differs": "DAT017",
     "updates-differ": "DAT018",
     "loss-differs": "DAT019",
+    "loss-mixes-rows": "DAT020",
     "loop-draws-numbers": "DAT022",
     "checkpoint-damaged": "CKP001",
     "checkpoint-other-model": "CKP002",

@@ -72,6 +72,12 @@ VERIFY = _variable(
     "PACELINE_VERIFY",
     "1: ranks write into the run folder what paceline verify compares; set by it",
 )
+PROVE = _variable("PACELINE_PROVE", "1: default of --prove for all runs", "0")
+PROOF = _variable(
+    "PACELINE_PROOF",
+    "file into which a rank writes what is proven of its script's loss; set by paceline run"
+    " --prove",
+)
 NO_PROBE = _variable("PACELINE_NO_PROBE", "1: default of --no-probe for all runs", "0")
 START_METHOD = _variable(
     "PACELINE_START_METHOD", "default of --start-method: spawn starts every rank afresh", "fork"

@@ -77,6 +77,10 @@ def _run(**values: Any) -> Action:
     )
 
     def action() -> int:
+        if requested.prove:
+            from paceline.measure import proof
+
+            return proof.prove(requested)
         from paceline.launch import run
 
         return run.run(requested)

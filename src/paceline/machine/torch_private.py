@@ -68,9 +68,14 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "_load_state_dict_pre_hooks",
         "_parameters",
     ),
-    "torch.nn.parallel.DistributedDataParallel": ("_comm_hooks", "_get_ddp_logging_data"),
+    "torch.nn.parallel.DistributedDataParallel": (
+        "_comm_hooks",
+        "_get_ddp_logging_data",
+        "_pre_forward",
+    ),
     "torch.optim.lr_scheduler.LRScheduler": ("_last_lr", "_step_count"),
     "torch.utils": ("_pytree",),
+    "torch.utils._python_dispatch": ("TorchDispatchMode",),
     # DataLoader
     "torch.multiprocessing": ("_set_thread_name",),
     "torch.utils.data._utils": ("collate", "worker"),

@@ -39,7 +39,8 @@ class Trial:
 
     command: tuple[str, ...]  # the script and its arguments
     world_size: int  # number of ranks, all on this node
-    steps: int  # number of optimizer steps, at least ``FEWEST_STEPS``
+    # number of optimizer steps, at least ``FEWEST_STEPS``; 0 lets the script end by itself
+    steps: int
     run_dir: Path  # the trial's own run folder, which must not exist
     options: tuple[str, ...] = ()  # further options of ``paceline run``
     variables: Mapping[str, str] = field(default_factory=dict)  # further environment variables
@@ -81,14 +82,14 @@ def run(trial: Trial, tick: Callable[[], None] = lambda: None) -> TrialResult:
         tick: Called several times a second while it runs, to move a progress bar.
     """
     start_s = time.monotonic()
-    status, output = _launch(trial, tick)
+    status, output = launch(trial, tick)
     seconds = time.monotonic() - start_s
     run_dir = RunDir(trial.run_dir)
     ends = _ends(run_dir)
     steps = timed_steps.from_json(_read(run_dir.timed_steps))
     facts = [_read(run_dir.trial(rank)) for rank in range(trial.world_size)]
     first = facts[0]
-    report = _report(output)
+    report = report_in(output)
     samples = sum(of_rank.get("samples_per_batch", 0) for of_rank in facts)
     sizes = first.get("bucket_bytes")
     return TrialResult(
@@ -122,14 +123,15 @@ def _ends(run_dir: RunDir) -> list[dict[str, Any]]:
     return list(ends[-1]) if ends else []
 
 
-def _launch(trial: Trial, tick: Callable[[], None]) -> tuple[int | None, str]:
-    """Run the command; return its exit status, None if it took too long, and its stdout."""
+def launch(trial: Trial, tick: Callable[[], None] = lambda: None) -> tuple[int | None, str]:
+    """Run the command; return its exit status, None if it took too long, and its output."""
     own = ["--json", "--no-slurm", "--run-dir", str(trial.run_dir)]
     words = [*trial.launch[1:4], *own, *trial.launch[4:]]
     environ = {
         **env.snapshot(),
+        env.PROVE: "0",
         **trial.variables,
-        env.STOP_AFTER: str(trial.steps),
+        **({env.STOP_AFTER: str(trial.steps)} if trial.steps else {}),
     }
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         child = launcher_process.start(words, environ=environ, output=output)
@@ -160,7 +162,7 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _report(output: str) -> dict[str, Any]:
+def report_in(output: str) -> dict[str, Any]:
     """Return the report that ``paceline run --json`` printed last; empty without one."""
     for line in reversed(output.splitlines()):
         if line.startswith("{"):

@@ -208,6 +208,11 @@ def _reach_into_torch(task: RankTask, slot: memoryview[int]) -> None:
         commands = os.environ.get(env.TUNE)
         if commands:
             loader_trials.install(slot, Path(commands), task.local_rank, is_users)
+        proof = os.environ.get(env.PROOF)
+        if proof:
+            from paceline.launch.probe import proof_hooks
+
+            proof_hooks.install(Path(proof), slot, is_users)
     if task.check_finite or task.check_replicas:
         from paceline.launch.probe import checks
 

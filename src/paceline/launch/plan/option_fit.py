@@ -59,9 +59,19 @@ def refuse_contradictions(raw: Mapping[str, Any], typed: Collection[str]) -> Non
             raise contradiction(
                 long_form(min(needs_probe)), "--no-probe", "it needs the counters of the probe"
             )
+    if "prove" in typed:
+        _refuse_beside_prove(raw)
     has_both = "grace_s" in typed and "shutdown_timeout" in typed
     if has_both and raw["grace_s"] != raw["shutdown_timeout"]:
         raise contradiction("--grace-s", "--shutdown-timeout", "both set the same timeout")
+
+
+def _refuse_beside_prove(raw: Mapping[str, Any]) -> None:
+    if is_true(raw.get("check_only")):
+        raise contradiction("--prove", "--check-only", "that does not start the script")
+    if is_true(raw.get("no_python")) or raw.get("start_method") == "exec":
+        other = "--no-python" if is_true(raw.get("no_python")) else "--start-method exec"
+        raise contradiction("--prove", other, "the loss is seen by paceline's entry of a rank only")
 
 
 def settle(options: Options, *, typed: Collection[str], requested: Collection[str]) -> Options:

@@ -177,6 +177,14 @@ class Options:
         metavar="TIME",
         group=BEFORE,
     )
+    prove: bool = flag(
+        "prove on one rank, without an optimizer step, that the loss is a mean over rows, and end:"
+        " 0 if it is, 1 if it mixes rows, 2 if that was not judged",
+        ours=True,
+        group=BEFORE,
+        needs_probe=True,
+        preference=(env.PROVE, bool),
+    )
     no_slurm: bool = flag(
         "take nothing from Slurm: nodes, node rank and head are as typed",
         ours=True,

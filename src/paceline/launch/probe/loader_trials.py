@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Protocol
 
 from paceline import counters
 from paceline.launch.probe.loader_commands import (
@@ -59,7 +59,7 @@ def install(
 
     @functools.wraps(iterate)
     def tried_iterate(self: Any) -> Any:
-        return _Loop(self, functools.partial(iterate, self), trials)
+        return ServedLoop(self, functools.partial(iterate, self), trials)
 
     DataLoader.__iter__ = tried_iterate  # type: ignore[method-assign]
     _keep_at_last_step()
@@ -82,21 +82,26 @@ def _keep_at_last_step() -> None:
     OneCycleLR.step = bounded_step  # type: ignore[method-assign]
 
 
-class _Loop:
+class Server(Protocol):
+    """What serves the batches of a loop."""
+
+    def next_batch(self, loop: ServedLoop) -> Any:
+        """Return the next batch of a loop."""
+
+
+class ServedLoop:
     """A loop over a DataLoader: what its ``__iter__`` returns."""
 
-    def __init__(
-        self, loader: Any, iterate: Callable[[], Iterator[Any]], trials: LoaderTrials
-    ) -> None:
+    def __init__(self, loader: Any, iterate: Callable[[], Iterator[Any]], server: Server) -> None:
         self.loader = loader
-        self._iterate, self._trials = iterate, trials
+        self._iterate, self._server = iterate, server
         self._written: Iterator[Any] | None = None
 
-    def __iter__(self) -> _Loop:
+    def __iter__(self) -> ServedLoop:
         return self
 
     def __next__(self) -> Any:
-        return self._trials.next_batch(self)
+        return self._server.next_batch(self)
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -163,7 +168,7 @@ class LoaderTrials:
             files.deliveries(local_rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
         )
 
-    def next_batch(self, loop: _Loop) -> Any:
+    def next_batch(self, loop: ServedLoop) -> Any:
         """Return the next batch of a loop."""
         if os.getpid() != self._process:
             return next(loop.written())
@@ -213,7 +218,7 @@ class LoaderTrials:
         assert setting is not None, "a loader was recognised"
         _apply(setting)
 
-    def _fetch(self, loop: _Loop) -> Any:
+    def _fetch(self, loop: ServedLoop) -> Any:
         source = self._command.source
         if source == CACHED:
             return copied(self._first_batch)
@@ -227,7 +232,7 @@ class LoaderTrials:
             self._fail(error)
             return next(loop.written())
 
-    def _fetch_changed(self, loop: _Loop) -> Any:
+    def _fetch_changed(self, loop: ServedLoop) -> Any:
         if self._source is None:
             self._source = self._open(loop.loader)
         try:

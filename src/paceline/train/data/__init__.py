@@ -3,7 +3,14 @@
 from paceline.train.data.arguments import adopted
 from paceline.train.data.array_batches import ArrayBatches
 from paceline.train.data.array_dataset import ArrayDataset, arrays
-from paceline.train.data.batch import is_of_rows, parts_of_batch, rebuilt, to_device
+from paceline.train.data.batch import (
+    can_be_emptied,
+    is_of_rows,
+    parts_of_batch,
+    rebuilt,
+    selected,
+    to_device,
+)
 from paceline.train.data.batch_tracker import BatchTracker, not_of_samples
 from paceline.train.data.context import LoaderContext
 from paceline.train.data.counter_random import SampleRandom
@@ -35,6 +42,7 @@ __all__ = [
     "SampleRandom",
     "adopted",
     "arrays",
+    "can_be_emptied",
     "derive",
     "device_random_state",
     "in_order",
@@ -45,6 +53,7 @@ __all__ = [
     "python_memory",
     "rebuilt",
     "seed_device",
+    "selected",
     "set_device_random_state",
     "to_device",
 ]

@@ -33,17 +33,24 @@ def without_rows(batch: Any, *, num_rows: int = 1) -> Any:
         batch: A batch of real samples, for its structure.
         num_rows: Number of samples in ``batch``.
     """
-    return _emptied(batch, num_rows if _has_entries(batch, num_rows) else None)
+    return selected(batch, [], num_rows=num_rows)
 
 
-def _emptied(batch: Any, num_entries: int | None) -> Any:
+def selected(batch: Any, rows: list[int], *, num_rows: int) -> Any:
+    """Return the rows at some positions of a batch of ``num_rows`` rows, in the same structure."""
+    return _selected(batch, rows, num_rows if _has_entries(batch, num_rows) else None)
+
+
+def _selected(batch: Any, rows: list[int], num_entries: int | None) -> Any:
     if is_array(batch):
+        if rows and len(batch.shape):
+            return batch[rows]
         return batch[:0] if len(batch.shape) else batch
     if _is_list(batch) and (
         all(isinstance(part, _PLAIN) for part in batch) or _may_be_entries(batch, num_entries)
     ):
-        return batch[:0]
-    return rebuilt(batch, lambda part: _emptied(part, num_entries))
+        return type(batch)(batch[row] for row in rows)
+    return rebuilt(batch, lambda part: _selected(part, rows, num_entries))
 
 
 def _has_entries(batch: Any, num_rows: int) -> bool:

@@ -1,5 +1,6 @@
 """The Session class, and the modules that implement it."""
 
+from paceline.train.session.gradients import Gradients
 from paceline.train.session.session import Session
 
-__all__ = ["Session"]
+__all__ = ["Gradients", "Session"]

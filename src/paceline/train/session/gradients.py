@@ -265,6 +265,10 @@ class Gradients:
         """Return whether every forward is a collective."""
         return self._world_size > 1 and isinstance(self._strategy, strategies.FSDP)
 
+    def drop_group(self) -> None:
+        """Begin a new group with the next batch; its gradients stay."""
+        self._group.drop()
+
     def drop_unfinished(self) -> None:
         """Drop the gradients of a group whose loop was left before the group's end."""
         if self._group.num_batches and self.tracker.has_left_group:

@@ -53,7 +53,7 @@ class Rank:
 
     def loop(self, loader=None):
         loader = self.loader if loader is None else loader
-        return loader_trials._Loop(loader, lambda: DataLoader.__iter__(loader), self.trials)
+        return loader_trials.ServedLoop(loader, lambda: DataLoader.__iter__(loader), self.trials)
 
     def order(self, source, setting=None):
         self.number += 1
