@@ -43,10 +43,7 @@ def test_under_torchrun_the_command_is_a_rank(command):
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ("-m", "paceline", "bench", "network", "--nproc-per-node", "1"),
-        WORKER,
-    ],
+    [("-m", "paceline", "bench", "network", "--nproc-per-node", "1"), WORKER],
     ids=["command", "program"],
 )
 def test_one_rank_has_no_network(command, words):

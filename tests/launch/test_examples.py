@@ -28,12 +28,7 @@ def marks_of(name, launcher):
 
 
 PAIRS = [
-    pytest.param(
-        name,
-        launcher,
-        id=f"{name}-{launcher}",
-        marks=marks_of(name, launcher),
-    )
+    pytest.param(name, launcher, id=f"{name}-{launcher}", marks=marks_of(name, launcher))
     for name in EXAMPLES
     for launcher in LAUNCHERS
 ]

@@ -362,8 +362,7 @@ def test_the_plan_is_one_short_line_and_has_its_reasons_in_the_folder(command):
     ended = command.run("--nproc-per-node", "2", "train.py")
     plan = ended.err.splitlines()[0]
     assert re.fullmatch(
-        r"paceline: 1 node x 2 ranks · gloo · paceline-runs/\d{8}-\d{6}-train-\w{4}",
-        plan,
+        r"paceline: 1 node x 2 ranks · gloo · paceline-runs/\d{8}-\d{6}-train-\w{4}", plan
     )
     assert len(plan) <= 80
     kept = json.loads((command.folder / ended.run_dir / "plan.json").read_text())

@@ -333,10 +333,7 @@ TAKEN = cases(
             more=("--nnodes=2 --node-rank=1 --master-port={port} t.py",),
             ranks=2,
         ),
-        "the script sets a variable": Case(
-            "t.py",
-            script=SETS_EARLY,
-        ),
+        "the script sets a variable": Case("t.py", script=SETS_EARLY),
     },
 )
 

@@ -375,11 +375,9 @@ def said(folder, loss_of, how="", collate="", watched=True, seed=3):
     try:
         torch.manual_seed(1)
         session = Session(precision="64-true", seed=seed, run_dir=folder, loggers=())
-        collate_fn = {
-            "": None,
-            "function": mixing_collate,
-            "held": make_generated_collate(),
-        }[collate]
+        collate_fn = {"": None, "function": mixing_collate, "held": make_generated_collate()}[
+            collate
+        ]
         loader = session.loader(
             TensorDataset(*rows()), parity.BATCH, shuffle=True, collate_fn=collate_fn
         )

@@ -250,10 +250,7 @@ def test_shards_train_what_one_rank_would(library_ranks, alone, tmp_path, setup,
 
 
 @pytest.mark.slow  # a finding on one rank leaves the others in a collective until its timeout
-@pytest.mark.parametrize(
-    ("setup", "world_size"),
-    parity.cases([gpt2_unweighted]),
-)
+@pytest.mark.parametrize(("setup", "world_size"), parity.cases([gpt2_unweighted]))
 def test_a_mean_over_tokens_asks_for_its_weight(library_ranks, tmp_path, setup, world_size):
     found = parity.run(library_ranks, setup, tmp_path / "run", world_size)
     assert parity.names_of(found) == {"batch-weight-unknown"}

@@ -323,10 +323,7 @@ def test_a_model_is_sharded_once(ranks, strategy):
 
 @pytest.mark.parametrize(
     ("options", "fix"),
-    [
-        ({"bucket_cap_mb": 0}, "bucket_cap_mb=25"),
-        ({"bucket_cap_mb": -1}, "bucket_cap_mb=25"),
-    ],
+    [({"bucket_cap_mb": 0}, "bucket_cap_mb=25"), ({"bucket_cap_mb": -1}, "bucket_cap_mb=25")],
 )
 def test_sizes_of_ddp_that_nothing_fits_in_are_refused(options, fix):
     with pytest.raises(PacelineError) as caught:

@@ -91,11 +91,7 @@ def test_a_chosen_master_is_kept():
 
 @pytest.mark.parametrize(
     "variables",
-    [
-        JOB_ONLY,
-        {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},
-        without(SLURM, "SLURM_STEP_ID"),
-    ],
+    [JOB_ONLY, {**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, without(SLURM, "SLURM_STEP_ID")],
     ids=["salloc shell", "step of one task", "no step"],
 )
 def test_a_job_alone_is_a_world_of_one(variables):

@@ -368,12 +368,7 @@ def test_a_stranger_that_writes_every_key_ends_nothing(raw, channels, value):
             channel.remote.failed,
             channel.remote.hurry,
             channel.remote.look,
-        ) == (
-            0,
-            False,
-            False,
-            0,
-        )
+        ) == (0, False, False, 0)
         assert channel.remote.lost == set()
     head.post("done", True)
     until(lambda: head.all_have("done"))  # what was written over is written again

@@ -32,11 +32,7 @@ def test_a_bench_comes_back_as_it_was_written(tmp_path):
     assert "hidden" not in RunDir(tmp_path).bench.read_text()
     assert bench_file.BenchFile.from_json(
         {**BENCH.to_json(), "command": secret.command}
-    ).command == (
-        "train.py",
-        "--token",
-        "...",
-    ), "nor is what an earlier version has written shown"
+    ).command == ("train.py", "--token", "..."), "nor is what an earlier version has written shown"
 
 
 def test_the_file_has_the_fields_that_others_read(tmp_path):

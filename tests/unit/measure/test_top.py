@@ -89,10 +89,7 @@ def test_of_many_ranks_ten_are_shown():
     [
         ({}, "run-1"),
         ({"attempt": 2}, "run-1 · attempt 2"),
-        (
-            {"now_s": 1300.0},
-            "run-1 · written 5 min ago: the launcher does not write any more",
-        ),
+        ({"now_s": 1300.0}, "run-1 · written 5 min ago: the launcher does not write any more"),
         ({"now_s": 1300.0, "outcome": "failed"}, "run-1 · failed 5 min ago"),
     ],
 )

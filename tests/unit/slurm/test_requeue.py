@@ -47,8 +47,7 @@ def run_dir(tmp_path):
 
 def allows(slurm, *, may_requeue="1", out="(null)"):
     slurm.does(
-        "scontrol",
-        f"[ $1 != show ] || echo '{RUNS_NOW.format(requeue=may_requeue, out=out)}'",
+        "scontrol", f"[ $1 != show ] || echo '{RUNS_NOW.format(requeue=may_requeue, out=out)}'"
     )
 
 

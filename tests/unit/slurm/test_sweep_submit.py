@@ -97,11 +97,7 @@ def test_a_sweep_is_one_array_with_a_folder_and_the_values_of_each_element(slurm
     assert call == f"sbatch --parsable {folder / 'job.sh'}"
     text = (folder / "job.sh").read_text()
     assert "#SBATCH --array=0-3%2\n" in text and "#SBATCH --qos=long\n" in text
-    assert sorted(path.name for path in folder.iterdir()) == [
-        *"0123",
-        "job.sh",
-        "sweep.json",
-    ]
+    assert sorted(path.name for path in folder.iterdir()) == [*"0123", "job.sh", "sweep.json"]
     jobs_of = [record.read(RunDir(folder / str(index))) for index in range(4)]
     assert [(job.job_id, job.values) for job in jobs_of] == [
         (f"12_{index}", {"lr": str(index + 1)}) for index in range(4)

@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.testing import report
-from paceline.testing.job import (
-    DIED_ON_PURPOSE,
-    ENDED,
-    FAILED,
-    RETURNED,
-    SKIPPED,
-    STUCK,
-    Outcome,
-)
+from paceline.testing.job import DIED_ON_PURPOSE, ENDED, FAILED, RETURNED, SKIPPED, STUCK, Outcome
 
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:17"
 

@@ -76,17 +76,7 @@ def test_what_torchs_record_writes_is_read_too(tmp_path):
     assert evidence.read_failure(path) == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        '{"message": "text only"}',
-        "{}",
-        "[]",
-        "null",
-    ],
-)
+@pytest.mark.parametrize("text", ["", "{", '{"message": "text only"}', "{}", "[]", "null"])
 def test_other_files_are_no_evidence(tmp_path, text):
     path = tmp_path / "error.json"
     path.write_text(text)

@@ -276,10 +276,7 @@ def test_a_head_that_went_before_the_ranks_had_started_is_told_with_the_way_on()
     error = type("DistNetworkError", (RuntimeError,), {})("failed to recv, got 0 bytes")
     report = broken(error, host="node-a", run=Run(**TO_RESUME))
     assert report.findings[0].name == "agent-died"
-    assert report.lines[-2:] == [
-        f"resume from step 40: {AGAIN.line}",
-        LOOP,
-    ]
+    assert report.lines[-2:] == [f"resume from step 40: {AGAIN.line}", LOOP]
 
 
 def test_a_report_is_plain_data():

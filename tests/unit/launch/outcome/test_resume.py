@@ -76,7 +76,7 @@ def test_the_line_means_the_same_when_it_is_parsed_again():
             "3",
             "--run-dir",
             "new dir",
-        ),
+        )
     ]
 
 

@@ -311,8 +311,7 @@ def test_the_first_of_a_chain_is_shown():
 
 
 @pytest.mark.parametrize(
-    ("raised_at", "stopped_at", "weight"),
-    [(4, 5 * S, CAUSE), (6, 5 * S, VICTIM), (6, 0, CAUSE)],
+    ("raised_at", "stopped_at", "weight"), [(4, 5 * S, CAUSE), (6, 5 * S, VICTIM), (6, 0, CAUSE)]
 )
 def test_what_is_raised_after_the_order_to_stop_is_no_cause(raised_at, stopped_at, weight):
     assert weigh(end(stopped="x", stopped_ns=stopped_at, failure=raised(at=raised_at))) == weight

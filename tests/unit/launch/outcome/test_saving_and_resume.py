@@ -133,12 +133,7 @@ def test_the_plan_says_what_was_taken():
     options = asked(nproc_per_node="2")
     plan = planning.make(options, facts(), environ={}, source="")
     assert "port" not in plan.to_json(), "nobody else learns where the store listens"
-    line = planning.describe(
-        plan,
-        options,
-        head="10.0.0.1",
-        run_dir="runs/x",
-    )
+    line = planning.describe(plan, options, head="10.0.0.1", run_dir="runs/x")
     assert line.startswith("2 nodes x 2 ranks · Slurm step 12.0: node[1-2], head node1 · ")
     assert "head 10.0.0.1 · " in line
 

@@ -325,11 +325,7 @@ def test_loaders_side_by_side_are_not_counted_for_sure(slot, step):
     assert [
         slot[place]
         for place in (counters.LOOPS, counters.LOOP_BATCHES, counters.FIRST_LOOP_BATCHES)
-    ] == [
-        1,
-        -1,
-        -1,
-    ]
+    ] == [1, -1, -1]
 
 
 def test_asking_once_more_ends_a_loop_once(slot, step):

@@ -85,10 +85,7 @@ def test_a_head_that_comes_after_it_was_silent_unknown_and_refused_is_reached(re
     told = []
     assert reaching(
         ["unresolved", "silent", "refused", "dropped", "open"], inform=told.append
-    ).reach() == (
-        "the store",
-        "10.0.0.1",
-    )
+    ).reach() == ("the store", "10.0.0.1")
     assert (
         len({notice.what.rpartition(",")[0] for notice in told}) == len(told) == 3
     )  # one for each picture

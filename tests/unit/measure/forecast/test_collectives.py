@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.measure.forecast.collectives import (
-    Exchange,
-    Link,
-    Network,
-    default_buckets,
-    fit_link,
-)
+from paceline.measure.forecast.collectives import Exchange, Link, Network, default_buckets, fit_link
 
 MIB = 1 << 20
 FAST, SLOW = Link(1e-5, 1e11), Link(1e-4, 1e9)

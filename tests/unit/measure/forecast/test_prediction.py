@@ -108,10 +108,7 @@ def test_throughput_relative_to_one_rank_is_the_efficiency():
 
 @pytest.mark.parametrize(
     ("truth", "half_worth_at", "should_scale"),
-    [
-        (Truth(bytes_per_s=1e12, latency_s=1e-9), None, True),
-        (Truth(bytes_per_s=1e6), 1, False),
-    ],
+    [(Truth(bytes_per_s=1e12, latency_s=1e-9), None, True), (Truth(bytes_per_s=1e6), 1, False)],
 )
 def test_where_another_rank_is_worth_less_than_half(truth, half_worth_at, should_scale):
     forecast = predict(bench(truth, network=network(truth)))

@@ -96,10 +96,7 @@ def test_a_run_without_metrics_and_speed_says_so(tmp_path):
     run = read(folder)
     assert run.split is None
     assert run.ranks == ()
-    assert [note.split(":")[0] for note in run.notes] == [
-        "no metrics",
-        "no speed over time",
-    ]
+    assert [note.split(":")[0] for note in run.notes] == ["no metrics", "no speed over time"]
 
 
 def test_the_split_of_a_short_run_is_that_of_its_end(tmp_path):

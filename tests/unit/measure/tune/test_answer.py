@@ -123,10 +123,7 @@ def test_a_stream_without_workers_says_why_none_were_tried():
         (
             "",
             {"num_workers": 1, "threads": 1},
-            [
-                "DataLoader(..., num_workers=1, persistent_workers=True)",
-                "torch.set_num_threads(1)",
-            ],
+            ["DataLoader(..., num_workers=1, persistent_workers=True)", "torch.set_num_threads(1)"],
         ),
         ("", {"pin_memory": True}, ["DataLoader(..., num_workers=0, pin_memory=True)"]),
         ("", {"threads": 1}, ["torch.set_num_threads(1)"]),

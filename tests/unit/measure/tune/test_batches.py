@@ -57,8 +57,7 @@ def test_memory_is_estimated_before_it_is_used(used_gb, free_gb, fits):
 
 
 @pytest.mark.parametrize(
-    ("rates", "expected"),
-    [((100, 180, 195, 200), 32), ((100, 190, 191, 192), 16), ((100, 90), 8)],
+    ("rates", "expected"), [((100, 180, 195, 200), 32), ((100, 190, 191, 192), 16), ((100, 90), 8)]
 )
 def test_the_knee_is_the_smallest_that_is_about_as_fast(rates, expected):
     assert batches.knee(sizes(*rates)).option == expected

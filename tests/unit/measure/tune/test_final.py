@@ -125,10 +125,7 @@ def test_a_change_has_to_be_worth_it(gain, expected):
 
 def now_and_then(of_odd_rounds):
     """2 workers are twice as fast in every other round, and in the others something else."""
-    return {
-        WRITTEN: steady(0.1),
-        TWO: lambda number: of_odd_rounds if number // 2 % 2 else 0.05,
-    }
+    return {WRITTEN: steady(0.1), TWO: lambda number: of_odd_rounds if number // 2 % 2 else 0.05}
 
 
 def test_what_is_not_decided_is_measured_more_often():

@@ -55,8 +55,7 @@ def reading(read, *, step=0.01, hand_over=0.0, cpus=8):
 
 
 @pytest.mark.parametrize(
-    ("read", "expected"),
-    [(0.015, 2), (0.028, 3), (0.04, 4), (0.055, 6), (0.5, 8)],
+    ("read", "expected"), [(0.015, 2), (0.028, 3), (0.04, 4), (0.055, 6), (0.5, 8)]
 )
 def test_as_many_workers_as_the_step_needs(read, expected):
     measured = search_all(facts(), Limits(8), reading(read))
@@ -190,8 +189,7 @@ def test_data_below_a_few_percent_of_a_step_is_not_worth_tuning(loading, expecte
 
 
 @pytest.mark.parametrize(
-    ("windows", "expected"),
-    [([0.1, 0.1], False), ([0.1, 2.0], True), ([0.25, 0.25], True)],
+    ("windows", "expected"), [([0.1, 0.1], False), ([0.1, 2.0], True), ([0.25, 0.25], True)]
 )
 def test_threads_are_doubted_if_they_are_slow_in_any_window(windows, expected):
     one_thread = replace(NO_WORKERS, threads=1)

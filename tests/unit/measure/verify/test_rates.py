@@ -66,12 +66,7 @@ def test_accelerates_two_calls_for_a_schedule_of_one_process_are_right():
 
 @pytest.mark.parametrize(
     ("rate", "batch", "state"),
-    [
-        (0.1, 8, "note"),
-        (0.2, 8, "kept"),
-        (0.1, 4, "kept"),
-        (0.2, 4, "not judged"),
-    ],
+    [(0.1, 8, "note"), (0.2, 8, "kept"), (0.1, 4, "kept"), (0.2, 4, "not judged")],
 )
 def test_constant_rates(rate, batch, state):
     verdict = rates.judge(recorded(2, lambda number: rate, batch=batch), CONSTANT)
@@ -164,8 +159,7 @@ def accumulated(num_ranks, backwards, kind="SGD"):
 
 
 @pytest.mark.parametrize(
-    ("backwards", "kind", "state"),
-    [(2, "SGD", "kept"), (4, "SGD", "note"), (2, "LBFGS", "note")],
+    ("backwards", "kind", "state"), [(2, "SGD", "kept"), (4, "SGD", "note"), (2, "LBFGS", "note")]
 )
 def test_fewer_accumulated_batches_make_up_for_more_ranks(backwards, kind, state):
     verdict = rates.judge(accumulated(2, backwards, kind), accumulated(1, 4, kind))

@@ -69,10 +69,7 @@ def test_a_dataset_that_ranks_have_divided_before_is_not_accused():
     """The indices are the same on all ranks, and the samples are not."""
     trained = training()
     rows = {index: (index + 1000, index + 1000) for index in range(LENGTH)}
-    ranks = [
-        rank([epoch(MIXED)], trained),
-        rank([epoch(REMIXED, rows=rows)], trained),
-    ]
+    ranks = [rank([epoch(MIXED)], trained), rank([epoch(REMIXED, rows=rows)], trained)]
     assert samples.judge_shares(world(*ranks)).state == "not judged"
 
 

@@ -236,10 +236,7 @@ def test_a_position_continues_with_the_rest_on_any_number_of_ranks(world_size, d
         resumed.load_state_dict(state)
         rest.append(list(resumed))
         assert resumed.state_dict() == {"epoch": 1, "done": 0, "length": LENGTH}
-    assert equal(
-        samples(batch for of_rank in rest for batch in of_rank),
-        samples(whole[done:]),
-    )
+    assert equal(samples(batch for of_rank in rest for batch in of_rank), samples(whole[done:]))
 
 
 def test_a_loop_that_was_left_is_followed_by_the_next_epoch():

@@ -348,10 +348,7 @@ class Endless:
 
 @pytest.mark.parametrize(
     ("dataset", "fix"),
-    [
-        (iter(range(3)), "list(dataset)"),
-        (Endless(), "def __len__"),
-    ],
+    [(iter(range(3)), "list(dataset)"), (Endless(), "def __len__")],
     ids=["iterator", "no length"],
 )
 def test_data_that_cannot_be_shared_out(dataset, fix):

@@ -153,8 +153,7 @@ def test_several_weights_that_fit_need_a_prefix(session):
 
 
 @pytest.mark.parametrize(
-    ("other", "choice"),
-    [("ema", "; its entry 'model', not 'ema'"), ("discriminator", "")],
+    ("other", "choice"), [("ema", "; its entry 'model', not 'ema'"), ("discriminator", "")]
 )
 def test_which_of_several_entries_was_loaded_is_said(session, tmp_path, capsys, other, choice):
     model = session.setup(Net())

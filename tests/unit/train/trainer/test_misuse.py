@@ -255,10 +255,7 @@ def test_a_fraction_of_less_than_a_batch(name, run):
 def test_the_least_fraction_is_one_that_works():
     for length in range(1, 3000):
         finding = refusal(UsageError, num_batches, "x", 1e-9, length)
-        assert num_batches("x", float(finding.fix[len("Trainer(x=") : -1]), length) in (
-            1,
-            None,
-        )
+        assert num_batches("x", float(finding.fix[len("Trainer(x=") : -1]), length) in (1, None)
 
 
 @pytest.mark.parametrize("given", [loader(0), loader(3, drop_last=True)])

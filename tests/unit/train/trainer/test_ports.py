@@ -59,8 +59,7 @@ def test_devices(devices, number):
 
 
 @pytest.mark.parametrize(
-    ("duration", "seconds"),
-    [("01:02:03:04", 93784), ({"minutes": 2}, 120), (None, None)],
+    ("duration", "seconds"), [("01:02:03:04", 93784), ({"minutes": 2}, 120), (None, None)]
 )
 def test_durations(duration, seconds):
     assert arguments.read_duration(duration, where="Timer") == seconds
