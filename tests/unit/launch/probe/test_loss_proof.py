@@ -18,6 +18,7 @@ import paceline
 from paceline.launch.probe import proof_batch, proof_hooks
 from paceline.launch.probe.loader_maker import Makers
 from paceline.launch.probe.loss_proof import LossProof
+from paceline.launch.probe.parameters import modules
 from paceline.rundir.proofs import MIXES, NOT_JUDGED, PROVEN
 
 WORDS, CLASSES, LENGTH = 11, 3, 7
@@ -73,6 +74,10 @@ def prove(script, *, is_double=True):
     )
     patches = proof_hooks.Patches()
     proof_hooks.watch(proof, patches)
+    # A proof converts all models of its process, here also those of other tests.
+    models = [model for model in modules() if not isinstance(model, torch.jit.ScriptModule)]
+    others = [each for model in models for each in [*model.parameters(), *model.buffers()]]
+    values = [each.data for each in others]
     torch.manual_seed(1)
     try:
         script()
@@ -83,6 +88,8 @@ def prove(script, *, is_double=True):
         if any(each.state == "under-way" for each in found):
             proof.random.__exit__(None, None, None)
         torch.set_default_dtype(torch.float32)
+        for each, value in zip(others, values, strict=True):
+            each.data = value
         torch.compiler.set_stance("default")
     return found[-1] if found else None
 
