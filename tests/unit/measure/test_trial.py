@@ -51,5 +51,5 @@ def test_a_trial_without_a_step_in_time_is_to_be_run_and_not_shortened(reached, 
 
 def test_the_report_is_the_last_object_on_stdout():
     report = {"exit_status": 0, "findings": []}
-    assert trial._report('{"loss": 1}\nhello\n' + json.dumps(report) + "\n") == report
-    assert trial._report("no module named torch\n") == {"output": "no module named torch\n"}
+    assert trial.report_in('{"loss": 1}\nhello\n' + json.dumps(report) + "\n") == report
+    assert trial.report_in("no module named torch\n") == {"output": "no module named torch\n"}

@@ -103,7 +103,7 @@ class RandomRows(TorchDispatchMode):
             kwargs = {**kwargs, "dtype": torch.float64}
         name, leaves = func.overloadpacket.__name__, pytree.tree_leaves((args, kwargs))
         kinds = {leaf.dtype for leaf in leaves if _is_real(leaf)}
-        is_of_scaler = name.startswith("_amp")  # its scale is always float32
+        is_of_scaler = name.strip("_").startswith("amp")  # its scale is always float32
         if len(kinds) < 2 or torch.float64 not in kinds or is_of_scaler:
             return args, kwargs
         kind = torch.float64
