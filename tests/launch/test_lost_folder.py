@@ -134,14 +134,15 @@ def test_a_script_that_changes_its_directory_keeps_its_exception(command, raises
 
 def test_parameters_are_compared_in_a_script_that_changes_its_directory(command):
     command.script(
-        "import os, torch\nfrom torch import nn\nos.mkdir(os.environ['RANK']); os.chdir(os.environ['RANK'])\n"
-        "torch.manual_seed(int(os.environ['RANK']))\nmodel = nn.Linear(2, 2)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "import os, torch, torch.distributed as dist\nfrom torch import nn\nrank = os.environ['RANK']\n"
+        "os.mkdir(rank); os.chdir(rank); dist.init_process_group('gloo')\n"
+        "model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1 + 0.1 * int(rank))\n"
         "for _ in range(4):\n    model(torch.ones(2)).sum().backward(); optimizer.step()\n"
     )
     ended = command.run("--nproc-per-node", "2", "--check-replicas", "1", "train.py")
     assert "replicas-differ" in ended.err, ended.err
-    assert "weight" in ended.err  # the names of the parameters come from files of the ranks
+    assert "has another lr of SGD" in ended.err  # names come from files of the ranks
 
 
 HYDRA = """
