@@ -238,7 +238,7 @@ def _succeeded(run: Run) -> Report:
     hint = _bottleneck(run, figures)
     lines = summary.render(figures, run_dir=run.folder, script=run.script, hint=hint)
     if figures.get("checks"):
-        lines.append(_same_result(run, figures))
+        lines.insert(1, _same_result(run, figures))
     late = [end.rank for end in run.ends if end.code]
     if late:
         note = (
