@@ -23,19 +23,9 @@ from torch.utils.data import (
 )
 
 from ranks import parity
+from ranks.parity import WIDTH, net, rows
 
 LIBRARIES = ()  # a fork after pyarrow was imported has hung once: each rank imports it itself
-WIDTH = 4
-
-
-def rows():
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(parity.LENGTH, WIDTH, generator=generator, dtype=torch.float64)
-    return x, x.square().mean(1, keepdim=True)
-
-
-def net():
-    return nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Linear(7, 1))
 
 
 def regress(session, loader, pair=lambda batch: batch):

@@ -8,23 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from ranks import parity
-
-WIDTH = 4
-
-
-def rows():
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(parity.LENGTH, WIDTH, generator=generator, dtype=torch.float64)
-    return x, x.square().mean(1, keepdim=True)
-
-
-def net(out=1):
-    return nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Linear(7, out))
-
-
-def mse(model, batch):
-    x, y = batch
-    return nn.functional.mse_loss(model(x), y)
+from ranks.parity import WIDTH, mse, net, rows
 
 
 def info_nce(features, positives):
