@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # Positions in a rank's slot, each a signed 64-bit integer.
 PHASE = 0
@@ -37,11 +38,9 @@ DATA_HASH = 13  # of indices and samples of the first one; 0: not available
 DATA_INDICES = 14
 SAME_ORDER = 15  # number of the training loop whose order equals that of the one before; 0: none
 ORDER_INDICES = 16
-# Checksums of all parameters, each a step (from 1) and a sum. Level l keeps the last check whose
-# number is a multiple of 2^l. Ranks and nodes are read one after the other, and some level shows
-# the same step for all of them.
-CHECKS = 18
-CHECK_LEVELS = 16
+# Number of fingerprints of what ranks hold alike, and the step of the last; the rest is in CHECKS.
+NUM_CHECKS = 18
+LAST_CHECK = 19
 # If all ranks may share a DATA_HASH: hash of the results of some steps; 0: not available.
 WORK_HASH = 50
 # An evaluation whose sampler repeats samples to give all ranks the same number: the number of
@@ -67,7 +66,11 @@ GROUP_OF_SEVERAL, GROUP_NEVER = 1, 2
 # it, six durations in nanoseconds, and the bits of the last loss as a double.
 STAGES = 80
 STAGES_ENTRIES, STAGES_LENGTH = 64, 8
-SLOT_LENGTH = STAGES + STAGES_ENTRIES * STAGES_LENGTH  # whole cache lines: no false sharing
+# Fingerprints, each a step (from 1), the number of collectives that the rank had begun, and two
+# totals as doubles; see ``write_check``.
+CHECKS = STAGES + STAGES_ENTRIES * STAGES_LENGTH
+NUM_PLACES, CHECK_LENGTH = 16, 4
+SLOT_LENGTH = CHECKS + NUM_PLACES * CHECK_LENGTH  # whole cache lines: no false sharing
 SLOT_BYTES = SLOT_LENGTH * 8
 
 # Steps that are timed are chosen by the fractional part of their number times the golden ratio, in
@@ -110,6 +113,8 @@ class Counters:
     # whether the script has ended, and torch.distributed never had a process group of several ranks
     # in it
     never_grouped: bool = False
+    checks: int = 0  # fingerprints of what ranks hold alike
+    checked_step: int = 0  # step of the last of them
 
     @property
     def steps_per_s(self) -> float:
@@ -138,6 +143,14 @@ class Awaited:
     pid: int = 0  # the worker's process id; 0 if it is unknown or the rank does not wait
     since_ns: int = 0  # start of the wait, on the machine's monotonic clock
     forked_again: int = 0  # number of DataLoaders that forked their workers a second time
+
+
+class Check(NamedTuple):
+    """The fingerprint of what a rank holds as all others do; see ``machine.fingerprints``."""
+
+    collectives: int  # begun by the rank; at another number it is at another place
+    first: float  # totals of its random projections, in units of the tolerance
+    second: float
 
 
 NOTHING = Counters(phase=STARTING, steps=0, batches=0, seconds=0.0, data_s=0.0, own_s=0.0)
@@ -197,6 +210,8 @@ class SharedCounters:
             step_s=seconds / (steps - 1) if steps > 1 else 0.0,
             armed=bool(slot[ARMED]),
             never_grouped=slot[GROUP] == GROUP_NEVER,
+            checks=slot[NUM_CHECKS],
+            checked_step=slot[LAST_CHECK],
         )
 
     def read_order(self, local_rank: int) -> Order:
@@ -253,15 +268,15 @@ class SharedCounters:
         since_ns = slot[AWAITED_NS]
         return Awaited(slot[AWAITED_PID] if since_ns else 0, since_ns, slot[FORKED_AGAIN])
 
-    def read_checks(self, local_rank: int) -> dict[int, int]:
-        """Return a rank's checksums by step, without one that is being written now."""
+    def read_checks(self, local_rank: int) -> dict[int, Check]:
+        """Return a rank's fingerprints by step, without one that is being written now."""
         slot = self.slot(local_rank)
-        checksums = {}
-        for place in range(CHECKS, CHECKS + 2 * CHECK_LEVELS, 2):
-            step, checksum = slot[place], slot[place + 1]
+        checks = {}
+        for place in range(CHECKS, SLOT_LENGTH, CHECK_LENGTH):
+            step, collectives, first, second = slot[place : place + CHECK_LENGTH]
             if step and slot[place] == step:
-                checksums[step] = checksum
-        return checksums
+                checks[step] = Check(collectives, _double(first), _double(second))
+        return checks
 
 
 def rarity(step: int) -> int:
@@ -272,12 +287,18 @@ def rarity(step: int) -> int:
 
 def losses_in(slot: memoryview[int]) -> dict[int, float]:
     """Return the losses of the last timed steps by step; NaN where it is unknown."""
-    places = range(STAGES, SLOT_LENGTH, STAGES_LENGTH)
-    return {
-        slot[place]: _DOUBLE.unpack(_BITS.pack(slot[place + 7]))[0]
-        for place in places
-        if slot[place]
-    }
+    places = range(STAGES, CHECKS, STAGES_LENGTH)
+    return {slot[place]: _double(slot[place + 7]) for place in places if slot[place]}
+
+
+def _double(bits: int) -> float:
+    number: float = _DOUBLE.unpack(_BITS.pack(bits))[0]
+    return number
+
+
+def _bits(number: float) -> int:
+    bits: int = _BITS.unpack(_DOUBLE.pack(number))[0]
+    return bits
 
 
 def write_stages(
@@ -301,7 +322,7 @@ def write_stages(
     slot[place] = 0  # readers ignore the entry until it is complete
     for offset, duration in enumerate(durations, 1):
         slot[place + offset] = duration
-    slot[place + 7] = _BITS.unpack(_DOUBLE.pack(loss))[0]
+    slot[place + 7] = _bits(loss)
     slot[place] = step
 
 
@@ -322,19 +343,27 @@ def others_read_other_data(data_hash: int) -> bool:
     )
 
 
-def write_check(slot: memoryview[int], *, number: int, step: int, checksum: int) -> None:
-    """Write a checksum of all parameters.
+def write_check(slot: memoryview[int], check: Check, *, step: int, at_powers: bool) -> list[int]:
+    """Write a fingerprint; return the places among ``NUM_PLACES`` that keep it.
 
     Args:
         slot: The slot of the rank.
-        number: Number of the check, from 1.
-        step: Number of optimizer steps before the check.
-        checksum: The sum, signed 64 bits.
+        check: The fingerprint.
+        step: Number of optimizer steps before it.
+        at_powers: Whether checks are as rare as powers of two. The last ``NUM_PLACES`` are kept
+            then; of more frequent ones, place l keeps the last whose number is a multiple of 2^l.
+            Ranks and nodes are read one after the other, and some place shows the same step for all
+            of them.
     """
-    for level in range(CHECK_LEVELS):
-        if number % (1 << level):
-            break
-        place = CHECKS + 2 * level
-        slot[place] = 0  # readers ignore the entry until it is complete
-        slot[place + 1] = checksum
-        slot[place] = step
+    slot[NUM_CHECKS] += 1
+    slot[LAST_CHECK] = step
+    number = slot[NUM_CHECKS]
+    rare = [(number - 1) % NUM_PLACES]
+    places = rare if at_powers else [one for one in range(NUM_PLACES) if number % (1 << one) == 0]
+    for place in places:
+        start = CHECKS + CHECK_LENGTH * place
+        slot[start] = 0  # readers ignore the entry until it is complete
+        slot[start + 1] = check.collectives
+        slot[start + 2], slot[start + 3] = _bits(check.first), _bits(check.second)
+        slot[start] = step
+    return places

@@ -82,7 +82,7 @@ class RunDir:
         return self.root / "ranks" / f"rank-{rank:03d}{_attempt(attempt)}.stacks"
 
     def parameters(self, rank: int, attempt: int = 0) -> Path:
-        """Checksums of a rank's parameters, with ``--check-replicas`` (JSON)."""
+        """Fingerprints of a rank's parameters at the last checks (JSON)."""
         return self.root / "ranks" / f"rank-{rank:03d}{_attempt(attempt)}.parameters.json"
 
     def trial(self, rank: int) -> Path:

@@ -59,6 +59,12 @@ def read_proof(
     return read_at(path_of(script, arguments, folder=folder, text=text))
 
 
+def part_of_last_line(script: str, arguments: Sequence[str]) -> str:
+    """Return what is known of the loss of a script, as a part of the last line of a run."""
+    proof = read_proof(script, arguments)
+    return proof.line if proof is not None else f"loss not proven ({COMMAND})"
+
+
 def read_at(path: Path) -> Proof | None:
     """Return the proof in a file; None without one that can be read."""
     try:

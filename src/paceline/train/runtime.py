@@ -33,6 +33,7 @@ from paceline.world import World
 
 _spared: list[bool] = []  # whether _spare_children has run
 _calls: Counter[tuple[str, int]] = Counter()
+_own: Counter[str] = Counter()  # collectives by purpose
 _opened: list[dist.ProcessGroup | None] = []  # at most one: the group that close_group destroys
 
 
@@ -189,7 +190,7 @@ def sum_over_ranks(value: Any) -> Any:
     if isinstance(value, numbers.Integral):
         return _sum_int(int(value))
     if isinstance(value, numbers.Real):
-        return _sum_tensor(torch.tensor(float(value), dtype=torch.float64)).item()
+        return sum_of_numbers(torch.tensor(float(value), dtype=torch.float64)).item()
     if isinstance(value, Mapping):
         # Ranks may have filled their dicts in different orders.
         parts = dict(value.items())  # the iterator of a TensorDict yields rows
@@ -206,6 +207,12 @@ def sum_over_ranks(value: Any) -> Any:
             fix="pass a number, a tensor, or a dict, list or tuple of them",
         )
     )
+
+
+def sum_of_numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum over ranks of a tensor that holds no gradients."""
+    _own["numbers"] += dist.is_initialized()
+    return _sum_tensor(tensor)
 
 
 def rank() -> int:
@@ -228,7 +235,22 @@ def maxima(values: list[int]) -> list[int]:
     return _reduced(values, dist.ReduceOp.MAX) if dist.is_initialized() else values
 
 
+def spread(values: Sequence[float]) -> float:
+    """Return how far apart ranks are in one of a few numbers, at most; a collective."""
+    both = torch.tensor([*values, *(-value for value in values)], dtype=torch.float64)
+    both = both.to(_reducible(both.device))
+    dist.all_reduce(both, op=dist.ReduceOp.MAX)
+    greatest, least = both.cpu().chunk(2)
+    return float((greatest + least).max())
+
+
+def num_own_collectives() -> int:
+    """Return how many collectives of this module so far had numbers that are no gradients."""
+    return _own["numbers"]
+
+
 def _reduced(values: list[int], how: Any) -> list[int]:
+    _own["numbers"] += 1
     tensor = torch.tensor(values, device=_reducible(torch.device("cpu")))
     dist.all_reduce(tensor, op=how)
     return [int(number) for number in tensor.tolist()]
@@ -361,6 +383,7 @@ def is_of_collective(error: RuntimeError) -> bool:
 def barrier() -> None:
     """Wait until all ranks have called this function."""
     if dist.is_initialized():
+        _own["numbers"] += 1
         dist.barrier()
 
 
@@ -431,7 +454,7 @@ def _sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 def _sum_int(value: int) -> int:
     # Two halves of 32 bits, because sums of int64 overflow early: with five time stamps in ns.
-    high, low = _sum_tensor(torch.tensor([value >> 32, value & 0xFFFFFFFF])).tolist()
+    high, low = sum_of_numbers(torch.tensor([value >> 32, value & 0xFFFFFFFF])).tolist()
     return int((high << 32) + low)
 
 

@@ -202,7 +202,7 @@ def _reach_into_torch(task: RankTask, slot: memoryview[int]) -> None:
             from paceline.launch.probe import recorder
 
             recorder.install(is_users)
-        probe.install(slot)
+        probe.install(slot, every=task.check_replicas, parameters_file=Path(task.parameters_file))
         ddp_settings.install()
         awaited_worker.install(slot)
         commands = os.environ.get(env.TUNE)
@@ -213,16 +213,10 @@ def _reach_into_torch(task: RankTask, slot: memoryview[int]) -> None:
             from paceline.launch.probe import proof_hooks
 
             proof_hooks.install(Path(proof), slot, is_users)
-    if task.check_finite or task.check_replicas:
+    if task.check_finite:
         from paceline.launch.probe import checks
 
-        checks.install(
-            slot,
-            rank=int(task.env[env.RANK]),
-            check_finite=task.check_finite,
-            check_replicas=task.check_replicas,
-            file=task.parameters_file,
-        )
+        checks.install(slot, rank=int(task.env[env.RANK]))
     if os.environ.get(env.RUN_TOKEN):
         store_token_check.install()
     default_group.install()

@@ -1,9 +1,9 @@
 """Find silent training errors from the counters of all ranks. Pure.
 
-They are: the same data on all ranks, the same order in each epoch, padding, NaN, stragglers,
-replicas that differ. Facts in, a Finding or None out. A healthy run must get no warning, so each
-function returns a finding only where the facts have no other explanation, and None where they are
-incomplete.
+They are: the same data on all ranks, the same order in each epoch, padding, NaN, stragglers.
+(``machine.agreement`` has replicas that differ.) Facts in, a Finding or None out. A healthy run
+must get no warning, so each function returns a finding only where the facts have no other
+explanation, and None where they are incomplete.
 """
 
 from __future__ import annotations
@@ -38,15 +38,6 @@ class Pace:
     def name(self) -> str:
         """The host and the node's rank, since several nodes may be on one host."""
         return f"{self.host} (node {self.node})"
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """The parameters of ranks that agree in all of them."""
-
-    ranks: tuple[int, ...]  # the ranks
-    names: tuple[str, ...]  # names with shapes, ``"0.weight [10, 4]"``, in order
-    sums: tuple[int, ...]  # a checksum of each
 
 
 def same_data(
@@ -322,51 +313,3 @@ def _others(paces: Sequence[Pace], one: Pace) -> Pace:
 
 def _mean_ms(paces: Sequence[Pace | None], name: str) -> float:
     return statistics.fmean(getattr(pace, name) for pace in paces) * 1e3
-
-
-def replicas(groups: Sequence[Parameters], *, step: int) -> Finding | None:
-    """Return a finding if ranks have different parameters after an optimizer step.
-
-    Args:
-        groups: The parameters of groups of ranks that agree.
-        step: The optimizer step.
-    """
-    if len(groups) < 2:
-        return None
-    most = max(groups, key=lambda group: (len(group.ranks), -min(group.ranks)))
-    apart = sorted(
-        (group for group in groups if group is not most), key=lambda group: _first(group, most)
-    )
-    ranks = sorted(rank for group in apart for rank in group.ranks)
-    place = _first(apart[0], most)
-    names = most.names or apart[0].names
-    evidence = [f"first: {names[place]}"] if place < len(names) else []
-    differing = sum(a != b for a, b in zip(apart[0].sums, most.sums, strict=False))
-    if differing:
-        evidence.append(f"{differing} of {len(most.sums)} parameters differ")
-    first_name = f", first in {names[place].partition(' ')[0]}" if place < len(names) else ""
-    return Finding(
-        "replicas-differ",
-        f"after step {step} {named(ranks)} {has_or_have(ranks)} other parameters"
-        f" than {named(most.ranks)}{first_name}",
-        where=named(ranks),
-        evidence=tuple(evidence),
-        why=(
-            "gradients are averaged as if all had the same parameters; from here on they train"
-            " different models"
-        ),
-        fix=(
-            "change parameters on all ranks alike: look for code for one rank, a step outside DDP,"
-            " or other seeds"
-        ),
-        severity="warning",
-    )
-
-
-def _first(parameters: Parameters, other: Parameters) -> int:
-    """Return the index of the first parameter that differs."""
-    entries = zip(parameters.names, parameters.sums, strict=True)
-    other_entries = zip(other.names, other.sums, strict=True)
-    pairs = enumerate(zip(entries, other_entries, strict=False))
-    differing = (place for place, (entry, other_entry) in pairs if entry != other_entry)
-    return next(differing, min(len(parameters.sums), len(other.sums)))

@@ -10,17 +10,19 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from paceline.counters import Counters, Order, SharedCounters
+from paceline.counters import Check, Counters, Order, SharedCounters
 from paceline.errors import Finding
 from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.monitor import observations
 from paceline.launch.monitor.attempt import WatchedRanks
-from paceline.launch.monitor.observations import Pace, Parameters
+from paceline.launch.monitor.observations import Pace
+from paceline.machine import agreement
+from paceline.machine.fingerprints import TOTAL_LIMIT, Value
 from paceline.rundir.files import RunDir
 
 WINDOW_S = 10.0  # in which the paces of nodes are compared
@@ -142,7 +144,7 @@ class Observer:
                 [self._counters.read(local) for local in ranks], time.monotonic()
             ),
             "checks": {
-                str(step): _agreed(check[step] for check in checks) for step in _common(checks)
+                str(step): _range_of([check[step] for check in checks]) for step in _common(checks)
             },
         }
         if self._list_step:
@@ -150,17 +152,14 @@ class Observer:
         return facts
 
     def _lists(self) -> list[dict[str, Any]]:
-        """Return the parameters of this node's ranks, one entry for all ranks that agree."""
-        groups: dict[tuple[Any, ...], list[int]] = {}
+        """Return the fingerprints of this node's ranks, one entry for all ranks that agree."""
+        groups: dict[tuple[Value, ...], list[int]] = {}
         for rank in self._group.attempt.ranks.values():
-            names, sums = read_parameters(
+            values = read_parameters(
                 self._run_dir, rank, self._group.attempt.number, step=self._list_step
             )
-            groups.setdefault((names, sums), []).append(rank)
-        return [
-            {"ranks": ranks, "names": names, "sums": sums}
-            for (names, sums), ranks in groups.items()
-        ]
+            groups.setdefault(values, []).append(rank)
+        return [{"ranks": ranks, "values": values} for values, ranks in groups.items()]
 
 
 class Head:
@@ -261,21 +260,18 @@ class Head:
             for facts in facts_by_node.values()
         ]
         for step in sorted(_common(checks)):
-            if not self.list_step and _agreed(check[step] for check in checks) is None:
+            if not self.list_step and _are_apart([check[step] for check in checks]):
                 self.list_step = step
         return None
 
     def _compare_lists(self, facts_by_node: Mapping[int, Mapping[str, Any]]) -> Finding | None:
-        groups: dict[tuple[Any, ...], list[int]] = {}
-        for facts in facts_by_node.values():
-            for entry in facts["lists"]:
-                groups.setdefault((tuple(entry["names"]), tuple(entry["sums"])), []).extend(
-                    entry["ranks"]
-                )
-        listed = [
-            Parameters(tuple(sorted(ranks)), names, sums) for (names, sums), ranks in groups.items()
-        ]
-        return observations.replicas(listed, step=self.list_step)
+        values = {
+            rank: [Value(*value) for value in entry["values"]]
+            for facts in facts_by_node.values()
+            for entry in facts["lists"]
+            for rank in entry["ranks"]
+        }
+        return agreement.compare(dict(sorted(values.items())), step=self.list_step)
 
 
 class _Pace:
@@ -329,15 +325,13 @@ def _mean_per_step(pairs: Sequence[tuple[Counters, Counters]], name: str) -> flo
     )
 
 
-def read_parameters(
-    run_dir: RunDir, rank: int, attempt: int, *, step: int
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return names and checksums of a rank's parameters after a step; empty if no longer kept."""
+def read_parameters(run_dir: RunDir, rank: int, attempt: int, *, step: int) -> tuple[Value, ...]:
+    """Return a rank's fingerprints after a step; empty if they are no longer kept."""
     try:
         content = json.loads(run_dir.parameters(rank, attempt).read_text(encoding="utf-8"))
-        return tuple(content["names"]), tuple(content["steps"][str(step)])
-    except (OSError, ValueError, KeyError):
-        return (), ()
+        return tuple(Value(*value) for value in content[str(step)])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
 
 
 def _describe_orders(orders: Mapping[int, Order]) -> dict[str, Any]:
@@ -364,11 +358,23 @@ def _hashes(facts_by_node: Mapping[int, Mapping[str, Any]], name: str) -> list[i
 
 
 def _common(checks: Sequence[Mapping[int, Any]]) -> set[int]:
-    """Return the steps for which all ranks have checksums."""
+    """Return the steps for which all ranks have fingerprints."""
     return set.intersection(*map(set, checks)) if checks else set()
 
 
-def _agreed(sums: Iterable[int | None]) -> int | None:
-    """Return the sum that all share, None if they differ."""
-    distinct = set(sums)
-    return distinct.pop() if len(distinct) == 1 else None
+def _range_of(checks: Sequence[Check]) -> list[list[float]]:
+    """Return the least and the greatest of each number of some ranks' fingerprints."""
+    columns = [*zip(*checks, strict=True)]
+    return [[min(column) for column in columns], [max(column) for column in columns]]
+
+
+def _are_apart(ranges: Sequence[Sequence[Sequence[float]]]) -> bool:
+    """Return whether totals of ranks differ that were taken at the same place.
+
+    Ranks that had begun other numbers of collectives were not: with uneven inputs, for example, or
+    where one rank trains another model beside.
+    """
+    least = [min(column) for column in zip(*(low for low, _ in ranges), strict=True)]
+    most = [max(column) for column in zip(*(high for _, high in ranges), strict=True)]
+    places, *totals = (high - low for low, high in zip(least, most, strict=True))
+    return bool(places == 0 and max(totals) > TOTAL_LIMIT)

@@ -14,6 +14,7 @@ from paceline.launch.monitor.stage_times import Step
 from paceline.launch.outcome import block, resume, root_cause, summary, weight
 from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
+from paceline.machine import agreement
 from paceline.text.secret_texts import hidden_in
 from paceline.text.wording import fold, named
 
@@ -90,6 +91,7 @@ class Run:
     grace_s: int = 0  # seconds that ranks had between the signal and SIGKILL
     timed_steps: Sequence[Step] = ()  # steps whose stages all ranks have timed: durations by rank
     script: str = ""  # the script with its arguments, to paste; empty if it is not a script
+    loss: str = ""  # what is known of its loss, as a part of the last line
 
     @property
     def is_complete(self) -> bool:
@@ -235,6 +237,8 @@ def _succeeded(run: Run) -> Report:
     )
     hint = _bottleneck(run, figures)
     lines = summary.render(figures, run_dir=run.folder, script=run.script, hint=hint)
+    if figures.get("checks"):
+        lines.append(_same_result(run, figures))
     late = [end.rank for end in run.ends if end.code]
     if late:
         note = (
@@ -247,6 +251,17 @@ def _succeeded(run: Run) -> Report:
     lines[:0] = [finding.render().splitlines()[0] for finding in run.noticed]
     findings = [*run.noticed, *([hint] if hint is not None else [])]
     return Report(EXIT_OK, lines, findings, summary=figures)
+
+
+def _same_result(run: Run, figures: Mapping[str, Any]) -> str:
+    """Return what the comparisons of ranks have shown, as one line."""
+    differs = any(finding.name == "replicas-differ" for finding in run.noticed)
+    return agreement.last_line(
+        checks=figures["checks"],
+        step=figures["checked_step"],
+        differs=differs,
+        others=[run.loss],
+    )
 
 
 def _bottleneck(run: Run, figures: Mapping[str, Any]) -> Finding | None:

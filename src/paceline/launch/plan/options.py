@@ -237,7 +237,7 @@ class Options:
         needs_probe=True,
     )
     check_replicas: int = option(
-        "compare the parameters of all ranks every N optimizer steps",
+        "also compare the parameters of all ranks every N steps, not only after 1, 2, 4, 8, ...",
         0,
         default_text="",
         parse=values.whole(1),

@@ -32,8 +32,8 @@ class RankTask:
     pulse: int = -1  # descriptor of the counters' memory, -1 for no probe
     num_local_ranks: int = 1  # ranks on this node: the number of slots in that memory
     check_finite: bool = False  # end the run if a loss or gradient is not finite
-    check_replicas: int = 0  # optimizer steps between two checksums of the parameters, 0 for none
-    parameters_file: str = ""  # file for those checksums
+    check_replicas: int = 0  # steps between two further fingerprints of the parameters, 0 for none
+    parameters_file: str = ""  # file for the fingerprints
     numa_binding: str = ""  # mode of ``--numa-binding``, empty for none
 
     def to_json(self) -> str:

@@ -1,15 +1,13 @@
-"""Install the checks inside a rank that ``--check-finite`` and ``--check-replicas`` request.
+"""Install the check inside a rank that ``--check-finite`` requests.
 
-``--check-finite`` checks a loss when its backward begins, and a gradient before it is accumulated.
-``--check-replicas N`` writes a checksum of all parameters to the counters every N steps, and the
-checksums of each parameter to a file. Neither communicates with other ranks.
+It checks a loss when its backward begins, and a gradient before it is accumulated, and does not
+communicate with other ranks.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,31 +15,17 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.launch.probe.finite import FiniteCheck
-from paceline.launch.probe.replicas import ReplicaCheck
 from paceline.machine.compiled import left_alone, not_traced
 
 
-def install(
-    slot: memoryview[int], *, rank: int, check_finite: bool, check_replicas: int, file: str
-) -> None:
-    """Install the requested checks.
+def install(slot: memoryview[int], *, rank: int) -> None:
+    """Raise when a loss or gradient is not finite.
 
     Args:
         slot: The rank's counters, in which the probe counts steps.
         rank: The rank.
-        check_finite: Raise when a loss or gradient is not finite.
-        check_replicas: Steps between two checksums, 0 for none.
-        file: File for the checksums of each parameter.
     """
-    if check_finite:
-        _install_finite(FiniteCheck(slot, rank))
-    if check_replicas:
-        replicas = ReplicaCheck(slot, check_replicas, Path(file))
-        _follow_parameters(replicas.follow)
-        register_optimizer_step_pre_hook(_unless_compiled(replicas.before_step))
-
-
-def _install_finite(check: FiniteCheck) -> None:
+    check = FiniteCheck(slot, rank)
     _follow_parameters(check.follow)
     register_optimizer_step_pre_hook(_unless_compiled(check.before_step))
     backward = torch.autograd.backward

@@ -14,8 +14,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from paceline import counters
 from paceline.errors import Finding, RunError
-from paceline.launch.probe.parameters import names_of
 from paceline.machine.compiled import left_alone
+from paceline.machine.parameters import names_of
 
 # How long a rank whose own values are finite waits for the launcher to end it, before it ends
 # itself.

@@ -86,9 +86,13 @@ class LastLook:
         ]
         weakref.finalize(optimizer, self._at_death, parameters).atexit = False
 
+    def optimizers(self) -> list[Any]:
+        """Return all living optimizers."""
+        return list(self._optimizers)
+
     def at_end(self) -> None:
         """Check the parameters of all living optimizers."""
-        groups = [group for optimizer in list(self._optimizers) for group in optimizer.param_groups]
+        groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
         self._look([parameter for group in groups for parameter in group["params"]])
 
     def note_group(self) -> None:
@@ -118,7 +122,7 @@ class LastLook:
     def _look(self, parameters: Sequence[Any]) -> None:
         if os.getpid() != self._process or not self._slot[counters.STEPS] or self._left_s <= 0:
             return
-        from paceline.launch.probe.parameters import names_of
+        from paceline.machine.parameters import names_of
 
         begin = time.monotonic()
         try:

@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
@@ -26,7 +27,7 @@ from paceline.counters import (
     LAST_STEP_NS,
     STEPS,
 )
-from paceline.launch.probe import last_look, trial_end
+from paceline.launch.probe import last_look, replicas, trial_end
 from paceline.launch.probe.loops import Loop, Loops, watch
 from paceline.launch.probe.stage_clock import StageClock
 from paceline.machine import system
@@ -35,11 +36,15 @@ from paceline.machine.compiled import left_alone, not_traced
 _looks: list[last_look.LastLook] = []  # of this rank, once torch has been imported
 
 
-def install(slot: memoryview[int]) -> Callable[[], None]:
+def install(
+    slot: memoryview[int], *, every: int = 0, parameters_file: Path = Path(os.devnull)
+) -> Callable[[], None]:
     """Start counting into ``slot``; return a function that stops it.
 
     Args:
         slot: The rank's counters, ``counters.SLOT_LENGTH`` signed 64-bit integers.
+        every: Steps between two checks of replicas, beside those after steps 1, 2, 4, 8, ...
+        parameters_file: File for the fingerprints of each parameter.
     """
     from torch import autograd
     from torch.optim import optimizer as optimizers
@@ -48,16 +53,22 @@ def install(slot: memoryview[int]) -> Callable[[], None]:
     iterators: Any = dataloader._BaseDataLoaderIter
     backward, fetch = autograd.backward, iterators.__next__
     loops = Loops(slot)
-    after_step, autograd.backward, iterators.__next__ = _count(slot, loops, backward, fetch)
+    look = last_look.LastLook(slot)
+    check = replicas.ReplicaCheck(
+        slot, every=every, file=parameters_file, optimizers=look.optimizers
+    )
+    after_step, autograd.backward, iterators.__next__ = _count(slot, loops, check, backward, fetch)
     handle = optimizers.register_optimizer_step_post_hook(after_step)
     unwatch = watch(iterators, loops)
-    _looks.append(last_look.LastLook(slot))
-    unfollow = last_look.watch(optimizers.Optimizer, _looks[-1])
+    unfollow_models = replicas.follow_models(check.follow)
+    _looks.append(look)
+    unfollow = last_look.watch(optimizers.Optimizer, look)
 
     def uninstall() -> None:
         handle.remove()
         _looks.clear()
         unfollow()
+        unfollow_models()
         unwatch()
         autograd.backward, iterators.__next__ = backward, fetch
 
@@ -72,7 +83,11 @@ def look_at_parameters() -> None:
 
 
 def _count(  # noqa: PLR0915  # functions that share local variables: attributes would cost more
-    slot: memoryview[int], loops: Loops, backward: Callable[..., None], fetch: Callable[[Any], Any]
+    slot: memoryview[int],
+    loops: Loops,
+    check: replicas.ReplicaCheck,
+    backward: Callable[..., None],
+    fetch: Callable[[Any], Any],
 ) -> tuple[Callable[..., None], Callable[..., None], Callable[[Any], Any]]:
     """Return the hook after an optimizer step, and replacements of ``backward`` and ``fetch``."""
     from torch.compiler import is_dynamo_compiling
@@ -90,6 +105,7 @@ def _count(  # noqa: PLR0915  # functions that share local variables: attributes
     last_step, rank = trial_end.num_steps(), os.getpid()
     stages = StageClock(slot, times_all=last_step != trial_end.NO_END)
     run, is_timed, due = backward, False, 1
+    check_due = 1  # the step after which replicas are checked, or the one after it
     sampled_backward = functools.partial(loops.sample, backward)
 
     def after_step(optimizer: Any, _args: Any = (), _kwargs: Any = None) -> None:
@@ -99,7 +115,7 @@ def _count(  # noqa: PLR0915  # functions that share local variables: attributes
             return
         now = clock()
         steps += 1
-        if steps >= due or felt is not trained or loops.gradients is not None:
+        if steps >= due or steps >= check_due or felt is not trained or loops.gradients is not None:
             examine(optimizer, now)
         slot[DATA_NS] = data
         slot[BACKWARD_NS] = in_backward
@@ -110,7 +126,7 @@ def _count(  # noqa: PLR0915  # functions that share local variables: attributes
 
     def examine(optimizer: Any, now: int) -> None:
         """Do what only some steps need."""
-        nonlocal first, data, in_backward, run, is_timed, due, trained
+        nonlocal first, data, in_backward, run, is_timed, due, check_due, trained
         if steps == 1:  # rates leave out the first step, which compiles, allocates and connects
             slot[FIRST_STEP_NS] = first = now
             data, in_backward, due = 0, 0, 2
@@ -125,6 +141,11 @@ def _count(  # noqa: PLR0915  # functions that share local variables: attributes
         run = backward if loops.gradients is None else sampled_backward
         if is_timed:
             run = functools.partial(stages.run_backward, run)
+        if steps == check.due:
+            check.note_step(steps)
+            run, check_due = functools.partial(check.run_backward, run), steps + 1
+        elif steps >= check_due:
+            check_due = check.due
 
     # torch's own parameters: to pass them on as a tuple and a dict would take a microsecond more.
     @functools.wraps(backward)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.launch.probe.parameters import modules, names_of
+from paceline.machine.parameters import modules, names_of
 from paceline.train.data import device_random_state, set_device_random_state
 
 # Layers that normalize with statistics of the batch, which have a line of their own in a run.

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from paceline.launch.probe.checksums import checksums, combined
 from paceline.launch.probe.gradients import losses_of, sample_of
-from paceline.launch.probe.parameters import in_shards, modules, names_of
 from paceline.launch.probe.record_file import RecordFile
 from paceline.launch.probe.record_loops import LoopRecords
-from paceline.launch.probe.replicas import checksums, combined
 from paceline.machine.compiled import left_alone, not_traced
+from paceline.machine.parameters import in_shards, modules, names_of
 
 _MOST_SUMS = 64  # parameters of which each step's checksums are written one by one
 _SAMPLED = 3  # steps of an optimizer whose gradients are sampled

@@ -1,103 +1,128 @@
-"""Compute checksums of a rank's parameters, which the launcher compares with other ranks'."""
+"""Fingerprint what ranks hold alike, after steps 1, 2, 4, 8, ...; the launcher compares ranks.
+
+Only what a ``DistributedDataParallel`` of all ranks holds is looked at, together with its
+optimizers. Left out are models whose gradients are not averaged in every step on purpose (local
+steps in ``no_sync``, communication hooks of the script), and those of a Session, which compares
+them itself. Nothing communicates: a fingerprint goes to the counters, and those of each parameter
+to a file, which is read if ranks differ.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.utils.weak import WeakTensorKeyDictionary
-
 from paceline import counters
-from paceline.launch.probe.parameters import in_shards, names_of
+from paceline.machine.compiled import left_alone
+from paceline.machine.fingerprints import Value, fingerprints, total
 from paceline.rundir.files import write_whole
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Modules of hooks after which gradients are equal on all ranks.
+_AVERAGING_HOOKS = ("torch.distributed.algorithms.ddp_comm_hooks.default_hooks", "paceline.")
 
 
 class ReplicaCheck:
-    """Write checksums of this rank's parameters to the counters and to a file.
+    """Fingerprints this rank's replicas before the backward that follows a step.
 
-    The check runs before the next step and not after the last one, so that everything that follows
-    a step, such as a broadcast of parameters, is done.
+    By then everything that follows a step is done, such as a broadcast of parameters.
 
     Args:
         slot: The rank's counters.
-        every: Steps between two checks.
-        file: File for the checksums of each parameter.
+        every: Steps between two further checks; 0 for none.
+        file: File for the fingerprints of each parameter.
+        optimizers: Returns the optimizers of the script.
+
+    Attributes:
+        due: The number of steps after which the next check is due.
     """
 
-    def __init__(self, slot: memoryview[int], every: int, file: Path) -> None:
+    def __init__(
+        self,
+        slot: memoryview[int],
+        *,
+        every: int,
+        file: Path,
+        optimizers: Callable[[], Iterable[Any]],
+    ) -> None:
         self._slot, self._every, self._file = slot, every, file
-        self._parameters: Any = WeakTensorKeyDictionary()
-        self._lists: dict[
-            int, tuple[int, list[int]]
-        ] = {}  # by level, as in the counters: step and sums
-        self._shards: set[int] | None = None
-        self._last = 0
+        self._optimizers = optimizers
+        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._apart: weakref.WeakSet[Any] = weakref.WeakSet()  # those that make local steps
+        self._lists: dict[int, tuple[int, list[Value]]] = {}  # by place in the counters
+        self._step = 0
+        self.due = 1
 
-    def follow(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Check these parameters too."""
-        for parameter in parameters:
-            self._parameters[parameter] = None
+    def follow(self, model: Any) -> None:
+        """Check a ``DistributedDataParallel`` too."""
+        self._models.add(model)
 
-    def before_step(self, *_: Any) -> None:
-        """Check, if the steps made so far are a multiple of N."""
-        step = self._slot[counters.STEPS]
-        if step % self._every or step == self._last:
-            return
-        self._last = step
-        parameters = self._comparable()
-        sums = checksums(parameters)
-        for level in range(counters.CHECK_LEVELS):
-            if step // self._every % (1 << level) == 0:
-                self._lists[level] = (step, sums)
-        named = zip(names_of(parameters), parameters, strict=True)
-        content = {
-            "names": [f"{name} {list(parameter.shape)}" for name, parameter in named],
-            "steps": {str(step): sums for step, sums in self._lists.values()},
+    def note_step(self, step: int) -> None:
+        """Note a step that is due, and plan the next one."""
+        self._step = step
+        power = 1 << step.bit_length()
+        self.due = min(power, step + self._every - step % self._every) if self._every else power
+        # False after a forward in no_sync: its step, if it is one, is made on local gradients.
+        self._apart |= {one for one in self._models if not one.require_forward_param_sync}
+
+    def run_backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Check, once for the step, and run a backward."""
+        step, self._step = self._step, 0
+        if step:
+            with contextlib.suppress(Exception):  # a check must not end a run
+                self._check(step)
+        return run(*args, **kwargs)
+
+    def _check(self, step: int) -> None:
+        from torch.distributed import group
+
+        models = [one for one in self._models if one not in self._apart and _is_averaged(one)]
+        named = {
+            name: parameter
+            for model in models
+            for name, parameter in model.module.named_parameters()
+            if name not in model.parameters_to_ignore
         }
+        values = fingerprints(named, self._optimizers(), steps=step) if named else []
+        if not values:
+            return
+        world: Any = group.WORLD
+        check = counters.Check(world._get_sequence_number_for_group(), *total(values))
+        is_rare = not self._every
+        for place in counters.write_check(self._slot, check, step=step, at_powers=is_rare):
+            self._lists[place] = (step, values)
         with contextlib.suppress(OSError):  # a full disk must not end a run
-            write_whole(self._file, json.dumps(content))
-        counters.write_check(
-            self._slot, number=step // self._every, step=step, checksum=combined(sums)
-        )
-
-    def _comparable(self) -> list[torch.Tensor]:
-        """Return the parameters that must be the same on all ranks: those that are not sharded."""
-        if self._shards is None:
-            self._shards = {id(shard) for shard in in_shards()}
-        tensors = list(self._parameters.keys())
-        plain = [tensor for tensor in tensors if not hasattr(tensor, "_local_tensor")]
-        return [tensor for tensor in plain if id(tensor) not in self._shards]
+            write_whole(self._file, json.dumps(dict(self._lists.values())))
 
 
-def checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return a checksum of the bits of each tensor; synchronizes once with each device."""
-    sums = [_bits(tensor.detach()).sum(dtype=torch.int64) for tensor in tensors]
-    by_device: dict[torch.device, list[int]] = {}
-    for place, total in enumerate(sums):
-        by_device.setdefault(total.device, []).append(place)
-    values = [0] * len(sums)
-    for places in by_device.values():
-        for place, value in zip(
-            places, torch.stack([sums[place] for place in places]).tolist(), strict=True
-        ):
-            values[place] = value
-    return values
+def follow_models(follow: Callable[[Any], None]) -> Callable[[], None]:
+    """Call ``follow`` with each new ``DistributedDataParallel``; return a function to stop."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    kind: Any = DistributedDataParallel
+    construct = kind.__init__
+
+    @functools.wraps(construct)
+    def construct_and_follow(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        follow(self)
+
+    kind.__init__ = left_alone(construct_and_follow)
+
+    def end() -> None:
+        kind.__init__ = construct
+
+    return end
 
 
-def combined(sums: Iterable[int]) -> int:
-    """Return one signed 64-bit checksum of all sums, which depends on their order."""
-    total = 1
-    for checksum in sums:
-        total = (total * 0x100000001B3 + checksum) % (1 << 64)
-    return total - (1 << 64) if total >> 63 else total
+def _is_averaged(model: Any) -> bool:
+    """Return whether every step averages the gradients of a model over all ranks."""
+    import torch.distributed as dist
 
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return plain.contiguous().view(_INTEGERS[plain.element_size()])
+    averages = all(hook.__module__.startswith(_AVERAGING_HOOKS) for hook, _ in model._comm_hooks)
+    is_of_all = model.process_group.size() == dist.get_world_size() > 1
+    return bool(averages and is_of_all and not getattr(model, "compares_ranks", False))

@@ -36,6 +36,7 @@ from paceline.launch.run.notices import Notices
 from paceline.launch.run.peers import Peers
 from paceline.launch.run.signals import NOTICES, Caught, Signals
 from paceline.machine import processes
+from paceline.rundir import proofs
 from paceline.rundir.files import display_path
 
 if TYPE_CHECKING:
@@ -328,6 +329,7 @@ class Launcher:
             last=evidence.last_checkpoint(folder.run_dir.checkpoints),
             grace_s=self._plan.grace_s,
             script=self._script(),
+            loss=proofs.part_of_last_line(self._options.script, self._options.script_args),
         )
 
     def _script(self) -> str:

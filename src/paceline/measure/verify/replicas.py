@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.errors import Finding
-from paceline.launch.monitor import observations
-from paceline.launch.monitor.observations import Parameters
+from paceline.machine import agreement
+from paceline.machine.agreement import Parameters
 from paceline.measure.verify import averaging
 from paceline.measure.verify.records import Training, World
 from paceline.measure.verify.verdict import Verdict, broken, kept, not_judged
@@ -49,7 +49,7 @@ def _differ(ranks: Sequence[Training], step: int) -> Finding:
     is_unlike_from_start = step == 0 and not all(training.is_parallel for training in ranks)
     if is_unlike_from_start:
         return _other_start(ranks)
-    finding = observations.replicas(_groups(ranks, step), step=step)
+    finding = agreement.replicas(_groups(ranks, step), step=step)
     assert finding is not None
     return finding
 

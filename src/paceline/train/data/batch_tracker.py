@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
@@ -26,6 +27,7 @@ class BatchTracker:
             after the first step.
         last: The loop that yielded a batch last.
         latest: The last loop over each loader.
+        whole_epochs: Training loops that served each sample once, by their number of samples.
         is_uneven: Whether a rank was left out of all batches of some loop; known to all ranks.
         is_borrowed: Whether the last backward is of another rank's rows.
         is_again: Whether the last backward was a second one of its batch.
@@ -39,6 +41,7 @@ class BatchTracker:
         self._rows: Rows | None = None
         self.last: Iteration | None = None
         self.latest: WeakKeyDictionary[object, Iteration] = WeakKeyDictionary()
+        self.whole_epochs: Counter[int] = Counter()
         self.is_uneven = False
         self.is_borrowed = False
         self.is_again = False

@@ -84,6 +84,7 @@ class Loader:
             last=last,
         )
         self.dataset, self.batch_size = dataset, divided.batch_size
+        self._serves_once = divided.sampler is None and not is_stream
         self._context, self._tracker = context, context.tracker
         self._shuffle = shuffle
         self._likeness = Likeness(
@@ -134,6 +135,8 @@ class Loader:
                     rows, batch, problem = next(batches)
                 except StopIteration:
                     iteration.resumes = False  # the epoch is over
+                    is_whole = self._serves_once and iteration.end == self._source.num_samples
+                    self._tracker.whole_epochs[iteration.end] += is_whole and iteration.trained
                     return
                 self._record(iteration, rows, batch, problem, with_grad=with_grad)
                 if rows.of_rank:

@@ -1,26 +1,51 @@
-"""At the end of a script that used a Session, finish pending writes or fail the script."""
+"""At the end of a script that used a Session, finish pending writes, and say what it has proven."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from paceline.errors import EXIT_FAILED, PacelineError
+from paceline.machine import agreement
+from paceline.rundir import proofs
 from paceline.text import terminal
+from paceline.text.wording import few
 from paceline.train import logging
 from paceline.train.checkpoint import Checkpoints
+from paceline.train.session.rank_check import RankCheck
 
 
-def finish(checkpoints: Checkpoints, loggers: logging.Loggers | None) -> None:
-    """Finish the pending writes of a script that succeeded; exit with status 1 if one fails."""
+@dataclass(frozen=True)
+class Shown:
+    """What a session on several ranks has shown about its result."""
+
+    check: RankCheck
+    whole_epochs: Mapping[int, int]  # epochs that served each sample once, by number of samples
+    limits: Sequence[str]  # what depends on the number of ranks
+
+
+def finish(
+    checkpoints: Checkpoints, loggers: logging.Loggers | None, shown: Shown | None = None
+) -> None:
+    """Finish the pending writes of a script that succeeded; exit with status 1 if one fails.
+
+    Args:
+        checkpoints: Their writes.
+        loggers: What they have not written yet.
+        shown: What to print in the last line; None without one.
+    """
     if hasattr(sys, "last_type"):
         return
     try:
         checkpoints.close()
         if loggers is not None:
             loggers.close()
+        if shown is not None and shown.check.num_steps:
+            terminal.say(describe(shown))
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         if isinstance(error, PacelineError):
@@ -29,3 +54,23 @@ def finish(checkpoints: Checkpoints, loggers: logging.Loggers | None) -> None:
         get_error_handler().record_exception(error)  # for the launcher, also torchrun
         sys.stdout.flush()
         os._exit(EXIT_FAILED)  # an exception in an exit handler would leave the exit status at 0
+
+
+def describe(shown: Shown) -> str:
+    """Return the last line of a run, for the script that runs."""
+    epochs = [
+        f"{'1 epoch' if count == 1 else f'{count} epochs'} of {samples:,}"
+        for samples, count in shown.whole_epochs.items()
+        if count
+    ]
+    parts = [f"every sample once ({', '.join(epochs)})"] if epochs else []
+    parts.append(proofs.part_of_last_line(sys.argv[0], sys.argv[1:]))
+    if shown.limits:
+        parts.append(f"depends on the number of ranks: {few(list(dict.fromkeys(shown.limits)))}")
+    check = shown.check
+    return agreement.last_line(
+        checks=check.count,
+        step=check.last_step,
+        differs=bool(check.differs_since),
+        others=parts,
+    )

@@ -22,22 +22,16 @@ from paceline.train.model import strategy as strategies
 from paceline.train.session import averaging, checks, weights
 from paceline.train.session.accumulation import Group, Part
 from paceline.train.session.copies import Copies
-from paceline.train.session.few_rows import BATCH_NORMS, FewRows
+from paceline.train.session.few_rows import FewRows
 from paceline.train.session.forwards import ForwardTracker, not_averaged
-from paceline.train.session.loop_draws import DEPENDS, DROPOUT, Draw, LoopDraws, lines_of
+from paceline.train.session.limits import Limits
 from paceline.train.session.losses import function_that_sums, loss_is_a_sum, other_than_rows
 from paceline.train.session.outside import OutsideBackward
+from paceline.train.session.rank_check import RankCheck
+from paceline.train.session.step_guard import StepGuard
 from paceline.world import World
 
 LOSSES_INSPECTED = 3  # a script's losses are of one kind; inspecting one takes microseconds
-DROPOUTS = (
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-)
 
 
 class Gradients:
@@ -50,6 +44,7 @@ class Gradients:
         strategy: How models are made parallel.
         accumulate: Batches in a step.
         say: Prints a line on rank 0.
+        check_ranks: Whether ranks are compared after steps 1, 2, 4, 8, ... and at saves.
 
     Attributes:
         device: Device of this rank.
@@ -59,6 +54,8 @@ class Gradients:
         steps: Number of completed steps.
         tracker: Knows which batch a loss belongs to.
         few_rows: Watches the models while a rank has few rows.
+        check: Compares ranks.
+        limits: What makes results depend on the number of ranks.
     """
 
     def __init__(
@@ -70,6 +67,7 @@ class Gradients:
         strategy: strategies.Strategy,
         accumulate: int,
         say: Callable[[str], None],
+        check_ranks: bool = True,
     ) -> None:
         self.models: list[nn.Module] = []
         self.optimizers: list[Optimizer] = []
@@ -88,12 +86,21 @@ class Gradients:
         self._forwards = ForwardTracker()
         self._outside = OutsideBackward()
         self._copies = Copies()
+        self.limits = Limits(say, device=device, strategy=strategy)
         self._num_losses = 0  # losses inspected so far
         self._num_backwards, self._rank = 0, world.rank
-        self._loop_draws: LoopDraws | None = None
-        self._has_said_dropout = False
         self._without_graph: set[DistributedDataParallel] = set()  # DDP has no static graph yet
         self._shards: dict[nn.Parameter, nn.Parameter] = {}  # parameter to its shard, with fsdp
+        self.check = RankCheck(is_on=check_ranks and world.world_size > 1)
+        self._guard: StepGuard | None = None
+        if world.world_size > 1:
+            self._guard = StepGuard(
+                is_set_up=lambda parameter: parameter in self._parameters,
+                is_inside_group=lambda: (
+                    self._group.num_batches > 0 and not self.forward_is_collective()
+                ),
+                has_batch=lambda: self.tracker.last is not None,
+            )
         self.accumulate = accumulate
 
     @property
@@ -138,11 +145,13 @@ class Gradients:
         """Compute gradients; return whether the step's gradients are complete."""
         checks.require_loss(loss)
         part, rows = self._place_in_group(loss, weight)
-        if part.ends_group and self._forwards.models and not self._forwards:
-            raise not_averaged()
+        if part.ends_group:
+            self._check_ranks()
+        if self._guard is not None and self._guard.inspects:
+            self._guard.inspect(_leaves(loss), has_models=bool(self.models))
         if part.rescale != 1.0:
             self._rescale(part.rescale)
-        watch = self._loop_draws
+        watch = self.limits.draws
         if watch is not None:
             watch.before_backward()
         if self.scale is not None:
@@ -169,6 +178,13 @@ class Gradients:
         if watch is not None:
             watch.after_backward()
         return part.ends_group
+
+    def _check_ranks(self) -> None:
+        """Check, before ranks average gradients, that they will and that they are alike."""
+        if self._forwards.models and not self._forwards:
+            raise not_averaged()
+        if self.check.num_steps == self.check.due:
+            self.compare_ranks()
 
     def _place_in_group(self, loss: torch.Tensor, weight: float | None) -> tuple[Part, Rows | None]:
         """Return the factors of a loss, and the rows of its batch; None without a loader."""
@@ -340,8 +356,24 @@ class Gradients:
         """Prepare for a collective of the script, for which all ranks must be at the same place."""
         self.tracker.note_collective()
 
+    def compare_ranks(self) -> None:
+        """Compare what ranks hold after the steps so far; a collective.
+
+        Raises:
+            RunError: They differ, after the first steps or in what was never averaged.
+        """
+        self.check.compare(
+            self.models, self.optimizers, step=self.steps, frozen=self._frozen.values()
+        )
+        for model in self._forwards.models:
+            # For the probe, which leaves it alone then.
+            object.__setattr__(model, "compares_ranks", self.check.count > 0)
+        if self._guard is not None:
+            self._guard.inspects = True
+
     def _complete(self) -> None:
         self.steps += 1
+        self.check.num_steps += 1
         if self._buffered:
             # Looked up at every step, because a script may replace a buffer.
             runtime.copy_from_main(
@@ -379,7 +411,7 @@ class Gradients:
 
     def _make_parallel(self, model: nn.Module, optimizers: tuple[Optimizer, ...]) -> nn.Module:
         strategies.check_whole(model)
-        self._say_limits(model)
+        self.limits.note_model(model)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             runtime.copy_from_main([*model.parameters(), *model.buffers()])
             self._note_frozen(model)
@@ -441,32 +473,6 @@ class Gradients:
                 ),
             )
         )
-
-    def _say_limits(self, model: nn.Module) -> None:
-        modules = list(model.modules())
-        limits = []
-        is_synced = isinstance(self._strategy, strategies.DDP) and self._strategy.sync_batchnorm
-        if not is_synced and any(isinstance(module, BATCH_NORMS) for module in modules):
-            limits.append("batch norm's statistics are those of a rank's own rows")
-        if any(isinstance(module, DROPOUTS) and module.p > 0 for module in modules):
-            limits.append(DROPOUT)
-            self._has_said_dropout = True
-        if limits:
-            self._say(f"{DEPENDS}: {'; '.join(limits)}")
-
-    def watch_draws(self, *, is_seeded: bool) -> None:
-        """Say what the first step draws at random, on each rank for itself.
-
-        Args:
-            is_seeded: Whether the session has seeded ranks differently.
-        """
-        self._loop_draws = LoopDraws(self.device, is_seeded=is_seeded, report=self._say_draws)
-        self.tracker.on_batch = self._loop_draws.at_batch
-
-    def _say_draws(self, draws: list[Draw]) -> None:
-        self._loop_draws = self.tracker.on_batch = None
-        for line in lines_of(draws, says_dropout=not self._has_said_dropout):
-            self._say(line)
 
 
 def _leaves(loss: torch.Tensor) -> dict[torch.Tensor, None]:

@@ -97,7 +97,7 @@ def _over_ranks(table: list[tuple[float, ...]]) -> list[list[float]]:
     padded = torch.tensor([(0.0, 0.0, 1.0, 0.0)] * _MOST_LOOPS, dtype=torch.float64)
     for row, sums in zip(padded, table, strict=False):
         row[: len(sums)] = torch.tensor(sums, dtype=torch.float64)
-    found: list[list[float]] = runtime.sum_over_ranks(padded).tolist()
+    found: list[list[float]] = runtime.sum_of_numbers(padded).tolist()
     return found[: len(table)]
 
 

@@ -76,7 +76,7 @@ class OutsideBackward:
 
     def _refuse(self, parameters: Sequence[torch.Tensor], *, where: str) -> None:
         """Refuse gradients that still exist; forget those that the script has cleared."""
-        there = [parameter for parameter in parameters if _is_there(parameter.grad)]
+        there = [parameter for parameter in parameters if is_there(parameter.grad)]
         for parameter in parameters:
             del self._left[parameter]
         if not self._left and self._guard is not None:
@@ -119,7 +119,7 @@ def _take_off(parameter: torch.Tensor) -> None:
         del hooks[number]
 
 
-def _is_there(gradient: torch.Tensor | None) -> bool:
+def is_there(gradient: torch.Tensor | None) -> bool:
     """Whether a gradient exists and is not all zeros."""
     if gradient is None:
         return False

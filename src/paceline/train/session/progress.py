@@ -278,6 +278,7 @@ class Progress:
 
     def _write(self, *, metric: float | torch.Tensor | None, wait: bool) -> None:
         self._gradients.tracker.check_position()
+        self._gradients.compare_ranks()
         self._place.claim()
         self._checkpoints.save(
             self._state(),

@@ -72,6 +72,9 @@ class Session(SessionModels):
             in ``paceline-runs/`` for this script, arguments, array element and Session.
             ``other.run_dir`` shares the folder of another Session.
         loggers: Where ``log`` writes: "csv", "tensorboard", "wandb", "mlflow", "trackio", objects.
+        check_ranks: Whether parameters, optimizer state and settings of the ranks are compared
+            after steps 1, 2, 4, 8, ... and at saves. If they differ after the first two steps, the
+            script ends; later a warning says so.
 
     Raises:
         UsageError: The environment describes no world, or an argument is invalid or has no effect.
@@ -95,6 +98,7 @@ class Session(SessionModels):
         timeout_s: float | None = None,
         run_dir: str | os.PathLike[str] | RunDir | None = None,
         loggers: Sequence[logging.Logger | str] = ("csv",),
+        check_ranks: bool = True,
     ) -> None:
         check_accumulate(accumulate)
         self._world = runtime.actual_world(own_world.read())
@@ -109,10 +113,11 @@ class Session(SessionModels):
             strategy=strategies.choose(strategy, self._device),
             accumulate=accumulate,
             say=self._printer.say_once,
+            check_ranks=check_ranks,
         )
         self._tracker = self._gradients.tracker
         if self.is_main and self.world_size > 1:
-            self._gradients.watch_draws(is_seeded=self._seeded)
+            self._gradients.limits.watch_draws(self._tracker, is_seeded=self._seeded)
         self._draws = RowRandom(
             self._tracker, seed=self._seed, rank=self._world.rank, device=self._device
         )
@@ -138,7 +143,11 @@ class Session(SessionModels):
         self._loggers = logging.Loggers(loggers, self.run_dir, self._printer)
         if self._seeded:
             seed_device(self._seed)
-        atexit.register(ending.finish, self._checkpoints, self._loggers)
+        shown = None
+        if self.is_main and self.world_size > 1:
+            epochs = self._tracker.whole_epochs
+            shown = ending.Shown(self._gradients.check, epochs, self._gradients.limits.parts)
+        atexit.register(ending.finish, self._checkpoints, self._loggers, shown)
         if self._world.launcher != "paceline":  # paceline's launcher prints its own line
             self._printer.say(describe_world(self._world, self._device))
 

@@ -15,7 +15,7 @@ from paceline import counters
 from paceline.errors import RunError
 from paceline.launch.probe import finite
 from paceline.launch.probe.finite import FiniteCheck, non_finite
-from paceline.launch.probe.parameters import in_shards, names_of
+from paceline.machine.parameters import in_shards, names_of
 from paceline.launch.probe.replicas import ReplicaCheck, checksums, combined
 
 NAN = float("nan")

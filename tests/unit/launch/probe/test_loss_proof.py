@@ -18,7 +18,7 @@ import paceline
 from paceline.launch.probe import proof_batch, proof_hooks
 from paceline.launch.probe.loader_maker import Makers
 from paceline.launch.probe.loss_proof import LossProof
-from paceline.launch.probe.parameters import modules
+from paceline.machine.parameters import modules
 from paceline.rundir.proofs import MIXES, NOT_JUDGED, PROVEN
 
 WORDS, CLASSES, LENGTH = 11, 3, 7

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 from collections.abc import Iterator, Sequence
+from types import FrameType
 
 import torch
 
@@ -24,6 +26,23 @@ def names_of(parameters: Sequence[torch.Tensor]) -> list[str]:
     return [
         names[id(parameter)] or f"parameter {place}" for place, parameter in enumerate(parameters)
     ]
+
+
+def name_of(parameter: torch.Tensor) -> str:
+    """Return the name of a parameter in its model, or of a variable of the script that is it."""
+    name = names_of([parameter])[0]
+    if not name.startswith("parameter "):
+        return name
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if module not in ("paceline", "torch"):
+            variables = {**frame.f_globals, **frame.f_locals}
+            for variable, value in variables.items():
+                if value is parameter:
+                    return variable
+        frame = frame.f_back
+    return f"a tensor of shape {list(parameter.shape)}"
 
 
 def _depth(name: str) -> tuple[int, str]:

@@ -1,0 +1,102 @@
+"""Compare what all ranks of a session must hold alike, after steps 1, 2, 4, 8, ... and saves.
+
+Ranks that are equal after a step stay equal if their gradients are averaged. What makes them differ
+is a mistake that no rank sees: a learning rate from one rank's validation, parameters that one rank
+has loaded, a gradient that was never averaged. ``machine.fingerprints`` tells it from rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from paceline.errors import Finding, RunError
+from paceline.machine import agreement
+from paceline.machine.fingerprints import TOTAL_LIMIT, fingerprints, total
+from paceline.text import terminal
+from paceline.train import runtime
+
+# After so few steps no rounding can have added up, and nothing is lost yet.
+LAST_FATAL_STEP = 2
+
+
+class RankCheck:
+    """Compares the ranks of a session; each comparison is one small collective.
+
+    Args:
+        is_on: Whether to compare; never on a single rank.
+
+    Attributes:
+        num_steps: Steps of this process.
+        due: The number of them after which the next comparison is due; -1 if none is.
+        count: Comparisons so far.
+        last_step: Step of the last comparison.
+        differs_since: Step after which ranks were first seen to differ; 0 while they agree.
+    """
+
+    def __init__(self, *, is_on: bool) -> None:
+        self._is_on = is_on
+        self.num_steps, self.due = 0, 1 if is_on else -1
+        self.count = self.last_step = self.differs_since = 0
+
+    def compare(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Iterable[Optimizer],
+        *,
+        step: int,
+        frozen: Iterable[str] = (),
+    ) -> None:
+        """Compare what ranks hold after a step; a collective.
+
+        Args:
+            models: Modules that were set up.
+            optimizers: Their optimizers.
+            step: The step, also before a restore.
+            frozen: Names of parameters that no gradient was ever averaged of.
+
+        Raises:
+            RunError: Ranks differ after the first steps, or where nothing keeps them equal.
+        """
+        if not self._is_on or not self.num_steps or (self.count and step == self.last_step):
+            return
+        self.due = 1 << self.num_steps.bit_length()  # the next power of two
+        values = fingerprints(_named(models), optimizers, steps=self.num_steps)
+        if not values:
+            return
+        self.count, self.last_step = self.count + 1, step
+        if self.differs_since or runtime.spread(total(values)) <= TOTAL_LIMIT:
+            return
+        of_ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(of_ranks, values)
+        finding = agreement.compare(dict(enumerate(of_ranks)), step=step)
+        if finding is None:
+            return
+        self.differs_since = step
+        is_early = self.num_steps <= LAST_FATAL_STEP
+        if is_early or any(line.removeprefix("first: ") in frozen for line in finding.evidence):
+            raise RunError(_as_error(finding))
+        if not dist.get_rank():
+            terminal.say(finding.render())
+
+
+def _as_error(finding: Finding) -> Finding:
+    fix = f"{finding.fix}; ranks that are to differ: Session(check_ranks=False)"
+    return replace(finding, fix=fix, severity="error")
+
+
+def _named(models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
+    """Return the parameters of models by name, with the model's class before it if several."""
+    if len(models) == 1:
+        return dict(models[0].named_parameters())
+    return {
+        f"{type(model).__name__} {number}.{name}": parameter
+        for number, model in enumerate(models)
+        for name, parameter in model.named_parameters()
+    }

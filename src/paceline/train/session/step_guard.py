@@ -1,0 +1,210 @@
+"""Refuse an optimizer's step that would let the ranks of a session drift apart, before it is made.
+
+Two questions answer for many mistakes. Has ``session.setup`` seen every parameter that
+``session.backward`` trains? Its forgotten call, a head outside of the model, a bare parameter and a
+group that is added later are such. And have ranks exchanged anything since the optimizer's last
+step? They have not after a backward inside a group of accumulated batches, or after gradients that
+were set by hand.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from paceline.errors import Finding, UsageError
+from paceline.machine import parameters
+from paceline.machine.compiled import left_alone
+from paceline.train import runtime
+from paceline.train.session import outside
+
+
+@dataclass
+class _Steps:
+    """What is known of an optimizer."""
+
+    num_groups: int  # of its parameters
+    holds: bool  # whether it holds a parameter that was set up
+    exchanges: int | None = None  # those that ranks had made at its last step
+
+
+class StepGuard:
+    """Looks at the optimizer steps of one of several ranks.
+
+    Args:
+        is_set_up: Returns whether a parameter is that of a model that was set up.
+        is_inside_group: Returns whether gradients are accumulated that were not averaged.
+        has_batch: Returns whether a loader of the session has shared out a batch.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_set_up: Callable[[torch.Tensor], bool],
+        is_inside_group: Callable[[], bool],
+        has_batch: Callable[[], bool],
+    ) -> None:
+        self._is_set_up, self._is_inside_group = is_set_up, is_inside_group
+        self._has_batch = has_batch
+        self._optimizers: weakref.WeakKeyDictionary[Optimizer, _Steps] = weakref.WeakKeyDictionary()
+        self._strangers: Any = WeakTensorKeyDictionary()  # trained, and of no model
+        self.inspects = True  # whether to look at what the next backward reaches
+        look = weakref.WeakMethod(self.before_step)
+        handle = register_optimizer_step_pre_hook(_hook(look))
+        weakref.finalize(self, handle.remove)
+
+    def inspect(self, leaves: Iterable[torch.Tensor], *, has_models: bool) -> None:
+        """Look for tensors that a backward reaches, and that nothing keeps equal on all ranks.
+
+        Raises:
+            UsageError: There are such tensors, and no model was set up.
+        """
+        self.inspects = False
+        unknown = [leaf for leaf in leaves if not self._is_set_up(leaf)]
+        averaged = _of_other_models() if unknown else set()
+        for leaf in unknown:
+            if id(leaf) not in averaged and not hasattr(leaf, "_local_tensor"):
+                self._strangers[leaf] = None
+        if not has_models and len(self._strangers):
+            raise _without_model(next(iter(self._strangers)))
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Look at an optimizer that is about to step.
+
+        Raises:
+            UsageError: The step would let ranks drift apart.
+        """
+        steps = self._optimizers.get(optimizer)
+        if steps is None or steps.num_groups != len(optimizer.param_groups):
+            held = _held(optimizer)
+            steps = _Steps(len(optimizer.param_groups), any(map(self._is_set_up, held)))
+            self._optimizers[optimizer] = steps
+            self.inspects = True
+        if len(self._strangers):
+            self._refuse_strangers(optimizer)
+        if not steps.holds:
+            return
+        exchanges = _exchanges()
+        if self._is_inside_group() and _first_gradient(optimizer) is not None:
+            raise _not_complete(optimizer)
+        if exchanges is not None and exchanges == steps.exchanges and self._has_batch():
+            self._refuse_by_hand(optimizer)
+        steps.exchanges = exchanges
+
+    def _refuse_strangers(self, optimizer: Optimizer) -> None:
+        for parameter in _held(optimizer):
+            if parameter.grad is not None and parameter in self._strangers:
+                name = parameters.name_of(parameter)
+                raise UsageError(
+                    Finding(
+                        "gradients-not-averaged",
+                        f"{name} is trained by session.backward, and no model that was set up has"
+                        " it",
+                        where=f"{type(optimizer).__name__}.step()",
+                        why="its gradient is that of this rank only; ranks would drift apart",
+                        fix=(
+                            f"make {name} part of the model before session.setup(model, optimizer),"
+                            " or set its module up too: head = session.setup(head)"
+                        ),
+                    )
+                )
+
+    def _refuse_by_hand(self, optimizer: Optimizer) -> None:
+        """Refuse gradients since whose last step nothing was exchanged."""
+        if _first_gradient(optimizer) is None:
+            return
+        raise UsageError(
+            Finding(
+                "gradients-not-averaged",
+                f"{_name_with_gradient(optimizer)}.grad is this rank's own: ranks have exchanged"
+                f" nothing since the last {type(optimizer).__name__}.step()",
+                where=f"{type(optimizer).__name__}.step()",
+                why="a gradient that was set by hand is that of this rank's rows only",
+                fix=(
+                    "session.backward(loss) in place of torch.autograd.grad, or average each:"
+                    " p.grad = session.reduce(gradient) / session.world_size"
+                ),
+            )
+        )
+
+
+def _hook(look: Callable[[], Callable[[Optimizer], None] | None]) -> Callable[..., None]:
+    """Return a hook on the steps of all optimizers, which does not keep the guard alive."""
+
+    def before_step(optimizer: Optimizer, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        guard = look()
+        if guard is not None:
+            guard(optimizer)
+
+    return left_alone(before_step)
+
+
+def _exchanges() -> int | None:
+    """Return how many collectives may have averaged gradients so far; None if it is unknown."""
+    try:
+        groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
+        count: int = sum(group._get_sequence_number_for_group() for group in groups)
+        return count - runtime.num_own_collectives()
+    except RuntimeError:  # a backend that does not count
+        return None
+
+
+def _of_other_models() -> set[int]:
+    """Return the parameters that a DistributedDataParallel of the script averages."""
+    return {
+        id(parameter)
+        for module in parameters.modules()
+        if isinstance(module, DistributedDataParallel)
+        for parameter in module.parameters()
+    }
+
+
+def _held(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _first_gradient(optimizer: Optimizer) -> torch.Tensor | None:
+    """Return the first gradient of an optimizer that is not zero."""
+    gradients = (parameter.grad for parameter in _held(optimizer))
+    return next((gradient for gradient in gradients if outside.is_there(gradient)), None)
+
+
+def _name_with_gradient(optimizer: Optimizer) -> str:
+    held = (parameter for parameter in _held(optimizer) if outside.is_there(parameter.grad))
+    return parameters.name_of(next(held))
+
+
+def _without_model(parameter: torch.Tensor) -> UsageError:
+    return UsageError(
+        Finding(
+            "gradients-not-averaged",
+            f"{parameters.name_of(parameter)} is trained on several ranks, and no model was set up",
+            where="session.backward(loss)",
+            why="every rank would train a model of its own",
+            fix="model, optimizer = session.setup(model, optimizer)",
+        )
+    )
+
+
+def _not_complete(optimizer: Optimizer) -> UsageError:
+    return UsageError(
+        Finding(
+            "gradients-not-averaged",
+            f"{type(optimizer).__name__} steps inside a group of accumulated batches, on gradients"
+            " of this rank only",
+            where=f"{type(optimizer).__name__}.step() after session.backward(loss)",
+            why="session.backward returns True where gradients are complete and averaged",
+            fix="if session.backward(loss): optimizer.step(); optimizer.zero_grad()",
+        )
+    )
