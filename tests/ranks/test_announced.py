@@ -123,7 +123,7 @@ def gradients_by_hand(folder):
 
 
 REFUSED = {
-    setup_forgotten: ("0.weight", "session.setup("),
+    setup_forgotten: (".weight is trained", "session.setup("),
     head_outside: ("head.weight", "session.setup("),
     learnable_temperature: ("logit_scale", "session.setup("),
     group_added_later: ("head.weight", "session.setup("),

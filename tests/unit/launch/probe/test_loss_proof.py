@@ -29,7 +29,7 @@ class Ended(BaseException):
 
 
 class Columns(Dataset):
-    """Rows with inputs, labels, a number, words with padding, and a picture."""
+    """Rows with inputs, labels, a number, words with padding, pictures, and a sound."""
 
     def __init__(self):
         draw = torch.Generator().manual_seed(5)
@@ -43,6 +43,10 @@ class Columns(Dataset):
             "words": words.masked_fill(padding, 0),
             "length": self.lengths,
             "picture": torch.randn(60, 2, 6, 6, generator=draw),
+            "image": torch.randn(60, 3, 8, 8, generator=draw),
+            "pixels": torch.randint(0, CLASSES, (60, 8, 8), generator=draw),
+            "sound": torch.randn(60, 400, generator=draw),
+            "text": torch.randint(1, WORDS, (60, LENGTH), generator=draw),  # without padding
         }
 
     def __len__(self):
@@ -383,6 +387,13 @@ def of_boxes(model, batch):
     return F.smooth_l1_loss(model(boxes), boxes[:, :CLASSES] * 2)
 
 
+def of_padded_boxes(model, batch):
+    """Boxes padded to the same number in each row, with a mask."""
+    is_box = torch.arange(LENGTH) < batch["length"][:, None]
+    losses = F.smooth_l1_loss(model(batch["x"]), batch["x"][:, :CLASSES] * 2, reduction="none")
+    return (losses.mean(1, keepdim=True) * is_box).sum() / is_box.sum()
+
+
 def in_batch_negatives(model, batch):
     scores = model(batch["x"]) @ model(batch["x"] * 1.1).T
     return F.cross_entropy(scores, torch.arange(len(scores)))
@@ -469,6 +480,7 @@ WRONG = {
     "focal over positives": trained(over_positives),
     "rows dropped": trained(rows_dropped),
     "boxes": trained(of_boxes),
+    "boxes with a mask": trained(of_padded_boxes),
     "token mean": trained(partial(next_word, ignore_index=0), partial(Words, nn.Identity)),
     "token mean of a transformer": trained(
         partial(next_word, ignore_index=0), partial(Words, transformer)
