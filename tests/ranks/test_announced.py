@@ -20,11 +20,7 @@ FACTS = (
     r"results depend on the number of ranks here: batch norm's statistics are those of .* own rows",
 )
 LOOKED_AT = 32
-EQUAL = [
-    *test_draws.EQUAL,
-    *test_ecosystem_losses.SETUPS,
-    *test_ecosystem_methods.SETUPS,
-][:LOOKED_AT]
+SETUPS = test_draws.EQUAL + test_ecosystem_losses.SETUPS + test_ecosystem_methods.SETUPS
 
 
 def printed(file, name, folder):
@@ -41,7 +37,7 @@ def is_fact(line):
 
 def test_no_text_of_equal_set_ups_speaks_of_a_fault(ranks, tmp_path):
     lines = {}
-    for setup in EQUAL:
+    for setup in SETUPS[:LOOKED_AT]:
         folder = tmp_path / setup.__name__
         folder.mkdir()
         place = (setup.__code__.co_filename, setup.__name__, str(folder))

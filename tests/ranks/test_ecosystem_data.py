@@ -237,7 +237,8 @@ def bucketed_batches(folder):
 
 
 def two_loaders(folder, *, weighted):
-    session = parity.session_of(folder)
+    """Side by side, in groups of batches; the shorter one's end is that of the last group."""
+    session = parity.session_of(folder, accumulate=3)
     model = net()
     model, optimizer = session.setup(model, torch.optim.AdamW(model.parameters(), lr=0.02))
     x, y = rows()
@@ -249,14 +250,11 @@ def two_loaders(folder, *, weighted):
             supervised = nn.functional.mse_loss(
                 model(torch.cat([inputs, others]))[: len(inputs)], targets
             )
-            session.backward(supervised, weight=len(inputs) if weighted else None)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(
-                parity.watched(
-                    lambda model: nn.functional.mse_loss(model(x), y), session.unwrap(model)
-                )
-            )
+            if session.backward(supervised, weight=len(inputs) if weighted else None):
+                optimizer.step()
+                optimizer.zero_grad()
+                own = session.unwrap(model)
+                losses.append(parity.watched(lambda own: nn.functional.mse_loss(own(x), y), own))
     return losses, parity.weights_of(session.unwrap(model))
 
 

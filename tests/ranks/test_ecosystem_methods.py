@@ -171,45 +171,6 @@ def stochastic_weight_averaging(folder):
     return losses, parity.weights_of(session.unwrap(model), average.module)
 
 
-def adversarial(folder):
-    """The GAN of the DCGAN tutorial: the discriminator's loss on real and fake rows, then the generator's."""
-    session = parity.session_of(folder)
-    generator, discriminator = net(WIDTH), net(1)
-    makes, of_maker = session.setup(
-        generator, torch.optim.Adam(generator.parameters(), lr=0.01, betas=(0.5, 0.999))
-    )
-    judges, of_judge = session.setup(
-        discriminator, torch.optim.Adam(discriminator.parameters(), lr=0.01, betas=(0.5, 0.999))
-    )
-    x, _ = rows()
-    noise = torch.randn(
-        parity.LENGTH, WIDTH, generator=torch.Generator().manual_seed(2), dtype=torch.float64
-    )
-    score, losses = nn.functional.binary_cross_entropy_with_logits, []
-    loader = session.loader(TensorDataset(x, noise), parity.BATCH, shuffle=True)
-    for _ in session.epochs(2):
-        for real, source in loader:
-            of_judge.zero_grad()
-            fake = makes(source)
-            true, false = judges(torch.cat([real, fake.detach()])).tensor_split(2)
-            session.backward(
-                score(true, torch.ones_like(true)) + score(false, torch.zeros_like(false))
-            )
-            of_judge.step()
-            of_maker.zero_grad()
-            judges.requires_grad_(False)
-            again = judges(fake)
-            session.backward(score(again, torch.ones_like(again)))
-            judges.requires_grad_(True)
-            of_maker.step()
-            losses.append(
-                parity.watched(
-                    lambda model: model(generator(noise)).mean() + model(x).mean(), discriminator
-                )
-            )
-    return losses, parity.weights_of(generator, discriminator)
-
-
 def several_optimizers(folder):
     session = parity.session_of(folder)
     model = net()
@@ -364,18 +325,6 @@ def average_of(folder, *, wrapped, save):
     return [each.tolist() for each in average.parameters()], int(average.n_averaged)
 
 
-def recomputed_and_sharded(folder):
-    session = parity.session_of(folder, strategy="fsdp", accumulate=2)
-    model, optimizer = session.setup(model := net(), torch.optim.AdamW(model.parameters(), lr=0.02))
-    return regress(session, model, optimizer)
-
-
-def accumulated_by_two(folder):
-    session = parity.session_of(folder, accumulate=2)
-    model, optimizer = session.setup(model := net(), torch.optim.AdamW(model.parameters(), lr=0.02))
-    return regress(session, model, optimizer)
-
-
 SETUPS = [
     clipped_by_norm,
     clipped_by_torch,
@@ -388,7 +337,6 @@ SETUPS = [
     group_norm,
     moving_average,
     stochastic_weight_averaging,
-    adversarial,
     several_optimizers,
     two_models_and_one_optimizer,
     lbfgs,
@@ -420,10 +368,3 @@ def test_averaged_weights_go_on_with_any_number_of_ranks(
         average_was, str(tmp_path), not wrapped, False, world_size=after
     ):
         assert restored == saved
-
-
-@pytest.mark.parametrize("world_size", parity.WORLDS)
-def test_shards_train_what_one_rank_would(library_ranks, alone, tmp_path, world_size):
-    """fsdp sums in another order; 1e-8 is what Adam makes of rounding in the 16th digit."""
-    found = parity.run(library_ranks, recomputed_and_sharded, tmp_path / "run", world_size)
-    parity.check(found, alone(accumulated_by_two), 1e-8)

@@ -22,10 +22,6 @@ SOUND = TEXT | {
     "num_feat_extract_layers": 2, "mask_time_prob": 0.0, "num_conv_pos_embeddings": 4,
     "num_conv_pos_embedding_groups": 2,
 }  # fmt: skip
-SMALL_PARTS = {
-    "num_encoder_blocks": 1, "depths": [1], "sr_ratios": [1], "hidden_sizes": [8], "strides": [2],
-    "patch_sizes": [3], "num_attention_heads": [2], "mlp_ratios": [2], "decoder_hidden_size": 8,
-}  # fmt: skip
 
 
 def own_loss(kind, options, inputs):
@@ -86,11 +82,6 @@ RIGHT = {
         "ViTMAEForPreTraining",
         IMAGE | {f"decoder_{name}": 4 for name in DECODER},
         of(pixel_values="image"),
-    ),
-    "SegFormer": own_loss(
-        "SegformerForSemanticSegmentation",
-        SMALL | SMALL_PARTS,
-        of(pixel_values="image", labels="pixels"),
     ),
     "PatchTST": own_loss("PatchTSTForPretraining", {**SERIES, "random_mask_ratio": 0.5}, series),
     "wav2vec 2.0": own_loss("Wav2Vec2ForCTC", {**SOUND, "ctc_loss_reduction": "mean"}, spoken),
