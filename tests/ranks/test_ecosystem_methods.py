@@ -311,7 +311,7 @@ def layer_drop(folder):
     )
 
 
-def average_of(folder, *, wrapped, save):
+def average_of(folder, wrapped, save):
     """Train, average, and save; or restore what was saved, and return the weights of the average."""
     session = parity.session_of(folder)
     model, optimizer = session.setup(model := net(), torch.optim.SGD(model.parameters(), lr=0.05))
@@ -353,18 +353,14 @@ def test_any_number_of_ranks_trains_what_one_would(
     parity.check(parity.run(library_ranks, setup, tmp_path / "run", world_size), alone(setup))
 
 
-def average_was(folder, wrapped, save):
-    return average_of(folder, wrapped=wrapped, save=save)
-
-
 @pytest.mark.parametrize("wrapped", [True, False])
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 2)])
 def test_averaged_weights_go_on_with_any_number_of_ranks(
     library_ranks, tmp_path, before, after, wrapped
 ):
     """Also where the average is one of what setup returned, which is another class on one rank."""
-    saved = library_ranks.run(average_was, str(tmp_path), wrapped, True, world_size=before)[0]
+    saved = library_ranks.run(average_of, str(tmp_path), wrapped, True, world_size=before)[0]
     for restored in library_ranks.run(
-        average_was, str(tmp_path), not wrapped, False, world_size=after
+        average_of, str(tmp_path), not wrapped, False, world_size=after
     ):
         assert restored == saved

@@ -20,7 +20,7 @@ def data(length):
     return TensorDataset(x, x.square().mean(1, keepdim=True), torch.arange(length))
 
 
-def train(folder, options=None, size=(LENGTH, BATCH), *, stop_after=None):
+def train(folder, options=None, size=(LENGTH, BATCH), stop_after=None):
     """Train, or go on; return the loss and the ids of each step, and the weights.
 
     ``stop_after`` is a number of batches, after which a checkpoint is saved, also inside of a group.
@@ -161,16 +161,12 @@ def test_the_curve_does_not_show_where_it_was_stopped(ranks, alone, tmp_path, ac
     ):
         options = {"accumulate": accumulate, "strategy": strategy}
         found, theirs = ranks.run(
-            train_until, str(tmp_path), options, stop_after, world_size=world_size
+            train, str(tmp_path), options, (LENGTH, BATCH), stop_after, world_size=world_size
         )[0]
         assert stop_after is None or found or accumulate > stop_after or steps, "it got on"
         steps += found
     agree(steps, expected, 1e-8 if "fsdp" in str(journey) else 1e-10)
     near(theirs, weights, 1e-8)
-
-
-def train_until(folder, options, stop_after):
-    return train(folder, options, stop_after=stop_after)
 
 
 def test_ids_are_told_apart(alone):

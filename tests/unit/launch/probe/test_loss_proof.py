@@ -467,9 +467,6 @@ WRONG = {
     "prototypes": trained(cross_entropy, Prototypes),
     "contrastive": trained(contrastive),
     "redundancy": trained(redundancy),
-    "discrepancy": trained(
-        lambda m, b: (m(b["x"]).mean(0) - m(b["x"].flip(1)).mean(0)).pow(2).sum()
-    ),
     "weighted classes": trained(
         lambda m, b: cross_entropy(m, b, weight=torch.tensor([1.0, 2.0, 5.0]))
     ),
