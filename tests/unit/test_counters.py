@@ -112,19 +112,28 @@ def test_what_the_order_of_the_data_showed_is_read(handle):
     assert board.read_order(0) == counters.Order()
 
 
-def test_some_level_keeps_a_check_for_long(handle):
+def test_the_last_rare_checks_are_kept_and_some_place_keeps_a_frequent_one_for_long(handle):
     board = SharedCounters(handle, 3)
     for number in range(1, 101):
-        counters.write_check(board.slot(0), number=number, step=10 * number, checksum=-number)
-    assert board.read_checks(0) == {10 * number: -number for number in (100, 96, 64)}
-    assert board.read_checks(1) == {}
+        check = counters.Check(3, -number / 3, 0.5)
+        counters.write_check(board.slot(0), check, step=10 * number, at_powers=False)
+        counters.write_check(board.slot(2), check, step=10 * number, at_powers=True)
+    assert set(board.read_checks(0)) == {10 * number for number in (100, 96, 64)}
+    assert set(board.read_checks(2)) == {10 * number for number in range(85, 101)}
+    assert board.read_checks(0)[640] == counters.Check(3, -64 / 3, 0.5)
+    assert (board.read_checks(1), board.read(0).checks, board.read(0).checked_step) == (
+        {},
+        100,
+        1000,
+    )
 
 
 def test_ranks_that_are_read_apart_have_a_step_in_common(handle):
     board = SharedCounters(handle, 3)
     for rank, last in enumerate((70, 90, 127)):
         for number in range(1, last + 1):
-            counters.write_check(board.slot(rank), number=number, step=number, checksum=number)
+            check = counters.Check(1, 0.0, 0.0)
+            counters.write_check(board.slot(rank), check, step=number, at_powers=False)
     assert set(board.read_checks(0)) & set(board.read_checks(1)) & set(board.read_checks(2)) == {64}
 
 

@@ -38,13 +38,15 @@ def compare(values_by_rank: Mapping[int, Sequence[Value]], *, step: int) -> Find
         rank: value.first
         for rank, values in values_by_rank.items()
         for value in values
-        if value.name == name and value.first == value.second  # a setting, not two projections
+        if value.name == name and value.is_setting
     }
     if not numbers:
         return replace(finding, evidence=tuple(evidence))
+    what = finding.what.partition(", first in")[0].replace("other parameters", f"another {name}")
     pairs = [f"{number:.6g} on rank {rank}" for rank, number in sorted(numbers.items())]
     return replace(
         finding,
+        what=what,
         evidence=(f"{name}: {', '.join(pairs[:_FEW])}", *evidence[1:]),
         fix="set it on all ranks alike: from the step, or from a value that is reduced over ranks",
     )

@@ -35,6 +35,7 @@ class Value(NamedTuple):
     first: float  # the projections; infinite if the tensor is not finite
     second: float
     tolerance: float  # how far apart projections of equal tensors may be
+    is_setting: bool = False  # whether it is a number, with itself as both projections
 
 
 def fingerprints(
@@ -120,9 +121,12 @@ def _settings(optimizer: Any) -> Iterator[Value]:
                 continue
             for part in option if isinstance(option, tuple) else (option,):
                 if isinstance(part, int | float) or getattr(part, "ndim", None) == 0:
-                    number_of = float(part)
                     name = f"{key} of {type(optimizer).__name__}{place}"
-                    yield Value(name, number_of, number_of, max(_RELATIVE * abs(number_of), 1e-30))
+                    yield _setting(name, float(part))
+
+
+def _setting(name: str, number: float) -> Value:
+    return Value(name, number, number, max(_RELATIVE * abs(number), 1e-30), is_setting=True)
 
 
 def _state(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:

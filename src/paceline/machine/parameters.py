@@ -7,8 +7,10 @@ import gc
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.")
 
@@ -51,6 +53,8 @@ def _depth(name: str) -> tuple[int, str]:
 
 def modules() -> Iterator[torch.nn.Module]:
     """Yield all living modules, identified by ``type``: ``__class__`` of an object can run code."""
+    import torch
+
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.nn.Module) and "_parameters" in thing.__dict__:
             yield thing

@@ -29,7 +29,11 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "_store_based_barrier",
         "_world",
     ),
-    "torch.distributed.ProcessGroup": ("_allgather_base", "_get_backend"),
+    "torch.distributed.ProcessGroup": (
+        "_allgather_base",
+        "_get_backend",
+        "_get_sequence_number_for_group",
+    ),
     "torch.distributed.ProcessGroupGloo": ("_Options",),
     "torch.distributed.ProcessGroupGloo._Options": ("_devices", "_threads", "_timeout"),
     "torch.distributed.rendezvous": ("_create_c10d_store",),

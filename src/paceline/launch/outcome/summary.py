@@ -50,8 +50,8 @@ def summarise(
         "slowest_ratio": own[slowest] / median if median else 1.0,
         "step": step_time and stage_times.describe(step_time, hosts),
         "ungrouped": len(stepping) > 1 and all(entry["never_grouped"] for entry in counters),
-        "checks": min(entry["checks"] for entry in stepping),
-        "checked_step": min(entry["checked_step"] for entry in stepping),
+        "checks": min(entry.get("checks", 0) for entry in stepping),
+        "checked_step": min(entry.get("checked_step", 0) for entry in stepping),
     }
 
 

@@ -12,16 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.errors import Finding, UsageError
+from paceline.train.session import step_hooks
 
 
 class Copies:
     """Refuses an optimizer's step on a copy of a model, with gradients that are not averaged."""
-
-    def __init__(self) -> None:
-        self._guard: Any = None  # the hook on optimizer steps, set once a copy has gradients
 
     def __deepcopy__(self, _: Any) -> Copies:
         return self
@@ -34,8 +31,18 @@ class Copies:
 
     def note(self, _: torch.Tensor) -> None:
         """Check the steps of optimizers from now on."""
-        if self._guard is None:
-            self._guard = register_optimizer_step_pre_hook(_check_step)
+        step_hooks.watch(self)
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Refuse a step with gradients of a copy.
+
+        Raises:
+            UsageError: The optimizer holds a parameter of a copy that has a gradient.
+        """
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        count = sum(parameter.grad is not None and _is_watched(parameter) for parameter in held)
+        if count:
+            raise _not_averaged(optimizer, count)
 
 
 def forget(parameter: torch.Tensor) -> None:
@@ -47,18 +54,6 @@ def forget(parameter: torch.Tensor) -> None:
 
 def _is_of_copies(hook: Any) -> bool:
     return isinstance(getattr(hook, "__self__", None), Copies)
-
-
-def _check_step(optimizer: Optimizer, *_: Any) -> None:
-    """Refuse a step with gradients of a copy.
-
-    Raises:
-        UsageError: The optimizer holds a parameter of a copy that has a gradient.
-    """
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    count = sum(parameter.grad is not None and _is_watched(parameter) for parameter in held)
-    if count:
-        raise _not_averaged(optimizer, count)
 
 
 def _is_watched(parameter: torch.Tensor) -> bool:

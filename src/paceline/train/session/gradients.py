@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from paceline.errors import Finding, Notice, UsageError
+from paceline.machine.compiled import not_compiled
 from paceline.text import terminal
 from paceline.train import runtime
 from paceline.train.data import BatchTracker, Rows, not_of_samples
@@ -145,10 +146,7 @@ class Gradients:
         """Compute gradients; return whether the step's gradients are complete."""
         checks.require_loss(loss)
         part, rows = self._place_in_group(loss, weight)
-        if part.ends_group:
-            self._check_ranks()
-        if self._guard is not None and self._guard.inspects:
-            self._guard.inspect(_leaves(loss), has_models=bool(self.models))
+        self._check_averaged(loss, part)
         if part.rescale != 1.0:
             self._rescale(part.rescale)
         watch = self.limits.draws
@@ -160,6 +158,8 @@ class Gradients:
         # value of a loss that is NaN because the rank has no rows.
         gradient = None if part.factor == 1.0 else torch.full_like(loss, part.factor)
         try:
+            if part.ends_group and self.check.num_steps == self.check.due:
+                self.compare_ranks()
             with self._outside:
                 if part.factor:
                     self._run_backward(loss, gradient, part.ends_group)
@@ -179,12 +179,12 @@ class Gradients:
             watch.after_backward()
         return part.ends_group
 
-    def _check_ranks(self) -> None:
-        """Check, before ranks average gradients, that they will and that they are alike."""
-        if self._forwards.models and not self._forwards:
+    def _check_averaged(self, loss: torch.Tensor, part: Part) -> None:
+        """Check that the gradients of what a loss trains will be averaged."""
+        if part.ends_group and self._forwards.models and not self._forwards:
             raise not_averaged()
-        if self.check.num_steps == self.check.due:
-            self.compare_ranks()
+        if self._guard is not None and self._guard.inspects:
+            self._guard.inspect(_leaves(loss), has_models=bool(self.models))
 
     def _place_in_group(self, loss: torch.Tensor, weight: float | None) -> tuple[Part, Rows | None]:
         """Return the factors of a loss, and the rows of its batch; None without a loader."""
@@ -356,6 +356,7 @@ class Gradients:
         """Prepare for a collective of the script, for which all ranks must be at the same place."""
         self.tracker.note_collective()
 
+    @not_compiled
     def compare_ranks(self) -> None:
         """Compare what ranks hold after the steps so far; a collective.
 

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.errors import Finding, UsageError
-from paceline.train.session import copies
+from paceline.train.session import copies, step_hooks
 
 
 class OutsideBackward:
@@ -36,7 +35,6 @@ class OutsideBackward:
         self.is_inside = False
         self._wide: list[_Watch] = []  # watches with hooks on all parameters of their model
         self._left: dict[torch.Tensor, None] = {}  # parameters with gradients from outside
-        self._guard: Any = None  # the hook on optimizer steps, set while such gradients exist
 
     def watch(self, model: nn.Module) -> None:
         """Detect gradients that are accumulated in a model's parameters."""
@@ -49,9 +47,9 @@ class OutsideBackward:
 
     def note(self, parameter: torch.Tensor) -> None:
         """Record a gradient that a backward outside of the session has accumulated."""
+        if not self._left:
+            step_hooks.watch(self)
         self._left[parameter] = None
-        if self._guard is None:
-            self._guard = register_optimizer_step_pre_hook(self._before_step)
 
     def __enter__(self) -> None:
         """Begin a backward of the session.
@@ -68,7 +66,12 @@ class OutsideBackward:
         if self._wide:
             self._wide = [watch for watch in self._wide if not watch.keep_one()]
 
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Refuse a step with gradients from outside the session.
+
+        Raises:
+            UsageError: The optimizer holds such gradients.
+        """
         held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         foreign = [parameter for parameter in self._left if parameter in held]
         if foreign:
@@ -79,9 +82,8 @@ class OutsideBackward:
         there = [parameter for parameter in parameters if is_there(parameter.grad)]
         for parameter in parameters:
             del self._left[parameter]
-        if not self._left and self._guard is not None:
-            self._guard.remove()
-            self._guard = None
+        if not self._left:
+            step_hooks.unwatch(self)
         if there:
             raise _outside(len(there), where)
 

@@ -18,14 +18,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from paceline.errors import Finding, UsageError
 from paceline.machine import parameters
-from paceline.machine.compiled import left_alone
+from paceline.machine.compiled import not_compiled
 from paceline.train import runtime
-from paceline.train.session import outside
+from paceline.train.session import outside, step_hooks
 
 
 @dataclass
@@ -58,10 +57,9 @@ class StepGuard:
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, _Steps] = weakref.WeakKeyDictionary()
         self._strangers: Any = WeakTensorKeyDictionary()  # trained, and of no model
         self.inspects = True  # whether to look at what the next backward reaches
-        look = weakref.WeakMethod(self.before_step)
-        handle = register_optimizer_step_pre_hook(_hook(look))
-        weakref.finalize(self, handle.remove)
+        step_hooks.watch(self)
 
+    @not_compiled
     def inspect(self, leaves: Iterable[torch.Tensor], *, has_models: bool) -> None:
         """Look for tensors that a backward reaches, and that nothing keeps equal on all ranks.
 
@@ -135,19 +133,6 @@ class StepGuard:
                 ),
             )
         )
-
-
-def _hook(look: Callable[[], Callable[[Optimizer], None] | None]) -> Callable[..., None]:
-    """Return a hook on the steps of all optimizers, which does not keep the guard alive."""
-
-    def before_step(optimizer: Optimizer, *_: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        guard = look()
-        if guard is not None:
-            guard(optimizer)
-
-    return left_alone(before_step)
 
 
 def _exchanges() -> int | None:

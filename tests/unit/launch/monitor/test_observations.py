@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.launch.monitor import observations
-from paceline.launch.monitor.observations import Pace, Parameters
+from paceline.launch.monitor.observations import Pace
 
 
 @pytest.mark.parametrize(
@@ -227,54 +227,3 @@ def test_of_a_straggler_that_waits_for_data_the_storage_is_suspected():
     assert "storage" in found.fix
     assert "25.0 ms waiting for data" in found.evidence[0]
     assert "x)" not in found.what
-
-
-NAMES = ("0.weight [4, 8]", "0.bias [4]", "1.weight [1, 4]")
-
-
-def test_replicas_that_are_alike():
-    assert observations.replicas([Parameters((0, 1), NAMES, (1, 2, 3))], step=5) is None
-
-
-@pytest.mark.parametrize(
-    ("groups", "what", "evidence"),
-    [
-        (
-            [Parameters((0, 2, 3), NAMES, (1, 2, 3)), Parameters((1,), NAMES, (1, 9, 9))],
-            "after step 5 rank 1 has other parameters than ranks 0, 2-3, first in 0.bias",
-            ("first: 0.bias [4]", "2 of 3 parameters differ"),
-        ),
-        (
-            [Parameters((1,), NAMES, (1, 9, 3)), Parameters((0,), NAMES, (1, 2, 3))],
-            "after step 5 rank 1 has other parameters than rank 0, first in 0.bias",
-            ("first: 0.bias [4]", "1 of 3 parameters differ"),
-        ),
-        (
-            [Parameters((0,), NAMES, (1, 2, 3)), Parameters((1,), NAMES[:2], (1, 2))],
-            "after step 5 rank 1 has other parameters than rank 0, first in 1.weight",
-            ("first: 1.weight [1, 4]",),
-        ),
-        (
-            [Parameters((0,), NAMES, (1, 2, 3)), Parameters((1,), (), ())],
-            "after step 5 rank 1 has other parameters than rank 0, first in 0.weight",
-            ("first: 0.weight [4, 8]",),
-        ),
-        (
-            [
-                Parameters((0, 1), NAMES, (1, 2, 3)),
-                Parameters((2,), NAMES, (1, 2, 4)),
-                Parameters((3,), NAMES, (0, 2, 3)),
-            ],
-            "after step 5 ranks 2-3 have other parameters than ranks 0-1, first in 0.weight",
-            ("first: 0.weight [4, 8]", "1 of 3 parameters differ"),
-        ),
-    ],
-)
-def test_replicas_that_differ(groups, what, evidence):
-    found = observations.replicas(groups, step=5)
-    assert (found.name, found.severity, found.what, found.evidence) == (
-        "replicas-differ",
-        "warning",
-        what,
-        evidence,
-    )

@@ -101,33 +101,46 @@ def test_each_host_is_called_a_straggler_once():
     assert [finding.where for finding in told] == ["host-1 (node 1)", "host-0 (node 0)"]
 
 
-def lists(ranks, sums):
-    return {"ranks": ranks, "names": ["0.weight [2]", "0.bias [1]"], "sums": sums}
+def values(second):
+    return [("0.weight", 1.0, 1.0, 0.1, False), ("0.bias", second, second + 1, 0.1, False)]
+
+
+def lists(ranks, second):
+    return {"ranks": ranks, "values": values(second)}
+
+
+def ranges(low, high=None, place=1):
+    return [[place, low, low], [place, low if high is None else high, low]]
 
 
 def test_replicas_are_compared_at_a_step_that_all_have():
     head = Head(4)
-    assert (
-        head.judge({0: facts(checks={"5": 1, "10": 2}), 1: facts(checks={"5": 1})}, last=False)
-        == []
-    )
+    early = {0: facts(checks={"5": ranges(1), "10": ranges(2)}), 1: facts(checks={"5": ranges(1)})}
+    assert head.judge(early, last=False) == []
     assert head.list_step == 0
-    ahead = {0: facts(checks={"10": 2, "15": 3}), 1: facts(checks={"10": 2, "15": 4, "20": 4})}
+    ahead = {
+        0: facts(checks={"10": ranges(2), "15": ranges(3)}),
+        1: facts(checks={"10": ranges(2.9), "15": ranges(9), "20": ranges(4)}),
+    }
     assert head.judge(ahead, last=False) == []
     assert (head.list_step, head.has_lists) == (15, False)
-    ahead[0]["lists"] = [lists([0, 1], [1, 2])]
+    ahead[0]["lists"] = [lists([0, 1], 2.0)]
     assert head.judge(ahead, last=False) == []
-    ahead[1]["lists"] = [lists([2], [1, 2]), lists([3], [1, 3])]
+    ahead[1]["lists"] = [lists([2], 2.05), lists([3], 3.0)]
     (found,) = head.judge(ahead, last=False)
     assert found.what == "after step 15 rank 3 has other parameters than ranks 0-2, first in 0.bias"
     assert head.has_lists
     assert head.judge(ahead, last=True) == []
 
 
-def test_ranks_of_one_node_that_differ_are_enough():
+@pytest.mark.parametrize(
+    ("low", "high", "places", "step"), [(1, 9, (1, 1), 5), (1, 2, (1, 1), 0), (1, 9, (1, 2), 0)]
+)
+def test_ranks_of_one_node_that_differ_at_the_same_place_are_enough(low, high, places, step):
     head = Head(2)
-    head.judge({0: facts(checks={"5": None})}, last=False)
-    assert head.list_step == 5
+    check = [[places[0], low, 0.0], [places[1], high, 0.0]]
+    head.judge({0: facts(checks={"5": check})}, last=False)
+    assert head.list_step == step
 
 
 def beat(steps, own_s=0.0, data_s=0.0, seconds=0.0):
@@ -190,29 +203,33 @@ def test_a_run_that_is_shorter_than_a_tick_is_looked_at_in_the_end(made, pulses)
     assert named(told) == ["same-order-each-epoch"]
 
 
-def leave_parameters(run_dir, rank, sums):
-    content = {"names": ["0.weight [2]", "0.bias [1]"], "steps": {"10": sums}}
-    run_dir.parameters(rank).write_text(json.dumps(content))
+def leave_parameters(run_dir, rank, second):
+    run_dir.parameters(rank).write_text(json.dumps({"10": values(second)}))
+
+
+def leave_check(pulses, local, total):
+    check = counters.Check(1, total, 0.0)
+    counters.write_check(pulses.slot(local), check, step=10, at_powers=True)
 
 
 def test_lists_of_parameters_are_read_where_checksums_differ(made, pulses):
     observer, told, run_dir = made
-    for local, checksum in ((0, 5), (1, 6)):
-        counters.write_check(pulses.slot(local), number=1, step=10, checksum=checksum)
-        leave_parameters(run_dir, local, [1, checksum])
+    for local, total in ((0, 5.0), (1, 60.0)):
+        leave_check(pulses, local, total)
+        leave_parameters(run_dir, local, total)
     assert observer.close()
-    assert told[0].evidence == ("first: 0.bias [1]", "1 of 2 parameters differ")
+    assert told[0].evidence == ("first: 0.bias", "1 of 2 values differ")
 
 
 def test_parameters_that_are_not_known_read_as_none(tmp_path):
     run_dir = RunDir(tmp_path)
     run_dir.create()
-    assert read_parameters(run_dir, 0, 0, step=10) == ((), ())
-    leave_parameters(run_dir, 0, [1, 2])
-    assert read_parameters(run_dir, 0, 0, step=10) == (("0.weight [2]", "0.bias [1]"), (1, 2))
-    assert read_parameters(run_dir, 0, 0, step=11) == ((), ())
+    assert read_parameters(run_dir, 0, 0, step=10) == ()
+    leave_parameters(run_dir, 0, 2.0)
+    assert read_parameters(run_dir, 0, 0, step=10) == tuple(values(2.0))
+    assert read_parameters(run_dir, 0, 0, step=11) == ()
     run_dir.parameters(0).write_text("{")
-    assert read_parameters(run_dir, 0, 0, step=10) == ((), ())
+    assert read_parameters(run_dir, 0, 0, step=10) == ()
 
 
 class HeadsChannel:
@@ -236,20 +253,18 @@ class HeadsChannel:
 
 def test_the_head_asks_for_lists_and_does_not_wait_for_ever(made, pulses, monkeypatch):
     observer, told, run_dir = made
-    observer._channel = channel = HeadsChannel(facts(checks={"10": 6}))
+    observer._channel = channel = HeadsChannel(facts(checks={"10": ranges(60)}))
     observer._head = Head(4)
     for local in (0, 1):
-        counters.write_check(pulses.slot(local), number=1, step=10, checksum=5)
-        leave_parameters(run_dir, local, [1, 5])
+        leave_check(pulses, local, 5.0)
+        leave_parameters(run_dir, local, 5.0)
     assert not observer.close()
     assert channel.words == [{"lists": 10}]
-    assert channel.mine["lists"] == [
-        {"ranks": [0, 1], "names": ("0.weight [2]", "0.bias [1]"), "sums": (1, 5)}
-    ]
+    assert channel.mine["lists"] == [{"ranks": [0, 1], "values": tuple(values(5.0))}]
     monkeypatch.setattr(observers, "_LISTS_S", 0.0)
     assert observer.close()
     assert told == []
-    channel.other["lists"] = [lists([2, 3], [1, 6])]
+    channel.other["lists"] = [lists([2, 3], 6.0)]
     observer._next_s = 0.0
     assert observer.close()
     assert named(told) == ["replicas-differ"]

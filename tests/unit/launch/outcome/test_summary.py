@@ -37,6 +37,8 @@ def test_figures_of_equal_ranks():
         "slowest_ratio": 1.0,
         "step": None,
         "ungrouped": False,
+        "checks": 0,
+        "checked_step": 0,
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 from types import SimpleNamespace
 
@@ -14,9 +13,9 @@ from torch import nn
 from paceline import counters
 from paceline.errors import RunError
 from paceline.launch.probe import finite
+from paceline.launch.probe.checksums import checksums, combined
 from paceline.launch.probe.finite import FiniteCheck, non_finite
 from paceline.machine.parameters import in_shards, names_of
-from paceline.launch.probe.replicas import ReplicaCheck, checksums, combined
 
 NAN = float("nan")
 
@@ -203,28 +202,3 @@ def test_one_checksum_of_all_fits_in_64_bits_and_minds_the_order():
     assert combined([]) == 1
     for sums in ([2**62] * 9, [-(2**62)] * 9, [0], [-1]):
         assert -(2**63) <= combined(sums) < 2**63
-
-
-def test_checks_are_left_at_multiples_of_n(slot, tmp_path):
-    net = nn.Linear(2, 1)
-    check = ReplicaCheck(slot, 5, tmp_path / "parameters.json")
-    check.follow(net.parameters())
-    for step in range(34):
-        slot[counters.STEPS] = step
-        check.before_step()
-        check.before_step()  # of a second optimizer
-    board = {
-        slot[place]
-        for place in range(counters.CHECKS, counters.CHECKS + 2 * counters.CHECK_LEVELS, 2)
-    }
-    assert board == {0, 20, 30}
-    content = json.loads((tmp_path / "parameters.json").read_text())
-    assert content["names"] == ["weight [1, 2]", "bias [1]"]
-    assert set(content["steps"]) == {"20", "30"}
-
-
-def test_a_full_disk_does_not_end_a_run(slot, tmp_path):
-    check = ReplicaCheck(slot, 1, tmp_path / "missing" / "parameters.json")
-    slot[counters.STEPS] = 1
-    check.before_step()
-    assert slot[counters.CHECKS] == 1

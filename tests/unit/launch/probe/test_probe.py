@@ -1,6 +1,7 @@
 """What the probe counts and how it divides the time, with a clock that a test moves."""
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,7 +81,9 @@ def test_arguments_of_backward_arrive(slot):
     """By position and by name, and also one that torch does not have yet."""
     calls = []
     _, backward, _ = probe._count(
-        slot, probe.Loops(slot), lambda *args, **kwargs: calls.append((args, kwargs)), iter
+        *(slot, probe.Loops(slot), SimpleNamespace(due=-1)),
+        lambda *args, **kwargs: calls.append((args, kwargs)),
+        iter,
     )
     backward("loss", None, True, inputs="weights")
     backward("loss", later="word")
