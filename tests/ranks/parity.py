@@ -11,17 +11,30 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from paceline import Session
 from paceline.errors import PacelineError
 
-LENGTH, BATCH = (
-    43,
-    5,
-)  # nothing divides 43; the last batch has 3 samples, so that rank 3 of 4 has none
+LENGTH, BATCH, WIDTH = 43, 5, 4  # nothing divides 43; rank 3 of 4 has none of the last batch
 WORLDS = (2, 3, 4)
 TOLERANCE = 1e-10
 WAITED = "waited for a rank that had ended"
+
+
+def rows():
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(LENGTH, WIDTH, generator=generator, dtype=torch.float64)
+    return x, x.square().mean(1, keepdim=True)
+
+
+def net(out=1, width=WIDTH):
+    return nn.Sequential(nn.Linear(width, 7), nn.Tanh(), nn.Linear(7, out))
+
+
+def mse(model, batch):
+    x, y = batch
+    return nn.functional.mse_loss(model(x), y)
 
 
 def session_of(folder, **options):
@@ -91,21 +104,24 @@ def weights_of(*models):
     }
 
 
-def outcome(file, name, folder):
-    """On a rank: return the losses and weights of a set-up, or the name of the finding that it ends with."""
+def module_of(file):
+    """On a rank: return the module of a set-up, with torch's generator as each set-up begins."""
     module = f"setups_{Path(file).stem}"
     if module not in sys.modules:
         spec = importlib.util.spec_from_file_location(module, file)
         sys.modules[module] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[module])
     torch.manual_seed(5)
+    return sys.modules[module]
+
+
+def outcome(file, name, folder):
+    """On a rank: return the losses and weights of a set-up, or the name of the finding that it ends with."""
     try:
-        return getattr(sys.modules[module], name)(folder)
+        return getattr(module_of(file), name)(folder)
     except PacelineError as error:
         return error.finding.name
-    except (
-        RuntimeError
-    ) as error:  # another rank ended with a finding, and this one waited for it in gloo
+    except RuntimeError as error:  # another rank ended with a finding, for which this one waited
         if "gloo" in str(error):
             return WAITED
         raise

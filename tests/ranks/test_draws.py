@@ -10,24 +10,9 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from ranks import parity
+from ranks.parity import WIDTH, mse, net, rows
 
-WIDTH = 4
 WORLDS = (2, 3)
-
-
-def rows():
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(parity.LENGTH, WIDTH, generator=generator, dtype=torch.float64)
-    return x, x.square().mean(1, keepdim=True)
-
-
-def net(out=1, width=WIDTH):
-    return nn.Sequential(nn.Linear(width, 7), nn.Tanh(), nn.Linear(7, out))
-
-
-def mse(model, batch):
-    x, y = batch
-    return nn.functional.mse_loss(model(x), y)
 
 
 def regress(folder, loss_of=mse, dataset=None, *, out=1, width=WIDTH, accumulate=1, **options):

@@ -23,19 +23,9 @@ from torch.utils.data import (
 )
 
 from ranks import parity
+from ranks.parity import WIDTH, net, rows
 
 LIBRARIES = ()  # a fork after pyarrow was imported has hung once: each rank imports it itself
-WIDTH = 4
-
-
-def rows():
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(parity.LENGTH, WIDTH, generator=generator, dtype=torch.float64)
-    return x, x.square().mean(1, keepdim=True)
-
-
-def net():
-    return nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Linear(7, 1))
 
 
 def regress(session, loader, pair=lambda batch: batch):
@@ -247,7 +237,8 @@ def bucketed_batches(folder):
 
 
 def two_loaders(folder, *, weighted):
-    session = parity.session_of(folder)
+    """Side by side, in groups of batches; the shorter one's end is that of the last group."""
+    session = parity.session_of(folder, accumulate=3)
     model = net()
     model, optimizer = session.setup(model, torch.optim.AdamW(model.parameters(), lr=0.02))
     x, y = rows()
@@ -259,14 +250,11 @@ def two_loaders(folder, *, weighted):
             supervised = nn.functional.mse_loss(
                 model(torch.cat([inputs, others]))[: len(inputs)], targets
             )
-            session.backward(supervised, weight=len(inputs) if weighted else None)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(
-                parity.watched(
-                    lambda model: nn.functional.mse_loss(model(x), y), session.unwrap(model)
-                )
-            )
+            if session.backward(supervised, weight=len(inputs) if weighted else None):
+                optimizer.step()
+                optimizer.zero_grad()
+                own = session.unwrap(model)
+                losses.append(parity.watched(lambda own: nn.functional.mse_loss(own(x), y), own))
     return losses, parity.weights_of(session.unwrap(model))
 
 

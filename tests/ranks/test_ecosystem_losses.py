@@ -1,4 +1,4 @@
-"""Losses that tutorials show: over tokens, classes, gathered features and slopes; and what is refused."""
+"""Losses that tutorials show: over tokens, classes and slopes; and what is refused."""
 
 import warnings
 
@@ -8,64 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from ranks import parity
-
-WIDTH = 4
-
-
-def rows():
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(parity.LENGTH, WIDTH, generator=generator, dtype=torch.float64)
-    return x, x.square().mean(1, keepdim=True)
-
-
-def net(out=1):
-    return nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Linear(7, out))
-
-
-def mse(model, batch):
-    x, y = batch
-    return nn.functional.mse_loss(model(x), y)
-
-
-def info_nce(features, positives):
-    return nn.functional.cross_entropy(features @ positives.T, torch.arange(len(features)))
-
-
-def contrastive(folder):
-    """Features of all ranks, of which those of this rank have gradients; each rank has the loss of the whole batch."""
-    session = parity.session_of(folder)
-    model, optimizer = session.setup(
-        model := net(5), torch.optim.AdamW(model.parameters(), lr=0.02)
-    )
-    x, _ = rows()
-    loader = session.loader(TensorDataset(x), parity.BATCH, shuffle=True)
-
-    def everyone(features, own):
-        found = session.gather(features).clone()
-        found[own] = features[: own.stop - own.start]
-        return found
-
-    def loss_of(model, batch):
-        (inputs,) = batch
-        first, second = nn.functional.normalize(
-            model(torch.cat([inputs, 0.9 * inputs]))
-        ).tensor_split(2)
-        counts = [0] * session.world_size
-        counts[session.rank] = num_rows = loader.iteration.rows.of_rank
-        counts = session.reduce(counts)
-        own = slice(sum(counts[: session.rank]), sum(counts[: session.rank + 1]))
-        loss = info_nce(everyone(first, own), everyone(second, own)) + 0 * first.sum()
-        # The ranks' parts of this one gradient are to be added up, and backward takes their mean.
-        return sum(map(bool, counts)) * loss, bool(num_rows)
-
-    return parity.train(
-        session,
-        model,
-        optimizer,
-        loader,
-        loss_of,
-        watch=lambda model: info_nce(model(x), model(0.9 * x)),
-    )
+from ranks.parity import WIDTH, mse, net, rows
 
 
 def distilled(folder):
@@ -201,7 +144,7 @@ def dict_of_datasets(folder):
     session.loader({"train": whole, "test": whole}, 1)
 
 
-SETUPS = [contrastive, distilled, gradient_penalty, per_token_weighted, classes_weighted]
+SETUPS = [distilled, gradient_penalty, per_token_weighted, classes_weighted]
 REFUSED = {
     per_token_unweighted: "batch-weight-unknown",
     classes_unweighted: "batch-weight-unknown",

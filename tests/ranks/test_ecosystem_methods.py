@@ -8,23 +8,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from ranks import parity
-
-WIDTH = 4
-
-
-def rows():
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(parity.LENGTH, WIDTH, generator=generator, dtype=torch.float64)
-    return x, x.square().mean(1, keepdim=True)
-
-
-def net(out=1):
-    return nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Linear(7, out))
-
-
-def mse(model, batch):
-    x, y = batch
-    return nn.functional.mse_loss(model(x), y)
+from ranks.parity import WIDTH, mse, net, rows
 
 
 def regress(session, model, optimizer, **options):
@@ -187,45 +171,6 @@ def stochastic_weight_averaging(folder):
     return losses, parity.weights_of(session.unwrap(model), average.module)
 
 
-def adversarial(folder):
-    """The GAN of the DCGAN tutorial: the discriminator's loss on real and fake rows, then the generator's."""
-    session = parity.session_of(folder)
-    generator, discriminator = net(WIDTH), net(1)
-    makes, of_maker = session.setup(
-        generator, torch.optim.Adam(generator.parameters(), lr=0.01, betas=(0.5, 0.999))
-    )
-    judges, of_judge = session.setup(
-        discriminator, torch.optim.Adam(discriminator.parameters(), lr=0.01, betas=(0.5, 0.999))
-    )
-    x, _ = rows()
-    noise = torch.randn(
-        parity.LENGTH, WIDTH, generator=torch.Generator().manual_seed(2), dtype=torch.float64
-    )
-    score, losses = nn.functional.binary_cross_entropy_with_logits, []
-    loader = session.loader(TensorDataset(x, noise), parity.BATCH, shuffle=True)
-    for _ in session.epochs(2):
-        for real, source in loader:
-            of_judge.zero_grad()
-            fake = makes(source)
-            true, false = judges(torch.cat([real, fake.detach()])).tensor_split(2)
-            session.backward(
-                score(true, torch.ones_like(true)) + score(false, torch.zeros_like(false))
-            )
-            of_judge.step()
-            of_maker.zero_grad()
-            judges.requires_grad_(False)
-            again = judges(fake)
-            session.backward(score(again, torch.ones_like(again)))
-            judges.requires_grad_(True)
-            of_maker.step()
-            losses.append(
-                parity.watched(
-                    lambda model: model(generator(noise)).mean() + model(x).mean(), discriminator
-                )
-            )
-    return losses, parity.weights_of(generator, discriminator)
-
-
 def several_optimizers(folder):
     session = parity.session_of(folder)
     model = net()
@@ -366,7 +311,7 @@ def layer_drop(folder):
     )
 
 
-def average_of(folder, *, wrapped, save):
+def average_of(folder, wrapped, save):
     """Train, average, and save; or restore what was saved, and return the weights of the average."""
     session = parity.session_of(folder)
     model, optimizer = session.setup(model := net(), torch.optim.SGD(model.parameters(), lr=0.05))
@@ -378,18 +323,6 @@ def average_of(folder, *, wrapped, save):
         regress(session, model, optimizer, after_step=lambda: average.update_parameters(model))
         session.save(wait=True)
     return [each.tolist() for each in average.parameters()], int(average.n_averaged)
-
-
-def recomputed_and_sharded(folder):
-    session = parity.session_of(folder, strategy="fsdp", accumulate=2)
-    model, optimizer = session.setup(model := net(), torch.optim.AdamW(model.parameters(), lr=0.02))
-    return regress(session, model, optimizer)
-
-
-def accumulated_by_two(folder):
-    session = parity.session_of(folder, accumulate=2)
-    model, optimizer = session.setup(model := net(), torch.optim.AdamW(model.parameters(), lr=0.02))
-    return regress(session, model, optimizer)
 
 
 SETUPS = [
@@ -404,7 +337,6 @@ SETUPS = [
     group_norm,
     moving_average,
     stochastic_weight_averaging,
-    adversarial,
     several_optimizers,
     two_models_and_one_optimizer,
     lbfgs,
@@ -421,25 +353,14 @@ def test_any_number_of_ranks_trains_what_one_would(
     parity.check(parity.run(library_ranks, setup, tmp_path / "run", world_size), alone(setup))
 
 
-def average_was(folder, wrapped, save):
-    return average_of(folder, wrapped=wrapped, save=save)
-
-
 @pytest.mark.parametrize("wrapped", [True, False])
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 2)])
 def test_averaged_weights_go_on_with_any_number_of_ranks(
     library_ranks, tmp_path, before, after, wrapped
 ):
     """Also where the average is one of what setup returned, which is another class on one rank."""
-    saved = library_ranks.run(average_was, str(tmp_path), wrapped, True, world_size=before)[0]
+    saved = library_ranks.run(average_of, str(tmp_path), wrapped, True, world_size=before)[0]
     for restored in library_ranks.run(
-        average_was, str(tmp_path), not wrapped, False, world_size=after
+        average_of, str(tmp_path), not wrapped, False, world_size=after
     ):
         assert restored == saved
-
-
-@pytest.mark.parametrize("world_size", parity.WORLDS)
-def test_shards_train_what_one_rank_would(library_ranks, alone, tmp_path, world_size):
-    """fsdp sums in another order; 1e-8 is what Adam makes of rounding in the 16th digit."""
-    found = parity.run(library_ranks, recomputed_and_sharded, tmp_path / "run", world_size)
-    parity.check(found, alone(accumulated_by_two), 1e-8)

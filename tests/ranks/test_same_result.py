@@ -9,57 +9,41 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from paceline import Session
+from ranks.parity import BATCH, LENGTH, net, weights_of
 
 SEVERAL = (2, 3, 4)
-LENGTH, BATCH = (
-    43,
-    5,
-)  # nothing divides 43; batches of 5 leave 3, and leave rank 3 of 4 without a sample
 
 
-def data(length=LENGTH):
+def data(length):
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(length, 6, generator=generator, dtype=torch.float64)
     return TensorDataset(x, x.square().mean(1, keepdim=True), torch.arange(length))
 
 
-def net():
-    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
-
-
-def train(folder, options=None, *, stop_after=None, epochs=2):
+def train(folder, options=None, size=(LENGTH, BATCH), stop_after=None):
     """Train, or go on; return the loss and the ids of each step, and the weights.
 
     ``stop_after`` is a number of batches, after which a checkpoint is saved, also inside of a group.
     """
     session = Session(precision="64-true", seed=3, run_dir=folder, **(options or {}))
     torch.manual_seed(5)
-    model = net()
+    model = net(width=6)
     model, optimizer = session.setup(model, torch.optim.AdamW(model.parameters(), lr=0.05))
-    loader = session.loader(data(), BATCH, shuffle=True)
+    loader = session.loader(data(size[0]), size[1], shuffle=True)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
     session.register(schedule=schedule)
     session.restore("latest")
     steps, num_batches = [], 0
     total, ids = 0.0, []
-    for epoch in session.epochs(epochs):
+    for epoch in session.epochs(2):
         for x, y, index in loader:
             prediction = model(x)
-            if (
-                loader.rows
-            ):  # else it is another rank's row, which only the gradient leaves out by itself
+            if loader.rows:  # else it is another rank's, which only the gradient leaves out
                 total += nn.functional.mse_loss(prediction, y, reduction="sum").item()
             ids += session.gather(index).tolist()
             if session.backward(nn.functional.mse_loss(prediction, y)):
-                steps.append(
-                    (
-                        session.step,
-                        epoch,
-                        schedule.get_last_lr()[0],
-                        session.reduce(total) / len(ids),
-                        ids,
-                    )
-                )
+                loss, rate = session.reduce(total) / len(ids), schedule.get_last_lr()[0]
+                steps.append((session.step, epoch, rate, loss, ids))
                 total, ids = 0.0, []
                 optimizer.step()
                 optimizer.zero_grad()
@@ -68,21 +52,14 @@ def train(folder, options=None, *, stop_after=None, epochs=2):
             if num_batches == stop_after:
                 session.save(wait=True)
                 return steps, None
-    whole = {
-        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).tolist()
-        for name, value in session.unwrap(model).state_dict().items()
-    }
-    return steps, whole
+    return steps, weights_of(session.unwrap(model))
 
 
 def agree(found, expected, tolerance):
     assert [step[:3] for step in found] == [step[:3] for step in expected]
-    assert [step[4] for step in found] == [step[4] for step in expected], (
-        "the same samples in the same order"
-    )
-    assert [step[3] for step in found] == pytest.approx(
-        [step[3] for step in expected], abs=tolerance, rel=0
-    )
+    assert [step[4] for step in found] == [step[4] for step in expected], "samples, in order"
+    losses = [step[3] for step in expected]
+    assert [step[3] for step in found] == pytest.approx(losses, abs=tolerance, rel=0)
 
 
 def near(weights, expected, tolerance):
@@ -122,6 +99,38 @@ def test_the_curve_does_not_show_the_number_of_ranks(
         assert theirs == results[0][1], "ranks must not drift apart by one bit"
 
 
+# 41 = 5 * 8 + 1: only rank 0 has a row of the last batch. With 13 in batches of 3, a share of each batch is empty on
+# four ranks.
+@pytest.mark.parametrize("size", [(41, 8), (13, 3), (5, 7)])
+def test_shares_without_rows_do_not_show(ranks, tmp_path, size):
+    places = {world_size: str(tmp_path / str(world_size)) for world_size in (1, *SEVERAL)}
+    ((expected, weights),) = ranks.run(train, places[1], {}, size, world_size=1)
+    for world_size in SEVERAL:
+        for found, theirs in ranks.run(train, places[world_size], {}, size, world_size=world_size):
+            agree(found, expected, 1e-10)
+            near(theirs, weights, 1e-10)
+
+
+def train_unweighted(folder):
+    def plain(session, loss):
+        with session._gradients._outside:  # else it would be refused
+            loss.nan_to_num(0.0).backward()
+        return True
+
+    original, Session.backward = Session.backward, plain
+    try:
+        return train(folder)
+    finally:
+        Session.backward = original
+
+
+def test_unweighted_shares_would_fail_these_tests(ranks, alone, tmp_path):
+    """The tolerance is not so wide that a plain mean over ranks gets through."""
+    (plain, _), _ = ranks.run(train_unweighted, str(tmp_path), world_size=2)
+    pairs = zip(alone[1][0], plain, strict=True)
+    assert max(abs(one[3] - other[3]) for one, other in pairs) > 1e-4
+
+
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_fsdp_agrees_with_ddp(ranks, alone, tmp_path, accumulate):
     expected, weights = alone[accumulate]
@@ -152,16 +161,12 @@ def test_the_curve_does_not_show_where_it_was_stopped(ranks, alone, tmp_path, ac
     ):
         options = {"accumulate": accumulate, "strategy": strategy}
         found, theirs = ranks.run(
-            train_until, str(tmp_path), options, stop_after, world_size=world_size
+            train, str(tmp_path), options, (LENGTH, BATCH), stop_after, world_size=world_size
         )[0]
         assert stop_after is None or found or accumulate > stop_after or steps, "it got on"
         steps += found
     agree(steps, expected, 1e-8 if "fsdp" in str(journey) else 1e-10)
     near(theirs, weights, 1e-8)
-
-
-def train_until(folder, options, stop_after):
-    return train(folder, options, stop_after=stop_after)
 
 
 def test_ids_are_told_apart(alone):

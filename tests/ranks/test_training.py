@@ -324,31 +324,6 @@ def test_weights_and_an_evaluation_inside_a_group(ranks, world_size):
     assert found == pytest.approx([204 / 36] * world_size, abs=1e-12)
 
 
-def train_on_pairs():
-    """Two loaders side by side, one of which ends earlier: the shorter one's end is the group's."""
-    session = Session(precision="64-true", accumulate=3)
-    model = net()
-    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.05))
-    for (x, *_), (z, *_) in zip(
-        session.loader(numbers(18), 4), session.loader(numbers(30), 4), strict=False
-    ):
-        count = len(x) + len(z)
-        loss = (model(x).square().sum() + model(z).abs().sum()) / max(count, 1)
-        if session.backward(loss, weight=count):
-            optimizer.step()
-            optimizer.zero_grad()
-    return session.step, everything(session.unwrap(model))
-
-
-def test_two_loaders_side_by_side(ranks):
-    ((steps, expected),) = ranks.run(train_on_pairs, world_size=1)
-    assert steps == 2
-    for found, weights in ranks.run(train_on_pairs, world_size=2):
-        assert found == steps
-        for name, values in expected.items():
-            assert torch.tensor(weights[name]).sub(torch.tensor(values)).abs().max() < 1e-12
-
-
 def second_loss_of_a_group():
     session = Session(accumulate=2)
     model = session.setup(net())
