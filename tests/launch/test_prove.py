@@ -132,7 +132,7 @@ def test_a_right_loss_is_proven_and_a_wrong_one_found(command, script):
     right = proven(command, script)
     assert (right.status, right.out.partition(" (")[0]) == (
         0,
-        "loss: mean over rows, proven for this script",
+        "loss: mean over rows, proven on the first batch",
     ), right.err
     wrong = proven(command, script, "wrong", options=("--json",))
     assert wrong.status == 1, wrong.err

@@ -164,8 +164,8 @@ def test_right_trainings_agree_and_say_so(ranks, tmp_path, change, world_size):
     _, said, line = results[0]
     assert [text for text in said if "differ" in text] == []
     checks = "" if change == "ByHand" else "ranks agree (5 checks to step 16) · "
-    epochs = "" if change == "ByHand" else "every sample once (2 epochs of 41) · "
-    assert line == f"same result: {checks}{epochs}loss not proven (paceline run --prove)"
+    epochs = "" if change == "ByHand" else " · every sample once (2 epochs of 41)"
+    assert line == f"result: {checks}loss not proven (paceline run --prove){epochs}"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_later_difference_is_said_once_and_the_run_goes_on(ranks, tmp_path, ch
 def test_the_comparison_can_be_switched_off(ranks, tmp_path):
     results = ranks.run(switched_off, str(tmp_path / "run"), world_size=2)
     assert [finding for finding, _, _ in results] == [None, None]
-    assert results[0][2].startswith("same result: every sample once (2 epochs of 41)")
+    assert results[0][2].endswith("· every sample once (2 epochs of 41)")
 
 
 def switched_off(folder):

@@ -401,9 +401,7 @@ def test_the_end_of_a_script_closes_the_group(port):
         "paceline: launcher torchrun (RANK and WORLD_SIZE=2 are set by torchrun); 2 ranks"
     )
     assert main.splitlines()[1].startswith("paceline: loader: batches of 2, 1 a rank")
-    assert main.splitlines()[2].startswith(
-        "paceline: same result: ranks agree (2 checks to step 2) ·"
-    )
+    assert main.splitlines()[2].startswith("paceline: result: ranks agree (2 checks to step 2) ·")
     assert (main.count("\n"), other.count("\n")) == (3, 1)
     assert other.startswith("paceline: rank 1: this rank has no row of a batch"), (
         "nobody else can say it"

@@ -52,20 +52,31 @@ def compare(values_by_rank: Mapping[int, Sequence[Value]], *, step: int) -> Find
     )
 
 
-def last_line(*, checks: int, step: int, differs: bool, others: Sequence[str]) -> str:
+def last_line(
+    *,
+    checks: int,
+    step: int,
+    differs: bool,
+    loss: str,
+    is_proven: bool | None,
+    others: Sequence[str],
+) -> str:
     """Return what a run has shown about its result, as one line.
 
     Args:
         checks: Comparisons of ranks.
         step: Step of the last one.
         differs: Whether ranks were seen to differ.
+        loss: What is known of the loss.
+        is_proven: Whether that is a proof; False if it is one of the contrary.
         others: The other parts of the line.
     """
-    begin = "not the same result" if differs else "same result"
+    begin = "not the same result" if differs or is_proven is False else "result"
+    if checks and is_proven and not differs:
+        begin = "same result"
     number = "1 check" if checks == 1 else f"{checks} checks"
     agree = f"ranks {'differ' if differs else 'agree'} ({number} to step {step})"
-    parts = [agree] if checks else []
-    return f"{begin}: {' · '.join([*parts, *others])}"
+    return f"{begin}: {' · '.join([*([agree] if checks else []), loss, *others])}"
 
 
 def groups_of(values_by_rank: Mapping[int, Sequence[Value]]) -> list[Parameters]:

@@ -35,7 +35,7 @@ class Proof:
     def line(self) -> str:
         """The result as a part of the last line of a run."""
         if self.state == PROVEN:
-            return f"loss: mean over rows, proven for this script ({self.error:.0e})"
+            return f"loss: mean over rows, proven on the first batch ({self.error:.0e})"
         if self.state == MIXES:
             return f"loss: mixes rows, {self.reason}"
         return f"loss not judged: {self.reason}"
@@ -59,10 +59,12 @@ def read_proof(
     return read_at(path_of(script, arguments, folder=folder, text=text))
 
 
-def part_of_last_line(script: str, arguments: Sequence[str]) -> str:
-    """Return what is known of the loss of a script, as a part of the last line of a run."""
+def part_of_last_line(script: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return what is known of the loss of a script, as two arguments of ``agreement.last_line``."""
     proof = read_proof(script, arguments)
-    return proof.line if proof is not None else f"loss not proven ({COMMAND})"
+    if proof is None:
+        return {"loss": f"loss not proven ({COMMAND})", "is_proven": None}
+    return {"loss": proof.line, "is_proven": {PROVEN: True, MIXES: False}.get(proof.state)}
 
 
 def read_at(path: Path) -> Proof | None:

@@ -158,14 +158,25 @@ def test_sparse_frozen_sharded_and_empty_parameters_are_left_out():
 
 
 @pytest.mark.parametrize(
-    ("checks", "differs", "line"),
+    ("checks", "differs", "is_proven", "line"),
     [
-        (13, False, "same result: ranks agree (13 checks to step 4096) · loss not proven"),
-        (1, False, "same result: ranks agree (1 check to step 4096) · loss not proven"),
-        (13, True, "not the same result: ranks differ (13 checks to step 4096) · loss not proven"),
-        (0, False, "same result: loss not proven"),
+        (13, False, True, "same result: ranks agree (13 checks to step 4096) · LOSS · OTHER"),
+        (1, False, None, "result: ranks agree (1 check to step 4096) · LOSS · OTHER"),
+        (
+            13,
+            False,
+            False,
+            "not the same result: ranks agree (13 checks to step 4096) · LOSS · OTHER",
+        ),
+        (
+            13,
+            True,
+            True,
+            "not the same result: ranks differ (13 checks to step 4096) · LOSS · OTHER",
+        ),
+        (0, False, True, "result: LOSS · OTHER"),
     ],
 )
-def test_the_last_line(checks, differs, line):
-    said = last_line(checks=checks, step=4096, differs=differs, others=["loss not proven"])
-    assert said == line
+def test_the_last_line(checks, differs, is_proven, line):
+    known = {"loss": "LOSS", "is_proven": is_proven, "others": ["OTHER"]}
+    assert last_line(checks=checks, step=4096, differs=differs, **known) == line

@@ -91,7 +91,8 @@ class Run:
     grace_s: int = 0  # seconds that ranks had between the signal and SIGKILL
     timed_steps: Sequence[Step] = ()  # steps whose stages all ranks have timed: durations by rank
     script: str = ""  # the script with its arguments, to paste; empty if it is not a script
-    loss: str = ""  # what is known of its loss, as a part of the last line
+    # what is known of its loss, for the last line
+    loss: Mapping[str, Any] = field(default_factory=lambda: {"loss": "", "is_proven": None})
 
     @property
     def is_complete(self) -> bool:
@@ -260,7 +261,8 @@ def _same_result(run: Run, figures: Mapping[str, Any]) -> str:
         checks=figures["checks"],
         step=figures["checked_step"],
         differs=differs,
-        others=[run.loss],
+        others=[],
+        **run.loss,
     )
 
 

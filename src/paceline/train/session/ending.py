@@ -64,7 +64,6 @@ def describe(shown: Shown) -> str:
         if count
     ]
     parts = [f"every sample once ({', '.join(epochs)})"] if epochs else []
-    parts.append(proofs.part_of_last_line(sys.argv[0], sys.argv[1:]))
     if shown.limits:
         parts.append(f"depends on the number of ranks: {few(list(dict.fromkeys(shown.limits)))}")
     check = shown.check
@@ -73,4 +72,5 @@ def describe(shown: Shown) -> str:
         step=check.last_step,
         differs=bool(check.differs_since),
         others=parts,
+        **proofs.part_of_last_line(sys.argv[0], sys.argv[1:]),
     )

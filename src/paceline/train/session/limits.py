@@ -70,7 +70,8 @@ class Limits:
 
         def report(draws: list[Draw]) -> None:
             self.draws = tracker.on_batch = None
-            self.parts += [f"{one.operation} ({one.place})" for one in draws if not one.is_dropout]
+            places = [(one.operation, one.place) for one in draws if not one.is_dropout]
+            self.parts += [f"{name} ({place})" if place else name for name, place in places]
             for line in lines_of(draws, says_dropout=not self._has_dropout):
                 self._say(line)
 
