@@ -17,7 +17,6 @@ FACTS = (
     r"launcher none \(.*\); 3 ranks over gloo; rank 0 on cpu",
     r"loader: batches of \d+, \d+( to \d+)? a rank(, \d of its batches are one training step)?"
     r"(; no workers a rank \(.*\))?",
-    r"results depend on the number of ranks here: batch norm's statistics are those of .* own rows",
 )
 LOOKED_AT = 32
 SETUPS = test_draws.EQUAL + test_ecosystem_losses.SETUPS + test_ecosystem_methods.SETUPS

@@ -204,13 +204,15 @@ def test_setup(ranks):
 
 
 def told(*modules):
-    """Return what setup prints on this rank."""
+    """Return what is printed on this rank about a model that trains."""
     import contextlib
     import io
 
     stream = io.StringIO()
     with contextlib.redirect_stderr(stream):
-        Session().setup(net(*modules))
+        session = Session()
+        session.setup(net(*modules))
+        session._gradients.limits.note_models(session._gradients.models)
     return stream.getvalue()
 
 

@@ -184,6 +184,8 @@ class Gradients:
         if part.ends_group and self._forwards.models and not self._forwards:
             raise not_averaged()
         if self._guard is not None and self._guard.inspects:
+            if not self._num_backwards:  # what is frozen after setup counts as such
+                self.limits.note_models(self.models)
             self._guard.inspect(_leaves(loss), has_models=bool(self.models))
 
     def _place_in_group(self, loss: torch.Tensor, weight: float | None) -> tuple[Part, Rows | None]:
@@ -412,7 +414,6 @@ class Gradients:
 
     def _make_parallel(self, model: nn.Module, optimizers: tuple[Optimizer, ...]) -> nn.Module:
         strategies.check_whole(model)
-        self.limits.note_model(model)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             runtime.copy_from_main([*model.parameters(), *model.buffers()])
             self._note_frozen(model)

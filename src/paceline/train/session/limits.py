@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -44,9 +44,9 @@ class Limits:
         self.parts: list[str] = []
         self.draws: LoopDraws | None = None
 
-    def note_model(self, model: nn.Module) -> None:
-        """Say which modules of a model depend on the number of ranks."""
-        modules = list(model.modules())
+    def note_models(self, models: Sequence[nn.Module]) -> None:
+        """Say which modules depend on the number of ranks, as they are in training."""
+        modules = [module for model in models for module in model.modules() if module.training]
         lines = []
         norms = sum(isinstance(module, BATCH_NORMS) for module in modules)
         if norms and not self._syncs_norms:
