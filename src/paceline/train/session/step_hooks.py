@@ -9,10 +9,11 @@ from __future__ import annotations
 import weakref
 from typing import Any, Protocol
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from paceline.machine.compiled import not_compiled
+from paceline.machine.compiled import left_alone, not_compiled
 
 
 class Watcher(Protocol):
@@ -38,7 +39,13 @@ def unwatch(watcher: Watcher) -> None:
     _watchers.discard(watcher)
 
 
-@not_compiled
+@left_alone
 def _before_step(optimizer: Optimizer, *_: Any) -> None:
+    if not torch.compiler.is_compiling():  # whose graph a look would break
+        _look(optimizer)
+
+
+@not_compiled
+def _look(optimizer: Optimizer) -> None:
     for watcher in list(_watchers):
         watcher.before_step(optimizer)
