@@ -241,7 +241,7 @@ MISTAKES = """
 +DataLoader(data, 16)
 @ fabric | sum of losses | loss-mixes-rows
 -cross_entropy(model(x), y)
-+cross_entropy(model(x), y, reduction="sum") / 16
++cross_entropy(model(x), y, reduction="sum")
 @ fabric | score of a share | evaluation-not-reduced
 -test = DataLoader(held_out, 16)
 +test = fabric.setup_dataloaders(DataLoader(held_out, 16))

@@ -23,6 +23,7 @@ from paceline.rundir.proofs import MIXES, NOT_JUDGED, PROVEN, UNDER_WAY, Proof
 from paceline.text import terminal
 
 _STATUS = {PROVEN: EXIT_OK, MIXES: EXIT_FAILED, NOT_JUDGED: EXIT_MISUSE}
+FAILED = "the script failed"  # before its first batch was trained on
 _NO_LOOP = (
     "no loss.backward() followed a batch of a DataLoader, of session.loader or of a Trainer in it"
 )
@@ -36,8 +37,23 @@ def prove(options: Options) -> int:
         RunError: The script has a syntax error.
     """
     text = script.read(options)
+    proof, evidence = ask(options, text)
+    _show(proof, evidence, as_json=options.json)
+    return _STATUS[proof.state]
+
+
+def ask(
+    options: Options, text: str, *, timeout_s: float = math.inf
+) -> tuple[Proof, tuple[str, ...]]:
+    """Start a script, and keep what it has shown; return it, and why the script has failed, if so.
+
+    Args:
+        options: The script, its arguments, and options of ``paceline run`` as typed.
+        text: The text of the script.
+        timeout_s: Seconds that a start may take.
+    """
     with tempfile.TemporaryDirectory(prefix="paceline-prove-") as scratch:
-        proof, evidence = _ask(options, Path(scratch))
+        proof, evidence = _ask(options, Path(scratch), timeout_s)
     path = proofs.path_of(
         options.script, options.script_args, text=text if options.module else None
     )
@@ -45,15 +61,13 @@ def prove(options: Options) -> int:
         proofs.write(path, proof)
     except OSError as error:
         terminal.say(f"the proof cannot be kept in {path}: {error.strerror}")
-    _show(proof, evidence, as_json=options.json)
-    return _STATUS[proof.state]
+    return proof, evidence
 
 
-def _ask(options: Options, scratch: Path) -> tuple[Proof, tuple[str, ...]]:
-    """Start the script; return what it has shown, and if it failed, why."""
+def _ask(options: Options, scratch: Path, timeout_s: float) -> tuple[Proof, tuple[str, ...]]:
     file = scratch / "proof.json"
     for name in ("float64", "own-types"):
-        status, output = trial.launch(_trial(options, file, scratch / name))
+        status, output = trial.launch(_trial(options, file, scratch / name, timeout_s))
         proof = proofs.read_at(file)
         is_retried = proof is not None and proof.state == UNDER_WAY and proof.is_double
         if not (is_retried and status):
@@ -62,11 +76,11 @@ def _ask(options: Options, scratch: Path) -> tuple[Proof, tuple[str, ...]]:
         return _of_ended(proof), ()
     findings = trial.report_in(output).get("findings") or ()
     first = Finding.from_json(findings[0]) if findings else None
-    reason = "the script failed" if proof is None else proof.reason
+    reason = FAILED if proof is None else proof.reason
     return Proof(NOT_JUDGED, reason), launcher_process.reason(first, output)
 
 
-def _trial(options: Options, file: Path, run_dir: Path) -> Trial:
+def _trial(options: Options, file: Path, run_dir: Path, timeout_s: float) -> Trial:
     typed = [(name, value) for name, value in options.typed if OPTION[name].group == PROGRAM]
     words = [word for pair in typed for word in option.as_words(*pair)]
     return Trial(
@@ -76,7 +90,7 @@ def _trial(options: Options, file: Path, run_dir: Path) -> Trial:
         run_dir=run_dir,
         options=tuple(words),
         variables={env.PROOF: str(file), "WANDB_MODE": "disabled"},
-        timeout_s=math.inf,
+        timeout_s=timeout_s,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +14,7 @@ from paceline import env
 from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, RunError, UsageError
 from paceline.launch.plan import script
 from paceline.launch.plan.options import Options
-from paceline.measure import trial, trials
+from paceline.measure import proof, trial, trials
 from paceline.measure.bench import (
     EXAMPLE,
     PER_RANK,
@@ -30,7 +32,7 @@ from paceline.measure.verify.rates import batch_of
 from paceline.measure.verify.records import World
 from paceline.measure.verify.table import Result
 from paceline.measure.verify.verdict import NOT_JUDGED
-from paceline.rundir import files
+from paceline.rundir import files, proofs
 from paceline.rundir.files import RunDir
 from paceline.text import terminal
 
@@ -49,13 +51,55 @@ class Runs:
     cut_short: list[Finding] = field(default_factory=list)
 
 
-def verify(requested: Request, *, as_json: bool) -> int:
+class _Proof:
+    """The proof of the loss, which another start of the script gives beside the trials.
+
+    Args:
+        requested: The script.
+        text: Its text.
+    """
+
+    def __init__(self, requested: Request, text: str) -> None:
+        script_name, *arguments = requested.command
+        options = Options(
+            script=script_name,
+            script_args=tuple(arguments),
+            module=requested.is_module,
+            typed=(("module", "true"),) if requested.is_module else (),
+        )
+        self._ask = functools.partial(proof.ask, options, text, timeout_s=requested.timeout_s)
+        self._result = proofs.Proof(proofs.NOT_JUDGED)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._result, _ = self._ask()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the script is still running for it."""
+        return self._thread.is_alive()
+
+    def has_failed(self) -> bool:
+        """Wait for its end; return whether the script has failed before its first batch."""
+        self._thread.join()
+        return self._result.reason == proof.FAILED
+
+    def result(self) -> proofs.Proof:
+        """Wait for the result; a start that failed beside a trial that did not is repeated alone."""
+        if self.has_failed():
+            self._run()
+        return self._result
+
+
+def verify(requested: Request, *, as_json: bool, is_apart: bool = False) -> int:
     """Run the script on each number of ranks, print what was compared, and return the exit status.
 
     Args:
         requested: The script, the numbers of ranks and the steps. ``scaling`` is ``"strong"`` if it
             has a ``batch_option``.
         as_json: Whether to print data for a program.
+        is_apart: Whether ranks train apart on purpose.
 
     Raises:
         UsageError: The request cannot be carried out, or the script does not follow
@@ -64,15 +108,17 @@ def verify(requested: Request, *, as_json: bool) -> int:
         RunError: The script has run on no number of ranks, or nothing in it could be compared and
             it made no optimizer step.
     """
-    script.read(Options(script=requested.command[0], module=requested.is_module))
+    text = script.read(Options(script=requested.command[0], module=requested.is_module))
     if requested.global_batch is not None:
         check_division(requested, requested.global_batch)
     root = trials.new_folder("verify", requested.command[0], requested.run_dir)
     with trials.progress(len(requested.worlds)) as say:
-        runs = _run(requested, root / "trials", say)
+        proven = _Proof(requested, text)
+        runs = _run(requested, root / "trials", say, proven)
     if not runs.worlds:
         raise RunError(runs.failures[0])
-    properties = judging.judge(runs.worlds)
+    worlds = {size: replace(world, is_apart=is_apart) for size, world in runs.worlds.items()}
+    properties = judging.judge(worlds, proven.result())
     _require_something(runs, properties)
     result = Result(
         script=requested.command[0],
@@ -91,12 +137,21 @@ def verify(requested: Request, *, as_json: bool) -> int:
     return EXIT_FAILED if is_broken or result.failures else EXIT_OK
 
 
-def _run(requested: Request, folder: Path, say: Say) -> Runs:
-    """Run all trials, the smallest number of ranks first: its batch is that of the others."""
+def _run(requested: Request, folder: Path, say: Say, proven: _Proof) -> Runs:
+    """Run all trials, the smallest number of ranks first: its batch is that of the others.
+
+    What fails beside a proof that does not is repeated alone: both may need a port, a file, or the
+    memory of a GPU.
+    """
     runs = Runs()
     for size in requested.worlds:
-        one = _trial(requested, size, folder)
-        ended = trial.run(one, say("1 rank" if size == 1 else f"{size} ranks"))
+        one, tick = _trial(requested, size, folder), say("1 rank" if size == 1 else f"{size} ranks")
+        is_beside = proven.is_under_way
+        ended = trial.run(one, tick)
+        has_failed = ended.finding is not None and ended.finding.name not in _OF_USE
+        if has_failed and is_beside and not proven.has_failed():
+            one = replace(one, run_dir=one.run_dir.with_name(f"{one.run_dir.name}-again"))
+            ended = trial.run(one, tick)
         shutil.rmtree(RunDir(one.run_dir).checkpoints, ignore_errors=True)
         if ended.finding is not None and ended.finding.name not in _OF_USE:
             runs.failures.append(ended.finding)

@@ -1,7 +1,7 @@
 """Decide whether all ranks have the same parameters after each step. Pure.
 
-Ranks that apply the same gradients in every step are meant to have the same parameters. Others,
-which train apart or average parameters now and then, are not judged.
+Ranks that apply the same gradients in every step are meant to have the same parameters. Others may
+average parameters now and then. Where nothing of theirs ever meets, each trains a model of its own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ def judge(world: World) -> Verdict:
     """Decide whether ranks keep the same parameters, for every optimizer that they have."""
     optimizers = averaging.trainings(world)
     if not optimizers:
-        return not_judged("no optimizer step was seen on all ranks")
-    verdicts = [_judge_one(ranks) for ranks in optimizers]
+        finding = _unstepped(world)
+        return broken(finding) if finding else not_judged("no optimizer step was seen on all ranks")
+    verdicts = [_judge_one(ranks, is_apart=world.is_apart) for ranks in optimizers]
     findings = [verdict for verdict in verdicts if verdict.finding is not None]
     unknown = [verdict for verdict in verdicts if verdict.state != "kept"]
     return (findings or unknown or verdicts)[0]
 
 
-def _judge_one(ranks: Sequence[Training]) -> Verdict:
+def _judge_one(ranks: Sequence[Training], *, is_apart: bool) -> Verdict:
     if not all(training.is_whole for training in ranks):
         return not_judged("parameters are divided among ranks")
     steps = sorted(set.intersection(*(set(training.checksums) for training in ranks)))
@@ -41,8 +42,73 @@ def _judge_one(ranks: Sequence[Training]) -> Verdict:
     if not differing:
         return kept(f"compared before each of {len(steps):,} steps")
     if not averaging.are_averaged(ranks, until=max(differing[0], _STEPS_BEFORE)):
+        if is_apart:
+            return not_judged("ranks train apart (--apart)")
+        if averaging.is_each_alone(ranks):
+            return broken(_each_alone(ranks))
         return not_judged("parameters differ, and so do gradients: ranks may train apart")
     return broken(_differ(ranks, differing[0]))
+
+
+def _each_alone(ranks: Sequence[Training]) -> Finding:
+    first = ranks[0]
+    is_held = first.is_parallel
+    holder = "DistributedDataParallel holds them" if is_held else "no DistributedDataParallel holds"
+    return Finding(
+        "gradients-not-averaged",
+        f"each of {len(ranks)} ranks trains a model of its own",
+        where=first.place,
+        evidence=(
+            f"{first.type} steps {first.num_elements:,} parameters of the same names on all ranks;"
+            f" after each of {len(first.steps):,} steps they differ",
+            "no collective has averaged the gradients, and nothing else has changed the parameters",
+            f"{holder}, but averages in the backward of its own forward"
+            if is_held
+            else f"{holder} them",
+        ),
+        why="a rank learns from its own samples only: rank 0 saves nothing of the others'",
+        fix=(
+            "call the model that DDP, fabric.setup or accelerator.prepare returned, not the one"
+            " inside; the last backward before a step outside of no_sync; manual_backward(loss)"
+            if is_held
+            else "model = DistributedDataParallel(model); fabric.setup(model, optimizer);"
+            " accelerator.prepare(model, optimizer); ranks that train apart on purpose: --apart"
+        ),
+        severity="warning",
+    )
+
+
+def _unstepped(world: World) -> Finding | None:
+    """Return the finding that some ranks make steps on a model which all of them hold."""
+    stepped = [
+        rank
+        for rank, records in enumerate(world.ranks)
+        if any(
+            part.is_parallel and len(set(part.checksums.values())) > 1
+            for part in records.trainings.values()
+        )
+    ]
+    still = [
+        rank
+        for rank, records in enumerate(world.ranks)
+        if len(records.unstepped) >= _STEPS_BEFORE and len(set(records.unstepped)) == 1
+    ]
+    if not stepped or not still:
+        return None
+    training = next(part for part in world.ranks[stepped[0]].trainings.values() if part.is_parallel)
+    return Finding(
+        "replicas-differ",
+        f"rank {stepped[0]} makes optimizer steps, and rank {still[0]} makes none",
+        where=training.place,
+        evidence=(
+            "DistributedDataParallel holds the parameters on all ranks, and averages gradients",
+            f"those of rank {still[0]} have not changed in {len(world.ranks[still[0]].unstepped):,}"
+            " backwards",
+        ),
+        why="ranks compute gradients of different models from the second step on",
+        fix="optimizer.step() on every rank, outside of `if rank == 0:`",
+        severity="warning",
+    )
 
 
 def _differ(ranks: Sequence[Training], step: int) -> Finding:
