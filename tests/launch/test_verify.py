@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
+from verify_cases import MISTAKES, NEEDED, OTHERS, RIGHT, cases
 
 from starting import BIN
-from verify_cases import MISTAKES, NEEDED, OTHERS, RIGHT, cases
 
 pytestmark = [pytest.mark.cold, pytest.mark.timeout(300)]
 EXAMPLES = Path(__file__).parents[2] / "examples"

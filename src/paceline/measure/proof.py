@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,23 +39,25 @@ def prove(options: Options) -> int:
         RunError: The script has a syntax error.
     """
     text = script.read(options)
-    proof, evidence = ask(options, text)
+    with tempfile.TemporaryDirectory(prefix="paceline-prove-") as scratch:
+        proof, evidence = ask(options, text, Path(scratch))
     _show(proof, evidence, as_json=options.json)
     return _STATUS[proof.state]
 
 
 def ask(
-    options: Options, text: str, *, timeout_s: float = math.inf
+    options: Options, text: str, folder: Path, *, tick: Callable[[], None] = lambda: None
 ) -> tuple[Proof, tuple[str, ...]]:
     """Start a script, and keep what it has shown; return it, and why the script has failed, if so.
 
     Args:
         options: The script, its arguments, and options of ``paceline run`` as typed.
         text: The text of the script.
-        timeout_s: Seconds that a start may take.
+        folder: For its run folders.
+        tick: Called several times a second while it runs; an exception ends it.
     """
-    with tempfile.TemporaryDirectory(prefix="paceline-prove-") as scratch:
-        proof, evidence = _ask(options, Path(scratch), timeout_s)
+    folder.mkdir(exist_ok=True)
+    proof, evidence = _ask(options, folder, tick)
     path = proofs.path_of(
         options.script, options.script_args, text=text if options.module else None
     )
@@ -64,10 +68,13 @@ def ask(
     return proof, evidence
 
 
-def _ask(options: Options, scratch: Path, timeout_s: float) -> tuple[Proof, tuple[str, ...]]:
+def _ask(
+    options: Options, scratch: Path, tick: Callable[[], None]
+) -> tuple[Proof, tuple[str, ...]]:
     file = scratch / "proof.json"
     for name in ("float64", "own-types"):
-        status, output = trial.launch(_trial(options, file, scratch / name, timeout_s))
+        shutil.rmtree(scratch / name, ignore_errors=True)
+        status, output = trial.launch(_trial(options, file, scratch / name), tick)
         proof = proofs.read_at(file)
         is_retried = proof is not None and proof.state == UNDER_WAY and proof.is_double
         if not (is_retried and status):
@@ -80,7 +87,7 @@ def _ask(options: Options, scratch: Path, timeout_s: float) -> tuple[Proof, tupl
     return Proof(NOT_JUDGED, reason), launcher_process.reason(first, output)
 
 
-def _trial(options: Options, file: Path, run_dir: Path, timeout_s: float) -> Trial:
+def _trial(options: Options, file: Path, run_dir: Path) -> Trial:
     typed = [(name, value) for name, value in options.typed if OPTION[name].group == PROGRAM]
     words = [word for pair in typed for word in option.as_words(*pair)]
     return Trial(
@@ -90,7 +97,7 @@ def _trial(options: Options, file: Path, run_dir: Path, timeout_s: float) -> Tri
         run_dir=run_dir,
         options=tuple(words),
         variables={env.PROOF: str(file), "WANDB_MODE": "disabled"},
-        timeout_s=timeout_s,
+        timeout_s=math.inf,
     )
 
 

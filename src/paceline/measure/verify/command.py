@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shutil
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,29 +53,43 @@ class Runs:
     cut_short: list[Finding] = field(default_factory=list)
 
 
+class _TooLongError(Exception):
+    """The proof has not ended, and is not waited for."""
+
+
 class _Proof:
     """The proof of the loss, which another start of the script gives beside the trials.
 
     Args:
         requested: The script.
         text: Its text.
+        folder: For its run folders.
     """
 
-    def __init__(self, requested: Request, text: str) -> None:
-        script_name, *arguments = requested.command
+    def __init__(self, requested: Request, text: str, folder: Path) -> None:
         options = Options(
-            script=script_name,
-            script_args=tuple(arguments),
+            script=requested.command[0],
+            script_args=requested.command[1:],
             module=requested.is_module,
             typed=(("module", "true"),) if requested.is_module else (),
         )
-        self._ask = functools.partial(proof.ask, options, text, timeout_s=requested.timeout_s)
-        self._result = proofs.Proof(proofs.NOT_JUDGED)
+        self._ask = functools.partial(proof.ask, options, text, folder, tick=self._require_wanted)
+        self._is_wanted = True
+        self._result = proofs.Proof(proofs.NOT_JUDGED, "it takes longer than the trials")
+        self._start()
+
+    def _start(self) -> None:
+        self._began_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        self._result, _ = self._ask()
+        with contextlib.suppress(_TooLongError):
+            self._result, _ = self._ask()
+
+    def _require_wanted(self) -> None:
+        if not self._is_wanted:
+            raise _TooLongError
 
     @property
     def is_under_way(self) -> bool:
@@ -81,15 +97,23 @@ class _Proof:
         return self._thread.is_alive()
 
     def has_failed(self) -> bool:
-        """Wait for its end; return whether the script has failed before its first batch."""
-        self._thread.join()
+        """Return whether the script has failed before its first batch; wait for it a while."""
+        self._thread.join(time.monotonic() - self._began_s)
         return self._result.reason == proof.FAILED
 
     def result(self) -> proofs.Proof:
-        """Wait for the result; a start that failed beside a trial that did not is repeated alone."""
+        """Return the result; a start that failed beside a trial that did not is repeated alone."""
+        took_s = time.monotonic() - self._began_s
         if self.has_failed():
-            self._run()
+            self._start()
+            self._thread.join(took_s)
+        self.end()
         return self._result
+
+    def end(self) -> None:
+        """End the script, if it still runs."""
+        self._is_wanted = False
+        self._thread.join()
 
 
 def verify(requested: Request, *, as_json: bool, is_apart: bool = False) -> int:
@@ -113,12 +137,16 @@ def verify(requested: Request, *, as_json: bool, is_apart: bool = False) -> int:
         check_division(requested, requested.global_batch)
     root = trials.new_folder("verify", requested.command[0], requested.run_dir)
     with trials.progress(len(requested.worlds)) as say:
-        proven = _Proof(requested, text)
-        runs = _run(requested, root / "trials", say, proven)
-    if not runs.worlds:
-        raise RunError(runs.failures[0])
+        proven = _Proof(requested, text, root / "proof")
+        try:
+            runs = _run(requested, root / "trials", say, proven)
+            if not runs.worlds:
+                raise RunError(runs.failures[0])
+            shown = proven.result()
+        finally:
+            proven.end()
     worlds = {size: replace(world, is_apart=is_apart) for size, world in runs.worlds.items()}
-    properties = judging.judge(worlds, proven.result())
+    properties = judging.judge(worlds, shown)
     _require_something(runs, properties)
     result = Result(
         script=requested.command[0],
