@@ -16,9 +16,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = Path(__file__).parents[1] / "healthy" / "programs"
 # What may be not judged in some right scripts
 UNKNOWN = {
-    "raw: plain": set(),
-    "session: plain": set(),
-    "bag: sparse gradients": {"loss", "updates"},
+    "raw-plain": set(),
+    "session-plain": set(),
+    "bag-sparse-gradients": {"loss", "updates"},
 }
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 

@@ -428,7 +428,7 @@ class Case:
     @property
     def id(self):
         """The case in words."""
-        return f"{self.framework}: {self.what}"
+        return f"{self.framework}-{self.what}".replace(",", "").replace(" ", "-")
 
     @property
     def options(self):

@@ -69,7 +69,10 @@ def alone(number, **values):
     sums = {steps: 100 * number + steps for steps in range(8)}
     changed = values.pop("changed", {})
     steps = [
-        step(n, gradients=number + n, after=sums.get(n), exchanged=0, **changed.get(n, {}))
+        step(
+            n,
+            **{"gradients": number + n, "after": sums.get(n), "exchanged": 0, **changed.get(n, {})},
+        )
         for n in range(1, 9)
     ]
     known = {"is_parallel": False, "num_elements": 9, "num_connected": 2, "checksums": sums}
@@ -108,17 +111,9 @@ def test_a_rank_that_makes_no_step_is_named_if_its_parameters_stay(unstepped, na
 
 
 def test_after_one_rank_has_ended_its_epoch_steps_are_not_compared():
-    lengths = (5, 8)
-    ranks = [
-        rank(
-            trained=training(
-                checksums=sums, steps_made=[step(n, loop=int(n > length)) for n in range(1, 11)]
-            )
-        )
-        for length, sums in zip(
-            lengths,
-            ({n: n for n in range(10)}, from_step(5) | {n: n for n in range(5)}),
-            strict=True,
-        )
-    ]
-    assert replicas.judge(world(*ranks)).reason == "compared before each of 5 steps"
+    same = {n: n for n in range(10)}
+    waits = [step(n, loop=int(n > 5)) for n in range(1, 11)]
+    goes_on = [step(n, loop=int(n > 8)) for n in range(1, 11)]
+    first = rank(trained=training(checksums=same, steps_made=waits))
+    second = rank(trained=training(checksums=from_step(0) | same | {7: 0}, steps_made=goes_on))
+    assert replicas.judge(world(first, second)).reason == "compared before each of 5 steps"
