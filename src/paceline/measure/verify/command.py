@@ -25,7 +25,7 @@ from paceline.measure.bench import (
     check_division,
     no_effect,
 )
-from paceline.measure.trial import Trial
+from paceline.measure.trial import Trial, TrialResult
 from paceline.measure.trials import Say
 from paceline.measure.verify import judging, records, table
 from paceline.measure.verify.averaging import main_training
@@ -40,6 +40,7 @@ from paceline.text import terminal
 
 # A trial that ends before its last step has still shown something.
 _OF_USE = ("trial-too-short", "trial-without-steps")
+_LATER_S = 5.0  # how much later the proof of a script fails that fails in a trial
 
 
 @dataclass
@@ -54,11 +55,11 @@ class Runs:
 
 
 class _TooLongError(Exception):
-    """The proof has not ended, and is not waited for."""
+    """The trials have ended, and the proof is not waited for."""
 
 
-class _Proof:
-    """The proof of the loss, which another start of the script gives beside the trials.
+class _Proof(threading.Thread):
+    """The proof of the loss: another start of the script, beside the trials.
 
     Args:
         requested: The script.
@@ -67,6 +68,7 @@ class _Proof:
     """
 
     def __init__(self, requested: Request, text: str, folder: Path) -> None:
+        super().__init__(daemon=True)
         options = Options(
             script=requested.command[0],
             script_args=requested.command[1:],
@@ -76,14 +78,10 @@ class _Proof:
         self._ask = functools.partial(proof.ask, options, text, folder, tick=self._require_wanted)
         self._is_wanted = True
         self._result = proofs.Proof(proofs.NOT_JUDGED, "it takes longer than the trials")
-        self._start()
+        self.start()
 
-    def _start(self) -> None:
-        self._began_s = time.monotonic()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Start the script; return when it has ended."""
         with contextlib.suppress(_TooLongError):
             self._result, _ = self._ask()
 
@@ -91,29 +89,11 @@ class _Proof:
         if not self._is_wanted:
             raise _TooLongError
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether the script is still running for it."""
-        return self._thread.is_alive()
-
-    def has_failed(self) -> bool:
-        """Return whether the script has failed before its first batch; wait for it a while."""
-        self._thread.join(time.monotonic() - self._began_s)
-        return self._result.reason == proof.FAILED
-
-    def result(self) -> proofs.Proof:
-        """Return the result; a start that failed beside a trial that did not is repeated alone."""
-        took_s = time.monotonic() - self._began_s
-        if self.has_failed():
-            self._start()
-            self._thread.join(took_s)
-        self.end()
-        return self._result
-
-    def end(self) -> None:
-        """End the script, if it still runs."""
+    def end(self) -> proofs.Proof:
+        """End the script, if it still runs; return the result."""
         self._is_wanted = False
-        self._thread.join()
+        self.join()
+        return self._result
 
 
 def verify(requested: Request, *, as_json: bool, is_apart: bool = False) -> int:
@@ -137,14 +117,14 @@ def verify(requested: Request, *, as_json: bool, is_apart: bool = False) -> int:
         check_division(requested, requested.global_batch)
     root = trials.new_folder("verify", requested.command[0], requested.run_dir)
     with trials.progress(len(requested.worlds)) as say:
-        proven = _Proof(requested, text, root / "proof")
+        proven, began_s = _Proof(requested, text, root / "proof"), time.monotonic()
         try:
             runs = _run(requested, root / "trials", say, proven)
-            if not runs.worlds:
-                raise RunError(runs.failures[0])
-            shown = proven.result()
+            proven.join(time.monotonic() - began_s)
         finally:
-            proven.end()
+            shown = proven.end()
+    if not runs.worlds:
+        raise RunError(runs.failures[0])
     worlds = {size: replace(world, is_apart=is_apart) for size, world in runs.worlds.items()}
     properties = judging.judge(worlds, shown)
     _require_something(runs, properties)
@@ -174,14 +154,15 @@ def _run(requested: Request, folder: Path, say: Say, proven: _Proof) -> Runs:
     runs = Runs()
     for size in requested.worlds:
         one, tick = _trial(requested, size, folder), say("1 rank" if size == 1 else f"{size} ranks")
-        is_beside = proven.is_under_way
+        is_beside = proven.is_alive()
         ended = trial.run(one, tick)
-        has_failed = ended.finding is not None and ended.finding.name not in _OF_USE
-        if has_failed and is_beside and not proven.has_failed():
-            one = replace(one, run_dir=one.run_dir.with_name(f"{one.run_dir.name}-again"))
-            ended = trial.run(one, tick)
+        if _is_of_no_use(ended) and is_beside:
+            proven.join(_LATER_S)
+            if proven.end().reason != proof.FAILED:
+                one = replace(one, run_dir=one.run_dir.with_name(f"{one.run_dir.name}-again"))
+                ended = trial.run(one, tick)
         shutil.rmtree(RunDir(one.run_dir).checkpoints, ignore_errors=True)
-        if ended.finding is not None and ended.finding.name not in _OF_USE:
+        if ended.finding is not None and _is_of_no_use(ended):
             runs.failures.append(ended.finding)
             continue
         if ended.finding is not None:
@@ -191,6 +172,10 @@ def _run(requested: Request, folder: Path, say: Say, proven: _Proof) -> Runs:
         if requested.batch_option:
             requested = _with_batch(requested, world)
     return runs
+
+
+def _is_of_no_use(ended: TrialResult) -> bool:
+    return ended.finding is not None and ended.finding.name not in _OF_USE
 
 
 def _trial(requested: Request, size: int, folder: Path) -> Trial:

@@ -28,7 +28,6 @@ class Loop:
     is_stream: bool = False  # whether it has no indices
     is_session: bool = False  # whether paceline's Session divides its samples
     shuffles: bool = False  # whether its sampler is meant to shuffle
-    has_gradients: bool = True  # whether it began with gradients enabled
     num_batches: int = 0  # length of the loader in batches; 0 if unknown
     trains: bool = False  # whether a backward has followed
     has_ended: bool = False  # whether all batches were taken

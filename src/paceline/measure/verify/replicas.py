@@ -51,9 +51,11 @@ def _judge_one(ranks: Sequence[Training], *, is_apart: bool) -> Verdict:
 
 
 def _each_alone(ranks: Sequence[Training]) -> Finding:
-    first = ranks[0]
-    is_held = first.is_parallel
-    holder = "DistributedDataParallel holds them" if is_held else "no DistributedDataParallel holds"
+    first, are_held = ranks[0], ranks[0].is_parallel
+    wrap = (
+        "DistributedDataParallel(model), fabric.setup or accelerator.prepare; on purpose: --apart"
+    )
+    call = "model(x), not model.module(x); no no_sync at a step; Lightning: self.manual_backward"
     return Finding(
         "gradients-not-averaged",
         f"each of {len(ranks)} ranks trains a model of its own",
@@ -61,51 +63,36 @@ def _each_alone(ranks: Sequence[Training]) -> Finding:
         evidence=(
             f"{first.type} steps {first.num_elements:,} parameters of the same names on all ranks;"
             f" after each of {len(first.steps):,} steps they differ",
-            "no collective has averaged the gradients, and nothing else has changed the parameters",
-            f"{holder}, but averages in the backward of its own forward"
-            if is_held
-            else f"{holder} them",
+            "no collective has averaged gradients, and nothing else has changed the parameters",
+            f"{'a' if are_held else 'no'} DistributedDataParallel holds them",
         ),
-        why="a rank learns from its own samples only: rank 0 saves nothing of the others'",
-        fix=(
-            "call the model that DDP, fabric.setup or accelerator.prepare returned, not the one"
-            " inside; the last backward before a step outside of no_sync; manual_backward(loss)"
-            if is_held
-            else "model = DistributedDataParallel(model); fabric.setup(model, optimizer);"
-            " accelerator.prepare(model, optimizer); ranks that train apart on purpose: --apart"
-        ),
+        why="what rank 0 saves has learned from its own samples only",
+        fix=call if are_held else wrap,
         severity="warning",
     )
 
 
 def _unstepped(world: World) -> Finding | None:
-    """Return the finding that some ranks make steps on a model which all of them hold."""
+    """Return the finding that ranks make no step on parameters that others step."""
     stepped = [
-        rank
-        for rank, records in enumerate(world.ranks)
-        if any(
-            part.is_parallel and len(set(part.checksums.values())) > 1
-            for part in records.trainings.values()
-        )
+        training
+        for rank in world.ranks
+        for training in rank.trainings.values()
+        if training.is_parallel and len(set(training.checksums.values())) > 1
     ]
     still = [
-        rank
-        for rank, records in enumerate(world.ranks)
-        if len(records.unstepped) >= _STEPS_BEFORE and len(set(records.unstepped)) == 1
+        number
+        for number, rank in enumerate(world.ranks)
+        if len(rank.unstepped) >= _STEPS_BEFORE and len(set(rank.unstepped)) == 1
     ]
     if not stepped or not still:
         return None
-    training = next(part for part in world.ranks[stepped[0]].trainings.values() if part.is_parallel)
     return Finding(
         "replicas-differ",
-        f"rank {stepped[0]} makes optimizer steps, and rank {still[0]} makes none",
-        where=training.place,
-        evidence=(
-            "DistributedDataParallel holds the parameters on all ranks, and averages gradients",
-            f"those of rank {still[0]} have not changed in {len(world.ranks[still[0]].unstepped):,}"
-            " backwards",
-        ),
-        why="ranks compute gradients of different models from the second step on",
+        f"rank {still[0]} makes no optimizer step, and others do",
+        where=stepped[0].place,
+        evidence=("DistributedDataParallel holds the parameters: it averages gradients only",),
+        why="from the second step on, ranks compute the gradients of different models",
         fix="optimizer.step() on every rank, outside of `if rank == 0:`",
         severity="warning",
     )
