@@ -40,7 +40,7 @@ from paceline.text import terminal
 
 # A trial that ends before its last step has still shown something.
 _OF_USE = ("trial-too-short", "trial-without-steps")
-_LATER_S = 5.0  # how much later the proof of a script fails that fails in a trial
+_LATER_S = 2.0  # the proof may take that much more than twice as long as the first trial
 
 
 @dataclass
@@ -117,10 +117,9 @@ def verify(requested: Request, *, as_json: bool, is_apart: bool = False) -> int:
         check_division(requested, requested.global_batch)
     root = trials.new_folder("verify", requested.command[0], requested.run_dir)
     with trials.progress(len(requested.worlds)) as say:
-        proven, began_s = _Proof(requested, text, root / "proof"), time.monotonic()
+        proven = _Proof(requested, text, root / "proof")
         try:
             runs = _run(requested, root / "trials", say, proven)
-            proven.join(time.monotonic() - began_s)
         finally:
             shown = proven.end()
     if not runs.worlds:
@@ -151,16 +150,15 @@ def _run(requested: Request, folder: Path, say: Say, proven: _Proof) -> Runs:
     What fails beside a proof that does not is repeated alone: both may need a port, a file, or the
     memory of a GPU.
     """
-    runs = Runs()
+    runs, began_s = Runs(), time.monotonic()
     for size in requested.worlds:
         one, tick = _trial(requested, size, folder), say("1 rank" if size == 1 else f"{size} ranks")
         is_beside = proven.is_alive()
         ended = trial.run(one, tick)
-        if _is_of_no_use(ended) and is_beside:
-            proven.join(_LATER_S)
-            if proven.end().reason != proof.FAILED:
-                one = replace(one, run_dir=one.run_dir.with_name(f"{one.run_dir.name}-again"))
-                ended = trial.run(one, tick)
+        proven.join(_LATER_S + time.monotonic() - began_s)  # no rank of the next may meet it
+        if proven.end().reason != proof.FAILED and _is_of_no_use(ended) and is_beside:
+            one = replace(one, run_dir=one.run_dir.with_name(f"{one.run_dir.name}-again"))
+            ended = trial.run(one, tick)
         shutil.rmtree(RunDir(one.run_dir).checkpoints, ignore_errors=True)
         if ended.finding is not None and _is_of_no_use(ended):
             runs.failures.append(ended.finding)
