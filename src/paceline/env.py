@@ -76,7 +76,7 @@ PROVE = _variable("PACELINE_PROVE", "1: default of --prove for all runs", "0")
 PROOF = _variable(
     "PACELINE_PROOF",
     "file into which a rank writes what is proven of its script's loss; set by paceline run"
-    " --prove",
+    " --prove, and verify",
 )
 NO_PROBE = _variable("PACELINE_NO_PROBE", "1: default of --no-probe for all runs", "0")
 START_METHOD = _variable(

@@ -39,6 +39,11 @@ from paceline.cli.start_commands import Action
     metavar="N",
     help="With --batch-option: samples of a step over all ranks. [those on the fewest ranks]",
 )
+@click.option(
+    "--apart",
+    is_flag=True,
+    help="Ranks train apart on purpose: a search, an ensemble, averages after the last step.",
+)
 @click.option("--timeout", default="10m", metavar="TIME", help="Limit of one start. [10m]")
 @click.option("-m", "--module", is_flag=True, help="Run a module, as python -m does.")
 @click.option(
@@ -76,6 +81,6 @@ def VERIFY(**values: Any) -> Action:  # a constant after its decoration
             is_module=values["module"],
             run_dir=values["run_dir"],
         )
-        return verify(requested, as_json=values["as_json"])
+        return verify(requested, as_json=values["as_json"], is_apart=values["apart"])
 
     return action

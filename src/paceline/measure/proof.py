@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from paceline.rundir.proofs import MIXES, NOT_JUDGED, PROVEN, UNDER_WAY, Proof
 from paceline.text import terminal
 
 _STATUS = {PROVEN: EXIT_OK, MIXES: EXIT_FAILED, NOT_JUDGED: EXIT_MISUSE}
+FAILED = "the script failed"  # before its first batch was trained on
 _NO_LOOP = (
     "no loss.backward() followed a batch of a DataLoader, of session.loader or of a Trainer in it"
 )
@@ -37,7 +40,24 @@ def prove(options: Options) -> int:
     """
     text = script.read(options)
     with tempfile.TemporaryDirectory(prefix="paceline-prove-") as scratch:
-        proof, evidence = _ask(options, Path(scratch))
+        proof, evidence = ask(options, text, Path(scratch))
+    _show(proof, evidence, as_json=options.json)
+    return _STATUS[proof.state]
+
+
+def ask(
+    options: Options, text: str, folder: Path, *, tick: Callable[[], None] = lambda: None
+) -> tuple[Proof, tuple[str, ...]]:
+    """Start a script, and keep what it has shown; return it, and why the script has failed, if so.
+
+    Args:
+        options: The script, its arguments, and options of ``paceline run`` as typed.
+        text: The text of the script.
+        folder: For its run folders.
+        tick: Called several times a second while it runs; an exception ends it.
+    """
+    folder.mkdir(exist_ok=True)
+    proof, evidence = _ask(options, folder, tick)
     path = proofs.path_of(
         options.script, options.script_args, text=text if options.module else None
     )
@@ -45,15 +65,16 @@ def prove(options: Options) -> int:
         proofs.write(path, proof)
     except OSError as error:
         terminal.say(f"the proof cannot be kept in {path}: {error.strerror}")
-    _show(proof, evidence, as_json=options.json)
-    return _STATUS[proof.state]
+    return proof, evidence
 
 
-def _ask(options: Options, scratch: Path) -> tuple[Proof, tuple[str, ...]]:
-    """Start the script; return what it has shown, and if it failed, why."""
+def _ask(
+    options: Options, scratch: Path, tick: Callable[[], None]
+) -> tuple[Proof, tuple[str, ...]]:
     file = scratch / "proof.json"
     for name in ("float64", "own-types"):
-        status, output = trial.launch(_trial(options, file, scratch / name))
+        shutil.rmtree(scratch / name, ignore_errors=True)
+        status, output = trial.launch(_trial(options, file, scratch / name), tick)
         proof = proofs.read_at(file)
         is_retried = proof is not None and proof.state == UNDER_WAY and proof.is_double
         if not (is_retried and status):
@@ -62,7 +83,7 @@ def _ask(options: Options, scratch: Path) -> tuple[Proof, tuple[str, ...]]:
         return _of_ended(proof), ()
     findings = trial.report_in(output).get("findings") or ()
     first = Finding.from_json(findings[0]) if findings else None
-    reason = "the script failed" if proof is None else proof.reason
+    reason = FAILED if proof is None else proof.reason
     return Proof(NOT_JUDGED, reason), launcher_process.reason(first, output)
 
 

@@ -27,6 +27,7 @@ _PARAMETERS = 8  # number of parameters whose gradients are sampled
 _VALUES = 64  # sampled per gradient
 _ALL_VALUES = 4096  # sampled of all parameters together
 _LEAST_VALUES = 2  # sampled per parameter
+_FIGURES = 8  # elements of a collective that may be losses or metrics of a step
 _DISTINCT = 3  # with fewer distinct values, equal gradients prove nothing
 
 
@@ -157,6 +158,26 @@ def are_averaged(entries: Iterable[dict[str, Any]], num_elements: int, *, since_
     ]
     sums = list(accumulate(reduced, initial=0))
     return bool(reduced) and any(total - num_elements in sums for total in sums)
+
+
+def exchanged(entries: Iterable[dict[str, Any]], *, since_ns: int) -> int:
+    """Return how many elements ranks have exchanged, which may be gradients or activations. Pure.
+
+    Figures such as a loss are left out. So are broadcasts, after which ranks have the same.
+
+    Args:
+        entries: Entries of torch's Flight Recorder.
+        since_ns: Since when.
+    """
+    total = 0
+    for entry in entries:
+        name, sizes = str(entry["profiling_name"]), entry.get("input_sizes", ())
+        elements = sum(map(_product, sizes))
+        is_figure = elements <= _FIGURES and ("reduce" in name or "gather" in name)
+        is_of_one = "broadcast" in name or "barrier" in name
+        if entry["time_created_ns"] >= since_ns and not (is_figure or is_of_one):
+            total += elements
+    return total
 
 
 def losses_of(tensors: Any = (), *_: Any, **__: Any) -> list[Any]:

@@ -35,6 +35,8 @@ from paceline.launch.probe.random_rows import RandomRows
 from paceline.rundir.proofs import NOT_JUDGED, PROVEN, UNDER_WAY, Proof
 from paceline.train.data import Loader
 
+_MOST_BACKWARDS = 256  # with one batch: a loop that takes no further one would never end
+
 
 class LossProof:
     """Serves a script's training loop the passes of the proof.
@@ -82,12 +84,14 @@ class LossProof:
         self._state: TrainingState | None = None
         self._after: list[Gradients] = []  # gradients after each backward of the whole batch
         self._num_before = 0  # backwards of the script's own first batch
+        self._since_batch = 0  # backwards since a batch was taken
         self._other = ""  # a loader that was read in a pass
         self._error = 0.0  # largest difference so far
 
     def next_batch(self, loop: ServedLoop) -> Any:
         """Return the next batch of a loop."""
         is_own = os.getpid() == self._process and torch.is_grad_enabled()
+        self._since_batch = 0
         if not is_own or self._depth:
             return next(loop.written())
         if self._trains(loop.loader):
@@ -203,6 +207,9 @@ class LossProof:
 
     def backward(self, run: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Run a backward, and keep what it adds to the gradients."""
+        self._since_batch += 1
+        if self._since_batch > _MOST_BACKWARDS:
+            self._not_judged(f"it makes over {_MOST_BACKWARDS} backwards without another batch")
         if self._depth or os.getpid() != self._process:
             run(*args, **kwargs)
         elif self.current is not None and self._state is not None:

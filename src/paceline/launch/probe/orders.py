@@ -62,6 +62,7 @@ def means_to_shuffle(sampler: Any) -> bool:
     from torch.utils.data import (
         DistributedSampler,
         RandomSampler,
+        Sampler,
         SubsetRandomSampler,
         WeightedRandomSampler,
     )
@@ -71,7 +72,9 @@ def means_to_shuffle(sampler: Any) -> bool:
             return True
         if isinstance(sampler, DistributedSampler) or callable(getattr(sampler, "set_epoch", None)):
             return bool(getattr(sampler, "shuffle", True))
-        sampler = getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)
+        inner = getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)
+        held = getattr(sampler, "__dict__", {}).values()  # of a batch sampler of the user's own
+        sampler = inner or next((value for value in held if isinstance(value, Sampler)), None)
         if sampler is None:
             return False
     return False

@@ -20,6 +20,7 @@ from paceline.launch.probe.orders import means_to_shuffle, row_hashes, size_of, 
 from paceline.launch.probe.padding import Padding, have_combined, is_scored_together
 from paceline.launch.probe.record_file import RecordFile
 from paceline.machine.compiled import not_traced
+from paceline.machine.parameters import modules
 
 _MOST_ROWS = 4096  # samples of a rank whose content is hashed
 _DEPTH = 8  # of subsets of subsets
@@ -40,6 +41,8 @@ class RecordedLoop:
         taken: Number of batches that were taken.
         samples: Number of samples that were taken.
         has_gradients: Whether its first batch was taken with gradients enabled.
+        work: Backwards and optimizer steps before it.
+        is_evaluation: Whether no batch of it was trained on, so far.
         trains: Whether a backward has followed one of its batches.
         has_ended: Whether all of its batches were taken.
         is_settled: Whether what followed an evaluation is written.
@@ -58,8 +61,10 @@ class RecordedLoop:
         self.dataset = iterator._dataset.dataset if self.is_session else iterator._dataset
         self.place, self.loader_place = place, ""
         self.length = 0 if self.is_stream else _length(self.sampler)
-        self.taken = self.samples = 0
-        self.has_gradients = self.trains = self.has_ended = self.is_settled = self.trimmed = False
+        self.taken = self.samples = self.work = 0
+        self.is_evaluation = self.has_gradients = self.trains = self.has_ended = self.is_settled = (
+            self.trimmed
+        ) = False
         self.since_ns = time.time_ns()
 
 
@@ -73,6 +78,8 @@ class LoopRecords:
     Attributes:
         file: Takes the records.
         last: The loop of which a batch was taken last; None before the first.
+        training: The same, among those with gradients.
+        taken_ns: When that batch was taken.
     """
 
     def __init__(self, file: RecordFile, place: Callable[[], str]) -> None:
@@ -80,7 +87,9 @@ class LoopRecords:
         self._num_loops = 0
         self._rows_left = _MOST_ROWS
         self.last: RecordedLoop | None = None
-        self._training: RecordedLoop | None = None  # the same, among those with gradients
+        self.training: RecordedLoop | None = None
+        self.taken_ns = 0
+        self._work = 0  # backwards and optimizer steps so far
 
     def begin(self, iterator: Any, loader: Any) -> None:
         """Follow the loop over a loader that an iterator begins."""
@@ -105,7 +114,7 @@ class LoopRecords:
             self.settle()
         self.last = loop
         if loop.has_gradients:
-            self._training = loop
+            self.training, self.taken_ns = loop, time.time_ns()
         indices = loop.requests.popleft() if loop.requests else None
         loop.taken += 1
         size = len(indices) if indices is not None else size_of(batch)[0]
@@ -115,14 +124,21 @@ class LoopRecords:
         rows = self._rows(loop, batch, size)
         self.file.write("batch", loop=loop.number, indices=in_base, samples=size, rows=rows)
         if loop.has_ended:
-            self.file.write("end", loop=loop.number)
+            self._write_end(loop)
+
+    def _write_end(self, loop: RecordedLoop) -> None:
+        """Record the end of a loop; one with gradients evaluates if nothing was trained in it."""
+        is_quiet = loop.has_gradients and loop.work == self._work
+        loop.is_evaluation |= is_quiet and any(not module.training for module in modules())
+        self.file.write("end", loop=loop.number, is_evaluation=loop.is_evaluation)
 
     def _open(self, loop: RecordedLoop) -> None:
         import torch
 
         loop.number = self._num_loops
         self._num_loops += 1
-        loop.has_gradients = torch.is_grad_enabled()
+        loop.has_gradients, loop.work = torch.is_grad_enabled(), self._work
+        loop.is_evaluation = not loop.has_gradients
         _watch_trimming(self.trim)
         base = _base(loop.dataset)
         self.file.write(
@@ -150,15 +166,20 @@ class LoopRecords:
         """Record that the end of a loop was requested."""
         if loop is not None and not loop.has_ended and loop.number >= 0:
             loop.has_ended = True
-            self.file.write("end", loop=loop.number)
+            self._write_end(loop)
 
     def feel(self) -> None:
         """Record that a backward begins."""
         self.settle()
-        loop = self._training
+        self.work()
+        loop = self.training
         if loop is not None and not loop.trains:
             loop.trains = True
             self.file.write("trains", loop=loop.number)
+
+    def work(self) -> None:
+        """Note a backward or an optimizer step: an open loop with gradients is no evaluation."""
+        self._work += 1
 
     def settle(self) -> None:
         """Record what has followed an evaluation, before something else begins."""
@@ -181,7 +202,7 @@ class LoopRecords:
     def evaluation(self) -> RecordedLoop | None:
         """Return the evaluation that has ended last, if nothing else has begun since."""
         loop = self.last
-        if loop is None or loop.has_gradients or loop.trains or not loop.has_ended:
+        if loop is None or not loop.is_evaluation or loop.trains or not loop.has_ended:
             return None
         return loop
 

@@ -10,17 +10,21 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
+from paceline.launch.probe import stack_responder
 from paceline.launch.probe.checksums import checksums, combined
-from paceline.launch.probe.gradients import losses_of, sample_of
+from paceline.launch.probe.gradients import exchanged, losses_of, sample_of
 from paceline.launch.probe.record_file import RecordFile
 from paceline.launch.probe.record_loops import LoopRecords
 from paceline.machine.compiled import left_alone, not_traced
 from paceline.machine.parameters import in_shards, modules, names_of
 
 _MOST_SUMS = 64  # parameters of which each step's checksums are written one by one
+_LOOKED = 4  # steps after which each look at collectives is twice as far
+_ENTRIES = 256  # of the Flight Recorder, that are read in a look
 _SAMPLED = 3  # steps of an optimizer whose gradients are sampled
 _LOCAL_HOOKS = ("local", "noop", "no_op")  # in names of communication hooks that average nothing
 
@@ -31,6 +35,7 @@ class _Followed:
     def __init__(self, number: int, parameters: list[Any]) -> None:
         self.number, self.steps = number, 0
         self.parameters = parameters
+        self.ended_ns = 0  # when its last step had ended
 
 
 class StepRecords:
@@ -52,11 +57,14 @@ class StepRecords:
         self._losses: list[float | None] = []  # since the last step
         self._schedules = 0  # calls of schedulers' step since the last step
         self._depth = 0  # of a backward within a backward
-        self._random = b""  # state of the generator when the last backward had ended
+        self._began_ns = 0  # when the last backward began
+        self._unstepped: list[Any] = []  # parameters of a rank that makes no step
+        self._num_looks = 0  # at these
 
     def before_step(self, optimizer: Any, _args: Any = (), _kwargs: Any = None) -> None:
         """Write checksums of the parameters that a step begins with."""
         followed = self._follow(optimizer)
+        self._loops.work()
         sums = checksums(followed.parameters)
         self.file.write(
             "parameters",
@@ -70,7 +78,10 @@ class StepRecords:
         """Write what a step has applied."""
         followed = self._follow(optimizer)
         followed.steps += 1
-        gradients = _gradients(followed.parameters)
+        gradients, indices = _gradients(followed.parameters)
+        sums = checksums([*gradients, *indices, *followed.parameters])
+        count = len(gradients) + len(indices)
+        loop = self._loops.training
         is_sampled = followed.steps <= _SAMPLED
         self.file.write(
             "step",
@@ -78,11 +89,26 @@ class StepRecords:
             step=followed.steps,
             rates=[float(group.get("lr", math.nan)) for group in optimizer.param_groups],
             losses=self._losses,
-            gradients=combined(checksums(gradients)) if gradients else None,
+            gradients=combined(sums[:count]) if gradients else None,
+            after=combined(sums[count:]) if followed.parameters else None,
+            exchanged=self._exchanged(followed),
+            loop=-1 if loop is None else loop.number,
             sample=sample_of(gradients) if gradients and is_sampled else [],
             schedules=self._schedules,
         )
         self._losses, self._schedules = [], 0
+        followed.ended_ns = time.time_ns()
+
+    def _exchanged(self, followed: _Followed) -> int | None:
+        """Return how many elements ranks have exchanged for a step; None if that is not looked at.
+
+        An evaluation is before its batch, and results that are gathered in it do not count.
+        """
+        steps = followed.steps
+        if steps > _LOOKED and steps & (steps - 1):
+            return None
+        since_ns = max(self._loops.taken_ns, followed.ended_ns) or self._began_ns
+        return exchanged(stack_responder.entries(last=_ENTRIES), since_ns=since_ns)
 
     def _follow(self, optimizer: Any) -> _Followed:
         followed = self._optimizers.get(id(optimizer))
@@ -99,6 +125,8 @@ class StepRecords:
                 type=type(optimizer).__name__,
                 names=names_of(whole)[:_MOST_SUMS],
                 is_whole=len(whole) == len(tensors),
+                num_elements=sum(tensor.numel() for tensor in whole),
+                num_connected=_num_connected(whole),
                 place=self._place(),
                 **_describe_models(tensors),
             )
@@ -116,7 +144,19 @@ class StepRecords:
 
     def _feel(self, losses: list[Any]) -> None:
         self._loops.feel()
+        self._began_ns = time.time_ns()
+        if not self._optimizers:
+            self._look_unstepped()
         self._losses += [_value(loss) for loss in losses]
+
+    def _look_unstepped(self) -> None:
+        """Write a checksum of what DistributedDataParallel holds, on a rank that makes no step."""
+        self._num_looks += 1
+        if self._num_looks == _LOOKED:
+            models = filter(_is_parallel, modules())
+            self._unstepped = [tensor for model in models for tensor in model.parameters()]
+        if self._unstepped and self._num_looks <= _ENTRIES:
+            self.file.write("unstepped", checksum=combined(checksums(self._unstepped)))
 
     def schedule(self, scheduler: Any) -> None:
         """Note a call of a scheduler's ``step``; its constructor makes the first."""
@@ -171,10 +211,22 @@ def _is_whole(tensor: Any, shards: set[int]) -> bool:
     return not hasattr(tensor, "_local_tensor") and id(tensor) not in shards
 
 
-def _gradients(parameters: list[Any]) -> list[Any]:
-    """Return the gradients of parameters; none unless all that exist are dense."""
+def _num_connected(parameters: list[Any]) -> int:
+    """Return how many ranks can exchange something only in ways that are recorded; 0 if unknown."""
+    from torch import distributed
+
+    if not distributed.is_initialized() or not stack_responder.records_groups():
+        return 0
+    is_shared = any(tensor.device.type == "cpu" and tensor.is_shared() for tensor in parameters)
+    return 0 if is_shared else distributed.get_world_size()
+
+
+def _gradients(parameters: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the gradients of parameters, and the indices of sparse ones."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return [] if any(gradient.is_sparse for gradient in gradients) else gradients
+    parts = [gradient.coalesce() if gradient.is_sparse else gradient for gradient in gradients]
+    values = [part.values() if part.is_sparse else part for part in parts]
+    return values, [part.indices() for part in parts if part.is_sparse]
 
 
 def _value(loss: Any) -> float | None:
@@ -189,11 +241,9 @@ def _value(loss: Any) -> float | None:
 def _describe_models(parameters: list[Any]) -> dict[str, Any]:
     """Return what is known about the modules that these parameters are trained in."""
     own = {id(parameter) for parameter in parameters}
-    distributed: Any = sys.modules.get("torch.nn.parallel.distributed")
-    kind: Any = getattr(distributed, "DistributedDataParallel", ())
     parallel, hooks, is_random, has_statistics = set(), [], False, False
     for module in modules():
-        if isinstance(module, kind) and _has_all_ranks(module):
+        if _is_parallel(module):
             parallel |= {id(parameter) for parameter in module.parameters()}
             hooks += [_name(hook[0]) for hook in getattr(module, "_comm_hooks", ())]
         is_random |= _is_random(module)
@@ -212,11 +262,15 @@ def _is_random(module: Any) -> bool:
     return "Drop" in name and share != 0.0
 
 
-def _has_all_ranks(model: Any) -> bool:
-    """Return whether a DistributedDataParallel averages over all ranks, and not over a group."""
-    from torch import distributed
+def _is_parallel(module: Any) -> bool:
+    """Return whether a module is a DistributedDataParallel over all ranks, and not over a group."""
+    distributed: Any = sys.modules.get("torch.nn.parallel.distributed")
+    kind: Any = getattr(distributed, "DistributedDataParallel", ())
+    if not isinstance(module, kind):
+        return False
+    from torch.distributed import get_world_size
 
-    return bool(model.process_group.size() == distributed.get_world_size())
+    return bool(module.process_group.size() == get_world_size())
 
 
 def _name(function: Any) -> str:

@@ -254,6 +254,12 @@ def _read(dump: bytes, last: int) -> list[dict[str, Any]]:
     return list(json.JSONDecoder().raw_decode(newest.decode())[0])
 
 
+def records_groups() -> bool:
+    """Return whether the Flight Recorder is on, and knows a process group."""
+    dump = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
+    return dump is not None and bool(json.loads(dump(False, False)).get("pg_config"))
+
+
 def averages_gradients() -> bool:
     """Return whether ranks have run reductions, and no point-to-point transfers as pipelines do."""
     records = entries()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import shutil
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +16,7 @@ from paceline import env
 from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, RunError, UsageError
 from paceline.launch.plan import script
 from paceline.launch.plan.options import Options
-from paceline.measure import trial, trials
+from paceline.measure import proof, trial, trials
 from paceline.measure.bench import (
     EXAMPLE,
     PER_RANK,
@@ -21,7 +25,7 @@ from paceline.measure.bench import (
     check_division,
     no_effect,
 )
-from paceline.measure.trial import Trial
+from paceline.measure.trial import Trial, TrialResult
 from paceline.measure.trials import Say
 from paceline.measure.verify import judging, records, table
 from paceline.measure.verify.averaging import main_training
@@ -30,12 +34,13 @@ from paceline.measure.verify.rates import batch_of
 from paceline.measure.verify.records import World
 from paceline.measure.verify.table import Result
 from paceline.measure.verify.verdict import NOT_JUDGED
-from paceline.rundir import files
+from paceline.rundir import files, proofs
 from paceline.rundir.files import RunDir
 from paceline.text import terminal
 
 # A trial that ends before its last step has still shown something.
 _OF_USE = ("trial-too-short", "trial-without-steps")
+_LATER_S = 2.0  # the proof may take that much more than twice as long as the first trial
 
 
 @dataclass
@@ -49,13 +54,56 @@ class Runs:
     cut_short: list[Finding] = field(default_factory=list)
 
 
-def verify(requested: Request, *, as_json: bool) -> int:
+class _TooLongError(Exception):
+    """The trials have ended, and the proof is not waited for."""
+
+
+class _Proof(threading.Thread):
+    """The proof of the loss: another start of the script, beside the trials.
+
+    Args:
+        requested: The script.
+        text: Its text.
+        folder: For its run folders.
+    """
+
+    def __init__(self, requested: Request, text: str, folder: Path) -> None:
+        super().__init__(daemon=True)
+        options = Options(
+            script=requested.command[0],
+            script_args=requested.command[1:],
+            module=requested.is_module,
+            typed=(("module", "true"),) if requested.is_module else (),
+        )
+        self._ask = functools.partial(proof.ask, options, text, folder, tick=self._require_wanted)
+        self._is_wanted = True
+        self._result = proofs.Proof(proofs.NOT_JUDGED, "it takes longer than the trials")
+        self.start()
+
+    def run(self) -> None:
+        """Start the script; return when it has ended."""
+        with contextlib.suppress(_TooLongError):
+            self._result, _ = self._ask()
+
+    def _require_wanted(self) -> None:
+        if not self._is_wanted:
+            raise _TooLongError
+
+    def end(self) -> proofs.Proof:
+        """End the script, if it still runs; return the result."""
+        self._is_wanted = False
+        self.join()
+        return self._result
+
+
+def verify(requested: Request, *, as_json: bool, is_apart: bool = False) -> int:
     """Run the script on each number of ranks, print what was compared, and return the exit status.
 
     Args:
         requested: The script, the numbers of ranks and the steps. ``scaling`` is ``"strong"`` if it
             has a ``batch_option``.
         as_json: Whether to print data for a program.
+        is_apart: Whether ranks train apart on purpose.
 
     Raises:
         UsageError: The request cannot be carried out, or the script does not follow
@@ -64,15 +112,20 @@ def verify(requested: Request, *, as_json: bool) -> int:
         RunError: The script has run on no number of ranks, or nothing in it could be compared and
             it made no optimizer step.
     """
-    script.read(Options(script=requested.command[0], module=requested.is_module))
+    text = script.read(Options(script=requested.command[0], module=requested.is_module))
     if requested.global_batch is not None:
         check_division(requested, requested.global_batch)
     root = trials.new_folder("verify", requested.command[0], requested.run_dir)
     with trials.progress(len(requested.worlds)) as say:
-        runs = _run(requested, root / "trials", say)
+        proven = _Proof(requested, text, root / "proof")
+        try:
+            runs = _run(requested, root / "trials", say, proven)
+        finally:
+            shown = proven.end()
     if not runs.worlds:
         raise RunError(runs.failures[0])
-    properties = judging.judge(runs.worlds)
+    worlds = {size: replace(world, is_apart=is_apart) for size, world in runs.worlds.items()}
+    properties = judging.judge(worlds, shown)
     _require_something(runs, properties)
     result = Result(
         script=requested.command[0],
@@ -91,14 +144,23 @@ def verify(requested: Request, *, as_json: bool) -> int:
     return EXIT_FAILED if is_broken or result.failures else EXIT_OK
 
 
-def _run(requested: Request, folder: Path, say: Say) -> Runs:
-    """Run all trials, the smallest number of ranks first: its batch is that of the others."""
-    runs = Runs()
+def _run(requested: Request, folder: Path, say: Say, proven: _Proof) -> Runs:
+    """Run all trials, the smallest number of ranks first: its batch is that of the others.
+
+    What fails beside a proof that does not is repeated alone: both may need a port, a file, or the
+    memory of a GPU.
+    """
+    runs, began_s = Runs(), time.monotonic()
     for size in requested.worlds:
-        one = _trial(requested, size, folder)
-        ended = trial.run(one, say("1 rank" if size == 1 else f"{size} ranks"))
+        one, tick = _trial(requested, size, folder), say("1 rank" if size == 1 else f"{size} ranks")
+        is_beside = proven.is_alive()
+        ended = trial.run(one, tick)
+        proven.join(_LATER_S + time.monotonic() - began_s)  # no rank of the next may meet it
+        if proven.end().reason != proof.FAILED and _is_of_no_use(ended) and is_beside:
+            one = replace(one, run_dir=one.run_dir.with_name(f"{one.run_dir.name}-again"))
+            ended = trial.run(one, tick)
         shutil.rmtree(RunDir(one.run_dir).checkpoints, ignore_errors=True)
-        if ended.finding is not None and ended.finding.name not in _OF_USE:
+        if ended.finding is not None and _is_of_no_use(ended):
             runs.failures.append(ended.finding)
             continue
         if ended.finding is not None:
@@ -108,6 +170,10 @@ def _run(requested: Request, folder: Path, say: Say) -> Runs:
         if requested.batch_option:
             requested = _with_batch(requested, world)
     return runs
+
+
+def _is_of_no_use(ended: TrialResult) -> bool:
+    return ended.finding is not None and ended.finding.name not in _OF_USE
 
 
 def _trial(requested: Request, size: int, folder: Path) -> Trial:

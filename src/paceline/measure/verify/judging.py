@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from paceline.errors import Finding
 from paceline.measure.verify import evaluation, rates, replicas, samples, updates
 from paceline.measure.verify.records import World
-from paceline.measure.verify.verdict import Verdict, not_judged
+from paceline.measure.verify.verdict import PROVEN, Verdict, broken, not_judged
+from paceline.rundir import proofs
+from paceline.rundir.proofs import Proof
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,29 @@ class Property:
 Judge = Callable[[World, World | None], Verdict]
 
 
-def judge(worlds: Mapping[int, World]) -> list[Property]:
+def judge(worlds: Mapping[int, World], proof: Proof) -> list[Property]:
     """Return the properties of a script, from what its ranks have recorded.
 
     Args:
         worlds: The records by number of ranks.
+        proof: What the proof of its loss has shown.
     """
     one = worlds.get(1)
-    return [
+    proven = Property("rows", "loss is a mean over rows", {min(worlds): _of_proof(proof)})
+    return [proven] + [
         Property(name, title, _verdicts(worlds, one, function, applies_to_one))
         for name, title, function, applies_to_one in _PROPERTIES
     ]
+
+
+def _of_proof(proof: Proof) -> Verdict:
+    if proof.finding is not None:
+        return broken(Finding.from_json(proof.finding))
+    if proof.state == proofs.PROVEN:
+        return Verdict(
+            PROVEN, f"gradients of a batch are the mean of its parts ({proof.error:.0e})"
+        )
+    return not_judged(proof.reason)
 
 
 def _verdicts(

@@ -28,10 +28,11 @@ class Loop:
     is_stream: bool = False  # whether it has no indices
     is_session: bool = False  # whether paceline's Session divides its samples
     shuffles: bool = False  # whether its sampler is meant to shuffle
-    has_gradients: bool = True  # whether it began with gradients enabled
     num_batches: int = 0  # length of the loader in batches; 0 if unknown
     trains: bool = False  # whether a backward has followed
     has_ended: bool = False  # whether all batches were taken
+    # whether it has no gradients, or has ended while a model evaluates and nothing is trained
+    is_evaluation: bool = False
     # indices of each batch in the dataset; None where they are not integers
     batches: list[list[int] | None] = field(default_factory=list)
     samples: int = 0  # number of samples that were read
@@ -72,6 +73,10 @@ class Step:
     # losses of the backwards before it; None for one that is not a number
     losses: tuple[float | None, ...] = ()
     gradients: int | None = None  # checksum of the gradients that it has applied; None if unknown
+    after: int | None = None  # checksum of all parameters when it had ended
+    # elements of gradients or activations that ranks have exchanged for it; None if unknown
+    exchanged: int | None = None
+    loop: int = -1  # number of the loop whose batch was taken last, among those with gradients
     sample: tuple[float, ...] = ()  # some values of them
     schedules: int = 0  # how often learning rate schedulers were stepped since the step before
 
@@ -84,6 +89,9 @@ class Training:
     place: str = ""  # line of its first step
     names: tuple[str, ...] = ()  # names of its parameters
     is_whole: bool = True  # whether no parameter is divided among ranks
+    num_elements: int = 0  # of its parameters
+    # ranks of the process group, if all that they exchange is recorded; 0 otherwise
+    num_connected: int = 0
     is_parallel: bool = False  # whether DistributedDataParallel holds all of its parameters
     is_random: bool = False  # whether a module draws random numbers, as Dropout does
     # whether a module has statistics of its batches, as BatchNorm does
@@ -115,6 +123,8 @@ class Rank:
     printed: list[Printed] = field(default_factory=list)
     schedule: str = ""  # line of the script that steps a scheduler; empty without one
     schedule_type: str = ""  # type of that scheduler
+    # checksums of what DistributedDataParallel holds, on a rank whose optimizers make no step
+    unstepped: list[int] = field(default_factory=list)
     fault: str = ""  # why its records are incomplete; empty if they are complete
 
     @property
@@ -124,9 +134,9 @@ class Rank:
 
     @property
     def evaluations(self) -> list[Loop]:
-        """The loops without gradients, in order."""
+        """The loops that evaluate, in order."""
         loops = (self.loops[number] for number in sorted(self.loops))
-        return [loop for loop in loops if not loop.has_gradients and not loop.trains]
+        return [loop for loop in loops if loop.is_evaluation and not loop.trains]
 
 
 @dataclass(frozen=True)
@@ -136,6 +146,7 @@ class World:
     size: int  # number of ranks
     ranks: tuple[Rank, ...]  # each rank's records
     findings: tuple[Finding, ...] = ()  # what the launcher has found
+    is_apart: bool = False  # whether ranks train apart on purpose
 
     def found(self, name: str) -> Finding | None:
         """Return the launcher's finding of a name; None if there is none."""
@@ -195,11 +206,13 @@ def _add_batch(rank: Rank, record: Mapping[str, Any]) -> None:
     loop.rows.update(zip(indices, zip(*columns, strict=True), strict=True))
 
 
-def _add_mark(name: str) -> Any:
-    def add(rank: Rank, record: Mapping[str, Any]) -> None:
-        setattr(rank.loops[record["loop"]], name, True)
+def _add_trains(rank: Rank, record: Mapping[str, Any]) -> None:
+    rank.loops[record["loop"]].trains = True
 
-    return add
+
+def _add_end(rank: Rank, record: Mapping[str, Any]) -> None:
+    loop = rank.loops[record["loop"]]
+    loop.has_ended, loop.is_evaluation = True, record["is_evaluation"]
 
 
 def _add_settled(rank: Rank, record: Mapping[str, Any]) -> None:
@@ -214,6 +227,8 @@ def _add_optimizer(rank: Rank, record: Mapping[str, Any]) -> None:
         place=record["place"],
         names=tuple(record["names"]),
         is_whole=record["is_whole"],
+        num_elements=record["num_elements"],
+        num_connected=record["num_connected"],
         is_parallel=record["is_parallel"],
         is_random=record["is_random"],
         has_statistics=record["has_statistics"],
@@ -232,6 +247,9 @@ def _add_step(rank: Rank, record: Mapping[str, Any]) -> None:
         rates=tuple(record["rates"]),
         losses=tuple(record["losses"]),
         gradients=record["gradients"],
+        after=record["after"],
+        exchanged=record["exchanged"],
+        loop=record["loop"],
         sample=tuple(record["sample"]),
         schedules=record["schedules"],
     )
@@ -249,6 +267,10 @@ def _add_schedule(rank: Rank, record: Mapping[str, Any]) -> None:
     rank.schedule_type = rank.schedule_type or record["type"]
 
 
+def _add_unstepped(rank: Rank, record: Mapping[str, Any]) -> None:
+    rank.unstepped.append(record["checksum"])
+
+
 def _add_fault(rank: Rank, record: Mapping[str, Any]) -> None:
     rank.fault = record["what"]
 
@@ -257,12 +279,13 @@ _ADD = {
     FAULT: _add_fault,
     "loop": _add_loop,
     "batch": _add_batch,
-    "trains": _add_mark("trains"),
-    "end": _add_mark("has_ended"),
+    "trains": _add_trains,
+    "end": _add_end,
     "settled": _add_settled,
     "optimizer": _add_optimizer,
     "parameters": _add_parameters,
     "step": _add_step,
     "printed": _add_printed,
     "schedule": _add_schedule,
+    "unstepped": _add_unstepped,
 }

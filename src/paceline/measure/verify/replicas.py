@@ -1,7 +1,7 @@
 """Decide whether all ranks have the same parameters after each step. Pure.
 
-Ranks that apply the same gradients in every step are meant to have the same parameters. Others,
-which train apart or average parameters now and then, are not judged.
+Ranks that apply the same gradients in every step are meant to have the same parameters. Others may
+average parameters now and then. Where nothing of theirs ever meets, each trains a model of its own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ def judge(world: World) -> Verdict:
     """Decide whether ranks keep the same parameters, for every optimizer that they have."""
     optimizers = averaging.trainings(world)
     if not optimizers:
-        return not_judged("no optimizer step was seen on all ranks")
-    verdicts = [_judge_one(ranks) for ranks in optimizers]
+        finding = _unstepped(world)
+        return broken(finding) if finding else not_judged("no optimizer step was seen on all ranks")
+    verdicts = [_judge_one(ranks, is_apart=world.is_apart) for ranks in optimizers]
     findings = [verdict for verdict in verdicts if verdict.finding is not None]
     unknown = [verdict for verdict in verdicts if verdict.state != "kept"]
     return (findings or unknown or verdicts)[0]
 
 
-def _judge_one(ranks: Sequence[Training]) -> Verdict:
+def _judge_one(ranks: Sequence[Training], *, is_apart: bool) -> Verdict:
     if not all(training.is_whole for training in ranks):
         return not_judged("parameters are divided among ranks")
     steps = sorted(set.intersection(*(set(training.checksums) for training in ranks)))
@@ -41,8 +42,60 @@ def _judge_one(ranks: Sequence[Training]) -> Verdict:
     if not differing:
         return kept(f"compared before each of {len(steps):,} steps")
     if not averaging.are_averaged(ranks, until=max(differing[0], _STEPS_BEFORE)):
+        if is_apart:
+            return not_judged("ranks train apart (--apart)")
+        if averaging.is_each_alone(ranks):
+            return broken(_each_alone(ranks))
         return not_judged("parameters differ, and so do gradients: ranks may train apart")
     return broken(_differ(ranks, differing[0]))
+
+
+def _each_alone(ranks: Sequence[Training]) -> Finding:
+    first, are_held = ranks[0], ranks[0].is_parallel
+    wrap = (
+        "DistributedDataParallel(model), fabric.setup or accelerator.prepare; on purpose: --apart"
+    )
+    call = "model(x), not model.module(x); no no_sync at a step; Lightning: self.manual_backward"
+    return Finding(
+        "gradients-not-averaged",
+        f"each of {len(ranks)} ranks trains a model of its own",
+        where=first.place,
+        evidence=(
+            f"{first.type} steps {first.num_elements:,} parameters of the same names on all ranks;"
+            f" after each of {len(first.steps):,} steps they differ",
+            "no collective has averaged gradients, and nothing else has changed the parameters",
+            f"{'a' if are_held else 'no'} DistributedDataParallel holds them",
+        ),
+        why="what rank 0 saves has learned from its own samples only",
+        fix=call if are_held else wrap,
+        severity="warning",
+    )
+
+
+def _unstepped(world: World) -> Finding | None:
+    """Return the finding that ranks make no step on parameters that others step."""
+    stepped = [
+        training
+        for rank in world.ranks
+        for training in rank.trainings.values()
+        if training.is_parallel and len(set(training.checksums.values())) > 1
+    ]
+    still = [
+        number
+        for number, rank in enumerate(world.ranks)
+        if len(rank.unstepped) >= _STEPS_BEFORE and len(set(rank.unstepped)) == 1
+    ]
+    if not stepped or not still:
+        return None
+    return Finding(
+        "replicas-differ",
+        f"rank {still[0]} makes no optimizer step, and others do",
+        where=stepped[0].place,
+        evidence=("DistributedDataParallel holds the parameters: it averages gradients only",),
+        why="from the second step on, ranks compute the gradients of different models",
+        fix="optimizer.step() on every rank, outside of `if rank == 0:`",
+        severity="warning",
+    )
 
 
 def _differ(ranks: Sequence[Training], step: int) -> Finding:

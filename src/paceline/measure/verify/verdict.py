@@ -8,13 +8,14 @@ from typing import Any
 from paceline.errors import Finding
 
 KEPT, BROKEN, NOTE, NOT_JUDGED = "kept", "broken", "note", "not judged"
+PROVEN = "proven"
 
 
 @dataclass(frozen=True)
 class Verdict:
     """A property on one number of ranks."""
 
-    state: str  # ``"kept"``, ``"broken"``, ``"note"`` or ``"not judged"``
+    state: str  # ``"kept"``, ``"proven"``, ``"broken"``, ``"note"`` or ``"not judged"``
     reason: str = ""  # what was compared, or why nothing could be
     finding: Finding | None = None  # what is wrong; None unless broken or a note
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.launch.probe.gradients import BACKWARDS, LocalGradients, are_averaged
+from paceline.launch.probe.gradients import BACKWARDS, LocalGradients, are_averaged, exchanged
 
 
 def reduction(count, *, name="gloo:all_reduce", created_ns=None):
@@ -31,6 +31,21 @@ def test_gradients_are_averaged_where_reductions_carry_as_many_elements(sizes, a
     assert (
         are_averaged([reduction(size, created_ns=5) for size in sizes], 36, since_ns=5) is averaged
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "elements"),
+    [
+        ("gloo:all_reduce", 36, 36),
+        ("gloo:all_reduce", 2, 0),  # a loss and its count
+        ("gloo:broadcast", 36, 0),
+        ("gloo:send 0->1", 2, 2),
+        ("nccl:all_to_all", 4, 4),
+    ],
+)
+def test_what_ranks_exchange_for_a_step(name, count, elements):
+    entries = [reduction(count, name=name, created_ns=when) for when in (4, 6)]
+    assert exchanged(entries, since_ns=5) == elements
 
 
 def test_only_reductions_since_the_last_backward_count():

@@ -91,6 +91,11 @@ class _Wrapped:
         self.batch_sampler = batch_sampler
 
 
+class _Holding:
+    def __init__(self, order):
+        self._size, self._order = 4, order
+
+
 class _Own:
     def set_epoch(self, epoch):
         pass
@@ -107,6 +112,8 @@ class _Own:
         (BatchSampler(RandomSampler(DATA), 2, False), True),
         (_Wrapped(BatchSampler(shared(), 2, False)), True),
         (_Own(), True),
+        (_Holding(shared()), True),
+        (_Holding(shared(shuffle=False)), False),
         ([[1, 2]], False),
         (None, False),
     ],

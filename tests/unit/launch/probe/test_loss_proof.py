@@ -88,7 +88,7 @@ def prove(script, *, is_double=True):
         pass
     finally:
         patches.undo()
-        if any(each.state == "under-way" for each in found):
+        if proof.current is not None:
             proof.random.__exit__(None, None, None)
         torch.set_default_dtype(torch.float32)
         for each, value in zip(others, values, strict=True):
@@ -508,6 +508,12 @@ def of_two_loaders():
         (cross_entropy(model, batch) + cross_entropy(model, other)).backward()
 
 
+def of_one_batch():
+    model, batch = mlp(), next(iter(batches()))
+    while True:
+        cross_entropy(model, batch).backward()
+
+
 def with_flat(rows):
     batch = torch.utils.data.default_collate(rows)
     return batch | {"flat": torch.cat([row["words"][: row["length"]] for row in rows])}
@@ -535,6 +541,7 @@ NOT_JUDGEABLE = {
     ),
     "carried state": (carried, "carries state from batch to batch"),
     "two loaders": (of_two_loaders, "batches of another loader"),
+    "one batch": (of_one_batch, "256 backwards without another batch"),
     "one row": (trained(cross_entropy, size=1), "one row"),
     "flat part": (trained(cross_entropy, collate=with_flat), "a part of shape"),
     "session.gather": (in_session(of_gathered), "session.gather in "),
