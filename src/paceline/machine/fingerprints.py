@@ -43,8 +43,9 @@ def fingerprints(
 ) -> list[Value]:
     """Return the fingerprints of settings, parameters and optimizer state that ranks hold alike.
 
-    Only whole, dense parameters that are trained are looked at, and of the optimizers those of
-    torch.optim that hold no others: further classes may divide their state among ranks.
+    Only whole, dense parameters that are trained are looked at, and optimizers only if they are
+    classes of torch.optim that hold all of these together, and no others: further classes, and
+    optimizers of some parameters, may be those of a rank that keeps a part of the state.
 
     Args:
         parameters: Parameters of the models, by name.
@@ -54,7 +55,10 @@ def fingerprints(
     whole = {name: tensor for name, tensor in parameters.items() if _is_whole(tensor)}
     names = {id(tensor): name for name, tensor in whole.items()}
     of_torch = [optimizer for optimizer in optimizers if _holds_only(optimizer, names)]
-    settings = [value for optimizer in of_torch for value in _settings(optimizer)]
+    held = {id(parameter) for optimizer in of_torch for parameter in _held(optimizer)}
+    if held != set(names):
+        of_torch = []
+    settings = [value for optimizer in _named(of_torch).items() for value in _settings(*optimizer)]
     state = {name: tensor for one in of_torch for name, tensor in _state(one, names)}
     return settings + _of_tensors({**whole, **state}, steps=steps)
 
@@ -107,11 +111,24 @@ def _is_dense(tensor: Any) -> bool:
 
 def _holds_only(optimizer: Any, names: Mapping[int, str]) -> bool:
     is_of_torch = type(optimizer).__module__.startswith("torch.optim.")
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return is_of_torch and all(id(parameter) in names for parameter in held)
+    return is_of_torch and all(id(parameter) in names for parameter in _held(optimizer))
 
 
-def _settings(optimizer: Any) -> Iterator[Value]:
+def _held(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _named(optimizers: Sequence[Any]) -> dict[str, Any]:
+    """Return optimizers by class, with a number if there are several."""
+    if len(optimizers) == 1:
+        return {type(optimizers[0]).__name__: optimizers[0]}
+    return {
+        f"{type(optimizer).__name__} {number}": optimizer
+        for number, optimizer in enumerate(optimizers, 1)
+    }
+
+
+def _settings(kind: str, optimizer: Any) -> Iterator[Value]:
     """Yield the numbers among the options of an optimizer's groups."""
     groups = optimizer.param_groups
     for number, group in enumerate(groups):
@@ -121,7 +138,7 @@ def _settings(optimizer: Any) -> Iterator[Value]:
                 continue
             for part in option if isinstance(option, tuple) else (option,):
                 if isinstance(part, int | float) or getattr(part, "ndim", None) == 0:
-                    name = f"{key} of {type(optimizer).__name__}{place}"
+                    name = f"{key} of {kind}{place}"
                     yield _setting(name, float(part))
 
 

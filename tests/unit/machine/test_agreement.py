@@ -147,6 +147,9 @@ def test_optimizer_state_is_compared_of_classes_of_torch_that_hold_no_others():
     rank = Rank()
     rank.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
     assert len(rank.values()) == 4
+    rank = Rank()
+    del rank.optimizer.param_groups[0]["params"][2:]  # as of a rank that keeps a part of the state
+    assert len(rank.values()) == 4
 
 
 def test_sparse_frozen_sharded_and_empty_parameters_are_left_out():

@@ -73,12 +73,12 @@ class LastLook:
     def __init__(self, slot: memoryview[int]) -> None:
         self._slot = slot
         self._process = os.getpid()
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._optimizers: list[weakref.ref[Any]] = []
         self._left_s = _BUDGET_S
 
     def follow(self, optimizer: Any) -> None:
         """Check an optimizer's parameters when it is freed, if they still live then."""
-        self._optimizers.add(optimizer)
+        self._optimizers.append(weakref.ref(optimizer))
         parameters = [
             weakref.ref(parameter)
             for group in optimizer.param_groups
@@ -87,8 +87,8 @@ class LastLook:
         weakref.finalize(optimizer, self._at_death, parameters).atexit = False
 
     def optimizers(self) -> list[Any]:
-        """Return all living optimizers."""
-        return list(self._optimizers)
+        """Return all living optimizers, in the order in which they were made."""
+        return [one for one in (reference() for reference in self._optimizers) if one is not None]
 
     def at_end(self) -> None:
         """Check the parameters of all living optimizers."""

@@ -51,7 +51,7 @@ class ReplicaCheck:
     ) -> None:
         self._slot, self._every, self._file = slot, every, file
         self._optimizers = optimizers
-        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._models: list[weakref.ref[Any]] = []  # in their order, which all ranks have
         self._apart: weakref.WeakSet[Any] = weakref.WeakSet()  # those that make local steps
         self._lists: dict[int, tuple[int, list[Value]]] = {}  # by place in the counters
         self._step = 0
@@ -59,7 +59,10 @@ class ReplicaCheck:
 
     def follow(self, model: Any) -> None:
         """Check a ``DistributedDataParallel`` too."""
-        self._models.add(model)
+        self._models.append(weakref.ref(model))
+
+    def _living(self) -> list[Any]:
+        return [model for model in (reference() for reference in self._models) if model is not None]
 
     def note_step(self, step: int) -> None:
         """Note a step that is due, and plan the next one."""
@@ -67,7 +70,7 @@ class ReplicaCheck:
         power = 1 << step.bit_length()
         self.due = min(power, step + self._every - step % self._every) if self._every else power
         # False after a forward in no_sync: its step, if it is one, is made on local gradients.
-        self._apart |= {one for one in self._models if not one.require_forward_param_sync}
+        self._apart |= {one for one in self._living() if not one.require_forward_param_sync}
 
     def run_backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Check, once for the step, and run a backward."""
@@ -80,10 +83,10 @@ class ReplicaCheck:
     def _check(self, step: int) -> None:
         from torch.distributed import group
 
-        models = [one for one in self._models if one not in self._apart and _is_averaged(one)]
+        models = [one for one in self._living() if one not in self._apart and _is_averaged(one)]
         named = {
-            name: parameter
-            for model in models
+            f"model {number}, {name}" if len(models) > 1 else name: parameter
+            for number, model in enumerate(models, 1)
             for name, parameter in model.module.named_parameters()
             if name not in model.parameters_to_ignore
         }

@@ -92,11 +92,9 @@ def _as_error(finding: Finding) -> Finding:
 
 
 def _named(models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
-    """Return the parameters of models by name, with the model's class before it if several."""
-    if len(models) == 1:
-        return dict(models[0].named_parameters())
+    """Return the parameters of models by name, with the model's number before it if several."""
     return {
-        f"{type(model).__name__} {number}.{name}": parameter
-        for number, model in enumerate(models)
+        f"model {number}, {name}" if len(models) > 1 else name: parameter
+        for number, model in enumerate(models, 1)
         for name, parameter in model.named_parameters()
     }
