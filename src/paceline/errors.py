@@ -13,9 +13,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.codes import CODES
+
+ErrorT = TypeVar("ErrorT", bound="PacelineError")
 
 # Exit statuses of the command; a run ended by a signal has 128 + signal.
 EXIT_OK = 0
@@ -146,6 +148,21 @@ class PacelineError(Exception):
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.render())
         self.finding = finding
+
+    @classmethod
+    def of(
+        cls: type[ErrorT],
+        name: str,
+        what: str,
+        *,
+        where: str = "",
+        evidence: tuple[str, ...] = (),
+        why: str = "",
+        fix: str = "",
+        severity: str = "error",
+    ) -> ErrorT:
+        """Return the error that carries ``Finding(name, what, ...)``."""
+        return cls(Finding(name, what, where, evidence, why, fix, severity))
 
 
 class UsageError(PacelineError):

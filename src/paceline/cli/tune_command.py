@@ -12,7 +12,7 @@ import click
 
 from paceline.cli import command_help, completed_words, start_commands
 from paceline.cli.start_commands import Action
-from paceline.errors import EXIT_OK, Finding, UsageError
+from paceline.errors import EXIT_OK, UsageError
 from paceline.text import terminal
 
 _DATASET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -97,20 +97,18 @@ def _words_of(
     if batch_size is not None:
         raise _contradicted("--batch-size is for MODULE:DATASET; a script has its own")
     if not os.path.isfile(subject):
-        raise UsageError(
-            Finding(
-                "script-missing",
-                f"the script {subject} does not exist",
-                where=os.getcwd(),
-                fix="paceline tune train.py, or paceline tune mypackage.data:train_set",
-            )
+        raise UsageError.of(
+            "script-missing",
+            f"the script {subject} does not exist",
+            where=os.getcwd(),
+            fix="paceline tune train.py, or paceline tune mypackage.data:train_set",
         )
     return subject, *arguments
 
 
 def _contradicted(what: str) -> UsageError:
-    return UsageError(
-        Finding("option-contradicted", what, where="command line", fix="paceline tune --help")
+    return UsageError.of(
+        "option-contradicted", what, where="command line", fix="paceline tune --help"
     )
 
 

@@ -57,7 +57,7 @@ def pack_function(function: Any) -> Packed:
     if not callable(function):
         what = f"a function is submitted, and this is a value of the type {name}"
         fix = "paceline.submit(function, argument)   (the function itself, not a call of it)"
-        raise UsageError(Finding("option-invalid", what, where="the first argument", fix=fix))
+        raise UsageError.of("option-invalid", what, where="the first argument", fix=fix)
     return _packed(function, what=f"the function {name}", culprits=lambda: _parts(function))
 
 

@@ -71,13 +71,11 @@ def _import_prometheus() -> Any:
     try:
         import prometheus_client.core
     except ImportError as error:
-        raise SetupError(
-            Finding(
-                "module-not-found",
-                "--metrics-port needs prometheus-client, which is not installed",
-                evidence=(str(error),),
-                fix='pip install "paceline[metrics]"',
-            )
+        raise SetupError.of(
+            "module-not-found",
+            "--metrics-port needs prometheus-client, which is not installed",
+            evidence=(str(error),),
+            fix='pip install "paceline[metrics]"',
         ) from error
     return prometheus_client
 

@@ -138,14 +138,13 @@ def recording(folder: Path, job_id: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        finding = Finding(
+        raise SetupError.of(
             "folder-not-writable",
             f"job {job_id} is queued, but its record cannot be written: {error.strerror or error}",
             where=str(folder),
             why="without it the job is not listed, and not queued again when it is stopped",
             fix=f"scancel {job_id}, free some space, and submit it again",
-        )
-        raise SetupError(finding) from None
+        ) from None
 
 
 def load(run_dir: RunDir) -> JobRecord | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest
 from paceline.launch.plan import option_values, parsing
 from paceline.launch.plan.option import long_form
 from paceline.launch.plan.options import Options
@@ -382,7 +382,7 @@ def unknown_option(typed: str) -> UsageError:
     else:
         fix = _similar(word)
     fix = fix or "paceline submit --help lists them"
-    return UsageError(Finding("option-unknown", what, where="command line", fix=fix))
+    return UsageError.of("option-unknown", what, where="command line", fix=fix)
 
 
 def _through_sbatch(name: str, kind: str) -> str:

@@ -167,8 +167,8 @@ def _require_folder() -> None:
         os.getcwd()
     except OSError as error:
         what = f"the current folder is gone: {error.strerror}"
-        raise UsageError(
-            Finding("option-invalid", what, where="current folder", fix="cd to one that is there")
+        raise UsageError.of(
+            "option-invalid", what, where="current folder", fix="cd to one that is there"
         ) from None
 
 
@@ -227,13 +227,11 @@ def _require_nameable(path: str, what: str, fix: str, *, also: str = "") -> None
     """Refuse a path that an ``#SBATCH`` line cannot name: Slurm drops backslashes from outputs."""
     unusable = [letter for letter in path if letter in also or CONTROL.match(letter)]
     if unusable:
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"Slurm cannot write to {what}, {path!r}: its name has {unusable[0]!r}",
-                where="command line",
-                fix=fix,
-            )
+        raise UsageError.of(
+            "option-invalid",
+            f"Slurm cannot write to {what}, {path!r}: its name has {unusable[0]!r}",
+            where="command line",
+            fix=fix,
         )
 
 
@@ -327,13 +325,12 @@ def _submit(requested: Request, place: Place, text: str, fill: Fill | None) -> J
     except OSError as error:
         if new:
             shutil.rmtree(run.root, ignore_errors=True)
-        finding = Finding(
+        raise SetupError.of(
             "folder-not-writable",
             f"the run folder {run.root} cannot be written: {error.strerror}",
             where=str(run.root),
             fix="give another folder with --run-dir",
-        )
-        raise SetupError(finding) from None
+        ) from None
     answer = sbatch.submit(place.script, environ=_environ(requested))
     if not answer.job_id:
         raise SetupError(_submission_failure(answer.reply, run, new=new, old=old))
@@ -406,15 +403,12 @@ def _require_ended(previous: JobRecord | None, place: Place) -> None:
     if answer.state is not None and not answer.state.ended:
         on = f" -M {word(previous.cluster)}" if previous.cluster else ""
         state = answer.state.state.lower()
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                f"the run folder {place.run_dir} is that of job {previous.job_id}, which is"
-                f" {state}",
-                where="--run-dir",
-                why="two jobs would write the same checkpoints",
-                fix=f"paceline follow {word(place.run_dir)}, or: scancel{on} {previous.job_id}",
-            )
+        raise UsageError.of(
+            "option-contradicted",
+            f"the run folder {place.run_dir} is that of job {previous.job_id}, which is {state}",
+            where="--run-dir",
+            why="two jobs would write the same checkpoints",
+            fix=f"paceline follow {word(place.run_dir)}, or: scancel{on} {previous.job_id}",
         )
 
 

@@ -141,8 +141,7 @@ def _chosen(typed: str, elements: Sequence[sweep_rows.ElementRow]) -> tuple[tupl
             what = f"--again {typed}: element {index} is {element.row.state}"
         else:
             continue
-        finding = Finding("option-invalid", what, where="command line", fix="--again failed")
-        raise UsageError(finding)
+        raise UsageError.of("option-invalid", what, where="command line", fix="--again failed")
     return indices or (), limit
 
 
@@ -161,13 +160,11 @@ def directives_of(script: Path) -> dict[str, str]:
     try:
         lines = script.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise SetupError(
-            Finding(
-                "sweep-invalid",
-                f"the job script cannot be read: {error.strerror}",
-                where=str(script),
-                fix="submit the sweep as a new one",
-            )
+        raise SetupError.of(
+            "sweep-invalid",
+            f"the job script cannot be read: {error.strerror}",
+            where=str(script),
+            fix="submit the sweep as a new one",
         ) from None
     matches = (re.fullmatch(r"#SBATCH --([\w-]+)(?:=\"?(.*?)\"?)?", line) for line in lines)
     return {match[1]: match[2] or "" for match in matches if match}

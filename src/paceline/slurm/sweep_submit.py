@@ -54,13 +54,11 @@ def _read_file(name: str) -> sweep_file.SweepFile:
         text = Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else f"not UTF-8: {error}"
-        raise UsageError(
-            Finding(
-                "sweep-invalid",
-                f"the sweep file cannot be read: {why}",
-                where=name,
-                fix="--sweep FILE, a TOML file with [parameters]; or --param lr=0.1,0.01",
-            )
+        raise UsageError.of(
+            "sweep-invalid",
+            f"the sweep file cannot be read: {why}",
+            where=name,
+            fix="--sweep FILE, a TOML file with [parameters]; or --param lr=0.1,0.01",
         ) from None
     return sweep_file.read(text, path=name)
 
@@ -145,13 +143,11 @@ def _require_new(folder: Path) -> None:
         return
     kind = "is the folder of a sweep" if is_sweep else "is not empty"
     again = f"paceline submit --again failed {word(str(folder))}, or " if is_sweep else ""
-    raise UsageError(
-        Finding(
-            "option-contradicted",
-            f"{folder} {kind}, and a new sweep needs an empty folder",
-            where="--run-dir",
-            fix=f"{again}another --run-dir",
-        )
+    raise UsageError.of(
+        "option-contradicted",
+        f"{folder} {kind}, and a new sweep needs an empty folder",
+        where="--run-dir",
+        fix=f"{again}another --run-dir",
     )
 
 

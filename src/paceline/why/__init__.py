@@ -59,7 +59,7 @@ def _watch_options(seconds: float, signal: str, progress: Callable[[float], None
             f"--signal {signal}: only USR1, USR2 and real-time signals are sent, since others may"
             " end a rank"
         )
-        raise UsageError(Finding("option-invalid", what, where="command line", fix="--signal USR1"))
+        raise UsageError.of("option-invalid", what, where="command line", fix="--signal USR1")
     return WatchOptions(seconds, signal, progress)
 
 

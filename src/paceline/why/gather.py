@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import SetupError, UsageError
 from paceline.machine import own_process
 from paceline.machine import slurm_commands as commands
 from paceline.why import look, processes, signalled
@@ -79,9 +79,7 @@ def _task(word: str, options: WatchOptions) -> Callable[[], Collection]:
         return lambda: _of_job(word, options)
     if not _HOST.fullmatch(word):
         what = f"{word!r} is not a process, the number of a Slurm job, a host or a file"
-        raise UsageError(
-            Finding("option-invalid", what, where="command line", fix="paceline why --help")
-        )
+        raise UsageError.of("option-invalid", what, where="command line", fix="paceline why --help")
     return lambda: _by_ssh(word, options)
 
 
@@ -97,8 +95,8 @@ def _watch(ranks: Sequence[RankProcess], options: WatchOptions) -> list[Account]
 def _visible() -> list[RankProcess]:
     if not processes.is_possible():
         what = "processes of a run can only be looked at on Linux, where /proc shows them"
-        raise SetupError(
-            Finding("platform-unsupported", what, where=sys.platform, fix="paceline why NODE")
+        raise SetupError.of(
+            "platform-unsupported", what, where=sys.platform, fix="paceline why NODE"
         )
     return processes.find()
 
@@ -199,13 +197,11 @@ def read(path: Path) -> list[Account]:
         return [account for value in values for account in _accounts(value)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"{path} is not what `paceline why --collect` writes: {_reason(error)}"
-        raise UsageError(
-            Finding(
-                "input-unreadable",
-                what,
-                where=str(path),
-                fix="paceline why --collect > HOST.json, on that host",
-            )
+        raise UsageError.of(
+            "input-unreadable",
+            what,
+            where=str(path),
+            fix="paceline why --collect > HOST.json, on that host",
         ) from None
 
 

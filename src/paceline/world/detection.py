@@ -145,17 +145,15 @@ def _refuse_leftovers(environ: Mapping[str, str], task: MpiTask | None, *, in_st
     rank, world_size = whole(environ, env.RANK), whole(environ, env.WORLD_SIZE)
     if _may_be_of(rank, world_size, index=index, count=count):
         return
-    raise UsageError(
-        Finding(
-            "world-contradicted",
-            f"RANK={rank} and WORLD_SIZE={world_size} are set, and this is task {index} of {count}",
-            where=f"environment, {starter}",
-            why="ranks that are numbered twice wait for each other, or train alone",
-            fix=(
-                "unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT; or, if they are right:"
-                " export PACELINE_LAUNCHER=torchrun"
-            ),
-        )
+    raise UsageError.of(
+        "world-contradicted",
+        f"RANK={rank} and WORLD_SIZE={world_size} are set, and this is task {index} of {count}",
+        where=f"environment, {starter}",
+        why="ranks that are numbered twice wait for each other, or train alone",
+        fix=(
+            "unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT; or, if they are right:"
+            " export PACELINE_LAUNCHER=torchrun"
+        ),
     )
 
 
@@ -177,15 +175,13 @@ def _refuse_several_pods(environ: Mapping[str, str], task: MpiTask) -> None:
     pod = pods.read_pod(environ)
     if pod is None or pod.count < 2 or (pod.index, pod.count) == (task.rank, task.size):
         return
-    raise UsageError(
-        Finding(
-            "world-contradicted",
-            f"{task.starter} started {task.size} tasks, and this is {pod.name}",
-            where=f"environment, {pod.source}",
-            why="the tasks of one pod would train without those of the others",
-            fix=(
-                "paceline run script.py in every pod, without mpirun; or, if each pod trains by"
-                " itself: export PACELINE_LAUNCHER=mpi"
-            ),
-        )
+    raise UsageError.of(
+        "world-contradicted",
+        f"{task.starter} started {task.size} tasks, and this is {pod.name}",
+        where=f"environment, {pod.source}",
+        why="the tasks of one pod would train without those of the others",
+        fix=(
+            "paceline run script.py in every pod, without mpirun; or, if each pod trains by"
+            " itself: export PACELINE_LAUNCHER=mpi"
+        ),
     )

@@ -90,7 +90,7 @@ def _check_empty(folder: Path, target: str) -> None:
 
 def _refused(what: str, *, fix: str, evidence: tuple[str, ...] = (), why: str = "") -> UsageError:
     where = "command line"
-    return UsageError(Finding("option-invalid", what, where, evidence, why, fix))
+    return UsageError.of("option-invalid", what, where=where, evidence=evidence, why=why, fix=fix)
 
 
 def _not_written(error: OSError, folder: Path) -> Finding:
@@ -113,13 +113,11 @@ def _example(name: str) -> str:
     for folder in folders:
         if (folder / name).is_file():
             return (folder / name).read_text(encoding="utf-8")
-    raise SetupError(
-        Finding(
-            "input-unreadable",
-            f"this installation of paceline lacks its example {name}",
-            where=str(folders[0]),
-            fix="pip install --force-reinstall --no-deps paceline",
-        )
+    raise SetupError.of(
+        "input-unreadable",
+        f"this installation of paceline lacks its example {name}",
+        where=str(folders[0]),
+        fix="pip install --force-reinstall --no-deps paceline",
     )
 
 

@@ -13,7 +13,7 @@ from paceline.diagnose.lint.job.launcher_options import TABLES
 from paceline.diagnose.lint.job.shell import wrappers
 from paceline.diagnose.lint.job.shell.trace import Call
 from paceline.diagnose.lint.job.shell.values import Arg, Symbols
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest
 
 KINDS = (
     "torchrun",
@@ -140,15 +140,13 @@ def _refuse_unknown_options(launch: launches.Launch) -> None:
         return
     typed = unknown[0]
     near = closest(typed.lstrip("-").replace("-", "_"), names)
-    raise UsageError(
-        Finding(
-            "option-unknown",
-            f"{launch.kind} has no option {typed}",
-            where="command line",
-            fix=f"did you mean --{near}?" if near else f"{launch.kind} --help lists them",
-        )
+    raise UsageError.of(
+        "option-unknown",
+        f"{launch.kind} has no option {typed}",
+        where="command line",
+        fix=f"did you mean --{near}?" if near else f"{launch.kind} --help lists them",
     )
 
 
 def _refused(what: str, *, fix: str) -> UsageError:
-    return UsageError(Finding("option-invalid", what, where="command line", fix=fix))
+    return UsageError.of("option-invalid", what, where="command line", fix=fix)

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 
 PER_RANK = "{per_rank}"
 FEWEST_STEPS = 12  # fewer leave no window of steps after the warm-up
@@ -103,14 +103,12 @@ def _check_devices(request: Request, devices: Devices) -> None:
         return
     sizes = [size for size in request.worlds if size <= devices.count] or [devices.count]
     worlds = ",".join(map(str, sizes))
-    raise UsageError(
-        Finding(
-            "world-larger-than-node",
-            f"--world has {largest} ranks, and this node has {devices.words}",
-            where="--world",
-            why="ranks that share a device take turns, which says nothing about ranks that do not",
-            fix=f"paceline bench --world {worlds} {shlex.join(request.command)}",
-        )
+    raise UsageError.of(
+        "world-larger-than-node",
+        f"--world has {largest} ranks, and this node has {devices.words}",
+        where="--world",
+        why="ranks that share a device take turns, which says nothing about ranks that do not",
+        fix=f"paceline bench --world {worlds} {shlex.join(request.command)}",
     )
 
 
@@ -152,8 +150,8 @@ def batch_unknown() -> UsageError:
 
 
 def _invalid(what: str, where: str, fix: str) -> UsageError:
-    return UsageError(Finding("option-invalid", what, where=where, fix=fix))
+    return UsageError.of("option-invalid", what, where=where, fix=fix)
 
 
 def _contradicted(what: str, where: str, fix: str) -> UsageError:
-    return UsageError(Finding("option-contradicted", what, where=where, fix=fix))
+    return UsageError.of("option-contradicted", what, where=where, fix=fix)

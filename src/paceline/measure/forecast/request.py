@@ -69,13 +69,11 @@ def _require_samples(**options: float | None) -> None:
     """Refuse options that have no effect without ``--samples``."""
     for name, value in options.items():
         if value is not None:
-            raise UsageError(
-                Finding(
-                    "option-contradicted",
-                    f"--{name} has no effect without --samples",
-                    where="command line",
-                    fix=f"paceline forecast --samples SAMPLES-OF-AN-EPOCH --{name} {value:g}",
-                )
+            raise UsageError.of(
+                "option-contradicted",
+                f"--{name} has no effect without --samples",
+                where="command line",
+                fix=f"paceline forecast --samples SAMPLES-OF-AN-EPOCH --{name} {value:g}",
             )
 
 

@@ -41,13 +41,11 @@ def require_place(option: str) -> None:
         UsageError: It has no place for it.
     """
     if PLACE not in option:
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"--batch-option {option!r} has no {PLACE}, where the batch size goes",
-                where="command line",
-                fix=f"--batch-option '--batch-size={PLACE}'",
-            )
+        raise UsageError.of(
+            "option-invalid",
+            f"--batch-option {option!r} has no {PLACE}, where the batch size goes",
+            where="command line",
+            fix=f"--batch-option '--batch-size={PLACE}'",
         )
 
 
@@ -114,14 +112,12 @@ class BatchTuning:
 
     def _require_effect(self, sizes: list[BatchSize], size: BatchSize) -> None:
         if len(sizes) == 1 and size.samples == sizes[0].samples:
-            raise UsageError(
-                Finding(
-                    "option-contradicted",
-                    f"--batch-option does not change the batches: {size.samples} samples a rank"
-                    f" with {sizes[0].option} and with {size.option}",
-                    where="command line",
-                    fix=f"name the option of {self.answer.name} that sets its batch size",
-                )
+            raise UsageError.of(
+                "option-contradicted",
+                f"--batch-option does not change the batches: {size.samples} samples a rank"
+                f" with {sizes[0].option} and with {size.option}",
+                where="command line",
+                fix=f"name the option of {self.answer.name} that sets its batch size",
             )
 
     def _reason(self, error: Exception) -> str:

@@ -194,13 +194,11 @@ class Tuning:
         """
         assert self.facts is not None, "the loader is known"
         if setting == self.facts.setting and setting not in self.measured.settings:
-            raise RunError(
-                Finding(
-                    "trial-too-slow",
-                    f"{self.name} could not be measured with its own loader settings",
-                    evidence=(message,),
-                    fix="use a smaller batch, or a part of the data",
-                )
+            raise RunError.of(
+                "trial-too-slow",
+                f"{self.name} could not be measured with its own loader settings",
+                evidence=(message,),
+                fix="use a smaller batch, or a part of the data",
             )
         if setting != self.facts.setting:
             self.measured.failures[setting] = message

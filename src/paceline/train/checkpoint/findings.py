@@ -224,10 +224,8 @@ def not_picklable(name: str, error: BaseException, *, where: str) -> Failure:
 
 def bad_option(name: str, value: object, allowed: str, *, fix: str) -> UsageError:
     """Return the exception for an invalid option of ``save``."""
-    return UsageError(
-        Finding(
-            "option-invalid", f"{name}={value!r} is not {allowed}", where=f"save({name}=)", fix=fix
-        )
+    return UsageError.of(
+        "option-invalid", f"{name}={value!r} is not {allowed}", where=f"save({name}=)", fix=fix
     )
 
 

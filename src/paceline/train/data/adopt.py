@@ -22,7 +22,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.train import runtime
 from paceline.train.data.array_dataset import ArrayDataset
 from paceline.train.data.batch import is_of_rows
@@ -189,15 +189,13 @@ def _refusal_of_mapping(dataset: Mapping[Any, Any]) -> UsageError:
     """Return the error for a dict with other keys than numbers, such as the splits of a dataset."""
     names = [repr(name) for name in dataset]
     first = names[0] if names else "'train'"
-    return UsageError(
-        Finding(
-            "data-not-shardable",
-            f"a {type(dataset).__name__} with {', '.join(names[:4]) or 'nothing'} is not a dataset:"
-            " it has no sample number 0",
-            where="session.loader(...)",
-            why="samples are read by number, from 0 to len(dataset) - 1",
-            fix=f"session.loader(data[{first}], batch_size=...), one loader for each",
-        )
+    return UsageError.of(
+        "data-not-shardable",
+        f"a {type(dataset).__name__} with {', '.join(names[:4]) or 'nothing'} is not a dataset:"
+        " it has no sample number 0",
+        where="session.loader(...)",
+        why="samples are read by number, from 0 to len(dataset) - 1",
+        fix=f"session.loader(data[{first}], batch_size=...), one loader for each",
     )
 
 
@@ -307,12 +305,10 @@ def _is_name(entry: Any) -> bool:
 
 
 def _refusal(what: str, *, fix: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "data-not-shardable",
-            what,
-            where="session.loader(...)",
-            why="every rank would see all samples, or none would know which are its own",
-            fix=fix,
-        )
+    return UsageError.of(
+        "data-not-shardable",
+        what,
+        where="session.loader(...)",
+        why="every rank would see all samples, or none would know which are its own",
+        fix=fix,
     )

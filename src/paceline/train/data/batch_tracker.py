@@ -333,21 +333,19 @@ def _is_borrowed(loops: list[Iteration]) -> bool:
 
 def not_of_samples(problem: str, *, call: str = "session.backward") -> UsageError:
     """Return the error for a loss that is not a mean over samples, for the reason ``problem``."""
-    return UsageError(
-        Finding(
-            "batch-weight-unknown",
-            f"{problem}, so the weight of this loss is not known",
-            where=f"{call}(loss)",
-            why=(
-                "a loss is weighted by its samples; a mean over something else, of which samples"
-                " have different numbers, would change with the number of ranks"
-            ),
-            fix=(
-                f"{call}(loss, weight=n) with what the loss is a mean over: n = (labels !="
-                " -100).sum(), class_weights[labels].sum() or len(rows); in a training_step: return"
-                " {'loss': loss, 'weight': n}"
-            ),
-        )
+    return UsageError.of(
+        "batch-weight-unknown",
+        f"{problem}, so the weight of this loss is not known",
+        where=f"{call}(loss)",
+        why=(
+            "a loss is weighted by its samples; a mean over something else, of which samples"
+            " have different numbers, would change with the number of ranks"
+        ),
+        fix=(
+            f"{call}(loss, weight=n) with what the loss is a mean over: n = (labels !="
+            " -100).sum(), class_weights[labels].sum() or len(rows); in a training_step: return"
+            " {'loss': loss, 'weight': n}"
+        ),
     )
 
 
@@ -356,15 +354,13 @@ class _BatchUnknownError(UsageError):
 
 
 def _unknown_position(num_served: int, num_used: int) -> UsageError:
-    return UsageError(
-        Finding(
-            "option-contradicted",
-            f"a loader has served {num_served} batches, and {num_used} were trained on: after a"
-            " checkpoint the training would continue at another batch",
-            where="session.save()",
-            why="the script keeps batches (list(loader), itertools.cycle(loader), a prefetcher)",
-            fix="for x, y in loader: ..., in every epoch; session.loader loads ahead by itself",
-        )
+    return UsageError.of(
+        "option-contradicted",
+        f"a loader has served {num_served} batches, and {num_used} were trained on: after a"
+        " checkpoint the training would continue at another batch",
+        where="session.save()",
+        why="the script keeps batches (list(loader), itertools.cycle(loader), a prefetcher)",
+        fix="for x, y in loader: ..., in every epoch; session.loader loads ahead by itself",
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as loading
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.train.data.collated import Unit
 from paceline.train.data.collation import collate
 from paceline.train.data.generators import (
@@ -213,12 +213,10 @@ def pieces_of_all(
 
 
 def _empty_stream(num_empty: int) -> UsageError:
-    return UsageError(
-        Finding(
-            "data-not-shardable",
-            f"the sharded stream yields nothing on {num_empty} rank{'s' * (num_empty != 1)}",
-            where="session.loader(stream, sharded=True)",
-            why="a rank without any sample cannot know what a batch looks like",
-            fix=("give each rank at least one sample, or pass the whole stream with sharded=False"),
-        )
+    return UsageError.of(
+        "data-not-shardable",
+        f"the sharded stream yields nothing on {num_empty} rank{'s' * (num_empty != 1)}",
+        where="session.loader(stream, sharded=True)",
+        why="a rank without any sample cannot know what a batch looks like",
+        fix=("give each rank at least one sample, or pass the whole stream with sharded=False"),
     )

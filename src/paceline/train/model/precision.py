@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as tree
 
-from paceline.errors import Finding, SetupError, UsageError, closest
+from paceline.errors import SetupError, UsageError, closest
 from paceline.machine.compiled import left_alone, not_compiled
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
@@ -55,25 +55,21 @@ def choose(name: str, device: torch.device) -> Precision:
     precision = PRECISIONS.get(str(name))
     if precision is None:
         near = closest(str(name), PRECISIONS) or "bf16-mixed"
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"precision={name!r} is not one of {', '.join(PRECISIONS)}",
-                where="Session(precision=...)",
-                fix=f'Session(precision="{near}")',
-            )
+        raise UsageError.of(
+            "option-invalid",
+            f"precision={name!r} is not one of {', '.join(PRECISIONS)}",
+            where="Session(precision=...)",
+            fix=f'Session(precision="{near}")',
         )
     uses_bf16 = torch.bfloat16 in (precision.stored, precision.computed)
     on_gpu = device.type == "cuda"
     if uses_bf16 and on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise SetupError(
-            Finding(
-                "bf16-emulated",
-                f"{torch.cuda.get_device_name(device)} has no bfloat16 arithmetic",
-                where=f"Session(precision={name!r})",
-                why="torch would emulate it, slower than float32",
-                fix='Session(precision="16-mixed")',
-            )
+        raise SetupError.of(
+            "bf16-emulated",
+            f"{torch.cuda.get_device_name(device)} has no bfloat16 arithmetic",
+            where=f"Session(precision={name!r})",
+            why="torch would emulate it, slower than float32",
+            fix='Session(precision="16-mixed")',
         )
     return precision
 

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.train.trainer.options import one_of
 
 TOGETHER = ("min_size", "max_size_cycle", "max_size")  # a batch of each loader at a time
@@ -303,16 +303,14 @@ def _skip_rest(loader: Any) -> None:
 
 
 def _uneven(first: Any, part: Any) -> UsageError:
-    return UsageError(
-        Finding(
-            "batch-weight-unknown",
-            f"this rank has {first.of_rank} of {first.of_batch} rows of the first loader's batch,"
-            f" and {part.of_rank} of {part.of_batch} of another's",
-            where="training_step",
-            why="the loss has one weight, and the result would depend on the number of ranks",
-            fix=(
-                "batch sizes that the number of ranks divides, with drop_last=True; or return"
-                " {'loss': loss, 'weight': n}"
-            ),
-        )
+    return UsageError.of(
+        "batch-weight-unknown",
+        f"this rank has {first.of_rank} of {first.of_batch} rows of the first loader's batch,"
+        f" and {part.of_rank} of {part.of_batch} of another's",
+        where="training_step",
+        why="the loss has one weight, and the result would depend on the number of ranks",
+        fix=(
+            "batch sizes that the number of ranks divides, with drop_last=True; or return"
+            " {'loss': loss, 'weight': n}"
+        ),
     )

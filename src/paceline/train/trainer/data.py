@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, SequentialSampler
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.train.session import Session
 from paceline.train.trainer.combining import (
     SEQUENTIAL,
@@ -170,13 +170,11 @@ def _check_number(loaders: Sequence[Any], former: Sequence[Any], stage: str) -> 
 
 def no_loader(stage: str, method: str) -> UsageError:
     """Return the error that there is no loader for a stage."""
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"there is no loader for {stage}",
-            where=f"trainer.{method}(...)",
-            fix=f"def {stage}_dataloader(self): return DataLoader(...), or pass one",
-        )
+    return UsageError.of(
+        "option-invalid",
+        f"there is no loader for {stage}",
+        where=f"trainer.{method}(...)",
+        fix=f"def {stage}_dataloader(self): return DataLoader(...), or pass one",
     )
 
 
@@ -201,15 +199,13 @@ def is_data(thing: Any) -> bool:
 
 
 def _evaluated_together(mode: str, stage: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"CombinedLoader(mode={mode!r}) for {stage}: an evaluation serves one loader after the"
-            " other",
-            where=f"{stage}_dataloader",
-            why="each row counts once, and loaders of different lengths have no rows in common",
-            fix=f"return a list from {stage}_dataloader: steps get dataloader_idx",
-        )
+    return UsageError.of(
+        "option-invalid",
+        f"CombinedLoader(mode={mode!r}) for {stage}: an evaluation serves one loader after the"
+        " other",
+        where=f"{stage}_dataloader",
+        why="each row counts once, and loaders of different lengths have no rows in common",
+        fix=f"return a list from {stage}_dataloader: steps get dataloader_idx",
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.train.checkpoint import load_entries, read_saved
 
 T = TypeVar("T")
@@ -140,16 +140,14 @@ def fill(module: nn.Module, values: Mapping[str, Any], *, strict: bool) -> None:
         module.load_state_dict(values[STATE], strict=strict)
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:4]]
-        raise UsageError(
-            Finding(
-                "checkpoint-other-model",
-                f"the weights of the checkpoint do not fit {type(module).__name__}",
-                where="load_from_checkpoint(...)",
-                evidence=tuple(line[:200] for line in lines),
-                fix="the arguments with which the model was made, or strict=False",
-            )
+        raise UsageError.of(
+            "checkpoint-other-model",
+            f"the weights of the checkpoint do not fit {type(module).__name__}",
+            where="load_from_checkpoint(...)",
+            evidence=tuple(line[:200] for line in lines),
+            fix="the arguments with which the model was made, or strict=False",
         ) from error
 
 
 def _unusable(what: str, *, fix: str) -> UsageError:
-    return UsageError(Finding("option-invalid", what, where="load_from_checkpoint(...)", fix=fix))
+    return UsageError.of("option-invalid", what, where="load_from_checkpoint(...)", fix=fix)

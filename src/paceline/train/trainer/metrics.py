@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.train.session import Session
 from paceline.train.trainer.ends import NO_END, End, mean_of_ends
 from paceline.train.trainer.gathering import gathered
@@ -326,15 +326,13 @@ class Metrics:
         total, squares = session.reduce((mine, mine * mine))
         if squares * session.world_size == total * total:
             return
-        raise UsageError(
-            Finding(
-                "collective-mismatch",
-                f"rank {session.rank} logged other names than the other ranks:"
-                f" {', '.join(names) or 'none'}",
-                where=f"rank {session.rank}, self.log(...)",
-                why="a mean over all rows needs the rows of every rank",
-                fix="call self.log on every rank, with batch_size=0 where it has no value",
-            )
+        raise UsageError.of(
+            "collective-mismatch",
+            f"rank {session.rank} logged other names than the other ranks:"
+            f" {', '.join(names) or 'none'}",
+            where=f"rank {session.rank}, self.log(...)",
+            why="a mean over all rows needs the rows of every rank",
+            fix="call self.log on every rank, with batch_size=0 where it has no value",
         )
 
 
@@ -368,11 +366,9 @@ def number_of(name: str, value: Any) -> Any:
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a NumPy number
         return value.item()
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-    raise UsageError(
-        Finding(
-            "option-invalid",
-            f"{name} is a {type(value).__name__}{shape} and not a number",
-            where=f"self.log({name!r}, ...)",
-            fix=f"self.log({name!r}, {'value.mean()' if shape else 'float(value)'})",
-        )
+    raise UsageError.of(
+        "option-invalid",
+        f"{name} is a {type(value).__name__}{shape} and not a number",
+        where=f"self.log({name!r}, ...)",
+        fix=f"self.log({name!r}, {'value.mean()' if shape else 'float(value)'})",
     )

@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest
 
 KEYS_OF_PAIR = ("optimizer", "lr_scheduler", "monitor")
 KEYS = ("scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau")
@@ -61,14 +61,12 @@ class Schedule:
 def never_logged(monitor: str, metrics: Mapping[str, Any], *, where: str) -> UsageError:
     """Return the error for a monitored metric that is never logged."""
     near = closest(monitor, metrics)
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"the metric {monitor!r} was never logged; logged were"
-            f" {', '.join(sorted(metrics)) or 'none'}",
-            where=where,
-            fix=f'monitor="{near}"' if near else f'self.log("{monitor}", value) in validation_step',
-        )
+    return UsageError.of(
+        "option-invalid",
+        f"the metric {monitor!r} was never logged; logged were"
+        f" {', '.join(sorted(metrics)) or 'none'}",
+        where=where,
+        fix=f'monitor="{near}"' if near else f'self.log("{monitor}", value) in validation_step',
     )
 
 
@@ -89,16 +87,13 @@ def read(configured: Any) -> tuple[list[Optimizer], list[Schedule]]:
     if isinstance(configured, Mapping):
         return _read_dict(configured)
     if not isinstance(configured, list | tuple) or not configured:
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"configure_optimizers returned {type(configured).__name__}",
-                where="configure_optimizers",
-                fix=(
-                    'return {"optimizer": optimizer, "lr_scheduler": scheduler}, or the optimizer'
-                    " alone"
-                ),
-            )
+        raise UsageError.of(
+            "option-invalid",
+            f"configure_optimizers returned {type(configured).__name__}",
+            where="configure_optimizers",
+            fix=(
+                'return {"optimizer": optimizer, "lr_scheduler": scheduler}, or the optimizer alone'
+            ),
         )
     if len(configured) == 2 and all(isinstance(part, list | tuple) for part in configured):
         first, second = configured
@@ -120,16 +115,14 @@ def check_steps(optimizers: Sequence[Optimizer]) -> None:
 
 
 def _needs_closure(kind: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "option-contradicted",
-            f"{kind} computes the loss several times in a step, and Trainer computes it once",
-            where="configure_optimizers",
-            fix=(
-                "an optimizer with one backward a step, such as AdamW; or a loop over Session with"
-                " optimizer.step(closure)"
-            ),
-        )
+    return UsageError.of(
+        "option-contradicted",
+        f"{kind} computes the loss several times in a step, and Trainer computes it once",
+        where="configure_optimizers",
+        fix=(
+            "an optimizer with one backward a step, such as AdamW; or a loop over Session with"
+            " optimizer.step(closure)"
+        ),
     )
 
 
@@ -163,14 +156,12 @@ def _check_keys(configured: Mapping[str, Any]) -> None:
         else:
             what = f"an unknown key {key!r}"
             fix = f'"{closest(str(key), KEYS_OF_PAIR) or "lr_scheduler"}": ...'
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"the dict that configure_optimizers returned has {what}",
-                where="configure_optimizers",
-                why="it would have no effect",
-                fix=fix,
-            )
+        raise UsageError.of(
+            "option-invalid",
+            f"the dict that configure_optimizers returned has {what}",
+            where="configure_optimizers",
+            why="it would have no effect",
+            fix=fix,
         )
 
 
@@ -219,8 +210,8 @@ def _check_schedule(settings: Mapping[str, Any]) -> None:
 
 
 def _unusable(what: str, *, fix: str) -> UsageError:
-    return UsageError(
-        Finding("option-invalid", f"lr_scheduler {what}", where="configure_optimizers", fix=fix)
+    return UsageError.of(
+        "option-invalid", f"lr_scheduler {what}", where="configure_optimizers", fix=fix
     )
 
 

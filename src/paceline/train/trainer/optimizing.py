@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.train.session import Session
 from paceline.train.trainer.hooks import Hooks, has_own
 from paceline.train.trainer.module import Module
@@ -206,26 +206,22 @@ def loss_of(outputs: Any) -> torch.Tensor:
     what = type(outputs).__name__
     if isinstance(outputs, Mapping):
         what = f"a dict with {', '.join(map(str, outputs))}"
-    raise UsageError(
-        Finding(
-            "option-invalid",
-            f"training_step returned {what}, and no loss",
-            where="training_step",
-            why="if one rank leaves out a batch, the others wait for it",
-            fix=(
-                'return the loss, a tensor or a dict with it as "loss"; to leave a batch out:'
-                " return 0 * loss"
-            ),
-        )
+    raise UsageError.of(
+        "option-invalid",
+        f"training_step returned {what}, and no loss",
+        where="training_step",
+        why="if one rank leaves out a batch, the others wait for it",
+        fix=(
+            'return the loss, a tensor or a dict with it as "loss"; to leave a batch out:'
+            " return 0 * loss"
+        ),
     )
 
 
 def _misplaced(what: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "option-contradicted",
-            what,
-            where="self.manual_backward(loss)",
-            fix="automatic_optimization = False, and manual_backward in training_step",
-        )
+    return UsageError.of(
+        "option-contradicted",
+        what,
+        where="self.manual_backward(loss)",
+        fix="automatic_optimization = False, and manual_backward in training_step",
     )

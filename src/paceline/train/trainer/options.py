@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest
 from paceline.signatures.lightning_names import refused
 
 # Options of Lightning's self.log without effect here: a mean is always over all rows of all ranks.
@@ -40,17 +40,13 @@ def refuse_unknown_log(names: Iterable[str]) -> None:
     for name in names:
         if name not in LOG_WITHOUT_EFFECT:
             near = closest(name, LOG_OPTIONS)
-            raise UsageError(
-                Finding(
-                    "option-unknown",
-                    f"log has no option {name}",
-                    where="self.log(...)",
-                    fix=(
-                        f"self.log(..., {near}=...)"
-                        if near
-                        else f"one of {', '.join(LOG_OPTIONS[:7])}"
-                    ),
-                )
+            raise UsageError.of(
+                "option-unknown",
+                f"log has no option {name}",
+                where="self.log(...)",
+                fix=(
+                    f"self.log(..., {near}=...)" if near else f"one of {', '.join(LOG_OPTIONS[:7])}"
+                ),
             )
 
 
@@ -64,32 +60,25 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
         of_lightning = refused("trainer arguments", name) or refused("removed arguments", name)
         near = closest(name, known)
         hint = f"Trainer({near}=...)" if near else "see help(paceline.Trainer)"
-        raise UsageError(
-            Finding(
-                "option-unknown",
-                f"Trainer has no argument {name}",
-                where=f"Trainer({name}=...)",
-                why=of_lightning.text if of_lightning else "",
-                fix=of_lightning.instead if of_lightning else hint,
-            )
+        raise UsageError.of(
+            "option-unknown",
+            f"Trainer has no argument {name}",
+            where=f"Trainer({name}=...)",
+            why=of_lightning.text if of_lightning else "",
+            fix=of_lightning.instead if of_lightning else hint,
         )
 
 
 def invalid(name: str, value: object, what: str, *, fix: str, where: str = "Trainer") -> UsageError:
     """Return the error for an argument's value."""
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"{name}={value!r} is not {what}",
-            where=f"{where}({name}=...)",
-            fix=fix,
-        )
+    return UsageError.of(
+        "option-invalid", f"{name}={value!r} is not {what}", where=f"{where}({name}=...)", fix=fix
     )
 
 
 def contradiction(what: str, *, where: str, fix: str, why: str = "") -> UsageError:
     """Return the error for arguments that contradict each other, or how the run was started."""
-    return UsageError(Finding("option-contradicted", what, where=where, why=why, fix=fix))
+    return UsageError.of("option-contradicted", what, where=where, why=why, fix=fix)
 
 
 def count(name: str, value: Any, *, least: int = 1, where: str = "Trainer") -> int:
@@ -189,14 +178,12 @@ def num_batches(
 
 def no_batches() -> UsageError:
     """Return the error that there is nothing to train on."""
-    return UsageError(
-        Finding(
-            "option-invalid",
-            "the loader for train has no batch",
-            where="trainer.fit(...)",
-            why="nothing would be trained",
-            fix="a dataset with samples; with drop_last=True it needs batch_size of them",
-        )
+    return UsageError.of(
+        "option-invalid",
+        "the loader for train has no batch",
+        where="trainer.fit(...)",
+        why="nothing would be trained",
+        fix="a dataset with samples; with drop_last=True it needs batch_size of them",
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.text import terminal
 from paceline.train.trainer.ends import differ, remarks
 from paceline.train.trainer.metrics import REDUCTIONS, Entry, Metrics, number_of
@@ -147,6 +147,4 @@ def _entry(
 
 
 def _refusal(name: str, what: str, fix: str) -> UsageError:
-    return UsageError(
-        Finding("option-contradicted", what, where=f"self.log({name!r}, ...)", fix=fix)
-    )
+    return UsageError.of("option-contradicted", what, where=f"self.log({name!r}, ...)", fix=fix)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from paceline import env
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.text import terminal
 from paceline.train.session import Session
 from paceline.train.trainer import options
@@ -60,13 +60,11 @@ def restore(session: Session, ckpt_path: str | os.PathLike[str]) -> None:
         UsageError: The checkpoint does not exist.
     """
     if not session.restore("latest" if ckpt_path == "last" else ckpt_path):
-        raise UsageError(
-            Finding(
-                "checkpoint-missing",
-                f"there is no checkpoint in {session.run_dir.checkpoints}",
-                where=f"ckpt_path={os.fspath(ckpt_path)!r}",
-                fix="give the path of one, or leave ckpt_path out",
-            )
+        raise UsageError.of(
+            "checkpoint-missing",
+            f"there is no checkpoint in {session.run_dir.checkpoints}",
+            where=f"ckpt_path={os.fspath(ckpt_path)!r}",
+            fix="give the path of one, or leave ckpt_path out",
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from paceline.errors import Finding, RunError, UsageError
+from paceline.errors import RunError, UsageError
 from paceline.train.checkpoint import last_committed
 from paceline.train.trainer.callback import Callback
 from paceline.train.trainer.hooks import has_own
@@ -263,25 +263,21 @@ def _by_key(callbacks: Sequence[Any]) -> dict[str, Any]:
 
 
 def _weights_changed() -> UsageError:
-    return UsageError(
-        Finding(
-            "option-contradicted",
-            'on_save_checkpoint changed checkpoint["state_dict"], and weights are saved by all'
-            " ranks beside it",
-            where="on_save_checkpoint",
-            why="the change would be lost",
-            fix="override state_dict() of the module, or register buffers with persistent=False",
-        )
+    return UsageError.of(
+        "option-contradicted",
+        'on_save_checkpoint changed checkpoint["state_dict"], and weights are saved by all'
+        " ranks beside it",
+        where="on_save_checkpoint",
+        why="the change would be lost",
+        fix="override state_dict() of the module, or register buffers with persistent=False",
     )
 
 
 def _not_written(path: Path, error: OSError) -> RunError:
-    return RunError(
-        Finding(
-            "folder-not-writable",
-            f"{path} cannot be written",
-            where=str(path.parent),
-            evidence=(str(error),),
-            fix="a path that this user may write to",
-        )
+    return RunError.of(
+        "folder-not-writable",
+        f"{path} cannot be written",
+        where=str(path.parent),
+        evidence=(str(error),),
+        fix="a path that this user may write to",
     )
