@@ -15,15 +15,11 @@ from paceline.launch.plan.option_values import seconds_of
 
 
 class BenchCommand(start_commands.StartCommand):
-    """A command that starts a script, unless its first word is the name of another command.
-
-    Attributes:
-        commands: Those commands, by name.
-    """
+    """A command that starts a script, unless its first word is the name of another command."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.commands: dict[str, click.Command] = {}
+        self.commands: dict[str, click.Command] = {}  # those commands, by name
 
     def command(self, name: str) -> Callable[[Any], click.Command]:
         """Return a decorator that adds a command, as that of a click group."""

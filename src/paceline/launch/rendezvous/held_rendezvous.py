@@ -40,10 +40,6 @@ class HeldRendezvous(RendezvousHandler):
         inform: Prints a notice.
         signing: How launchers sign what they write for each other; None for a run that does not
             sign.
-
-    Attributes:
-        lost: Returns the finding to end the wait with because a node is lost; None if no node is
-            lost.
     """
 
     def __init__(
@@ -61,6 +57,7 @@ class HeldRendezvous(RendezvousHandler):
         self._signing = signing
         self._join_s = join_s
         self._inform = inform
+        # returns the finding to end the wait with because a node is lost; None if no node is lost
         self.lost: Callable[[], Finding | None] = lambda: None
         self._store = store
         self._for_ranks = store

@@ -67,10 +67,6 @@ class Roll:
         inform: Prints a notice.
         needs_secret: Whether nodes that do not sign are excluded from the run.
         in_pods: Whether the nodes are pods, which nobody starts by hand.
-
-    Attributes:
-        members: The nodes that begin the run, on the node that hosts the store; empty elsewhere.
-        is_signed: Whether all members sign.
     """
 
     def __init__(
@@ -102,8 +98,9 @@ class Roll:
         self._presences: dict[int, _Presence] = {}  # by ticket
         self._awaited: Notice | None = None
         self._tick_s = min(1.0, max(0.05, me.nodes[1] / 1000))
+        # the nodes that begin the run, on the node that hosts the store; empty elsewhere
         self.members: tuple[Arrived, ...] = ()
-        self.is_signed = False
+        self.is_signed = False  # whether all members sign
 
     def answer(self) -> None:
         """Announce this node and return when the run can begin.

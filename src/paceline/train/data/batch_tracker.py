@@ -16,32 +16,26 @@ class BatchTracker:
     A loop over a loader records each batch that it yields. It is live until it ends: at the last
     batch, or by ``break``, which closes the loader's generator at once. An evaluation loop between
     two training batches has therefore ended before the next backward.
-
-    Attributes:
-        on_sync: Called with whether the next backward ends its group; None if groups have one
-            batch.
-        on_held: Called with why the batch of a loss is not known, where it need not be: on one
-            rank, and without accumulation. None refuses such a loss.
-        on_batch: Called with a loop and whether the script computes a batch of it from now on; None
-            after the first step.
-        last: The loop that yielded a batch last.
-        latest: The last loop over each loader.
-        is_uneven: Whether a rank was left out of all batches of some loop; known to all ranks.
-        is_borrowed: Whether the last backward is of another rank's rows.
-        is_again: Whether the last backward was a second one of its batch.
     """
 
     def __init__(self) -> None:
+        # called with whether the next backward ends its group; None if groups have one batch
         self.on_sync: Callable[[bool], None] | None = None
+        # called with why the batch of a loss is not known, where it need not be: on one rank, and
+        # without accumulation. None refuses such a loss.
         self.on_held: Callable[[str], None] | None = None
+        # called with a loop and whether the script computes a batch of it from now on; None after
+        # the first step
         self.on_batch: Callable[[Iteration, bool], None] | None = None
         self._iterations: list[Iteration] = []
         self._rows: Rows | None = None
-        self.last: Iteration | None = None
+        self.last: Iteration | None = None  # the loop that yielded a batch last
+        # the last loop over each loader
         self.latest: WeakKeyDictionary[object, Iteration] = WeakKeyDictionary()
+        # whether a rank was left out of all batches of some loop; known to all ranks
         self.is_uneven = False
-        self.is_borrowed = False
-        self.is_again = False
+        self.is_borrowed = False  # whether the last backward is of another rank's rows
+        self.is_again = False  # whether the last backward was a second one of its batch
         self._trained: Iteration | None = None  # the loop of the last backward
         self._holds = False  # whether the script trained on a batch that it had fetched earlier
 

@@ -40,9 +40,6 @@ class SampleStates:
     Args:
         seed: Seed of the run.
         held: Generators of the dataset.
-
-    Attributes:
-        names_of_held: Names of the dataset's generators, for ``before_each``.
     """
 
     def __init__(self, seed: int, held: Sequence[Twister] = ()) -> None:
@@ -54,6 +51,7 @@ class SampleStates:
         self._products = np.empty((ROWS, WORDS), dtype=np.uint64)
         # Not shared with other loaders: a dataset may read another loader for a sample.
         self._twisters = {f"held {number}": twister for number, twister in enumerate(held)}
+        # names of the dataset's generators, for before_each
         self.names_of_held = tuple(self._twisters)
         self._rows = {name: row for row, name in enumerate((*NAMES, *self.names_of_held))}
 

@@ -50,12 +50,9 @@ class Source:
         divided: How samples are divided into batches.
         likeness: Checks that ranks read the same data.
         collate: Makes a batch of a list of samples; None for torch's default.
-
-    Attributes:
-        has_position: Whether a checkpoint can be in the middle of an epoch.
     """
 
-    has_position = True
+    has_position = True  # whether a checkpoint can be in the middle of an epoch
 
     def __init__(
         self,

@@ -58,9 +58,6 @@ class Stream(IterableDataset[Piece]):
         rank: Global rank; 0 if the stream is sharded.
         world_size: Number of ranks; 1 if the stream is sharded.
         share_of_seed: The rank if the stream is sharded, so that ranks draw different numbers.
-
-    Attributes:
-        worker: Number of the worker that reads the stream, and the number of workers.
     """
 
     def __init__(
@@ -85,6 +82,7 @@ class Stream(IterableDataset[Piece]):
         self._seed, self._batch_size, self._last, self._collate = seed, batch_size, last, collate
         self._rank, self._world_size = rank, world_size
         self._share_of_seed = share_of_seed
+        # number of the worker that reads the stream, and the number of workers
         self.worker = (0, 1)
 
     def __iter__(self) -> Iterator[Piece]:

@@ -87,9 +87,6 @@ class ParallelModel(DistributedDataParallel):
     Args:
         replica: The ``DistributedDataParallel`` that averages the gradients.
         note_copy: Called with each deep copy of the module, which has no DDP.
-
-    Attributes:
-        module: The user's module.
     """
 
     module: nn.Module

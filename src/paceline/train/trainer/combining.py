@@ -60,12 +60,9 @@ class Batches:
 
     Args:
         loader: A loader of the session.
-
-    Attributes:
-        dataloader_idx: Number of the loader that yielded last; None if steps do not get it.
-        loaders: The loaders.
     """
 
+    # number of the loader that yielded last; None if steps do not get it
     dataloader_idx: int | None = None
 
     def __init__(self, loader: Any) -> None:
@@ -115,16 +112,13 @@ class Together:
     Args:
         tree: Loaders of the session, in a nested list or dict; a batch has the same form.
         mode: One of ``TOGETHER``.
-
-    Attributes:
-        loaders: The loaders in order.
     """
 
     dataloader_idx: int | None = None
 
     def __init__(self, tree: Any, mode: str) -> None:
         self._tree, self._mode = tree, mode
-        self.loaders = leaves(tree)
+        self.loaders = leaves(tree)  # the loaders in order
         self._live = list(self.loaders)  # those with a part in the last batch
         for loader in self.loaders:
             loader.takes_any = True
@@ -201,15 +195,11 @@ class InTurn:
 
     Args:
         loaders: Loaders of the session, of known length.
-
-    Attributes:
-        dataloader_idx: Number of the loader that yielded last.
-        loaders: The loaders in order.
     """
 
     def __init__(self, loaders: Sequence[Any]) -> None:
-        self.loaders = loaders
-        self.dataloader_idx: int | None = 0
+        self.loaders = loaders  # the loaders in order
+        self.dataloader_idx: int | None = 0  # number of the loader that yielded last
         self._start = 0  # batches done before a checkpoint
         for loader in loaders:
             loader.takes_any = True

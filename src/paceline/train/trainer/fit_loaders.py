@@ -28,15 +28,11 @@ class FitLoaders:
         seed: Seed of the random numbers that a script draws while it makes loaders again.
         every: Epochs after which loaders are made again; 0 for never.
 
-    Attributes:
-        train: The training batches.
-        val: The validation loaders.
-
     Raises:
         UsageError: There is no training loader, or none that could be made again.
     """
 
-    train: Batches | Together | InTurn
+    train: Batches | Together | InTurn  # the training batches
 
     def __init__(
         self,
@@ -53,7 +49,7 @@ class FitLoaders:
         self._per_rank, self._in_order, self._validates = per_rank, in_order, validates
         self._seed, self._every = seed, every
         self._made_for = 0  # epoch
-        self.val: list[Any] = []
+        self.val: list[Any] = []  # the validation loaders
         if every and not any(map(data.makes, ("train", "val"))):
             raise contradiction(
                 "there is no train_dataloader() to call again every"

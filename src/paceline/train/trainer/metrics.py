@@ -150,17 +150,13 @@ class Metrics:
 
     Args:
         session: Sums over ranks.
-
-    Attributes:
-        entries: Logged names with their numbers.
-        has_rows: Whether this rank had any rows.
-        ends: Numbers that the ranks logged after the last batch, by name.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.entries: dict[str, Entry] = {}
-        self.has_rows = True
+        self.entries: dict[str, Entry] = {}  # logged names with their numbers
+        self.has_rows = True  # whether this rank had any rows
+        # numbers that the ranks logged after the last batch, by name
         self.ends: dict[str, list[End]] = {}
 
     def of_step(self) -> Values:

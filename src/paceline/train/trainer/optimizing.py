@@ -29,15 +29,9 @@ class Optimization:
         plan: The Trainer's arguments.
         work: The task.
         hooks: Hooks called around each part.
-
-    Attributes:
-        loss: The last loss, detached; None before the first one.
-        schedules: Schedulers that step with the optimizers.
-        is_manual: Whether the task runs backward and the optimizers itself.
-        schedule_of: The task's own ``lr_scheduler_step``; None without one.
     """
 
-    is_manual = False
+    is_manual = False  # whether the task runs backward and the optimizers itself
 
     def __init__(
         self,
@@ -48,7 +42,7 @@ class Optimization:
     ) -> None:
         self._trainer, self._plan, self._work = trainer, plan, work
         self._session: Session = trainer.session
-        self.schedules: Sequence[Schedule] = ()
+        self.schedules: Sequence[Schedule] = ()  # schedulers that step with the optimizers
         self._before_backward = hooks.caller("on_before_backward")
         self._after_backward = hooks.caller("on_after_backward")
         self._before_step = hooks.caller("on_before_optimizer_step")
@@ -56,8 +50,9 @@ class Optimization:
         self._step_of = _override(work.task, "optimizer_step")
         self._zero_of = _override(work.task, "optimizer_zero_grad")
         self._clip_of = _override(work.task, "configure_gradient_clipping")
+        # the task's own lr_scheduler_step; None without one
         self.schedule_of = _override(work.task, "lr_scheduler_step")
-        self.loss: torch.Tensor | None = None
+        self.loss: torch.Tensor | None = None  # the last loss, detached; None before the first one
 
     @property
     def num_steps(self) -> int:

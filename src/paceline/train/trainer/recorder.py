@@ -22,12 +22,10 @@ class Recorder:
     Args:
         progress: The progress bar.
         announce: Called with each new name of an epoch and its first value.
-
-    Attributes:
-        metrics: Metrics of the current epoch or evaluation; None in between.
     """
 
     def __init__(self, progress: Progress, announce: Callable[[str, Any], None]) -> None:
+        # metrics of the current epoch or evaluation; None in between
         self.metrics: Metrics | None = None
         self._in_step = False  # in a training batch, numbers are reported by step and not as a mean
         self._rows: int | None = None

@@ -36,10 +36,6 @@ class Saving:
         task: The task.
         owners: The task and the data object.
         callbacks: The callbacks.
-
-    Attributes:
-        defers: Whether an epoch is ending: a checkpoint is then saved when its schedulers have
-            stepped, so that a training run that resumes from it continues exactly.
     """
 
     def __init__(
@@ -54,6 +50,8 @@ class Saving:
         self._trainer, self._plan, self._task = trainer, plan, task
         self._owners, self._callbacks = owners, callbacks
         self._with_state = _by_key(callbacks)
+        # whether an epoch is ending: a checkpoint is then saved when its schedulers have stepped,
+        # so that a training run that resumes from it continues exactly
         self.defers = False
         self._deferred: list[Path] = []
         self._dropped: list[Path] = []

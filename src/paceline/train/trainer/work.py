@@ -38,20 +38,17 @@ class Work:
         task: The user's object.
         session: Session to set it up in.
         optimizers: Optimizers of the task.
-
-    Attributes:
-        module: The task itself, or the modules that it holds.
-        is_sharded: Whether the module is sharded, so that every forward is a collective.
     """
 
     def __init__(self, task: Any, session: Session, optimizers: Sequence[Optimizer] = ()) -> None:
         self.task = task
+        # the task itself, or the modules that it holds
         self.module = task if isinstance(task, nn.Module) else Parts(task)
         ready: Any = session.setup(self.module, *optimizers)
         self._wrapped: nn.Module = ready[0] if optimizers else ready
         self.is_sharded = any(
             hasattr(parameter, "device_mesh") for parameter in self._wrapped.parameters()
-        )
+        )  # whether the module is sharded, so that every forward is a collective
         self._methods: dict[str, Callable[..., Any]] = {}
 
     def train(self, *inputs: Any) -> Any:
