@@ -85,11 +85,7 @@ def TUNE(subject: str, arguments: tuple[str, ...], **options: Any) -> Action:
 def _words_of(
     subject: str, arguments: tuple[str, ...], *, batch_size: int | None, is_dataset: bool
 ) -> tuple[str, ...]:
-    """Return what ``paceline run`` starts.
-
-    Raises:
-        UsageError: An option or argument has no effect, or the script does not exist.
-    """
+    """Return what ``paceline run`` starts; refuse options without effect and a missing script."""
     if is_dataset:
         if arguments:
             raise _contradicted(f"a dataset takes no arguments: {' '.join(arguments)}")

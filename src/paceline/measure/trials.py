@@ -51,9 +51,6 @@ def progress(num_trials: int) -> Iterator[Say]:
     """Show a progress bar on stderr, if a person looks at it.
 
     It has no thread, because trials are started by a fork.
-
-    Args:
-        num_trials: Number of trials.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -320,13 +320,7 @@ def open_file(path: Path) -> IO[bytes]:
 def not_permitted(
     error: PermissionError, *, name: str = "input-unreadable", what: str = "a file cannot be read"
 ) -> SetupError:
-    """Return the error for a file that the system keeps from this user, as another user's may be.
-
-    Args:
-        error: The error of the system call.
-        name: Name of the finding.
-        what: What has failed.
-    """
+    """Return the error for a file that the system keeps from this user, such as another's."""
     path = str(error.filename)
     fix = f"ask its owner: ls -ld {word(path)} {word(os.path.dirname(path) or '.')}"
     return SetupError.of(name, f"{what}: {error.strerror}", where=path, fix=fix)

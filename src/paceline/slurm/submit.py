@@ -272,9 +272,6 @@ def _with_cpus(requested: Request, cluster: Cluster) -> Request:
     """Return a request for the CPUs that belong to its GPUs.
 
     Slurm may refuse them although the node has them: some cores may be reserved.
-
-    Raises:
-        UsageError: The number of CPUs for each GPU is unknown.
     """
     with_share = limits.with_cpus(_with_shell_defaults(requested), cluster)
     complete = replace(requested, cpus=with_share.cpus, cpus_why=with_share.cpus_why)

@@ -94,11 +94,7 @@ def again(subject: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -
 def _submit(
     folder: Path, indices: Sequence[int], words: Sequence[str], environ: Mapping[str, str]
 ) -> sbatch.Answer:
-    """Create the run folders that were deleted, and call sbatch.
-
-    Raises:
-        SetupError: A folder cannot be written, or sbatch does not accept the array.
-    """
+    """Create the run folders that were deleted, and call sbatch."""
     try:
         sweep_folder.create(folder, indices)
     except OSError as error:
@@ -124,11 +120,7 @@ def _refuse_ineffective(typed: Mapping[str, Any], arguments: Sequence[str]) -> N
 
 
 def _chosen(typed: str, elements: Sequence[sweep_rows.ElementRow]) -> tuple[tuple[int, ...], int]:
-    """Return the elements to submit again, and a limit of how many run at a time.
-
-    Raises:
-        UsageError: An element does not exist, or has not ended.
-    """
+    """Return the elements to submit again, which have ended, and how many run at a time at most."""
     if typed == FAILED:
         return tuple(element.index for element in elements if element.is_to_repeat), 0
     indices, limit = sweep.parse_array(typed)

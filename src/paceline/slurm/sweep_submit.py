@@ -162,14 +162,7 @@ def not_writable(folder: Path, error: OSError) -> Finding:
 
 
 def report(job: JobRecord, folder: Path, selection: Sweep, as_json: bool) -> None:
-    """Print what was submitted, and what to type next.
-
-    Args:
-        job: What the records of the elements have in common.
-        folder: The folder of the sweep.
-        selection: The elements that were submitted.
-        as_json: Whether to print it as JSON.
-    """
+    """Print what was submitted, and what to type next."""
     relative = os.path.relpath(folder)
     if relative.startswith(".."):
         relative = str(folder)

@@ -168,20 +168,13 @@ def _last_line(err: str, otherwise: str = "no answer") -> str:
 
 
 def write(collection: Collection) -> str:
-    """Return the accounts of this host as one line of JSON.
-
-    Args:
-        collection: The accounts.
-    """
+    """Return the accounts of this host as one line of JSON."""
     accounts = [account.to_json() for account in collection.accounts]
     return json.dumps({"paceline-why": FORMAT, "host": socket.gethostname(), "accounts": accounts})
 
 
 def read(path: Path) -> list[Account]:
     """Return the accounts in a file written by ``--collect``, of one host or of several.
-
-    Args:
-        path: Path of the file.
 
     Raises:
         UsageError: The file cannot be read, or has another format.

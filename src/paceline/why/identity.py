@@ -57,11 +57,7 @@ class Identity:
 
 
 def read(environ: Mapping[str, str]) -> Identity | None:
-    """Return the identity of a process, None if it is not a rank.
-
-    Args:
-        environ: The environment with which the process was started.
-    """
+    """Return the identity of a process, None if it is not a rank."""
     for family, size, local, local_size in _FAMILIES:
         rank, world_size = _number(environ.get(family)), _number(environ.get(size))
         if rank < 0 or world_size <= rank or (family == "SLURM_PROCID" and not _is_step(environ)):

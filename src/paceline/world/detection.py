@@ -110,11 +110,7 @@ def _world_of_pod(environ: Mapping[str, str], in_terminal: bool) -> World | None
 
 
 def _world_of_rank_in_pod(environ: Mapping[str, str]) -> World | None:
-    """Refuse a pod that has a rank and does not know of how many; None without a rank.
-
-    Raises:
-        UsageError: ``RANK`` is set without ``WORLD_SIZE``.
-    """
+    """Refuse a pod that has a rank and does not know of how many; None without a rank."""
     return torchrun.world_of_rank(environ, "") if env.RANK in environ else None
 
 
@@ -129,9 +125,6 @@ def _refuse_leftovers(environ: Mapping[str, str], task: MpiTask | None, *, in_st
 
     A variable that a shell exports is the same in all tasks that are started from it. A task may
     start several ranks, so that there are more ranks than tasks, numbered task by task or in turn.
-
-    Raises:
-        UsageError: They contradict the tasks of mpirun or of the Slurm step.
     """
     if torchrun.is_started_rank(environ) or env.WORLD_SIZE not in environ:
         return
@@ -167,11 +160,7 @@ def _may_be_of(rank: int, world_size: int, *, index: int, count: int) -> bool:
 
 
 def _refuse_several_pods(environ: Mapping[str, str], task: MpiTask) -> None:
-    """Refuse an mpirun in each of several pods, whose tasks would train without each other.
-
-    Raises:
-        UsageError: The tasks are not the pods.
-    """
+    """Refuse an mpirun in each of several pods, whose tasks would train without each other."""
     pod = pods.read_pod(environ)
     if pod is None or pod.count < 2 or (pod.index, pod.count) == (task.rank, task.size):
         return

@@ -103,11 +103,7 @@ def _not_written(error: OSError, folder: Path) -> Finding:
 
 
 def _example(name: str) -> str:
-    """Return the text of an example: the wheel has them in the package, a checkout beside ``src``.
-
-    Raises:
-        SetupError: The installation lacks it.
-    """
+    """Return an example: the wheel has them in the package, a checkout beside ``src``."""
     package = Path(paceline.__file__).parent
     folders = (package / "examples", package.parents[1] / "examples")
     for folder in folders:

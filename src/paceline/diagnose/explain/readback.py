@@ -123,11 +123,7 @@ class Reader:
         self._head, self._fields, self._evidence = None, {}, []
 
     def _finding(self, groups: Mapping[str, str | None]) -> Finding | None:
-        """Return the finding that was read; None if its name is unknown.
-
-        Args:
-            groups: The groups of its first line.
-        """
+        """Return the finding that was read; None if its name is unknown."""
         name = groups.get("name") or _NAMES.get(self._code)
         if not name:
             return None

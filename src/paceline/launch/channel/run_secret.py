@@ -65,12 +65,7 @@ def _unusable(path: str, error: Exception) -> Finding:
 
 
 class SharedFile:
-    """The secret that the head creates for the nodes that share its folder.
-
-    Args:
-        folder: The folder of the nodes' notes.
-        token: The run's token.
-    """
+    """The secret that the head creates for the nodes that share its folder."""
 
     def __init__(self, folder: Path, token: str) -> None:
         self._path = folder / f"{public_form(token)}.secret"

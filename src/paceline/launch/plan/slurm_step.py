@@ -258,11 +258,7 @@ def _compare(step: Step, requested: Mapping[str, object]) -> None:
 def _without_step(
     job: str, environ: Mapping[str, str], *, requested: Mapping[str, object], program: Sequence[str]
 ) -> StarterDefaults:
-    """Return the source outside a step, where no default is used.
-
-    Raises:
-        UsageError: The run is for all of several nodes, which needs srun.
-    """
+    """Return the source outside a step, where no default is used."""
     text = environ.get(env.JOB_NUM_NODES, "1")
     num_nodes = int(text) if text.isdigit() else 1
     most_nodes = str(requested.get("nnodes") or "").rpartition(":")[2]

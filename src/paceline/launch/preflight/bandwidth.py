@@ -68,14 +68,7 @@ def group_of(node: int, num_nodes: int) -> tuple[int, int, int]:
 
 
 def measure(store: Any, *, node: int, num_nodes: int, interface: str) -> Speed | None:
-    """Measure with the other nodes of this node's group; return None without a result.
-
-    Args:
-        store: The store of the attempt.
-        node: Rank of this node.
-        num_nodes: Number of nodes.
-        interface: The interface to measure on.
-    """
+    """Measure with the other nodes of this node's group; return None without a result."""
     group, rank, size = group_of(node, num_nodes)
     if size < 2:
         return None

@@ -50,16 +50,7 @@ class Result:
 
 
 class Comparison:
-    """One node's part in the comparison of the nodes.
-
-    Args:
-        store: The store of the attempt.
-        node: Rank of this node.
-        num_nodes: Number of nodes.
-        token: The run's token.
-        script: Name of the script.
-        folder: The run folder.
-    """
+    """One node's part in the comparison of the nodes."""
 
     def __init__(
         self, store: Any, *, node: int, num_nodes: int, token: str, script: str, folder: Path

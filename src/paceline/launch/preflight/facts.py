@@ -62,15 +62,7 @@ class Facts:
 
 
 def gather(options: Options, plan: Plan, *, node: int, address: str, port: int) -> Facts:
-    """Return the facts of this node.
-
-    Args:
-        options: The options of this launcher.
-        plan: The plan of the run.
-        node: Its node rank.
-        address: Its address in this run.
-        port: The port of its server for tries of other nodes.
-    """
+    """Return the facts of this node."""
     inventory = gpus.gather() or gpus.Gpus()
     return Facts(
         node=node,

@@ -291,11 +291,7 @@ class Roll:
         return len(self._present())
 
     def _come_late(self) -> None:
-        """Return if torch's rendezvous may have a place for this late node.
-
-        Raises:
-            RunError: The run has ended or has no place for this node.
-        """
+        """Return if torch's rendezvous has a place for this late node, else raise RunError."""
         whole = json.loads(self._store.get(_WHOLE))
         self._settle(bool(whole.get("signed")))
         verdict = Verdict.from_json(whole)

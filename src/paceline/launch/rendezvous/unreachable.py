@@ -94,12 +94,7 @@ def _fix(probe: ConnectionProbe, mine: Note) -> str:
 
 
 def _open_port(port: int, *, place: str) -> str:
-    """Return the fix for a firewall.
-
-    Args:
-        port: The head's port.
-        place: Where to look at the rules.
-    """
+    """Return the fix for a firewall."""
     return (
         f"open port {port} and the ephemeral ports between the nodes ({place}: iptables -S INPUT)"
     )

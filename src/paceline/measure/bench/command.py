@@ -42,10 +42,6 @@ def devices() -> Devices:
 def bench(requested: Request, *, as_json: bool) -> int:
     """Measure, write ``bench.json``, print the result, and return the exit status.
 
-    Args:
-        requested: What to measure.
-        as_json: Whether to print data for a program.
-
     Raises:
         UsageError: The request cannot be measured here, or its script does not exist.
         SetupError: The run folder cannot be written.

@@ -68,13 +68,7 @@ class Worth:
 
 
 def offered(*, backend: str, cpus: int, ranks: int) -> list[Setting]:
-    """Return the settings that ``--settings all`` tries.
-
-    Args:
-        backend: Backend of the process group.
-        cpus: Usable CPUs of this node.
-        ranks: Number of ranks.
-    """
+    """Return the settings that ``--settings all`` tries."""
     return [*_of_ddp(), *_of_backend(backend), *_of_threads(cpus, ranks)]
 
 

@@ -61,9 +61,6 @@ class BatchTuning:
     def run(self, progress: Progress) -> BatchAnswer:
         """Measure larger and larger batches.
 
-        Args:
-            progress: Shows what is being measured.
-
         Raises:
             RunError: The script fails with its own batch size in the option.
             UsageError: The option does not change the batches.

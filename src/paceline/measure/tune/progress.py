@@ -14,11 +14,7 @@ _WORDS, _BAR = 38, 22  # columns: the bar stays in its place, and a line fits 80
 
 
 class Progress:
-    """The bar; a context that removes it at the end.
-
-    Args:
-        seconds: The time limit.
-    """
+    """The bar; a context that removes it at the end."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

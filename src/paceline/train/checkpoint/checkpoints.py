@@ -169,11 +169,7 @@ class Checkpoints:
         return self._exchange.ask_main(lambda: self._find(which, without))
 
     def find_intact_before(self, damaged: str) -> tuple[Path, int] | None:
-        """Return the latest intact checkpoint before a damaged one, and its step; a collective.
-
-        Args:
-            damaged: Folder of the damaged checkpoint.
-        """
+        """Return the latest intact checkpoint before a damaged one, and its step; a collective."""
         self._prepare()
         return self._exchange.ask_main(
             lambda: verification.latest_intact(self._folder, before=Path(damaged))

@@ -114,17 +114,7 @@ def load_optimizer(
 def _matching_groups(
     optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[nn.Parameter, str]
 ) -> list[list[str]]:
-    """Return the names of the parameters in each group of an optimizer.
-
-    Args:
-        optimizer: The optimizer.
-        saved: The entry ``groups`` of the checkpoint's optimizer.
-        names: Names of parameters.
-
-    Raises:
-        UsageError: The checkpoint's optimizer is of another class, or its groups hold other
-            parameters.
-    """
+    """Return the names of the parameters in each group; refuse the groups of another optimizer."""
     kind = type(optimizer).__name__
     if saved["kind"] != kind:
         raise _other(f"the checkpoint is of {saved['kind']}, and the optimizer is {kind}")

@@ -238,10 +238,6 @@ def entries_elsewhere(saved: Collection[str], present: Collection[str]) -> dict[
 
     A model may be compiled, or wrapped, where it is loaded and not where it was saved, or the
     other way round.
-
-    Args:
-        saved: Names of the checkpoint's entries.
-        present: Names of the models' entries.
     """
     elsewhere: dict[str, str] = {}
     for prefix in {f"{name.partition('/')[0]}/" for name in present}:

@@ -161,11 +161,7 @@ def needs_classes(where: str, names: list[str]) -> UsageError:
 
 
 class IndexReader(FileSystemReader):
-    """Reads the files of a checkpoint, whose index may hold DCP's own classes only.
-
-    Args:
-        path: Folder of the checkpoint.
-    """
+    """Reads the files of a checkpoint, whose index may hold DCP's own classes only."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -50,12 +50,7 @@ class BatchTracker:
         self._iterations.append(iteration)
 
     def fetches(self, iteration: Iteration, *, with_grad: bool) -> LoopState:
-        """Record that a loop fetches its next batch; return what the loop is doing.
-
-        Args:
-            iteration: The loop.
-            with_grad: Whether autograd is enabled.
-        """
+        """Record that a loop fetches its next batch; return what the loop is doing."""
         if self.on_batch is not None:
             self.on_batch(iteration, False)
         if iteration.number >= 0:
@@ -223,10 +218,6 @@ class BatchTracker:
     def _record_weighted(self, source: Iteration, recent: list[Iteration]) -> None:
         """Record a backward that trains on the batches of all live loops, as in ``zip``.
 
-        Args:
-            source: The loop whose rows the loss gets.
-            recent: The loops that yielded a batch since the last backward.
-
         Raises:
             UsageError: The loss is of both another rank's rows and this rank's.
         """
@@ -308,11 +299,7 @@ def _loop_of_loss(recent: list[Iteration]) -> Iteration | None:
 
 
 def _is_borrowed(loops: list[Iteration]) -> bool:
-    """Return whether a loss is of another rank's rows, which have no weight.
-
-    Raises:
-        UsageError: The loss is of both another rank's rows and this rank's.
-    """
+    """Return whether a loss is of another rank's rows, without weight; refuse one of both kinds."""
     num_borrowed = sum(loop.has_borrowed for loop in loops)
     if 0 < num_borrowed < len(loops):
         raise _unknown_weight(

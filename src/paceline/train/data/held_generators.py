@@ -271,12 +271,7 @@ class _BitGeneratorSetter:
 
 
 def _state_of(name: str, numbers: np.ndarray) -> dict[str, Any]:
-    """Return a state of a bit generator, without a stored number.
-
-    Args:
-        name: Its class.
-        numbers: Four random numbers, which may change later.
-    """
+    """Return a state of a bit generator from four random numbers, without a stored number."""
     state: dict[str, Any] = {"bit_generator": name, "has_uint32": 0, "uinteger": 0}
     if name == _PHILOX:
         nothing = np.zeros(4, dtype=np.uint64)

@@ -355,11 +355,7 @@ class Loader:
         return self._position, self._length, self._with_grad, self.training_loops
 
     def _check_length(self, done: int) -> None:
-        """Refuse to continue in the middle of an epoch that had another number of samples.
-
-        Raises:
-            UsageError: The number differs.
-        """
+        """Refuse to continue in the middle of an epoch that had another number of samples."""
         if self._length == self._source.num_samples:
             return
         raise UsageError.of(

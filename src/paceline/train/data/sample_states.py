@@ -35,12 +35,7 @@ _MASK = (1 << 64) - 1
 
 
 class SampleStates:
-    """Sets the global generators, and those of a dataset, before each sample of a batch.
-
-    Args:
-        seed: Seed of the run.
-        held: Generators of the dataset.
-    """
+    """Sets the global generators, and those of a dataset, before each sample of a batch."""
 
     def __init__(self, seed: int, held: Sequence[Twister] = ()) -> None:
         self._seed = seed

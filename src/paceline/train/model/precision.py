@@ -188,10 +188,6 @@ class LossScale:
     by the number of ranks: a sample's gradient is then the same as on one rank, and the mean over
     ranks is multiplied by that number. A gradient whose sum over ranks exceeds float16 counts as an
     overflow, because it would overflow on one rank.
-
-    Args:
-        device: Device of this rank.
-        world_size: Number of ranks.
     """
 
     def __init__(self, device: torch.device, world_size: int) -> None:

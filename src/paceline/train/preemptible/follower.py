@@ -91,11 +91,7 @@ class Follower:
         )
 
     def begin(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Return the iterator of a loop that begins.
-
-        Args:
-            make: Returns the iterator of the loader itself.
-        """
+        """Return the iterator of a loop that begins."""
         if not torch.is_grad_enabled():
             return make()
         self.end()

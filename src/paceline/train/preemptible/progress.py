@@ -271,11 +271,7 @@ class Progress:
         return positions
 
     def _check_ranks(self) -> None:
-        """Check that one checkpoint can stand for all ranks; a collective.
-
-        Raises:
-            RunError: Ranks have made different numbers of steps, or trained different models.
-        """
+        """Check that one checkpoint stands for all ranks: same step, same model; a collective."""
         marks = [*self._here()]
         if not self._objects.is_parallel:
             marks.append(_digest(self._objects))

@@ -49,9 +49,6 @@ DEFAULTS: dict[str, Any] = {
 def normalized(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the Trainer's arguments with those filled in that stand for others.
 
-    Args:
-        arguments: The arguments by name.
-
     Raises:
         UsageError: A value is invalid or has no effect.
     """

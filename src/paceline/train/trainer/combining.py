@@ -56,11 +56,7 @@ def replaced(tree: Any, new: Iterator[Any]) -> Any:
 
 
 class Batches:
-    """The training batches of one loader.
-
-    Args:
-        loader: A loader of the session.
-    """
+    """The training batches of one loader."""
 
     # number of the loader that yielded last; None if steps do not get it
     dataloader_idx: int | None = None

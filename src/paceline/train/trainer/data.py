@@ -155,11 +155,7 @@ class Data:
 
 
 def _check_number(loaders: Sequence[Any], former: Sequence[Any], stage: str) -> None:
-    """Refuse another number of loaders than those whose places they take.
-
-    Raises:
-        UsageError: There are more or fewer than before.
-    """
+    """Refuse another number of loaders than those whose places they take."""
     if former and len(loaders) != len(former):
         raise contradiction(
             f"{stage}_dataloader returned {len(loaders)} loaders, and {len(former)} before",

@@ -29,11 +29,7 @@ NO_END = End(math.nan, 0, False)  # of a rank that had no rows, and so logged no
 
 
 def mean_of_ends(ends: Sequence[End]) -> float:
-    """Return the mean over all rows; if no rank had rows, the mean over ranks.
-
-    Args:
-        ends: The numbers of all ranks.
-    """
+    """Return the mean over all rows; if no rank had rows, the mean over ranks."""
     counted = _counted(ends)
     if not differ(ends):
         return counted[0].value  # without the rounding of a mean

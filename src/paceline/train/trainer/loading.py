@@ -77,11 +77,7 @@ def _advising() -> Iterator[None]:
 
 
 def _of_lightning(path: str | os.PathLike[str], values: Any) -> dict[str, Any]:
-    """Return what a file of Lightning's form holds.
-
-    Raises:
-        UsageError: There is no ``state_dict`` in it.
-    """
+    """Return what a file of Lightning's form holds; refuse one without ``state_dict``."""
     if isinstance(values, Mapping) and STATE in values:
         return dict(values)
     raise _unusable(

@@ -146,11 +146,7 @@ class Entry:
 
 
 class Metrics:
-    """The names logged in one epoch or evaluation.
-
-    Args:
-        session: Sums over ranks.
-    """
+    """The names logged in one epoch or evaluation."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

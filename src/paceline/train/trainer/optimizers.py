@@ -166,12 +166,7 @@ def _check_keys(configured: Mapping[str, Any]) -> None:
 
 
 def _schedule(configured: Any, *, monitor: str | None = None) -> Schedule:
-    """Return the schedule of a scheduler, or of a dict with one.
-
-    Args:
-        configured: The scheduler, or a dict with keys of ``KEYS``.
-        monitor: Metric to use if the dict names none.
-    """
+    """Return the schedule of a scheduler, or of a dict with one."""
     settings = dict(configured) if isinstance(configured, Mapping) else {"scheduler": configured}
     _check_schedule(settings)
     scheduler = settings["scheduler"]

@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 
 
 class Optimization:
-    """Runs backward and the optimizers on the loss that ``training_step`` returns.
-
-    Args:
-        trainer: Has the Session and the optimizers.
-        plan: The Trainer's arguments.
-        work: The task.
-        hooks: Hooks called around each part.
-    """
+    """Runs backward and the optimizers on the loss that ``training_step`` returns."""
 
     is_manual = False  # whether the task runs backward and the optimizers itself
 

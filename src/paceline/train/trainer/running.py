@@ -53,13 +53,6 @@ class Settings:
 class Running(Attributes):
     """A Trainer's implementation.
 
-    Args:
-        plan: The arguments of the training.
-        settings: The other arguments.
-        session: The Session.
-        callbacks: The callbacks.
-        loggers: The loggers.
-
     Attributes:
         console: Console of the progress, rich's for stderr.
         shows_progress: Whether to show the bar, and a line for each epoch.

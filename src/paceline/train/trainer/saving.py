@@ -28,15 +28,7 @@ _FORMAT = {"pytorch-lightning_version": "2.0.0"}  # without it Lightning takes a
 
 
 class Saving:
-    """Saves the checkpoints of a fit, with the state of callbacks and of what hooks add.
-
-    Args:
-        trainer: Has the Session.
-        plan: The Trainer's arguments.
-        task: The task.
-        owners: The task and the data object.
-        callbacks: The callbacks.
-    """
+    """Saves the checkpoints of a fit, with the state of callbacks and of what hooks add."""
 
     def __init__(
         self,
@@ -239,11 +231,7 @@ def remove(path: Path) -> None:
 
 
 def _by_key(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Return the callbacks with state by the name of their state.
-
-    Raises:
-        UsageError: Two have the same name.
-    """
+    """Return the callbacks with state by the name of their state; refuse two of the same name."""
     by_key: dict[str, Any] = {}
     for callback in callbacks:
         if not has_own(callback, "state_dict", base=Callback):

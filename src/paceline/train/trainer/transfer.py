@@ -32,12 +32,7 @@ class BatchHooks:
 
 
 class Transfer:
-    """The hooks of the data object, or else of the task, for each of ``NAMES``.
-
-    Args:
-        owners: The data object and the task.
-        device: Device of the batches.
-    """
+    """The hooks of the data object, or else of the task, for each of ``NAMES``."""
 
     def __init__(self, owners: Sequence[Any], device: torch.device) -> None:
         self._before, self._move, self._after = (_own_hook(owners, name) for name in NAMES)

@@ -33,11 +33,6 @@ class Work:
     wrapped module is called with ``training_step`` in place of its ``forward``; inside, ``forward``
     is the task's own again. (As under Lightning, a forward hook on the task itself is therefore
     called around both.)
-
-    Args:
-        task: The user's object.
-        session: Session to set it up in.
-        optimizers: Optimizers of the task.
     """
 
     def __init__(self, task: Any, session: Session, optimizers: Sequence[Optimizer] = ()) -> None:
@@ -135,11 +130,7 @@ class Work:
 
 
 def accepting(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that passes a step as many of ``batch, batch_idx, dataloader_idx`` as fit.
-
-    Args:
-        method: A step of the user's.
-    """
+    """Return a function that passes on as many of ``batch, batch_idx, dataloader_idx`` as fit."""
     accepted = 3
     while accepted > 1:
         try:
