@@ -387,7 +387,7 @@ def _check_timeout(timeout_s: float | None) -> None:
             "option-contradicted",
             "timeout_s has no effect: the default process group is open already, with its own",
             where="Session(timeout_s=...)",
-            fix=("give the timeout where it is opened: init_process_group(timeout=timedelta(...))"),
+            fix="give the timeout where it is opened: init_process_group(timeout=timedelta(...))",
         )
 
 

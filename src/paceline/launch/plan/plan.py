@@ -126,9 +126,7 @@ def choose_nproc(requested: str, facts: HostFacts) -> Choice:
             f"--nproc-per-node {requested}: there is no {requested.upper()} here",
             where=facts.hostname,
             evidence=(facts.gpu_reason,),
-            fix=(
-                "--nproc-per-node 2 runs two ranks on CPUs; nvidia-smi shows what the driver sees"
-            ),
+            fix="--nproc-per-node 2 runs two ranks on CPUs; nvidia-smi shows what the driver sees",
         )
     return Choice(1, "no GPU here")
 

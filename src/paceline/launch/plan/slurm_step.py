@@ -282,9 +282,7 @@ def _without_step(
         f"the job has {num_nodes} nodes, and paceline run was started on this one only, without"
         " srun",
         where=f"Slurm job {job} on {environ.get(env.JOB_NODELIST) or f'{num_nodes} nodes'}",
-        why=(
-            "the other nodes would never be heard of, or would stand idle until the end of the job"
-        ),
+        why="the other nodes would never be heard of, or would stand idle until the end of the job",
         fix=line,
         evidence=(
             (

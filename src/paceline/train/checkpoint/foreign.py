@@ -48,7 +48,7 @@ def read_weights(path: Path, *, trust: bool) -> Weights:
     """
     if not path.exists():
         what = "this file or folder does not exist"
-        raise findings.missing(path, what, fix=f"ls {path.parent}").error()
+        raise findings.missing(path, what, fix=f"ls {path.parent}")
     if path.is_dir():
         return _read_folder(path, trust=trust)
     if path.suffix == SAFETENSORS:

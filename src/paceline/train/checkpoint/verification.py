@@ -21,7 +21,7 @@ def verify(path: Path) -> Manifest:
     """
     content = folder.read_manifest(path)
     if lines := damages(path, content.files, sorted(content.files)):
-        raise findings.damaged(path, lines).error()
+        raise findings.damaged(path, lines)
     return content
 
 

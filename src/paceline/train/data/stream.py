@@ -216,5 +216,5 @@ def _empty_stream(num_empty: int) -> UsageError:
         f"the sharded stream yields nothing on {num_empty} rank{'s' * (num_empty != 1)}",
         where="session.loader(stream, sharded=True)",
         why="a rank without any sample cannot know what a batch looks like",
-        fix=("give each rank at least one sample, or pass the whole stream with sharded=False"),
+        fix="give each rank at least one sample, or pass the whole stream with sharded=False",
     )

@@ -90,5 +90,5 @@ def _none_found(model: nn.Module, layers: tuple[type[nn.Module], ...] | None) ->
         f"{type(model).__name__} has no {sought} whose activations could be recomputed",
         where="session.recompute(model)",
         evidence=tuple(f"{count} x {name}" for name, count in counted.most_common(5)),
-        fix=("session.recompute(model, layers=(YourBlock,)): the class of the block that repeats"),
+        fix="session.recompute(model, layers=(YourBlock,)): the class of the block that repeats",
     )

@@ -92,7 +92,7 @@ class Module(Configured, TaskHooks):
                 "option-invalid",
                 f"{type(self).__name__} has no trainer yet",
                 where="self.trainer",
-                fix=("use it inside a method that the Trainer calls, from configure_optimizers on"),
+                fix="use it inside a method that the Trainer calls, from configure_optimizers on",
             )
         return self._trainer
 
