@@ -183,6 +183,25 @@ class RunError(PacelineError):
     exit_status = EXIT_FAILED
 
 
+def option_invalid(
+    what: str,
+    *,
+    where: str = "command line",
+    evidence: tuple[str, ...] = (),
+    why: str = "",
+    fix: str = "",
+) -> UsageError:
+    """Return the error for a value that an option or an argument does not take."""
+    return UsageError.of("option-invalid", what, where=where, evidence=evidence, why=why, fix=fix)
+
+
+def option_contradicted(
+    what: str, *, where: str = "command line", why: str = "", fix: str = ""
+) -> UsageError:
+    """Return the error for options that exclude each other, or have no effect."""
+    return UsageError.of("option-contradicted", what, where=where, why=why, fix=fix)
+
+
 def closest(word: str, candidates: Iterable[str]) -> str:
     """Return the candidate nearest to ``word``, or an empty string if none is near."""
     matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)

@@ -10,7 +10,7 @@ import click
 
 from paceline.cli import command_help, completed_words, start_commands
 from paceline.cli.start_commands import Action
-from paceline.errors import UsageError
+from paceline.errors import option_invalid
 from paceline.launch.plan.option_values import seconds_of
 
 
@@ -53,7 +53,7 @@ def timeout_of(text: str) -> float:
     timeout_s = seconds_of(text)
     if timeout_s <= 0:
         what = f"--timeout is a time such as 90s, 10m or 1h, and not {text!r}"
-        raise UsageError.of("option-invalid", what, where="--timeout", fix="--timeout 10m")
+        raise option_invalid(what, where="--timeout", fix="--timeout 10m")
     return timeout_s
 
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import click
 
-from paceline.errors import EXIT_MISUSE, PacelineError, UsageError, closest
+from paceline.errors import EXIT_MISUSE, PacelineError, UsageError, closest, option_invalid
 from paceline.launch.plan import parsing
 from paceline.text import terminal
 
@@ -44,7 +44,7 @@ def misused(error: click.ClickException) -> UsageError:
     what = error.format_message()
     script = re.fullmatch(r"No such command '(.+\.py)'\.", what)
     fix = f"paceline run {script[1]}" if script else f"{command} --help"
-    return UsageError.of("option-invalid", what, where="command line", fix=fix)
+    return option_invalid(what, fix=fix)
 
 
 def refuse(error: PacelineError) -> NoReturn:

@@ -12,7 +12,7 @@ import click
 from paceline.cli import command_help, completed_words
 from paceline.cli.printing import print_json, show
 from paceline.cli.start_commands import Action
-from paceline.errors import EXIT_OK, PacelineError, UsageError
+from paceline.errors import EXIT_OK, PacelineError, UsageError, option_contradicted
 from paceline.rundir.files import display_path
 
 
@@ -120,4 +120,4 @@ def LINT(files: tuple[str, ...], as_sarif: bool, as_json: bool) -> Action:
 
 
 def _contradicted(what: str, *, fix: str) -> UsageError:
-    return UsageError.of("option-contradicted", what, where="command line", fix=fix)
+    return option_contradicted(what, fix=fix)

@@ -12,7 +12,7 @@ import click
 
 from paceline.cli import command_help, completed_words, start_commands
 from paceline.cli.start_commands import Action
-from paceline.errors import EXIT_OK, UsageError
+from paceline.errors import EXIT_OK, UsageError, option_contradicted
 from paceline.text import terminal
 
 _DATASET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -103,9 +103,7 @@ def _words_of(
 
 
 def _contradicted(what: str) -> UsageError:
-    return UsageError.of(
-        "option-contradicted", what, where="command line", fix="paceline tune --help"
-    )
+    return option_contradicted(what, fix="paceline tune --help")
 
 
 def _show(answer: Any, as_json: bool) -> None:

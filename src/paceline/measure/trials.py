@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import SetupError, UsageError
+from paceline.errors import SetupError, option_invalid
 from paceline.launch.plan import folder_errors
 from paceline.rundir import files
 from paceline.rundir.files import RUNS
@@ -38,9 +38,7 @@ def new_folder(command: str, script: str, requested: Path | None) -> Path:
         files.require_space(root)
     except FileExistsError:
         what = f"{root} has the trials of another {command}"
-        raise UsageError.of(
-            "option-invalid", what, where="--run-dir", fix="--run-dir NEW-FOLDER"
-        ) from None
+        raise option_invalid(what, where="--run-dir", fix="--run-dir NEW-FOLDER") from None
     except OSError as error:
         raise SetupError(folder_errors.unusable(root, error, option="--run-dir")) from None
     return root.absolute()

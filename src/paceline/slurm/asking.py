@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paceline.errors import UsageError, closest
+from paceline.errors import UsageError, closest, option_contradicted, option_invalid
 from paceline.launch.plan import option_values
 from paceline.slurm.option_table import INSTEAD, NEVER, NEVER_FIX, ON_NODE_LOSS, OWN
 from paceline.text.quoting import CONTROL
@@ -194,19 +194,17 @@ _RULES: Mapping[str, Callable[[str, str], None]] = {
 def invalid(name: str, value: str, rule: str, fix: str = "") -> UsageError:
     """Return the error for a value that breaks its rule."""
     label = f"{_LONG[name]} {value}"
-    return UsageError.of(
-        "option-invalid", f"{label}: {_LONG[name]} {rule}", where="command line", fix=fix
-    )
+    return option_invalid(f"{label}: {_LONG[name]} {rule}", fix=fix)
 
 
 def contradicted(what: str, fix: str) -> UsageError:
     """Return the error for options that exclude each other or have no effect."""
-    return UsageError.of("option-contradicted", what, where="command line", fix=fix)
+    return option_contradicted(what, fix=fix)
 
 
 def _refused(typed: str, rule: str, fix: str = "") -> UsageError:
     what = f"--sbatch {_escaped(typed)}: it {rule}"
-    return UsageError.of("option-invalid", what, where="command line", fix=fix)
+    return option_invalid(what, fix=fix)
 
 
 def _escaped(text: str) -> str:

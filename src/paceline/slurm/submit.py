@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from paceline import env
-from paceline.errors import EXIT_OK, Finding, PacelineError, SetupError, UsageError
+from paceline.errors import (
+    EXIT_OK,
+    Finding,
+    PacelineError,
+    SetupError,
+    UsageError,
+    option_contradicted,
+    option_invalid,
+)
 from paceline.launch.plan import script
 from paceline.machine import own_process
 from paceline.machine import slurm_commands as commands
@@ -167,9 +175,7 @@ def _require_folder() -> None:
         os.getcwd()
     except OSError as error:
         what = f"the current folder is gone: {error.strerror}"
-        raise UsageError.of(
-            "option-invalid", what, where="current folder", fix="cd to one that is there"
-        ) from None
+        raise option_invalid(what, where="current folder", fix="cd to one that is there") from None
 
 
 def _print(text: str) -> None:
@@ -227,11 +233,8 @@ def _require_nameable(path: str, what: str, fix: str, *, also: str = "") -> None
     """Refuse a path that an ``#SBATCH`` line cannot name: Slurm drops backslashes from outputs."""
     unusable = [letter for letter in path if letter in also or CONTROL.match(letter)]
     if unusable:
-        raise UsageError.of(
-            "option-invalid",
-            f"Slurm cannot write to {what}, {path!r}: its name has {unusable[0]!r}",
-            where="command line",
-            fix=fix,
+        raise option_invalid(
+            f"Slurm cannot write to {what}, {path!r}: its name has {unusable[0]!r}", fix=fix
         )
 
 
@@ -400,8 +403,7 @@ def _require_ended(previous: JobRecord | None, place: Place) -> None:
     if answer.state is not None and not answer.state.ended:
         on = f" -M {word(previous.cluster)}" if previous.cluster else ""
         state = answer.state.state.lower()
-        raise UsageError.of(
-            "option-contradicted",
+        raise option_contradicted(
             f"the run folder {place.run_dir} is that of job {previous.job_id}, which is {state}",
             where="--run-dir",
             why="two jobs would write the same checkpoints",

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.errors import UsageError, closest
+from paceline.errors import UsageError, closest, option_invalid
 from paceline.rundir.sweeps import MOST_ELEMENTS
 from paceline.text.quoting import CONTROL
 
@@ -241,9 +241,9 @@ def _unknown_placeholder(name: str, known: Sequence[str]) -> UsageError:
 
 def _invalid_array(text: str, rule: str, fix: str = "--array 0-49%8") -> UsageError:
     what = f"--array {text}: --array {rule}"
-    return UsageError.of("option-invalid", what, where="command line", fix=fix)
+    return option_invalid(what, fix=fix)
 
 
 def _invalid_param(text: str, rule: str, fix: str = "") -> UsageError:
     what = f"--param {text}: --param {rule}"
-    return UsageError.of("option-invalid", what, where="command line", fix=fix)
+    return option_invalid(what, fix=fix)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import EXIT_OK, Finding, SetupError, UsageError
+from paceline.errors import EXIT_OK, Finding, SetupError, option_invalid
 from paceline.launch.plan.option import long_form
 from paceline.rundir import ownership
 from paceline.rundir.files import RunDir
@@ -133,7 +133,7 @@ def _chosen(typed: str, elements: Sequence[sweep_rows.ElementRow]) -> tuple[tupl
             what = f"--again {typed}: element {index} is {element.row.state}"
         else:
             continue
-        raise UsageError.of("option-invalid", what, where="command line", fix="--again failed")
+        raise option_invalid(what, fix="--again failed")
     return indices or (), limit
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import Finding, SetupError, UsageError, option_contradicted
 from paceline.rundir import sweeps
 from paceline.rundir.files import SECRET_MODE, RunDir, write_whole
 from paceline.rundir.sweeps import SweepRecord
@@ -143,8 +143,7 @@ def _require_new(folder: Path) -> None:
         return
     kind = "is the folder of a sweep" if is_sweep else "is not empty"
     again = f"paceline submit --again failed {word(str(folder))}, or " if is_sweep else ""
-    raise UsageError.of(
-        "option-contradicted",
+    raise option_contradicted(
         f"{folder} {kind}, and a new sweep needs an empty folder",
         where="--run-dir",
         fix=f"{again}another --run-dir",

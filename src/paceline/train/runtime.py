@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from paceline import env
-from paceline.errors import SetupError, UsageError
+from paceline.errors import SetupError, UsageError, option_contradicted, option_invalid
 from paceline.machine import nodeaddr
 from paceline.machine.references import keep_until_exit
 from paceline.machine.signed_store import SignedStore
@@ -280,8 +280,7 @@ def _as_the_others(tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
             "rank {}: rows of shape {}, {}, on {}".format(rank, *kinds[rank])
             for rank in (with_rows[0], different[0])
         ]
-        raise UsageError.of(
-            "option-invalid",
+        raise option_invalid(
             "ranks gather rows that do not fit together",
             where="session.gather(...)",
             evidence=tuple(evidence),
@@ -376,15 +375,13 @@ def _check_timeout(timeout_s: float | None) -> None:
     if timeout_s is None:
         return
     if not timeout_s > 0:
-        raise UsageError.of(
-            "option-invalid",
+        raise option_invalid(
             f"timeout_s={timeout_s} is not a positive number of seconds",
             where="Session(timeout_s=...)",
             fix="Session(timeout_s=1800)",
         )
     if dist.is_initialized():
-        raise UsageError.of(
-            "option-contradicted",
+        raise option_contradicted(
             "timeout_s has no effect: the default process group is open already, with its own",
             where="Session(timeout_s=...)",
             fix="give the timeout where it is opened: init_process_group(timeout=timedelta(...))",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import SetupError, UsageError
+from paceline.errors import SetupError, UsageError, option_invalid
 from paceline.machine import own_process
 from paceline.machine import slurm_commands as commands
 from paceline.why import look, processes, signalled
@@ -79,7 +79,7 @@ def _task(word: str, options: WatchOptions) -> Callable[[], Collection]:
         return lambda: _of_job(word, options)
     if not _HOST.fullmatch(word):
         what = f"{word!r} is not a process, the number of a Slurm job, a host or a file"
-        raise UsageError.of("option-invalid", what, where="command line", fix="paceline why --help")
+        raise option_invalid(what, fix="paceline why --help")
     return lambda: _by_ssh(word, options)
 
 

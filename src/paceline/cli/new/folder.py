@@ -10,7 +10,7 @@ from pathlib import Path
 import paceline
 from paceline.cli.new import texts
 from paceline.cli.new.kinds import KINDS, Kind
-from paceline.errors import Finding, SetupError, UsageError, closest
+from paceline.errors import Finding, SetupError, UsageError, closest, option_invalid
 from paceline.text.quoting import printable
 from paceline.text.wording import few, shorten
 
@@ -90,7 +90,7 @@ def _check_empty(folder: Path, target: str) -> None:
 
 def _refused(what: str, *, fix: str, evidence: tuple[str, ...] = (), why: str = "") -> UsageError:
     where = "command line"
-    return UsageError.of("option-invalid", what, where=where, evidence=evidence, why=why, fix=fix)
+    return option_invalid(what, where=where, evidence=evidence, why=why, fix=fix)
 
 
 def _not_written(error: OSError, folder: Path) -> Finding:

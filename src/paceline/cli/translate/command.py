@@ -13,7 +13,7 @@ from paceline.diagnose.lint.job.launcher_options import TABLES
 from paceline.diagnose.lint.job.shell import wrappers
 from paceline.diagnose.lint.job.shell.trace import Call
 from paceline.diagnose.lint.job.shell.values import Arg, Symbols
-from paceline.errors import UsageError, closest
+from paceline.errors import UsageError, closest, option_invalid
 
 KINDS = (
     "torchrun",
@@ -149,4 +149,4 @@ def _refuse_unknown_options(launch: launches.Launch) -> None:
 
 
 def _refused(what: str, *, fix: str) -> UsageError:
-    return UsageError.of("option-invalid", what, where="command line", fix=fix)
+    return option_invalid(what, fix=fix)

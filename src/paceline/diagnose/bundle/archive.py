@@ -22,7 +22,7 @@ from paceline.diagnose.bundle.contents import LeftOut, Part
 from paceline.diagnose.bundle.known import known
 from paceline.diagnose.bundle.redaction import Redactor, labelled
 from paceline.diagnose.explain import explain
-from paceline.errors import PacelineError, SetupError, UsageError
+from paceline.errors import PacelineError, SetupError, UsageError, option_invalid
 from paceline.machine import software
 from paceline.rundir.files import display_path
 
@@ -180,4 +180,4 @@ def _write(path: Path, parts: Sequence[Part]) -> int:
 
 
 def _invalid(what: str, *, fix: str = EXAMPLE) -> UsageError:
-    return UsageError.of("option-invalid", what, where="command line", fix=fix)
+    return option_invalid(what, fix=fix)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, option_contradicted, option_invalid
 
 Parser = Callable[["Option", str], Any]
 
@@ -141,14 +141,11 @@ def invalid(name: str, value: str, rule: str, fix: str = "") -> UsageError:
     """Return the error for a value that an option does not take."""
     form = long_form(name)
     typed = f"{form} {value}".rstrip()
-    return UsageError.of("option-invalid", f"{typed}: {form} {rule}", where="command line", fix=fix)
+    return option_invalid(f"{typed}: {form} {rule}", fix=fix)
 
 
 def contradiction(one: str, other: str, why: str) -> UsageError:
     """Return the error for two options that cannot work together."""
-    return UsageError.of(
-        "option-contradicted",
-        f"{one} and {other} exclude each other: {why}",
-        where="command line",
-        fix=f"leave out {one} or {other}",
+    return option_contradicted(
+        f"{one} and {other} exclude each other: {why}", fix=f"leave out {one} or {other}"
     )

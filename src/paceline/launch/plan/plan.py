@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline import deadlines, env
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import Finding, SetupError, UsageError, option_invalid
 from paceline.launch.plan import early_variables
 from paceline.launch.plan.option_values import split_endpoint
 from paceline.launch.plan.options import DEFAULT_C10D_PORT, DEFAULT_PORT, Options
@@ -95,8 +95,7 @@ def make(options: Options, facts: HostFacts, *, environ: Mapping[str, str], sour
 
 def _default_grace(text: str) -> int:
     if not re.fullmatch("[0-9]+", text):
-        raise UsageError.of(
-            "option-invalid",
+        raise option_invalid(
             f"{env.SHUTDOWN_TIMEOUT}={text} is not a whole number of seconds",
             where=f"environment variable {env.SHUTDOWN_TIMEOUT}",
             fix=f"export {env.SHUTDOWN_TIMEOUT}=30",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import env
-from paceline.errors import UsageError, closest
+from paceline.errors import UsageError, closest, option_invalid
 from paceline.launch.plan.options import OPTIONS
 
 if sys.version_info >= (3, 11):
@@ -134,6 +134,4 @@ def apply(preferences: Preferences, *, typed: Mapping[str, Any]) -> Preferences:
 
 
 def _wrong(what: str, where: str) -> UsageError:
-    return UsageError.of(
-        "option-invalid", what, where=where, fix="paceline run --help shows what options take"
-    )
+    return option_invalid(what, where=where, fix="paceline run --help shows what options take")

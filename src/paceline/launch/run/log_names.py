@@ -10,7 +10,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, LogsSpecs, Std
 
 from paceline import env
-from paceline.errors import SetupError, UsageError
+from paceline.errors import SetupError, option_invalid
 from paceline.launch.plan import folder_errors
 from paceline.launch.plan.options import Options
 from paceline.rundir.files import RunDir, require_space
@@ -85,11 +85,9 @@ def make_logs(options: Options, run_dir: RunDir, *, first_attempt: int = 0) -> L
 def _plugin_logs(options: Options) -> LogsSpecs:
     plugins = entry_points(group="torchrun.logs_specs", name=str(options.logs_specs))
     if not plugins:
-        raise UsageError.of(
-            "option-invalid",
+        raise option_invalid(
             f"--logs-specs {options.logs_specs}: no entry point of that name in"
             " torchrun.logs_specs",
-            where="command line",
             fix="install the package that brings it, or leave the option out",
         )
     specs: LogsSpecs = next(iter(plugins)).load()(

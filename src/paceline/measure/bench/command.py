@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import env
-from paceline.errors import EXIT_FAILED, EXIT_OK, RunError, UsageError
+from paceline.errors import EXIT_FAILED, EXIT_OK, RunError, option_invalid
 from paceline.launch.plan import script
 from paceline.launch.plan.options import Options
 from paceline.machine import cpus, gpus
@@ -148,7 +148,7 @@ def _require_one_task() -> None:
         return
     what = f"bench starts its own ranks on one node, and this is one of {num_tasks} Slurm tasks"
     fix = "srun --ntasks 1 paceline bench ..."
-    raise UsageError.of("option-invalid", what, where="SLURM_STEP_NUM_TASKS", fix=fix)
+    raise option_invalid(what, where="SLURM_STEP_NUM_TASKS", fix=fix)
 
 
 def _threads(requested: Request, node: Devices) -> int | None:

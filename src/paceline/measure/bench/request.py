@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, option_contradicted, option_invalid
 
 PER_RANK = "{per_rank}"
 FEWEST_STEPS = 12  # fewer leave no window of steps after the warm-up
@@ -150,8 +150,8 @@ def batch_unknown() -> UsageError:
 
 
 def _invalid(what: str, where: str, fix: str) -> UsageError:
-    return UsageError.of("option-invalid", what, where=where, fix=fix)
+    return option_invalid(what, where=where, fix=fix)
 
 
 def _contradicted(what: str, where: str, fix: str) -> UsageError:
-    return UsageError.of("option-contradicted", what, where=where, fix=fix)
+    return option_contradicted(what, where=where, fix=fix)

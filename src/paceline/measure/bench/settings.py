@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline import env
-from paceline.errors import UsageError, closest
+from paceline.errors import closest, option_invalid
 from paceline.launch.monitor.timed_steps import Durations
 from paceline.launch.probe.ddp_settings import AUTOCAST, HOOK
 from paceline.measure import intervals, scaling
@@ -128,8 +128,7 @@ def _named(word: str, by_name: Mapping[str, Setting]) -> Setting:
     if _VARIABLE.fullmatch(word):
         return variable(word)
     near = closest(word, by_name) or ALL
-    raise UsageError.of(
-        "option-invalid",
+    raise option_invalid(
         f"--settings has no setting {word!r}",
         where="--settings",
         evidence=(f"there are: {', '.join(by_name)}", "or VARIABLE=VALUE"),

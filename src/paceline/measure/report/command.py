@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import SetupError, UsageError
+from paceline.errors import SetupError, option_contradicted
 from paceline.measure.report import collect, metrics, overview, page, text
 from paceline.measure.report.facts import Run
 from paceline.rundir import files
@@ -32,8 +32,7 @@ def report(names: Sequence[str], *, output: Path | None, as_text: bool, as_json:
     """
     if output is not None and (as_text or as_json):
         option = "--text" if as_text else "--json"
-        raise UsageError.of(
-            "option-contradicted",
+        raise option_contradicted(
             f"--output names a page, which {option} does not write",
             where=option,
             fix=f"paceline report {' '.join(names)} --output {output}",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from paceline.errors import Finding, RunError, UsageError
+from paceline.errors import Finding, RunError, option_contradicted, option_invalid
 from paceline.launch.probe.loader_commands import CHANGED
 from paceline.machine import gpus
 from paceline.measure import intervals
@@ -41,10 +41,8 @@ def require_place(option: str) -> None:
         UsageError: It has no place for it.
     """
     if PLACE not in option:
-        raise UsageError.of(
-            "option-invalid",
+        raise option_invalid(
             f"--batch-option {option!r} has no {PLACE}, where the batch size goes",
-            where="command line",
             fix=f"--batch-option '--batch-size={PLACE}'",
         )
 
@@ -109,11 +107,9 @@ class BatchTuning:
 
     def _require_effect(self, sizes: list[BatchSize], size: BatchSize) -> None:
         if len(sizes) == 1 and size.samples == sizes[0].samples:
-            raise UsageError.of(
-                "option-contradicted",
+            raise option_contradicted(
                 f"--batch-option does not change the batches: {size.samples} samples a rank"
                 f" with {sizes[0].option} and with {size.option}",
-                where="command line",
                 fix=f"name the option of {self.answer.name} that sets its batch size",
             )
 

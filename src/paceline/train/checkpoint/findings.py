@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.errors import Finding, PacelineError, RunError, SetupError, UsageError
+from paceline.errors import Finding, PacelineError, RunError, SetupError, UsageError, option_invalid
 from paceline.text.wording import few_lines
 from paceline.train.checkpoint.manifest import Saved
 
@@ -180,8 +180,7 @@ def different_states(where: str, lines: Sequence[str]) -> UsageError:
 
 def not_picklable(name: str, error: BaseException, *, where: str) -> UsageError:
     """Return the error that an object cannot be pickled."""
-    return UsageError.of(
-        "option-invalid",
+    return option_invalid(
         f"{name} cannot be saved: {type(error).__name__}: {error}",
         where=where,
         fix=(
@@ -193,9 +192,7 @@ def not_picklable(name: str, error: BaseException, *, where: str) -> UsageError:
 
 def bad_option(name: str, value: object, allowed: str, *, fix: str) -> UsageError:
     """Return the exception for an invalid option of ``save``."""
-    return UsageError.of(
-        "option-invalid", f"{name}={value!r} is not {allowed}", where=f"save({name}=)", fix=fix
-    )
+    return option_invalid(f"{name}={value!r} is not {allowed}", where=f"save({name}=)", fix=fix)
 
 
 def no_metric(path: Path, count: int) -> UsageError:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import SetupError, UsageError
+from paceline.errors import SetupError, UsageError, option_contradicted
 from paceline.train.checkpoint import entries, folder
 
 SAFETENSORS = ".safetensors"
@@ -84,7 +84,7 @@ def _save_safetensors(values: dict[str, Any], path: Path) -> None:
 
 def _not_tensors(names: list[str]) -> UsageError:
     what = f"safetensors holds tensors only, and the model has other state: {', '.join(names)}"
-    return UsageError.of("option-contradicted", what, where="OUTFILE", fix="export to a .pt file")
+    return option_contradicted(what, where="OUTFILE", fix="export to a .pt file")
 
 
 def _not_written(outfile: Path, error: OSError) -> SetupError:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train import runtime
 from paceline.train.data.batch import moved
 from paceline.train.data.order import StoredOrder, blocks, derive, shuffled
@@ -134,4 +134,4 @@ class ArrayBatches:
 
 
 def _invalid(what: str) -> UsageError:
-    return UsageError.of("option-invalid", what, where=_WHERE, fix="batches(batch_size=512)")
+    return option_invalid(what, where=_WHERE, fix="batches(batch_size=512)")

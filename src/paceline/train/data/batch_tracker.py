@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import Finding, UsageError, option_contradicted
 from paceline.train.data.iteration import Iteration, LoopState
 from paceline.train.data.share import Rows
 
@@ -335,8 +335,7 @@ class _BatchUnknownError(UsageError):
 
 
 def _unknown_position(num_served: int, num_used: int) -> UsageError:
-    return UsageError.of(
-        "option-contradicted",
+    return option_contradicted(
         f"a loader has served {num_served} batches, and {num_used} were trained on: after a"
         " checkpoint the training would continue at another batch",
         where="session.save()",

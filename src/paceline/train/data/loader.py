@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, option_contradicted
 from paceline.train.data import absent
 from paceline.train.data.adopt import check_dataset
 from paceline.train.data.arguments import check_options, division
@@ -277,8 +277,7 @@ class Loader:
 
     def _refuse_two_loops(self) -> None:
         if self._source.serves_one_loop and self.iteration is not None and self.iteration.live:
-            raise UsageError.of(
-                "option-contradicted",
+            raise option_contradicted(
                 "a loop over this loader is under way, and its workers serve one at a time",
                 where="session.loader(...)",
                 fix=(
@@ -341,8 +340,7 @@ class Loader:
             UsageError: A loop over the other loader has not ended.
         """
         if former.iteration is not None and former.iteration.live:
-            raise UsageError.of(
-                "option-contradicted",
+            raise option_contradicted(
                 "a loop over the loader that is replaced has not ended",
                 where="session.loader(..., instead_of=...)",
                 fix="replace it before the loop over it, at the start of an epoch",

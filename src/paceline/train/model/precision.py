@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as tree
 
-from paceline.errors import SetupError, UsageError, closest
+from paceline.errors import SetupError, closest, option_invalid
 from paceline.machine.compiled import left_alone, not_compiled
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
@@ -55,8 +55,7 @@ def choose(name: str, device: torch.device) -> Precision:
     precision = PRECISIONS.get(str(name))
     if precision is None:
         near = closest(str(name), PRECISIONS) or "bf16-mixed"
-        raise UsageError.of(
-            "option-invalid",
+        raise option_invalid(
             f"precision={name!r} is not one of {', '.join(PRECISIONS)}",
             where="Session(precision=...)",
             fix=f'Session(precision="{near}")',

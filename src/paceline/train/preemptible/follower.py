@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train.preemptible import other_ranks, sampler_state
 from paceline.train.preemptible.index_feed import Continuation, IndexFeed, Random
 from paceline.train.preemptible.unwrapping import WHERE, loader_of
@@ -314,8 +314,7 @@ def _become(loader: Any, members: dict[str, Any]) -> None:
 
 
 def _not_a_loader(loader: Any) -> UsageError:
-    return UsageError.of(
-        "option-invalid",
+    return option_invalid(
         f"loader= is a {type(loader).__name__}, whose loops cannot be followed",
         where=WHERE,
         fix="loader=DataLoader(...), over which the training loop runs",

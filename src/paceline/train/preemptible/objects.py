@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train.preemptible import unwrapping
 from paceline.train.preemptible.unwrapping import WHERE
 
@@ -95,8 +95,7 @@ def _check_has_state(name: str, value: Any) -> None:
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return
     is_loader = hasattr(value, "__iter__")
-    raise UsageError.of(
-        "option-invalid",
+    raise option_invalid(
         f"{name} ({type(value).__name__}) has no state_dict and load_state_dict",
         where=WHERE,
         fix="loader=..., by name" if is_loader else f"leave {name} out, or give it both",
@@ -116,8 +115,7 @@ def _of_other_model(optimizer: Optimizer, parameter: torch.Tensor) -> UsageError
 
 def _nothing_to_save(what: str) -> UsageError:
     article = "an" if what == "optimizer" else "a"
-    return UsageError.of(
-        "option-invalid",
+    return option_invalid(
         f"{what} is missing, and a checkpoint without {article} {what} resumes nothing",
         where=WHERE,
         fix="paceline.preemptible(model, optimizer, scheduler, loader=loader)",

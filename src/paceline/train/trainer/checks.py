@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.errors import UsageError, closest
+from paceline.errors import UsageError, closest, option_invalid
 from paceline.signatures.lightning_names import refused, tables
 from paceline.train.trainer.callback import HOOKS, OF_TASK, STAGE_HOOKS, Callback
 from paceline.train.trainer.hooks import has_own
@@ -131,4 +131,4 @@ def _is_lightnings(kind: type) -> bool:
 
 
 def _misfit(what: str, *, fix: str) -> UsageError:
-    return UsageError.of("option-invalid", what, where="Trainer", fix=fix)
+    return option_invalid(what, where="Trainer", fix=fix)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, SequentialSampler
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train.session import Session
 from paceline.train.trainer.combining import (
     SEQUENTIAL,
@@ -166,8 +166,7 @@ def _check_number(loaders: Sequence[Any], former: Sequence[Any], stage: str) -> 
 
 def no_loader(stage: str, method: str) -> UsageError:
     """Return the error that there is no loader for a stage."""
-    return UsageError.of(
-        "option-invalid",
+    return option_invalid(
         f"there is no loader for {stage}",
         where=f"trainer.{method}(...)",
         fix=f"def {stage}_dataloader(self): return DataLoader(...), or pass one",
@@ -195,8 +194,7 @@ def is_data(thing: Any) -> bool:
 
 
 def _evaluated_together(mode: str, stage: str) -> UsageError:
-    return UsageError.of(
-        "option-invalid",
+    return option_invalid(
         f"CombinedLoader(mode={mode!r}) for {stage}: an evaluation serves one loader after the"
         " other",
         where=f"{stage}_dataloader",

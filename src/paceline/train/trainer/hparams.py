@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType, SimpleNamespace
 from typing import Any
 
-from paceline.errors import UsageError
+from paceline.errors import option_invalid
 
 
 class HParams(dict[str, Any]):
@@ -85,8 +85,7 @@ class Configured:
 def _check_names(names: Sequence[str], arguments: Mapping[str, Any]) -> None:
     unknown = [name for name in names if name not in arguments]
     if unknown:
-        raise UsageError.of(
-            "option-invalid",
+        raise option_invalid(
             f"{', '.join(unknown)}: no argument of __init__; there are"
             f" {', '.join(arguments) or 'none'}",
             where="save_hyperparameters(...)",
@@ -99,8 +98,7 @@ def _mapping(config: Any) -> Mapping[str, Any]:
         return vars(config)
     if isinstance(config, Mapping):
         return config
-    raise UsageError.of(
-        "option-invalid",
+    raise option_invalid(
         f"an object of type {type(config).__name__} is not the name of an argument, a mapping"
         " or a namespace",
         where="save_hyperparameters(...)",

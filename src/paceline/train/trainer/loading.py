@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train.checkpoint import load_entries, read_saved
 
 T = TypeVar("T")
@@ -146,4 +146,4 @@ def fill(module: nn.Module, values: Mapping[str, Any], *, strict: bool) -> None:
 
 
 def _unusable(what: str, *, fix: str) -> UsageError:
-    return UsageError.of("option-invalid", what, where="load_from_checkpoint(...)", fix=fix)
+    return option_invalid(what, where="load_from_checkpoint(...)", fix=fix)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train.session import Session
 from paceline.train.trainer.ends import NO_END, End, mean_of_ends
 from paceline.train.trainer.gathering import gathered
@@ -358,8 +358,7 @@ def number_of(name: str, value: Any) -> Any:
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a NumPy number
         return value.item()
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-    raise UsageError.of(
-        "option-invalid",
+    raise option_invalid(
         f"{name} is a {type(value).__name__}{shape} and not a number",
         where=f"self.log({name!r}, ...)",
         fix=f"self.log({name!r}, {'value.mean()' if shape else 'float(value)'})",

@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from paceline.errors import UsageError, closest
+from paceline.errors import UsageError, closest, option_contradicted, option_invalid
 
 KEYS_OF_PAIR = ("optimizer", "lr_scheduler", "monitor")
 KEYS = ("scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau")
@@ -61,8 +61,7 @@ class Schedule:
 def never_logged(monitor: str, metrics: Mapping[str, Any], *, where: str) -> UsageError:
     """Return the error for a monitored metric that is never logged."""
     near = closest(monitor, metrics)
-    return UsageError.of(
-        "option-invalid",
+    return option_invalid(
         f"the metric {monitor!r} was never logged; logged were"
         f" {', '.join(sorted(metrics)) or 'none'}",
         where=where,
@@ -87,8 +86,7 @@ def read(configured: Any) -> tuple[list[Optimizer], list[Schedule]]:
     if isinstance(configured, Mapping):
         return _read_dict(configured)
     if not isinstance(configured, list | tuple) or not configured:
-        raise UsageError.of(
-            "option-invalid",
+        raise option_invalid(
             f"configure_optimizers returned {type(configured).__name__}",
             where="configure_optimizers",
             fix=(
@@ -115,8 +113,7 @@ def check_steps(optimizers: Sequence[Optimizer]) -> None:
 
 
 def _needs_closure(kind: str) -> UsageError:
-    return UsageError.of(
-        "option-contradicted",
+    return option_contradicted(
         f"{kind} computes the loss several times in a step, and Trainer computes it once",
         where="configure_optimizers",
         fix=(
@@ -156,8 +153,7 @@ def _check_keys(configured: Mapping[str, Any]) -> None:
         else:
             what = f"an unknown key {key!r}"
             fix = f'"{closest(str(key), KEYS_OF_PAIR) or "lr_scheduler"}": ...'
-        raise UsageError.of(
-            "option-invalid",
+        raise option_invalid(
             f"the dict that configure_optimizers returned has {what}",
             where="configure_optimizers",
             why="it would have no effect",
@@ -205,9 +201,7 @@ def _check_schedule(settings: Mapping[str, Any]) -> None:
 
 
 def _unusable(what: str, *, fix: str) -> UsageError:
-    return UsageError.of(
-        "option-invalid", f"lr_scheduler {what}", where="configure_optimizers", fix=fix
-    )
+    return option_invalid(f"lr_scheduler {what}", where="configure_optimizers", fix=fix)
 
 
 def with_state(schedules: list[Schedule]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, option_contradicted, option_invalid
 from paceline.train.session import Session
 from paceline.train.trainer.hooks import Hooks, has_own
 from paceline.train.trainer.module import Module
@@ -194,8 +194,7 @@ def loss_of(outputs: Any) -> torch.Tensor:
     what = type(outputs).__name__
     if isinstance(outputs, Mapping):
         what = f"a dict with {', '.join(map(str, outputs))}"
-    raise UsageError.of(
-        "option-invalid",
+    raise option_invalid(
         f"training_step returned {what}, and no loss",
         where="training_step",
         why="if one rank leaves out a batch, the others wait for it",
@@ -207,8 +206,7 @@ def loss_of(outputs: Any) -> torch.Tensor:
 
 
 def _misplaced(what: str) -> UsageError:
-    return UsageError.of(
-        "option-contradicted",
+    return option_contradicted(
         what,
         where="self.manual_backward(loss)",
         fix="automatic_optimization = False, and manual_backward in training_step",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.errors import UsageError, closest
+from paceline.errors import UsageError, closest, option_contradicted, option_invalid
 from paceline.signatures.lightning_names import refused
 
 # Options of Lightning's self.log without effect here: a mean is always over all rows of all ranks.
@@ -71,14 +71,12 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
 
 def invalid(name: str, value: object, what: str, *, fix: str, where: str = "Trainer") -> UsageError:
     """Return the error for an argument's value."""
-    return UsageError.of(
-        "option-invalid", f"{name}={value!r} is not {what}", where=f"{where}({name}=...)", fix=fix
-    )
+    return option_invalid(f"{name}={value!r} is not {what}", where=f"{where}({name}=...)", fix=fix)
 
 
 def contradiction(what: str, *, where: str, fix: str, why: str = "") -> UsageError:
     """Return the error for arguments that contradict each other, or how the run was started."""
-    return UsageError.of("option-contradicted", what, where=where, why=why, fix=fix)
+    return option_contradicted(what, where=where, why=why, fix=fix)
 
 
 def count(name: str, value: Any, *, least: int = 1, where: str = "Trainer") -> int:
@@ -178,8 +176,7 @@ def num_batches(
 
 def no_batches() -> UsageError:
     """Return the error that there is nothing to train on."""
-    return UsageError.of(
-        "option-invalid",
+    return option_invalid(
         "the loader for train has no batch",
         where="trainer.fit(...)",
         why="nothing would be trained",

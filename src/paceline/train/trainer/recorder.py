@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, option_contradicted
 from paceline.text import terminal
 from paceline.train.trainer.ends import differ, remarks
 from paceline.train.trainer.metrics import REDUCTIONS, Entry, Metrics, number_of
@@ -145,4 +145,4 @@ def _entry(
 
 
 def _refusal(name: str, what: str, fix: str) -> UsageError:
-    return UsageError.of("option-contradicted", what, where=f"self.log({name!r}, ...)", fix=fix)
+    return option_contradicted(what, where=f"self.log({name!r}, ...)", fix=fix)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from paceline.errors import RunError, UsageError
+from paceline.errors import RunError, UsageError, option_contradicted
 from paceline.train.checkpoint import last_committed
 from paceline.train.trainer.callback import Callback
 from paceline.train.trainer.hooks import has_own
@@ -249,8 +249,7 @@ def _by_key(callbacks: Sequence[Any]) -> dict[str, Any]:
 
 
 def _weights_changed() -> UsageError:
-    return UsageError.of(
-        "option-contradicted",
+    return option_contradicted(
         'on_save_checkpoint changed checkpoint["state_dict"], and weights are saved by all'
         " ranks beside it",
         where="on_save_checkpoint",
