@@ -99,7 +99,9 @@ def require_free(name: str, value: str, *, label: str) -> None:
     """
     if name in NEVER:
         fix = NEVER_FIX.get(name, f"leave out {label}")
-        raise contradicted(f"{label}: a job of paceline submit has no --{name}: {NEVER[name]}", fix)
+        raise option_contradicted(
+            f"{label}: a job of paceline submit has no --{name}: {NEVER[name]}", fix=fix
+        )
     if name == "gres" and not re.search(r"(^|,)(gres[:/])?gpu\b", value):
         return
     instead = "--gpus-per-node" if name == "gres" else INSTEAD.get(name, "")
@@ -107,7 +109,7 @@ def require_free(name: str, value: str, *, label: str) -> None:
         fix = instead
         if value and instead in ("--gpus-per-node", f"--{name}"):
             fix += " " + value.rpartition(":")[2]
-        raise contradicted(f"{label}: paceline submit sets --{name} itself", fix)
+        raise option_contradicted(f"{label}: paceline submit sets --{name} itself", fix=fix)
 
 
 def _nodes(name: str, text: str) -> None:
@@ -195,11 +197,6 @@ def invalid(name: str, value: str, rule: str, fix: str = "") -> UsageError:
     """Return the error for a value that breaks its rule."""
     label = f"{_LONG[name]} {value}"
     return option_invalid(f"{label}: {_LONG[name]} {rule}", fix=fix)
-
-
-def contradicted(what: str, fix: str) -> UsageError:
-    """Return the error for options that exclude each other or have no effect."""
-    return option_contradicted(what, fix=fix)
 
 
 def _refused(typed: str, rule: str, fix: str = "") -> UsageError:

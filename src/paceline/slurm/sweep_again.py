@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import EXIT_OK, Finding, SetupError, option_invalid
+from paceline.errors import EXIT_OK, Finding, SetupError, option_contradicted, option_invalid
 from paceline.launch.plan.option import long_form
 from paceline.rundir import ownership
 from paceline.rundir.files import RunDir
@@ -111,11 +111,15 @@ def _refuse_ineffective(typed: Mapping[str, Any], arguments: Sequence[str]) -> N
     if other:
         option = long_form(other)
         what = f"--again submits the job script of the sweep as it is: {option} has no effect"
-        raise asking.contradicted(what, f"leave out {option}; it takes --time, --mem and the like")
+        raise option_contradicted(
+            what, fix=f"leave out {option}; it takes --time, --mem and the like"
+        )
     if arguments:
         extra = " ".join(map(word, arguments))
         what = f"--again takes one sweep, with options before it and nothing after it: {extra}"
-        raise asking.contradicted(what, f"paceline submit --again {typed['again']} {extra} SWEEP")
+        raise option_contradicted(
+            what, fix=f"paceline submit --again {typed['again']} {extra} SWEEP"
+        )
     asking.check(typed)
 
 

@@ -69,7 +69,7 @@ def parse_worlds(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         what = f"--world is numbers of ranks, separated by commas, and not {text!r}"
-        raise _invalid(what, "--world", "--world 1,2,4")
+        raise option_invalid(what, where="--world", fix="--world 1,2,4")
     return tuple(sorted({int(word) for word in words}))
 
 
@@ -88,13 +88,13 @@ def check(request: Request, devices: Devices) -> None:
     _check_devices(request, devices)
     if request.steps < FEWEST_STEPS:
         what = f"--steps needs at least {FEWEST_STEPS} steps, with those of the warm-up"
-        raise _invalid(what, "--steps", f"--steps {FEWEST_STEPS}")
+        raise option_invalid(what, where="--steps", fix=f"--steps {FEWEST_STEPS}")
     if request.scaling == "strong":
         _check_strong(request)
     elif request.batch_option or request.global_batch is not None:
         option = "--batch-option" if request.batch_option else "--global-batch"
         what = f"{option} has no effect with weak scaling, where a rank has the script's own batch"
-        raise _contradicted(what, option, "--scaling strong")
+        raise option_contradicted(what, where=option, fix="--scaling strong")
 
 
 def _check_devices(request: Request, devices: Devices) -> None:
@@ -115,7 +115,7 @@ def _check_devices(request: Request, devices: Devices) -> None:
 def _check_strong(request: Request) -> None:
     if PER_RANK not in request.batch_option:
         what = f"--scaling strong needs --batch-option with {PER_RANK} for the batch of a rank"
-        raise _invalid(what, "--batch-option", f"--scaling strong {EXAMPLE}")
+        raise option_invalid(what, where="--batch-option", fix=f"--scaling strong {EXAMPLE}")
     if request.global_batch is not None:
         check_division(request, request.global_batch)
 
@@ -130,7 +130,7 @@ def check_division(request: Request, global_batch: int) -> None:
     if uneven or not global_batch:
         what = f"a global batch of {global_batch} samples cannot be divided by {uneven[0]} ranks"
         near = max(global_batch // uneven[0], 1) * uneven[0]
-        raise _invalid(what, "--global-batch", f"--global-batch {near}")
+        raise option_invalid(what, where="--global-batch", fix=f"--global-batch {near}")
 
 
 def no_effect(request: Request, world_size: int, *, measured: int, expected: int) -> UsageError:
@@ -140,18 +140,12 @@ def no_effect(request: Request, world_size: int, *, measured: int, expected: int
         f" {request.command[0]} takes {measured} samples a step on {world_size} ranks, and not"
         f" {expected}"
     )
-    return _invalid(what, "--batch-option", f"name the option of the batch of one rank: {EXAMPLE}")
+    return option_invalid(
+        what, where="--batch-option", fix=f"name the option of the batch of one rank: {EXAMPLE}"
+    )
 
 
 def batch_unknown() -> UsageError:
     """Return the error that strong scaling needs a batch that cannot be seen."""
     what = "the script's batch cannot be seen, because it does not come from a DataLoader of torch"
-    return _invalid(what, "--global-batch", "--global-batch 256")
-
-
-def _invalid(what: str, where: str, fix: str) -> UsageError:
-    return option_invalid(what, where=where, fix=fix)
-
-
-def _contradicted(what: str, where: str, fix: str) -> UsageError:
-    return option_contradicted(what, where=where, fix=fix)
+    return option_invalid(what, where="--global-batch", fix="--global-batch 256")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, SequentialSampler
 
-from paceline.errors import UsageError, option_invalid
+from paceline.errors import UsageError, option_contradicted, option_invalid
 from paceline.train.session import Session
 from paceline.train.trainer.combining import (
     SEQUENTIAL,
@@ -22,7 +22,6 @@ from paceline.train.trainer.combining import (
     combined,
     leaves,
 )
-from paceline.train.trainer.options import contradiction
 from paceline.train.trainer.transfer import Transfer
 
 STAGES = ("train", "val", "test", "predict")
@@ -157,7 +156,7 @@ class Data:
 def _check_number(loaders: Sequence[Any], former: Sequence[Any], stage: str) -> None:
     """Refuse another number of loaders than those whose places they take."""
     if former and len(loaders) != len(former):
-        raise contradiction(
+        raise option_contradicted(
             f"{stage}_dataloader returned {len(loaders)} loaders, and {len(former)} before",
             where="Trainer(reload_dataloaders_every_n_epochs=...)",
             fix="the same number of loaders each time, of other datasets or batch sizes",

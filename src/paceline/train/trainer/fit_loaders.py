@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from paceline.errors import option_contradicted
 from paceline.train.trainer.data import Data, alike, no_loader
-from paceline.train.trainer.options import contradiction
 
 if TYPE_CHECKING:
     from paceline.train.trainer.combining import Batches, InTurn, Together
@@ -51,7 +51,7 @@ class FitLoaders:
         self._made_for = 0  # epoch
         self.val: list[Any] = []  # the validation loaders
         if every and not any(map(data.makes, ("train", "val"))):
-            raise contradiction(
+            raise option_contradicted(
                 "there is no train_dataloader() to call again every"
                 f" {every} epochs: loaders were passed",
                 where="Trainer(reload_dataloaders_every_n_epochs=...)",

@@ -74,11 +74,6 @@ def invalid(name: str, value: object, what: str, *, fix: str, where: str = "Trai
     return option_invalid(f"{name}={value!r} is not {what}", where=f"{where}({name}=...)", fix=fix)
 
 
-def contradiction(what: str, *, where: str, fix: str, why: str = "") -> UsageError:
-    """Return the error for arguments that contradict each other, or how the run was started."""
-    return option_contradicted(what, where=where, why=why, fix=fix)
-
-
 def count(name: str, value: Any, *, least: int = 1, where: str = "Trainer") -> int:
     """Return a value that must be a whole number.
 
@@ -117,7 +112,7 @@ def either(first: str, value: Any, second: str, other: Any) -> Any:
         UsageError: Both names are given.
     """
     if value is not None and other is not None:
-        raise contradiction(
+        raise option_contradicted(
             f"{first} and {second} are the same", where="Trainer(...)", fix=f"Trainer({first}=...)"
         )
     return other if value is None else value
@@ -254,7 +249,7 @@ class Plan:
         if self.patience is not None:
             count("patience", self.patience)
             if self.monitor is None:
-                raise contradiction(
+                raise option_contradicted(
                     "patience is given without a metric to monitor",
                     where="Trainer(patience=...)",
                     fix=f'Trainer(monitor="val_loss", patience={self.patience})',
@@ -264,7 +259,7 @@ class Plan:
         if self.check_val_every_n_epoch is not None:
             count("check_val_every_n_epoch", self.check_val_every_n_epoch)
         elif isinstance(self.val_check_interval, float) or not self.val_check_interval:
-            raise contradiction(
+            raise option_contradicted(
                 "check_val_every_n_epoch=None counts batches over epochs, and val_check_interval is"
                 f" {self.val_check_interval!r}",
                 where="Trainer(check_val_every_n_epoch=None)",
@@ -292,7 +287,7 @@ class Plan:
                 "max_epochs", None, "a number, nor is max_steps", fix="Trainer(max_epochs=10)"
             )
         if self.limit_train_batches == 0 and self.epochs == sys.maxsize:
-            raise contradiction(
+            raise option_contradicted(
                 "limit_train_batches=0 makes no step, and the number of epochs has no limit",
                 where="Trainer(limit_train_batches=...)",
                 fix="Trainer(max_epochs=1, limit_train_batches=0)",
@@ -311,7 +306,7 @@ class Plan:
         defaults = {"gradient_clip_val": None, "accumulate_grad_batches": 1}
         for name, fix in fixes.items():
             if getattr(self, name) != defaults[name]:
-                raise contradiction(
+                raise option_contradicted(
                     f"under manual optimization training_step does this, and {name} is given",
                     where=f"Trainer({name}=...)",
                     fix=fix,
@@ -333,7 +328,7 @@ class Plan:
         number = num_batches("limit_train_batches", self.limit_train_batches, length)
         if number is None or number == length or number % group == 0:
             return number
-        raise contradiction(
+        raise option_contradicted(
             f"limit_train_batches={self.limit_train_batches} means {number} batches, and {group}"
             " make a step",
             where="Trainer(limit_train_batches=...)",

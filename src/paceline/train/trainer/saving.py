@@ -18,7 +18,7 @@ from paceline.train.trainer.callback import Callback
 from paceline.train.trainer.hooks import has_own
 from paceline.train.trainer.loading import DATA_HPARAMS, HPARAMS, STATE
 from paceline.train.trainer.module import DataModule, Module
-from paceline.train.trainer.options import Plan, contradiction
+from paceline.train.trainer.options import Plan
 
 if TYPE_CHECKING:
     from paceline.train.trainer.running import Running
@@ -171,7 +171,7 @@ def describe(trainer: Running, owners: Sequence[Any]) -> dict[str, Any]:
 def write_weights(trainer: Running, task: Any, owners: Sequence[Any], path: Path) -> None:
     """Write weights and hyperparameters to one file, of the form of Lightning's; a collective."""
     if not isinstance(task, nn.Module):
-        raise contradiction(
+        raise option_contradicted(
             f"{type(task).__name__} is not a module, and weights_only saves its state_dict",
             where="trainer.save_checkpoint(..., weights_only=True)",
             fix=f"class {type(task).__name__}(paceline.Module), or torch.save of its parts",
@@ -238,7 +238,7 @@ def _by_key(callbacks: Sequence[Any]) -> dict[str, Any]:
             continue
         key = getattr(callback, "state_key", type(callback).__qualname__)
         if key in by_key:
-            raise contradiction(
+            raise option_contradicted(
                 f"two callbacks have the state_key {key!r}, and a checkpoint would hold the state"
                 " of one only",
                 where="Trainer(callbacks=...)",
