@@ -19,6 +19,7 @@ from typing import Any
 from paceline.errors import SetupError, UsageError, option_invalid
 from paceline.machine import own_process
 from paceline.machine import slurm_commands as commands
+from paceline.text.plain_data import read_as
 from paceline.why import look, processes, signalled
 from paceline.why.processes import RankProcess
 from paceline.why.rank_state import Account
@@ -205,7 +206,7 @@ def _reason(error: Exception) -> str:
 def _accounts(value: Any) -> Iterable[Account]:
     if value["paceline-why"] != FORMAT:
         raise ValueError("another version of paceline has written it")
-    return [Account.from_json(values) for values in value["accounts"]]
+    return [read_as(Account, values) for values in value["accounts"]]
 
 
 def _parse_lines(out: str) -> Collection:

@@ -27,6 +27,7 @@ from paceline.launch.preflight.facts import Facts
 from paceline.machine.interfaces import Interface
 from paceline.machine.signed_store import SignedStore
 from paceline.rundir.files import display_path
+from paceline.text.plain_data import read_as
 
 # How long to wait for what the head publishes at once: whether it compares, or the link's speed.
 _HEAD_S = 15.0
@@ -90,7 +91,7 @@ class Comparison:
         echo = reachability.Echo(self._token, node=self._node)
         try:
             mine = gather(echo.port)
-            self.post("facts", mine.to_json())
+            self.post("facts", asdict(mine))
             # Other nodes may still try this node until the verdict is published.
             verdict = self.exchange(self._try_others(mine, self._facts_of_peers()))
         finally:
@@ -146,7 +147,7 @@ class Comparison:
             key = _key("facts", peer)
             with contextlib.suppress(DistStoreError):
                 self._store.wait([key], timedelta(seconds=_POSTS_S))
-                others[peer] = Facts.from_json(json.loads(self._store.get(key)))
+                others[peer] = read_as(Facts, json.loads(self._store.get(key)))
         return others
 
     def _try_others(self, mine: Facts, others: Mapping[int, Facts]) -> dict[str, Any]:
@@ -188,7 +189,7 @@ class Comparison:
     # On the head
 
     def _judge(self) -> None:
-        nodes = [Facts.from_json(values) for _, values in sorted(self.collect("facts").items())]
+        nodes = [read_as(Facts, values) for _, values in sorted(self.collect("facts").items())]
         tried = self.collect("tried")
         self._mark.unlink(missing_ok=True)
         reached = gather_reached(tried)

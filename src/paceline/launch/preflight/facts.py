@@ -10,9 +10,8 @@ import hashlib
 import os
 import socket
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from paceline import env
 from paceline.launch.plan.options import Options
@@ -46,19 +45,6 @@ class Facts:
     def words(self) -> str:
         """The node by rank and host."""
         return f"node {self.node} ({self.host})"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the facts as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Facts:
-        """Return the facts from the data that ``to_json`` returned."""
-        own_interfaces = tuple(
-            Interface(**{**fields, "addresses": tuple(fields["addresses"])})
-            for fields in values["interfaces"]
-        )
-        return cls(**{**values, "interfaces": own_interfaces})
 
 
 def gather(options: Options, plan: Plan, *, node: int, address: str, port: int) -> Facts:

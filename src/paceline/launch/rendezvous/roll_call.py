@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +18,7 @@ from paceline.launch.rendezvous.node_wait import Waiting
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived, Verdict
 from paceline.machine.signed_store import SignedStore
+from paceline.text.plain_data import read_as
 
 # Raw keys, outside every prefix: nodes meet here before there is an attempt.
 _ROLL = "paceline/roll"
@@ -119,13 +120,13 @@ class Roll:
             self._come_late()
             return
         if self._is_head:  # else a thousand nodes would read it at once
-            self.members = Verdict.from_json(json.loads(self._store.get(_WHOLE))).members
+            self.members = read_as(Verdict, json.loads(self._store.get(_WHOLE))).members
 
     def _announce(self) -> None:
         ticket = int(self._store.add(f"{_ROLL}/count", 1))
         self._me = replace(self._me, ticket=ticket)
         self._store.add(f"{_ROLL}/beat/{ticket}", 1)
-        self._store.set(f"{_ROLL}/node/{ticket}", json.dumps(self._me.to_json()))
+        self._store.set(f"{_ROLL}/node/{ticket}", json.dumps(asdict(self._me)))
 
     def _await_verdict(self) -> tuple[Finding | None, list[int]]:
         """Return why the run cannot begin, or None, and the tickets of the nodes that begin it."""
@@ -213,7 +214,7 @@ class Roll:
         tickets = [member.ticket for member in verdict.members]
         all_sign = all(self._presences[ticket].is_signed for ticket in tickets)
         is_signed = self._store.signing.is_on and all_sign
-        whole = {**verdict.to_json(), "signed": is_signed}
+        whole = {**asdict(verdict), "signed": is_signed}
         short = {"finding": whole["finding"], "tickets": tickets, "signed": is_signed}
         texts = {_WHOLE: json.dumps(whole), _VERDICT: json.dumps(short)}
         # The verdict is signed even if it says that no node signs from now on: its readers still
@@ -294,7 +295,7 @@ class Roll:
         """Return if torch's rendezvous has a place for this late node, else raise RunError."""
         whole = json.loads(self._store.get(_WHOLE))
         self._settle(bool(whole.get("signed")))
-        verdict = Verdict.from_json(whole)
+        verdict = read_as(Verdict, whole)
         finding = presence.judge_newcomer(self._me, verdict, head=self._head)
         if finding is not None:
             raise RunError(finding)
@@ -321,7 +322,7 @@ class Roll:
 
 def _parse(content: bytes) -> Arrived | None:
     try:
-        return Arrived.from_json(json.loads(content))
+        return read_as(Arrived, json.loads(content))
     except (ValueError, TypeError, KeyError):
         return None  # not written by a node
 
