@@ -92,11 +92,7 @@ def _require_value(typed: str, name: str, kind: str, value: str) -> None:
 
 
 def require_free(name: str, value: str, *, label: str) -> None:
-    """Refuse an option of sbatch that submit sets itself.
-
-    Raises:
-        UsageError: submit sets the option itself, or a job of submit cannot have it.
-    """
+    """Refuse an option of sbatch that submit sets itself."""
     if name in NEVER:
         fix = NEVER_FIX.get(name, f"leave out {label}")
         raise option_contradicted(

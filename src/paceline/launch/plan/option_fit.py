@@ -39,9 +39,6 @@ def refuse_contradictions(raw: Mapping[str, Any], typed: Collection[str]) -> Non
     Args:
         raw: ``{name: text}`` of all options, from all sources.
         typed: Options of the command line.
-
-    Raises:
-        UsageError: Two options exclude each other.
     """
     if is_true(raw.get("check")) and is_true(raw.get("no_check")):
         raise contradiction(

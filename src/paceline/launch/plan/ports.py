@@ -12,11 +12,7 @@ from paceline.machine import host
 
 
 def require_free(options: Options, plan: Plan) -> None:
-    """Check that the port of a run on one node is free; of several nodes another one may listen.
-
-    Raises:
-        SetupError: It is taken, or may not be listened on.
-    """
+    """Check that the port of a run on one node is free; of several nodes another one may listen."""
     port = int(plan.port.value)
     if not options.one_node or not port:
         return

@@ -80,11 +80,7 @@ def default_worlds(devices: Devices) -> tuple[int, ...]:
 
 
 def check(request: Request, devices: Devices) -> None:
-    """Refuse what cannot be measured.
-
-    Raises:
-        UsageError: There are more ranks than devices, or options contradict each other.
-    """
+    """Refuse what cannot be measured."""
     _check_devices(request, devices)
     if request.steps < FEWEST_STEPS:
         what = f"--steps needs at least {FEWEST_STEPS} steps, with those of the warm-up"
@@ -121,11 +117,7 @@ def _check_strong(request: Request) -> None:
 
 
 def check_division(request: Request, global_batch: int) -> None:
-    """Refuse a global batch that cannot be divided among the ranks.
-
-    Raises:
-        UsageError: A rank would have a part of a sample.
-    """
+    """Refuse a global batch that cannot be divided among the ranks."""
     uneven = [size for size in request.worlds if global_batch % size]
     if uneven or not global_batch:
         what = f"a global batch of {global_batch} samples cannot be divided by {uneven[0]} ranks"

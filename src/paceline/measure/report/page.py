@@ -27,11 +27,7 @@ _NEEDED = ("jinja2", "plotly")
 
 
 def require() -> None:
-    """Check that the packages of the extra ``[report]`` are installed.
-
-    Raises:
-        SetupError: One is missing.
-    """
+    """Check that the packages of the extra ``[report]`` are installed."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise SetupError.of(

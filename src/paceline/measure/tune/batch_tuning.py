@@ -35,11 +35,7 @@ _WINDOW_S = 1.0
 
 
 def require_place(option: str) -> None:
-    """Check an option that is to hold the batch size.
-
-    Raises:
-        UsageError: It has no place for it.
-    """
+    """Check an option that is to hold the batch size."""
     if PLACE not in option:
         raise option_invalid(
             f"--batch-option {option!r} has no {PLACE}, where the batch size goes",

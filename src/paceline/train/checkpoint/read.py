@@ -133,12 +133,7 @@ def check(saved: Saved, into: Mapping[str, torch.Tensor], beside: Collection[str
 
 
 def check_files(saved: Saved, *, rank: int, world_size: int, where: str) -> None:
-    """Check that all files exist, and that this rank's share of them is unchanged.
-
-    Raises:
-        RunError: A file is missing or damaged.
-        SetupError: This rank does not see the folder.
-    """
+    """Check that all files exist, and that this rank's share of them is unchanged."""
     if not saved.path.is_dir():
         raise findings.not_shared(saved.path, blind=[where])
     lines = manifest.check_sizes(saved.files, folder.file_sizes(saved.path, saved.files))

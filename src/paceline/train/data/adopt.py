@@ -137,11 +137,7 @@ def _is_of_all(sampler: Any, dataset: Any) -> bool:
 
 
 def check_sampler(sampler: Any) -> None:
-    """Refuse a sampler that divides samples among ranks.
-
-    Raises:
-        UsageError: The sampler has no length, or it is like a ``DistributedSampler``.
-    """
+    """Refuse a sampler that divides samples among ranks."""
     if sampler is not None and not hasattr(sampler, "__len__"):
         raise _refusal(
             f"{type(sampler).__name__} has no length, and might have no end",
@@ -161,11 +157,7 @@ def check_sampler(sampler: Any) -> None:
 
 
 def check_dataset(dataset: Any) -> None:
-    """Refuse data that is neither indexable by number nor a stream.
-
-    Raises:
-        UsageError: The dataset cannot be divided.
-    """
+    """Refuse data that is neither indexable by number nor a stream."""
     if isinstance(dataset, IterableDataset):
         return
     if isinstance(dataset, Mapping) and not is_of_rows(dataset) and 0 not in dataset:

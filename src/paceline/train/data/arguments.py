@@ -61,11 +61,7 @@ def check_options(
     last: str,
     sharded: bool | None,
 ) -> None:
-    """Refuse options that are invalid or exclude each other.
-
-    Raises:
-        UsageError: An option is invalid, or two options exclude each other.
-    """
+    """Refuse options that are invalid or exclude each other."""
     if last not in LAST:
         near = closest(str(last), LAST) or "exact"
         what = f"last={last!r} is not one of {', '.join(LAST)}"

@@ -166,11 +166,7 @@ class BatchTracker:
         return None
 
     def check_position(self) -> None:
-        """Refuse a checkpoint while the script holds batches that it has not trained on yet.
-
-        Raises:
-            UsageError: The position of the loader is not the position of the training.
-        """
+        """Refuse a checkpoint while the script holds batches that it has not trained on yet."""
         trained = [*self._iterations, self._trained] if self._holds else []
         for loop in trained:
             if loop is not None and loop.trained and loop.num_used != loop.number + 1:

@@ -101,11 +101,7 @@ def read(configured: Any) -> tuple[list[Optimizer], list[Schedule]]:
 
 
 def check_steps(optimizers: Sequence[Optimizer]) -> None:
-    """Refuse optimizers that compute the loss themselves, such as LBFGS.
-
-    Raises:
-        UsageError: ``step`` of an optimizer requires a closure.
-    """
+    """Refuse optimizers that compute the loss themselves, such as LBFGS."""
     for optimizer in optimizers:
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:

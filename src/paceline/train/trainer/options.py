@@ -32,11 +32,7 @@ LOG_OPTIONS = (
 
 
 def refuse_unknown_log(names: Iterable[str]) -> None:
-    """Refuse options of ``log`` that neither this Trainer nor Lightning has.
-
-    Raises:
-        UsageError: An option is unknown.
-    """
+    """Refuse options of ``log`` that neither this Trainer nor Lightning has."""
     for name in names:
         if name not in LOG_WITHOUT_EFFECT:
             near = closest(name, LOG_OPTIONS)
@@ -51,11 +47,7 @@ def refuse_unknown_log(names: Iterable[str]) -> None:
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse arguments that the Trainer does not have.
-
-    Raises:
-        UsageError: An argument is unknown.
-    """
+    """Refuse arguments that the Trainer does not have."""
     for name in names:
         of_lightning = refused("trainer arguments", name) or refused("removed arguments", name)
         near = closest(name, known)
@@ -277,11 +269,7 @@ class Plan:
         return self.enable_checkpointing and self.monitor is not None and self.save_top_k > 0
 
     def check_has_end(self) -> None:
-        """Refuse to train without any limit.
-
-        Raises:
-            UsageError: Neither epochs nor steps are limited.
-        """
+        """Refuse to train without any limit."""
         if self.max_epochs is None and self.max_steps < 0 and self.max_time is None:
             raise invalid(
                 "max_epochs", None, "a number, nor is max_steps", fix="Trainer(max_epochs=10)"
@@ -294,11 +282,7 @@ class Plan:
             )
 
     def check_manual(self) -> None:
-        """Refuse arguments that manual optimization leaves to the script.
-
-        Raises:
-            UsageError: Clipping or accumulation is requested.
-        """
+        """Refuse arguments that manual optimization leaves to the script."""
         fixes = {
             "gradient_clip_val": "self.clip_gradients(optimizer, 1.0) in training_step",
             "accumulate_grad_batches": "step the optimizer in every n-th training_step",

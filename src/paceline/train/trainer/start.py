@@ -69,11 +69,7 @@ def _script() -> list[str] | None:
 
 
 def check_world(devices: int | None, num_nodes: int, session: Session) -> None:
-    """Refuse a run with another number of ranks than the Trainer requests.
-
-    Raises:
-        UsageError: The number of ranks differs.
-    """
+    """Refuse a run with another number of ranks than the Trainer requests."""
     requested = (devices or 0) * num_nodes
     if requested in (0, session.world_size):
         return
@@ -90,11 +86,7 @@ def check_world(devices: int | None, num_nodes: int, session: Session) -> None:
 
 
 def check_device(device_type: str, session: Session) -> None:
-    """Refuse ranks on another type of device than the Trainer requests.
-
-    Raises:
-        UsageError: The type of device differs.
-    """
+    """Refuse ranks on another type of device than the Trainer requests."""
     present = session.device.type
     if device_type in ("", present):
         return
