@@ -335,16 +335,7 @@ def _submit(requested: Request, place: Place, text: str, fill: Fill | None) -> J
     if not answer.job_id:
         raise SetupError(_submission_failure(answer.reply, run, new=new, old=old))
     answer.show_warnings()
-    job = JobRecord(
-        job_id=answer.job_id,
-        earlier_ids=previous.ids if previous else (),
-        cluster=answer.cluster,
-        name=requested.job_name,
-        script=requested.script,
-        nodes=requested.nodes,
-        submitted_ns=time.time_ns(),
-        on_node_loss=requested.on_node_loss,
-    )
+    job = answer.record(requested, earlier_ids=previous.ids if previous else ())
     with record.recording(run.root, job.job_id):
         record.write(run, job)
     return job

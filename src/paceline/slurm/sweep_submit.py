@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,22 +104,9 @@ def submit(
             shutil.rmtree(folder, ignore_errors=True)
         raise SetupError(refusal.judge(answer.reply, known_options=refusal.sbatch_options))
     answer.show_warnings()
-    job = _job(requested, answer)
+    job = answer.record(requested)
     sweep_folder.record_array(folder, _sweep_record(job, elements), list(elements), job=job)
     return job
-
-
-def _job(requested: Request, answer: sbatch.Answer) -> JobRecord:
-    """Return the record of the array, which those of its elements are made from."""
-    return JobRecord(
-        job_id=answer.job_id,
-        cluster=answer.cluster,
-        name=requested.job_name,
-        script=requested.script,
-        nodes=requested.nodes,
-        submitted_ns=time.time_ns(),
-        on_node_loss=requested.on_node_loss,
-    )
 
 
 def _sweep_record(job: JobRecord, elements: Mapping[int, Mapping[str, str]]) -> SweepRecord:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 # Names of rank, world size, local rank and local world size, for each launcher; the first complete
 # pair is used.
@@ -50,10 +49,6 @@ class Identity:
     job: str = ""  # Slurm job id, empty outside of Slurm
     # variables that say how torch and NCCL can be queried
     settings: Mapping[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the identity as plain data."""
-        return asdict(self)
 
 
 def read(environ: Mapping[str, str]) -> Identity | None:

@@ -7,7 +7,7 @@ an error in it the run only has no figure.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -53,10 +53,6 @@ class Speed:
     def words(self) -> str:
         """The rate and the latency in words."""
         return f"link {self.rate}, {self.latency_s * 1000:.1f} ms"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures as plain data."""
-        return asdict(self)
 
 
 def group_of(node: int, num_nodes: int) -> tuple[int, int, int]:

@@ -237,7 +237,7 @@ class Comparison:
                 speeds += [bandwidth.Speed(**figures)] if figures else []
         slowest = min(speeds, key=lambda speed: speed.bits_s, default=None)
         finding = bandwidth.judge(slowest, self._nodes, self._rates) if slowest else None
-        link = {"speed": slowest and slowest.to_json(), "finding": finding and finding.to_json()}
+        link = {"speed": slowest and asdict(slowest), "finding": finding and finding.to_json()}
         self._store.set(_key("link"), json.dumps(link))
         return link
 
@@ -278,7 +278,7 @@ class Comparison:
             return self._judge_link(speed)
         group, rank, _ = bandwidth.group_of(self._node, self._num_nodes)
         if rank == 0 and group:
-            self._store.set(_key(f"speed/{group}"), json.dumps(speed and speed.to_json()))
+            self._store.set(_key(f"speed/{group}"), json.dumps(speed and asdict(speed)))
         if not self._wait("link", _HEAD_S):
             return {"speed": None, "finding": None}
         link: dict[str, Any] = json.loads(self._store.get(_key("link")))

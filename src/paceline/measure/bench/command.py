@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def _measure(requested: Request, node: Devices, root: Path) -> Result:
         worths = _try_settings(requested, measured, root, variables=variables)
         calculated = settings.accumulation(content.worlds[max(content.worlds)])
         worths += [calculated] if calculated is not None else []
-        content = replace(content, settings=tuple(worth.to_json() for worth in worths))
+        content = replace(content, settings=tuple(asdict(worth) for worth in worths))
         bench_file.write(content, RunDir(root))
     figures = scaling.figures(content)
     return Result(
@@ -135,7 +135,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "steps": result.steps,
         "has_settled": result.has_settled,
         "threads": result.threads,
-        "figures": [figures.to_json() for figures in result.figures],
+        "figures": [asdict(figures) for figures in result.figures],
         "brake": result.brake.to_json(),
         "findings": [finding.to_json() for finding in result.findings],
     }

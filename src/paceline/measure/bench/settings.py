@@ -11,7 +11,7 @@ import json
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline import env
@@ -61,10 +61,6 @@ class Worth:
     loss_without: float | None = None  # the same without the setting
     # whether the gain was calculated from other steps, and not measured
     is_calculated: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return asdict(self)
 
 
 def offered(*, backend: str, cpus: int, ranks: int) -> list[Setting]:
