@@ -43,11 +43,6 @@ _GPU_METRICS = (
 def serve(run: str, *, port: int, host: str = "127.0.0.1") -> None:
     """Serve a run's metrics over HTTP until Ctrl-C, or until the run has ended.
 
-    Args:
-        run: As in ``speed.find``.
-        port: TCP port.
-        host: Address to listen on.
-
     Raises:
         SetupError: The run does not exist, prometheus-client is not installed, or the port is in
             use.

@@ -79,12 +79,7 @@ def environ(directives: Collection[str]) -> dict[str, str]:
 
 
 def submit(*words: str, environ: Mapping[str, str]) -> Answer:
-    """Submit a job script.
-
-    Args:
-        words: Options, and the script.
-        environ: Environment of sbatch, which it passes to the job.
-    """
+    """Submit a job script."""
     reply = commands.run("sbatch", "--parsable", *words, timeout_s=_ANSWER_S, environ=environ)
     match = re.search(r"^(\d+)(?:;(\S+))?\s*$", reply.out, re.MULTILINE)
     if reply.status or not match:

@@ -36,10 +36,6 @@ class SweepFile:
 def read(text: str, *, path: str) -> SweepFile:
     """Parse a sweep file.
 
-    Args:
-        text: Content of the file.
-        path: Path of the file, for messages.
-
     Raises:
         UsageError: The file is not TOML, or a key is unknown, or a value has the wrong type.
     """

@@ -54,12 +54,7 @@ def long_form(name: str) -> str:
 
 
 def as_words(name: str, value: str) -> list[str]:
-    """Return an option and its value as words of a command line.
-
-    Args:
-        name: Name of the option.
-        value: Its value as typed; empty for a flag.
-    """
+    """Return an option and its value, empty for a flag, as words of a command line."""
     if not value:
         return [long_form(name)]
     if value.startswith("-"):  # as a separate word it would be parsed as an option

@@ -119,12 +119,7 @@ def abbreviate_home(path: Path) -> str:
 
 
 def apply(preferences: Preferences, *, typed: Mapping[str, Any]) -> Preferences:
-    """Return the preferences that the command line does not override.
-
-    Args:
-        preferences: Preferences from ``read``.
-        typed: Options of the command line.
-    """
+    """Return the preferences that the command line does not override."""
     effective = {key: value for key, value in preferences.items() if key not in typed}
     if _NEEDS_PROBE & set(typed):  # a typed option that needs the probe wins over no_probe
         effective.pop("no_probe", None)

@@ -333,14 +333,7 @@ def publish_places(store: SignedStore, hosts: list[str]) -> None:
 
 
 def record_places(store: SignedStore, attempt: SignedStore, *, node: int, num_nodes: int) -> None:
-    """Record which hosts have the places of this attempt: node 0 collects what the nodes report.
-
-    Args:
-        store: The store of the run, which late nodes read.
-        attempt: The store of the attempt.
-        node: Rank of this node.
-        num_nodes: Number of nodes.
-    """
+    """Record which hosts have the places of this attempt: node 0 collects what the nodes report."""
     attempt.set(f"paceline/host/{node}", socket.gethostname())
     if node == 0:
         keys = [f"paceline/host/{other}" for other in range(num_nodes)]

@@ -57,14 +57,6 @@ def open_or_reach(
 ) -> tuple[TCPStore, str, bool]:
     """Host the store of the run, or connect to it.
 
-    Args:
-        options: The options of this launcher.
-        plan: The plan of the run.
-        identity: The identity of this run, as this node would publish it.
-        local: Addresses of this host.
-        notes: The notes of the nodes in the shared folder.
-        inform: Prints a notice.
-
     Returns:
         The store, the head's numeric address, and whether this node hosts the store.
 

@@ -59,11 +59,6 @@ class TorchLogs(DefaultLogsSpecs):
 def make_logs(options: Options, run_dir: RunDir, *, first_attempt: int = 0) -> LogsSpecs:
     """Return the provider of log file names: torch's if its options are given, else ours.
 
-    Args:
-        options: The options of this launcher.
-        run_dir: The run folder.
-        first_attempt: Number of this start's first attempt in the folder.
-
     Raises:
         UsageError: ``--logs-specs`` does not name an entry point.
         SetupError: The folder of ``--log-dir`` is not writable.

@@ -42,11 +42,7 @@ def differ(ends: Sequence[End]) -> bool:
 
 
 def remarks(of_names: Mapping[str, Sequence[End]]) -> Iterator[Finding | Notice]:
-    """Yield findings and notices about numbers that may differ from a single rank's.
-
-    Args:
-        of_names: The numbers of all ranks, by name.
-    """
+    """Yield findings and notices about numbers that may differ from a single rank's."""
     means = {}
     for name, ends in of_names.items():
         counted = _counted(ends)

@@ -299,10 +299,6 @@ class Plan:
     def train_batches(self, length: int | None, group: int) -> int | None:
         """Return the number of batches to train on in an epoch; None if it is unknown.
 
-        Args:
-            length: Batches of the loader; None if unknown.
-            group: Batches in a step.
-
         Raises:
             UsageError: There is no batch, or the limit cuts through a group of accumulated batches,
                 whose gradients would be lost.
