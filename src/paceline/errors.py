@@ -13,9 +13,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.codes import CODES
+
+ErrorT = TypeVar("ErrorT", bound="PacelineError")
 
 # Exit statuses of the command; a run ended by a signal has 128 + signal.
 EXIT_OK = 0
@@ -147,6 +149,21 @@ class PacelineError(Exception):
         super().__init__(finding.render())
         self.finding = finding
 
+    @classmethod
+    def of(
+        cls: type[ErrorT],
+        name: str,
+        what: str,
+        *,
+        where: str = "",
+        evidence: tuple[str, ...] = (),
+        why: str = "",
+        fix: str = "",
+        severity: str = "error",
+    ) -> ErrorT:
+        """Return the error that carries ``Finding(name, what, ...)``."""
+        return cls(Finding(name, what, where, evidence, why, fix, severity))
+
 
 class UsageError(PacelineError):
     """The command or call cannot be carried out as written."""
@@ -164,6 +181,25 @@ class RunError(PacelineError):
     """Something that was running failed."""
 
     exit_status = EXIT_FAILED
+
+
+def option_invalid(
+    what: str,
+    *,
+    where: str = "command line",
+    evidence: tuple[str, ...] = (),
+    why: str = "",
+    fix: str = "",
+) -> UsageError:
+    """Return the error for a value that an option or an argument does not take."""
+    return UsageError.of("option-invalid", what, where=where, evidence=evidence, why=why, fix=fix)
+
+
+def option_contradicted(
+    what: str, *, where: str = "command line", why: str = "", fix: str = ""
+) -> UsageError:
+    """Return the error for options that exclude each other, or have no effect."""
+    return UsageError.of("option-contradicted", what, where=where, why=why, fix=fix)
 
 
 def closest(word: str, candidates: Iterable[str]) -> str:

@@ -10,20 +10,16 @@ import click
 
 from paceline.cli import command_help, completed_words, start_commands
 from paceline.cli.start_commands import Action
-from paceline.errors import Finding, UsageError
+from paceline.errors import option_invalid
 from paceline.launch.plan.option_values import seconds_of
 
 
 class BenchCommand(start_commands.StartCommand):
-    """A command that starts a script, unless its first word is the name of another command.
-
-    Attributes:
-        commands: Those commands, by name.
-    """
+    """A command that starts a script, unless its first word is the name of another command."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.commands: dict[str, click.Command] = {}
+        self.commands: dict[str, click.Command] = {}  # those commands, by name
 
     def command(self, name: str) -> Callable[[Any], click.Command]:
         """Return a decorator that adds a command, as that of a click group."""
@@ -57,7 +53,7 @@ def timeout_of(text: str) -> float:
     timeout_s = seconds_of(text)
     if timeout_s <= 0:
         what = f"--timeout is a time such as 90s, 10m or 1h, and not {text!r}"
-        raise UsageError(Finding("option-invalid", what, where="--timeout", fix="--timeout 10m"))
+        raise option_invalid(what, where="--timeout", fix="--timeout 10m")
     return timeout_s
 
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import click
 
-from paceline.errors import EXIT_MISUSE, Finding, PacelineError, UsageError, closest
+from paceline.errors import EXIT_MISUSE, PacelineError, UsageError, closest, option_invalid
 from paceline.launch.plan import parsing
 from paceline.text import terminal
 
@@ -35,7 +35,7 @@ def unknown_option(error: click.exceptions.NoSuchOption) -> UsageError:
 
 def _unknown(command: str, typed: str, *, fix: str) -> UsageError:
     what = f"{command} has no option {typed}"
-    return UsageError(Finding("option-unknown", what, where="command line", fix=fix))
+    return UsageError.of("option-unknown", what, where="command line", fix=fix)
 
 
 def misused(error: click.ClickException) -> UsageError:
@@ -44,7 +44,7 @@ def misused(error: click.ClickException) -> UsageError:
     what = error.format_message()
     script = re.fullmatch(r"No such command '(.+\.py)'\.", what)
     fix = f"paceline run {script[1]}" if script else f"{command} --help"
-    return UsageError(Finding("option-invalid", what, where="command line", fix=fix))
+    return option_invalid(what, fix=fix)
 
 
 def refuse(error: PacelineError) -> NoReturn:

@@ -12,7 +12,7 @@ import click
 from paceline.cli import command_help, completed_words
 from paceline.cli.printing import print_json, show
 from paceline.cli.start_commands import Action
-from paceline.errors import EXIT_OK, Finding, PacelineError, UsageError
+from paceline.errors import EXIT_OK, PacelineError, option_contradicted
 from paceline.rundir.files import display_path
 
 
@@ -45,7 +45,9 @@ def EXPLAIN(subject: str, makes_bundle: bool, output: Path | None, as_json: bool
         return lambda: _bundle(subject, output, as_json)
     if output is not None:
         what = "--output has an effect only with --bundle"
-        raise _contradicted(what, fix=f"paceline explain --bundle {subject} --output {output}")
+        raise option_contradicted(
+            what, fix=f"paceline explain --bundle {subject} --output {output}"
+        )
 
     def action() -> int:
         from paceline.diagnose import explain
@@ -102,7 +104,7 @@ def LINT(files: tuple[str, ...], as_sarif: bool, as_json: bool) -> Action:
     """
     if as_sarif and as_json:
         what = "--sarif and --json are two formats of the same output"
-        raise _contradicted(what, fix="--sarif, or --json")
+        raise option_contradicted(what, fix="--sarif, or --json")
 
     def action() -> int:
         from paceline.diagnose import lint
@@ -117,7 +119,3 @@ def LINT(files: tuple[str, ...], as_sarif: bool, as_json: bool) -> Action:
         return report.exit_status
 
     return action
-
-
-def _contradicted(what: str, *, fix: str) -> UsageError:
-    return UsageError(Finding("option-contradicted", what, where="command line", fix=fix))

@@ -12,7 +12,7 @@ import click
 
 from paceline.cli import command_help, completed_words, start_commands
 from paceline.cli.start_commands import Action
-from paceline.errors import EXIT_OK, Finding, UsageError
+from paceline.errors import EXIT_OK, UsageError, option_contradicted
 from paceline.text import terminal
 
 _DATASET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -85,11 +85,7 @@ def TUNE(subject: str, arguments: tuple[str, ...], **options: Any) -> Action:
 def _words_of(
     subject: str, arguments: tuple[str, ...], *, batch_size: int | None, is_dataset: bool
 ) -> tuple[str, ...]:
-    """Return what ``paceline run`` starts.
-
-    Raises:
-        UsageError: An option or argument has no effect, or the script does not exist.
-    """
+    """Return what ``paceline run`` starts; refuse options without effect and a missing script."""
     if is_dataset:
         if arguments:
             raise _contradicted(f"a dataset takes no arguments: {' '.join(arguments)}")
@@ -97,21 +93,17 @@ def _words_of(
     if batch_size is not None:
         raise _contradicted("--batch-size is for MODULE:DATASET; a script has its own")
     if not os.path.isfile(subject):
-        raise UsageError(
-            Finding(
-                "script-missing",
-                f"the script {subject} does not exist",
-                where=os.getcwd(),
-                fix="paceline tune train.py, or paceline tune mypackage.data:train_set",
-            )
+        raise UsageError.of(
+            "script-missing",
+            f"the script {subject} does not exist",
+            where=os.getcwd(),
+            fix="paceline tune train.py, or paceline tune mypackage.data:train_set",
         )
     return subject, *arguments
 
 
 def _contradicted(what: str) -> UsageError:
-    return UsageError(
-        Finding("option-contradicted", what, where="command line", fix="paceline tune --help")
-    )
+    return option_contradicted(what, fix="paceline tune --help")
 
 
 def _show(answer: Any, as_json: bool) -> None:

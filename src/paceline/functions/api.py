@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import env
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import SetupError, UsageError, option_contradicted, option_invalid
 from paceline.functions import by_machine, options, pickles
 from paceline.functions.job import Job
 from paceline.functions.pickles import Packed
@@ -131,7 +131,7 @@ def _require_parallel(parallel: Any) -> None:
     if parallel is None or is_count:
         return
     what = f"parallel={parallel!r}: parallel is a number of jobs from 1, or None"
-    raise UsageError(Finding("option-invalid", what, where="keyword arguments", fix="parallel=8"))
+    raise option_invalid(what, where="keyword arguments", fix="parallel=8")
 
 
 def _label(value: Any) -> str:
@@ -148,7 +148,7 @@ def _start(call: _Call, keywords: Mapping[str, Any], *, where: str, parallel: in
     if where not in (SLURM, LOCAL):
         what = f"where={where!r}: a job runs in Slurm, or on this machine"
         fix = f'where="{SLURM}", or where="{LOCAL}"'
-        raise UsageError(Finding("option-invalid", what, where="keyword arguments", fix=fix))
+        raise option_invalid(what, where="keyword arguments", fix=fix)
     if where == LOCAL:
         gpus = _gpu_shares(options.typed(keywords).get("gpus_per_node", ""))
         return _start_here(call, options.for_machine(keywords), parallel=parallel, gpus=gpus)
@@ -245,5 +245,5 @@ def _folder(call: _Call, run_dir: str, runs: str) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         what = f"{folder} is not empty, and the call of a function needs a new folder"
         fix = "another run_dir=, or leave it out"
-        raise UsageError(Finding("option-contradicted", what, where="run_dir=", fix=fix))
+        raise option_contradicted(what, where="run_dir=", fix=fix)
     return folder

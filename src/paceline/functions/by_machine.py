@@ -140,7 +140,7 @@ def jobs_of(folder: Path) -> list[Path]:
     except (OSError, ValueError) as error:
         what = f"the list of the jobs of {folder} cannot be read: {error}"
         fix = "paceline.Job(FOLDER) for each of its folders"
-        raise UsageError(Finding("input-unreadable", what, where=str(path), fix=fix)) from None
+        raise UsageError.of("input-unreadable", what, where=str(path), fix=fix) from None
 
 
 def start(folder: Path, queue: LocalQueue) -> None:
@@ -226,10 +226,8 @@ def shares(devices: Sequence[str], *, per_job: int) -> tuple[str, ...]:
     """
     if len(devices) < per_job:
         what = f"gpus_per_node={per_job}: this machine has {len(devices)}"
-        raise UsageError(
-            Finding(
-                "gpus-fewer-than-processes", what, where="keyword arguments", fix='where="slurm"'
-            )
+        raise UsageError.of(
+            "gpus-fewer-than-processes", what, where="keyword arguments", fix='where="slurm"'
         )
     starts = range(0, len(devices) - per_job + 1, per_job)
     return tuple(",".join(devices[start : start + per_job]) for start in starts)

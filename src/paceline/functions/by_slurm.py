@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import SetupError, UsageError
 from paceline.functions import endings
 from paceline.functions.endings import End, Seen
 from paceline.launch.outcome import evidence
@@ -173,11 +173,9 @@ def require_record(run_dir: RunDir) -> JobRecord:
     job = record.read(run_dir)
     if job is not None:
         return job
-    raise UsageError(
-        Finding(
-            "slurm-job-unknown",
-            f"{run_dir.root} is not the run folder of a job",
-            where=str(run_dir.root),
-            fix="paceline jobs, in the folder that the job was submitted from",
-        )
+    raise UsageError.of(
+        "slurm-job-unknown",
+        f"{run_dir.root} is not the run folder of a job",
+        where=str(run_dir.root),
+        fix="paceline jobs, in the folder that the job was submitted from",
     )

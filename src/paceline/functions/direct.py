@@ -48,7 +48,7 @@ def call(folder: Path) -> int:
         what = f"{folder} is not the run folder of a function"
         fix = "paceline.submit(function, argument) makes one"
         where = str(run_dir.arguments)
-        raise UsageError(Finding("input-unreadable", what, where=where, fix=fix))
+        raise UsageError.of("input-unreadable", what, where=where, fix=fix)
     attempt = run_dir.next_attempt()
     run_dir.create()
     env.put(env.RUN_DIR, str(run_dir.root))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import env
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.functions import pickles
 from paceline.rundir.files import RunDir
 
@@ -44,13 +44,11 @@ def _load(run_dir: RunDir) -> tuple[Callable[..., Any], Sequence[Any]]:
         function = pickles.load(path, extend_path=True)
         return function, pickles.load(run_dir.arguments)
     except OSError as error:
-        raise UsageError(
-            Finding(
-                "input-unreadable",
-                f"{run_dir.root} has no call of a function: {error.strerror}",
-                where=str(error.filename or path),
-                fix="paceline.submit(function, argument) makes one",
-            )
+        raise UsageError.of(
+            "input-unreadable",
+            f"{run_dir.root} has no call of a function: {error.strerror}",
+            where=str(error.filename or path),
+            fix="paceline.submit(function, argument) makes one",
         ) from None
 
 

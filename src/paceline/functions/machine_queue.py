@@ -68,9 +68,6 @@ class _Task:
 def main(folder: Path) -> int:
     """Continue in the background, and run all jobs of a folder there.
 
-    Args:
-        folder: The folder that has the file of the queue.
-
     Returns:
         0 in the calling process, as soon as the other one has started.
     """

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import cloudpickle
 
-from paceline.errors import Finding, RunError, SetupError, UsageError
+from paceline.errors import Finding, RunError, SetupError, UsageError, option_invalid
 from paceline.rundir.files import SECRET_MODE, open_file, whole
 
 VERSION = 1
@@ -57,7 +57,7 @@ def pack_function(function: Any) -> Packed:
     if not callable(function):
         what = f"a function is submitted, and this is a value of the type {name}"
         fix = "paceline.submit(function, argument)   (the function itself, not a call of it)"
-        raise UsageError(Finding("option-invalid", what, where="the first argument", fix=fix))
+        raise option_invalid(what, where="the first argument", fix=fix)
     return _packed(function, what=f"the function {name}", culprits=lambda: _parts(function))
 
 

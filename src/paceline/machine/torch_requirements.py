@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import Finding, SetupError, option_invalid
 
 OLDEST = (2, 8)
 
@@ -61,7 +61,7 @@ def require_numa_binding() -> None:
     if importlib.util.find_spec("torch.numa") is None:
         what = f"--numa-binding needs torch 2.9 or newer, and {torch.__version__} is installed"
         fix = f'{_pip_install()} "torch>=2.9", or leave --numa-binding out'
-        raise UsageError(Finding("option-invalid", what, where="command line", fix=fix))
+        raise option_invalid(what, fix=fix)
 
 
 def is_too_old(version: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.errors import Finding, SetupError
+from paceline.errors import SetupError
 from paceline.launch.monitor import timed_steps
 from paceline.launch.monitor.timed_steps import Durations
 from paceline.rundir import files
@@ -133,13 +133,12 @@ def read(run_dir: RunDir) -> BenchFile:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         place = files.display_path(run_dir.bench)
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
-        finding = Finding(
+        raise SetupError.of(
             "input-unreadable",
             f"{place} cannot be read as the result of a bench",
             evidence=(reason,),
             fix="paceline bench train.py writes one into its run folder",
-        )
-        raise SetupError(finding) from None
+        ) from None
 
 
 def write(bench: BenchFile, run_dir: RunDir) -> None:

@@ -43,11 +43,6 @@ _GPU_METRICS = (
 def serve(run: str, *, port: int, host: str = "127.0.0.1") -> None:
     """Serve a run's metrics over HTTP until Ctrl-C, or until the run has ended.
 
-    Args:
-        run: As in ``speed.find``.
-        port: TCP port.
-        host: Address to listen on.
-
     Raises:
         SetupError: The run does not exist, prometheus-client is not installed, or the port is in
             use.
@@ -71,13 +66,11 @@ def _import_prometheus() -> Any:
     try:
         import prometheus_client.core
     except ImportError as error:
-        raise SetupError(
-            Finding(
-                "module-not-found",
-                "--metrics-port needs prometheus-client, which is not installed",
-                evidence=(str(error),),
-                fix='pip install "paceline[metrics]"',
-            )
+        raise SetupError.of(
+            "module-not-found",
+            "--metrics-port needs prometheus-client, which is not installed",
+            evidence=(str(error),),
+            fix='pip install "paceline[metrics]"',
         ) from error
     return prometheus_client
 

@@ -18,13 +18,7 @@ _END_S = 15.0  # how long a launcher may take to end its ranks
 def start(
     words: Sequence[str], *, environ: Mapping[str, str], output: IO[Any]
 ) -> subprocess.Popen[bytes]:
-    """Start ``paceline`` in the working folder.
-
-    Args:
-        words: The command's words after ``paceline``.
-        environ: Its whole environment.
-        output: Takes its stdout and stderr.
-    """
+    """Start ``paceline`` in the working folder."""
     return subprocess.Popen(
         own_process.command(*words),
         env=environ,

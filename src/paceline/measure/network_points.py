@@ -61,11 +61,7 @@ def bus_bytes_per_s(size: int, seconds: float, world: int) -> float:
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """Return the table of ``bench network``, for 80 columns.
-
-    Args:
-        result: What ``describe`` returned.
-    """
+    """Return the table of ``bench network`` of what ``describe`` returned, for 80 columns."""
     points = result["points"]
     nodes = f"{result['num_nodes']} node" + ("s" if result["num_nodes"] > 1 else "")
     lines = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.launch.monitor import stage_times, step_parts
@@ -43,10 +43,6 @@ class WorldFigures:
     # number of windows that were measured. A single one has no spread, so that its intervals have
     # no width.
     windows: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures as plain data."""
-        return asdict(self)
 
 
 def figures(bench: BenchFile) -> list[WorldFigures]:

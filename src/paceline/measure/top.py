@@ -24,12 +24,7 @@ _COLUMNS = 80
 
 
 def render(shown: Mapping[str, Any], *, name: str) -> list[str]:
-    """Return the lines of ``paceline top``. Pure.
-
-    Args:
-        shown: What ``speed.read`` returned.
-        name: Name of the run.
-    """
+    """Return the lines of ``paceline top`` of what ``speed.read`` returned. Pure."""
     lines = [*_joined([name, *_state(shown)]), *_progress(shown)]
     if shown["step"]:
         lines += ["", *_step(shown["step"], len(shown["ranks"]))]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import SetupError, option_invalid
 from paceline.launch.plan import folder_errors
 from paceline.rundir import files
 from paceline.rundir.files import RUNS
@@ -38,8 +38,7 @@ def new_folder(command: str, script: str, requested: Path | None) -> Path:
         files.require_space(root)
     except FileExistsError:
         what = f"{root} has the trials of another {command}"
-        finding = Finding("option-invalid", what, where="--run-dir", fix="--run-dir NEW-FOLDER")
-        raise UsageError(finding) from None
+        raise option_invalid(what, where="--run-dir", fix="--run-dir NEW-FOLDER") from None
     except OSError as error:
         raise SetupError(folder_errors.unusable(root, error, option="--run-dir")) from None
     return root.absolute()
@@ -50,9 +49,6 @@ def progress(num_trials: int) -> Iterator[Say]:
     """Show a progress bar on stderr, if a person looks at it.
 
     It has no thread, because trials are started by a fork.
-
-    Args:
-        num_trials: Number of trials.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

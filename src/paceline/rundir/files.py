@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from paceline.errors import Finding, SetupError
+from paceline.errors import SetupError
 from paceline.text.quoting import word
 
 SECRET_MODE = 0o600  # of files that have, or may have, secrets: job scripts, arguments of functions
@@ -320,16 +320,10 @@ def open_file(path: Path) -> IO[bytes]:
 def not_permitted(
     error: PermissionError, *, name: str = "input-unreadable", what: str = "a file cannot be read"
 ) -> SetupError:
-    """Return the error for a file that the system keeps from this user, as another user's may be.
-
-    Args:
-        error: The error of the system call.
-        name: Name of the finding.
-        what: What has failed.
-    """
+    """Return the error for a file that the system keeps from this user, such as another's."""
     path = str(error.filename)
     fix = f"ask its owner: ls -ld {word(path)} {word(os.path.dirname(path) or '.')}"
-    return SetupError(Finding(name, f"{what}: {error.strerror}", where=path, fix=fix))
+    return SetupError.of(name, f"{what}: {error.strerror}", where=path, fix=fix)
 
 
 def read_json(path: Path, *, most_bytes: int = 1 << 20) -> Any:

@@ -88,15 +88,7 @@ def of_command(
     folder: str,
     session: int = 1,
 ) -> Training:
-    """Return the training run that a command starts. Pure.
-
-    Args:
-        script: The script as it was started.
-        arguments: Its arguments.
-        environ: The environment.
-        folder: The working folder.
-        session: Number of the Session in its process.
-    """
+    """Return the training run that a command starts. Pure."""
     job = environ.get(env.JOB_ID, "")
     array_task = environ.get(env.ARRAY_TASK_ID, "") if job else ""
     array_job = environ.get(env.ARRAY_JOB_ID, "") if array_task else ""

@@ -111,18 +111,12 @@ def taken_over(folder: Path, owner: Owner) -> Finding:
 
 
 class Lease:
-    """A folder that this process owns, until ``release`` has been called as often as ``take``.
-
-    Attributes:
-        folder: The folder's absolute path.
-        owner: This process, with the count of its last heartbeat.
-        users: How often ``take`` has returned this lease without a ``release`` since.
-    """
+    """A folder that this process owns, until ``release`` has been called as often as ``take``."""
 
     def __init__(self, folder: Path, owner: Owner, say: Say) -> None:
-        self.folder = Path(os.path.abspath(folder))
-        self.owner = owner
-        self.users = 1
+        self.folder = Path(os.path.abspath(folder))  # the folder's absolute path
+        self.owner = owner  # this process, with the count of its last heartbeat
+        self.users = 1  # how often take has returned this lease without a release since
         self._folder_as_typed, self._say = folder, say
         self._has_warned = False
         self._pid = os.getpid()
@@ -303,9 +297,6 @@ def _other_owner(folder: Path, token: str) -> Owner | None:
 class _Heartbeats:
     """The thread that increments the counters of all leases of this process; it runs only while
     there are leases.
-
-    Attributes:
-        pending_releases: Leases that callbacks of the garbage collector want to release.
     """
 
     def __init__(self) -> None:
@@ -314,6 +305,7 @@ class _Heartbeats:
         self._lock = threading.Lock()
         self._is_registered = False
         # A queue whose ``put`` may interrupt itself.
+        # leases that callbacks of the garbage collector want to release
         self.pending_releases: queue.SimpleQueue[Lease] = queue.SimpleQueue()
 
     def lease_of(self, folder: Path) -> Lease | None:

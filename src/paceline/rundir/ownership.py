@@ -24,9 +24,6 @@ def require(path: Path, *, fix: str, trusts_group: bool = False) -> None:
         path: The file, which is judged with its folder, or a folder.
         fix: The line that names it explicitly.
         trusts_group: Whether its group may write it, as in the folder of a project.
-
-    Raises:
-        UsageError: Others own it or may write it.
     """
     finding = judge(path, fix=fix, trusts_group=trusts_group)
     if finding is not None:

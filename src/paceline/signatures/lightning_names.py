@@ -57,13 +57,7 @@ def refuse(module: str, name: str) -> NoReturn:
 
 
 def missing_attribute(part: str, owner: str, name: str) -> AttributeError | None:
-    """Return the error for an attribute of Lightning that is refused here; None for others.
-
-    Args:
-        part: Part of the table.
-        owner: Name of the object that lacks it.
-        name: Name of the attribute.
-    """
+    """Return the error for an attribute of Lightning that is refused here; None for others."""
     if name.startswith("_"):
         return None
     entry = refused(part, name)

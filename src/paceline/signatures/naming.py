@@ -9,12 +9,7 @@ from paceline.signatures.signature import Signature
 
 
 def name_of(text: str, names: tuple[str, ...]) -> str:
-    """Return the fault that a line names; empty if it names none of ``names``.
-
-    Args:
-        text: The line.
-        names: Names of faults.
-    """
+    """Return the fault that a line names; empty if it names none of ``names``."""
     lower = text.lower()
     matching = [signature for signature in _of(names) if signature.match(text, lower) is not None]
     likeliest = max(matching, key=lambda signature: signature.tier, default=None)

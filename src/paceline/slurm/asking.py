@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest, option_contradicted, option_invalid
 from paceline.launch.plan import option_values
 from paceline.slurm.option_table import INSTEAD, NEVER, NEVER_FIX, ON_NODE_LOSS, OWN
 from paceline.text.quoting import CONTROL
@@ -92,14 +92,12 @@ def _require_value(typed: str, name: str, kind: str, value: str) -> None:
 
 
 def require_free(name: str, value: str, *, label: str) -> None:
-    """Refuse an option of sbatch that submit sets itself.
-
-    Raises:
-        UsageError: submit sets the option itself, or a job of submit cannot have it.
-    """
+    """Refuse an option of sbatch that submit sets itself."""
     if name in NEVER:
         fix = NEVER_FIX.get(name, f"leave out {label}")
-        raise contradicted(f"{label}: a job of paceline submit has no --{name}: {NEVER[name]}", fix)
+        raise option_contradicted(
+            f"{label}: a job of paceline submit has no --{name}: {NEVER[name]}", fix=fix
+        )
     if name == "gres" and not re.search(r"(^|,)(gres[:/])?gpu\b", value):
         return
     instead = "--gpus-per-node" if name == "gres" else INSTEAD.get(name, "")
@@ -107,7 +105,7 @@ def require_free(name: str, value: str, *, label: str) -> None:
         fix = instead
         if value and instead in ("--gpus-per-node", f"--{name}"):
             fix += " " + value.rpartition(":")[2]
-        raise contradicted(f"{label}: paceline submit sets --{name} itself", fix)
+        raise option_contradicted(f"{label}: paceline submit sets --{name} itself", fix=fix)
 
 
 def _nodes(name: str, text: str) -> None:
@@ -194,19 +192,12 @@ _RULES: Mapping[str, Callable[[str, str], None]] = {
 def invalid(name: str, value: str, rule: str, fix: str = "") -> UsageError:
     """Return the error for a value that breaks its rule."""
     label = f"{_LONG[name]} {value}"
-    return UsageError(
-        Finding("option-invalid", f"{label}: {_LONG[name]} {rule}", where="command line", fix=fix)
-    )
-
-
-def contradicted(what: str, fix: str) -> UsageError:
-    """Return the error for options that exclude each other or have no effect."""
-    return UsageError(Finding("option-contradicted", what, where="command line", fix=fix))
+    return option_invalid(f"{label}: {_LONG[name]} {rule}", fix=fix)
 
 
 def _refused(typed: str, rule: str, fix: str = "") -> UsageError:
     what = f"--sbatch {_escaped(typed)}: it {rule}"
-    return UsageError(Finding("option-invalid", what, where="command line", fix=fix))
+    return option_invalid(what, fix=fix)
 
 
 def _escaped(text: str) -> str:

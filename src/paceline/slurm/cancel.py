@@ -74,11 +74,7 @@ def _lives(job: JobRecord, states: lookup.States) -> bool:
 
 
 def _end(jobs: Sequence[JobRecord]) -> None:
-    """Call scancel once for each cluster.
-
-    Raises:
-        SetupError: It failed.
-    """
+    """Call scancel once for each cluster; raise SetupError if it fails."""
     by_cluster: dict[str, list[str]] = {}
     for job in jobs:
         by_cluster.setdefault(job.cluster, []).append(job.job_id)

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.errors import EXIT_OK, Finding, UsageError
+from paceline.errors import EXIT_OK, Finding, UsageError, option_contradicted
 from paceline.rundir import sweeps
 from paceline.rundir.files import RUNS, RunDir
 from paceline.rundir.sweeps import SweepRecord
 from paceline.slurm import (
-    asking,
     lookup,
     profile_files,
     record,
@@ -78,7 +77,7 @@ def jobs(folder: Path | None, *, as_json: bool, metric: str = "", descending: bo
     """
     if descending and not metric:
         what = "--descending has no effect without --sort"
-        raise asking.contradicted(what, "paceline jobs SWEEP --sort loss --descending")
+        raise option_contradicted(what, fix="paceline jobs SWEEP --sort loss --descending")
     places = profile_files.run_folders()
     sweep_record = sweep_folder.find(str(folder), places=places) if folder is not None else None
     if sweep_record is not None:
@@ -87,7 +86,7 @@ def jobs(folder: Path | None, *, as_json: bool, metric: str = "", descending: bo
         )
     if metric:
         what = "--sort orders the elements of one sweep, and this lists runs"
-        raise asking.contradicted(what, "paceline jobs SWEEP --sort loss")
+        raise option_contradicted(what, fix="paceline jobs SWEEP --sort loss")
     if folder is not None and not folder.is_dir():
         raise UsageError(_no_folder(folder))
     return _list(places if folder is None else [folder], as_json=as_json)

@@ -19,16 +19,12 @@ _BLOCK = re.compile("^── paceline |^paceline: run folder ".encode(), re.M)
 
 
 class Output:
-    """A file that grows, and may not exist yet.
-
-    Attributes:
-        tail: The last bytes that were shown.
-    """
+    """A file that grows, and may not exist yet."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self._path = run_dir.job_output
         self._file: IO[bytes] | None = None
-        self.tail = b""
+        self.tail = b""  # the last bytes that were shown
 
     @property
     def is_open(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest
 from paceline.launch.plan import parsing
 from paceline.slurm import asking, toml_text
 from paceline.slurm.container import RUNTIMES, Container
@@ -383,4 +383,4 @@ class _Reader:
     def _invalid(self, section: str, key: str, what: str, fix: str) -> UsageError:
         number = toml_text.line_of(self._text, section, key)
         where = f"{self._path}:{number}" if number else self._path
-        return UsageError(Finding("profile-invalid", what, where=where, fix=fix))
+        return UsageError.of("profile-invalid", what, where=where, fix=fix)

@@ -36,8 +36,8 @@ def read(path: Path, name: str) -> Profile:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else f"not UTF-8: {error}"
-        raise UsageError(
-            Finding("profile-invalid", f"the profile cannot be read: {why}", where=str(path))
+        raise UsageError.of(
+            "profile-invalid", f"the profile cannot be read: {why}", where=str(path)
         ) from None
     return profile.read(text, name=name, path=str(path), environ=env.snapshot())
 
@@ -65,8 +65,8 @@ def find(name: str) -> Path:
             return path
         near = closest(path.name, [file.name for file in path.parent.glob("*.toml")])
         fix = f"--profile {path.parent / near}" if near else f"ls {path.parent}"
-        raise UsageError(
-            Finding("profile-invalid", f"there is no file {name}", where="command line", fix=fix)
+        raise UsageError.of(
+            "profile-invalid", f"there is no file {name}", where="command line", fix=fix
         )
     folders = list(_folders())
     for folder in folders:

@@ -128,24 +128,19 @@ def write(run_dir: RunDir, record: JobRecord) -> None:
 def recording(folder: Path, job_id: str) -> Iterator[None]:
     """Report an error of writing the records of a job that Slurm has already accepted.
 
-    Args:
-        folder: The folder of the run or the sweep.
-        job_id: The job.
-
     Raises:
         SetupError: A record cannot be written; the message says that the job is queued.
     """
     try:
         yield
     except OSError as error:
-        finding = Finding(
+        raise SetupError.of(
             "folder-not-writable",
             f"job {job_id} is queued, but its record cannot be written: {error.strerror or error}",
             where=str(folder),
             why="without it the job is not listed, and not queued again when it is stopped",
             fix=f"scancel {job_id}, free some space, and submit it again",
-        )
-        raise SetupError(finding) from None
+        ) from None
 
 
 def load(run_dir: RunDir) -> JobRecord | None:
@@ -243,12 +238,7 @@ def _one_of_many(run_dir: RunDir) -> Finding | None:
 
 
 def _all(runs: Path, *, elements: bool) -> Iterator[tuple[RunDir, JobRecord]]:
-    """Return the runs of a folder that have jobs.
-
-    Args:
-        runs: The folder.
-        elements: Whether the elements of sweeps are wanted too.
-    """
+    """Return the runs of a folder that have jobs, with the elements of sweeps if wanted."""
     patterns = ("*/job.json", "*/[0-9]*/job.json") if elements else ("*/job.json",)
     for path in sorted(path for pattern in patterns for path in runs.glob(pattern)):
         run_dir = RunDir(path.parent)

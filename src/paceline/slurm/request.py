@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest, option_contradicted
 from paceline.launch.plan import option_values, parsing
 from paceline.launch.plan.option import long_form
 from paceline.launch.plan.options import Options
@@ -253,7 +253,7 @@ def _refuse_contradictions(typed: Mapping[str, Any]) -> None:
     for first, second, reason, fix in _EXCLUSIVE:
         if typed.get(first) and typed.get(second):
             what = f"{long_form(first)} and {long_form(second)} exclude each other"
-            raise asking.contradicted(f"{what}: {reason}" if reason else what, fix)
+            raise option_contradicted(f"{what}: {reason}" if reason else what, fix=fix)
 
 
 def _cpus(raw: Mapping[str, Any], gpus: str, typed: set[str]) -> tuple[int, int]:
@@ -262,8 +262,8 @@ def _cpus(raw: Mapping[str, Any], gpus: str, typed: set[str]) -> tuple[int, int]
         count = int(raw["cpus_per_gpu"])
         return count * asking.num_gpus(gpus), count
     if "cpus_per_gpu" in typed:
-        raise asking.contradicted(
-            "--cpus-per-gpu has no effect without --gpus-per-node", "--gpus-per-node 1"
+        raise option_contradicted(
+            "--cpus-per-gpu has no effect without --gpus-per-node", fix="--gpus-per-node 1"
         )
     return int(raw.get("cpus_per_node", 0)), 0
 
@@ -276,7 +276,7 @@ def _on_node_loss(raw: Mapping[str, Any], typed: set[str]) -> str:
                 "--on-node-loss requeue and --no-requeue exclude each other: one of them queues the"
                 " job again"
             )
-            raise asking.contradicted(what, "leave out --no-requeue")
+            raise option_contradicted(what, fix="leave out --no-requeue")
         return "fail"
     return str(choice) or ON_NODE_LOSS[0]
 
@@ -305,7 +305,7 @@ def _grace(grace_s: int | None, time_s: int | None) -> int:
             f"--grace-s {grace_s} leaves nothing of --time {clock(limit_s)}: the job would get the"
             " stop signal at once"
         )
-        raise asking.contradicted(what, f"--time {clock(4 * least_s)}, or a shorter --grace-s")
+        raise option_contradicted(what, fix=f"--time {clock(4 * least_s)}, or a shorter --grace-s")
     return grace_s
 
 
@@ -341,7 +341,7 @@ def _typed_sbatch(typed: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...
     for name, _ in direct:
         if any(name == other for other, _ in through_sbatch):
             what = f"--{name} and --sbatch --{name} set the same"
-            raise asking.contradicted(what, f"leave out --sbatch --{name}")
+            raise option_contradicted(what, fix=f"leave out --sbatch --{name}")
     return (*direct, *through_sbatch)
 
 
@@ -382,7 +382,7 @@ def unknown_option(typed: str) -> UsageError:
     else:
         fix = _similar(word)
     fix = fix or "paceline submit --help lists them"
-    return UsageError(Finding("option-unknown", what, where="command line", fix=fix))
+    return UsageError.of("option-unknown", what, where="command line", fix=fix)
 
 
 def _through_sbatch(name: str, kind: str) -> str:

@@ -65,12 +65,7 @@ class _Refusal:
 
 
 def requeue(folder: Path, *, status: int) -> int:
-    """Queue this job again if its run can resume, and return 0 in any case.
-
-    Args:
-        folder: The run folder.
-        status: Exit status of the run.
-    """
+    """Queue this job again if its run can resume, and return 0 in any case."""
     job_id = env.slurm_job()
     if status == EXIT_OK or not job_id:
         if not job_id:

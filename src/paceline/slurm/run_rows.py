@@ -169,12 +169,7 @@ def last_value(table: Table, name: str) -> float | None:
 
 
 def last_figures(head: str, lines: Sequence[str]) -> tuple[int | None, float | None]:
-    """Return the last step and the last loss of a table. Pure.
-
-    Args:
-        head: Its header line.
-        lines: Its last lines.
-    """
+    """Return the last step and the last loss of a table. Pure."""
     columns = _split(head)
     last_step = _last(columns, lines, _STEP)
     step = int(last_step) if last_step is not None and math.isfinite(last_step) else None

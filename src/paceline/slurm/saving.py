@@ -36,12 +36,7 @@ class Saving:
 
 
 def look(text: str, *, script: str) -> Saving:
-    """Return how a script reacts to a stop signal.
-
-    Args:
-        text: Text of the script.
-        script: Name of the script, for messages.
-    """
+    """Return how a script reacts to a stop signal."""
     tree = tree_of(text)
     if tree is None:
         return Saving()

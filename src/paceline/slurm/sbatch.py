@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from paceline import env
 from paceline.machine import slurm_commands as commands
+from paceline.slurm.record import JobRecord
+from paceline.slurm.request import Request
 
 _ANSWER_S = 60.0
 # sbatch prefers these variables to directives; they are removed for directives of the script.
@@ -51,6 +54,19 @@ class Answer:
         if warnings:
             print(warnings, file=sys.stderr)
 
+    def record(self, requested: Request, *, earlier_ids: tuple[str, ...] = ()) -> JobRecord:
+        """Return the record of the job or array that was submitted now."""
+        return JobRecord(
+            job_id=self.job_id,
+            earlier_ids=earlier_ids,
+            cluster=self.cluster,
+            name=requested.job_name,
+            script=requested.script,
+            nodes=requested.nodes,
+            submitted_ns=time.time_ns(),
+            on_node_loss=requested.on_node_loss,
+        )
+
 
 def environ(directives: Collection[str]) -> dict[str, str]:
     """Return the environment of sbatch and the job, without variables that override directives.
@@ -63,12 +79,7 @@ def environ(directives: Collection[str]) -> dict[str, str]:
 
 
 def submit(*words: str, environ: Mapping[str, str]) -> Answer:
-    """Submit a job script.
-
-    Args:
-        words: Options, and the script.
-        environ: Environment of sbatch, which it passes to the job.
-    """
+    """Submit a job script."""
     reply = commands.run("sbatch", "--parsable", *words, timeout_s=_ANSWER_S, environ=environ)
     match = re.search(r"^(\d+)(?:;(\S+))?\s*$", reply.out, re.MULTILINE)
     if reply.status or not match:

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from paceline import env
-from paceline.errors import EXIT_OK, Finding, PacelineError, SetupError, UsageError
+from paceline.errors import (
+    EXIT_OK,
+    Finding,
+    PacelineError,
+    SetupError,
+    UsageError,
+    option_contradicted,
+    option_invalid,
+)
 from paceline.launch.plan import script
 from paceline.machine import own_process
 from paceline.machine import slurm_commands as commands
@@ -167,9 +175,7 @@ def _require_folder() -> None:
         os.getcwd()
     except OSError as error:
         what = f"the current folder is gone: {error.strerror}"
-        raise UsageError(
-            Finding("option-invalid", what, where="current folder", fix="cd to one that is there")
-        ) from None
+        raise option_invalid(what, where="current folder", fix="cd to one that is there") from None
 
 
 def _print(text: str) -> None:
@@ -227,13 +233,8 @@ def _require_nameable(path: str, what: str, fix: str, *, also: str = "") -> None
     """Refuse a path that an ``#SBATCH`` line cannot name: Slurm drops backslashes from outputs."""
     unusable = [letter for letter in path if letter in also or CONTROL.match(letter)]
     if unusable:
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"Slurm cannot write to {what}, {path!r}: its name has {unusable[0]!r}",
-                where="command line",
-                fix=fix,
-            )
+        raise option_invalid(
+            f"Slurm cannot write to {what}, {path!r}: its name has {unusable[0]!r}", fix=fix
         )
 
 
@@ -274,9 +275,6 @@ def _with_cpus(requested: Request, cluster: Cluster) -> Request:
     """Return a request for the CPUs that belong to its GPUs.
 
     Slurm may refuse them although the node has them: some cores may be reserved.
-
-    Raises:
-        UsageError: The number of CPUs for each GPU is unknown.
     """
     with_share = limits.with_cpus(_with_shell_defaults(requested), cluster)
     complete = replace(requested, cpus=with_share.cpus, cpus_why=with_share.cpus_why)
@@ -327,27 +325,17 @@ def _submit(requested: Request, place: Place, text: str, fill: Fill | None) -> J
     except OSError as error:
         if new:
             shutil.rmtree(run.root, ignore_errors=True)
-        finding = Finding(
+        raise SetupError.of(
             "folder-not-writable",
             f"the run folder {run.root} cannot be written: {error.strerror}",
             where=str(run.root),
             fix="give another folder with --run-dir",
-        )
-        raise SetupError(finding) from None
+        ) from None
     answer = sbatch.submit(place.script, environ=_environ(requested))
     if not answer.job_id:
         raise SetupError(_submission_failure(answer.reply, run, new=new, old=old))
     answer.show_warnings()
-    job = JobRecord(
-        job_id=answer.job_id,
-        earlier_ids=previous.ids if previous else (),
-        cluster=answer.cluster,
-        name=requested.job_name,
-        script=requested.script,
-        nodes=requested.nodes,
-        submitted_ns=time.time_ns(),
-        on_node_loss=requested.on_node_loss,
-    )
+    job = answer.record(requested, earlier_ids=previous.ids if previous else ())
     with record.recording(run.root, job.job_id):
         record.write(run, job)
     return job
@@ -406,15 +394,11 @@ def _require_ended(previous: JobRecord | None, place: Place) -> None:
     if answer.state is not None and not answer.state.ended:
         on = f" -M {word(previous.cluster)}" if previous.cluster else ""
         state = answer.state.state.lower()
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                f"the run folder {place.run_dir} is that of job {previous.job_id}, which is"
-                f" {state}",
-                where="--run-dir",
-                why="two jobs would write the same checkpoints",
-                fix=f"paceline follow {word(place.run_dir)}, or: scancel{on} {previous.job_id}",
-            )
+        raise option_contradicted(
+            f"the run folder {place.run_dir} is that of job {previous.job_id}, which is {state}",
+            where="--run-dir",
+            why="two jobs would write the same checkpoints",
+            fix=f"paceline follow {word(place.run_dir)}, or: scancel{on} {previous.job_id}",
         )
 
 

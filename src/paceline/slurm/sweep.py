@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest, option_invalid
 from paceline.rundir.sweeps import MOST_ELEMENTS
 from paceline.text.quoting import CONTROL
 
@@ -226,26 +226,24 @@ def combinations(axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
 
 def _unknown_placeholder(name: str, known: Sequence[str]) -> UsageError:
     near = closest(name, known)
-    return UsageError(
-        Finding(
-            "sweep-invalid",
-            f"{{{name}}} has no value: the sweep has no parameter {name}",
-            where="arguments of the script",
-            evidence=(f"its placeholders: {', '.join(f'{{{parameter}}}' for parameter in known)}",),
-            fix=(
-                f"{{{near}}}"
-                if near
-                else f"--param {name}=A,B, or {{{{{name}}}}} for the braces themselves"
-            ),
-        )
+    return UsageError.of(
+        "sweep-invalid",
+        f"{{{name}}} has no value: the sweep has no parameter {name}",
+        where="arguments of the script",
+        evidence=(f"its placeholders: {', '.join(f'{{{parameter}}}' for parameter in known)}",),
+        fix=(
+            f"{{{near}}}"
+            if near
+            else f"--param {name}=A,B, or {{{{{name}}}}} for the braces themselves"
+        ),
     )
 
 
 def _invalid_array(text: str, rule: str, fix: str = "--array 0-49%8") -> UsageError:
     what = f"--array {text}: --array {rule}"
-    return UsageError(Finding("option-invalid", what, where="command line", fix=fix))
+    return option_invalid(what, fix=fix)
 
 
 def _invalid_param(text: str, rule: str, fix: str = "") -> UsageError:
     what = f"--param {text}: --param {rule}"
-    return UsageError(Finding("option-invalid", what, where="command line", fix=fix))
+    return option_invalid(what, fix=fix)

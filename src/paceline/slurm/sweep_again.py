@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import EXIT_OK, Finding, SetupError, UsageError
+from paceline.errors import EXIT_OK, Finding, SetupError, option_contradicted, option_invalid
 from paceline.launch.plan.option import long_form
 from paceline.rundir import ownership
 from paceline.rundir.files import RunDir
@@ -94,11 +94,7 @@ def again(subject: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -
 def _submit(
     folder: Path, indices: Sequence[int], words: Sequence[str], environ: Mapping[str, str]
 ) -> sbatch.Answer:
-    """Create the run folders that were deleted, and call sbatch.
-
-    Raises:
-        SetupError: A folder cannot be written, or sbatch does not accept the array.
-    """
+    """Create the run folders that were deleted, and call sbatch."""
     try:
         sweep_folder.create(folder, indices)
     except OSError as error:
@@ -115,20 +111,20 @@ def _refuse_ineffective(typed: Mapping[str, Any], arguments: Sequence[str]) -> N
     if other:
         option = long_form(other)
         what = f"--again submits the job script of the sweep as it is: {option} has no effect"
-        raise asking.contradicted(what, f"leave out {option}; it takes --time, --mem and the like")
+        raise option_contradicted(
+            what, fix=f"leave out {option}; it takes --time, --mem and the like"
+        )
     if arguments:
         extra = " ".join(map(word, arguments))
         what = f"--again takes one sweep, with options before it and nothing after it: {extra}"
-        raise asking.contradicted(what, f"paceline submit --again {typed['again']} {extra} SWEEP")
+        raise option_contradicted(
+            what, fix=f"paceline submit --again {typed['again']} {extra} SWEEP"
+        )
     asking.check(typed)
 
 
 def _chosen(typed: str, elements: Sequence[sweep_rows.ElementRow]) -> tuple[tuple[int, ...], int]:
-    """Return the elements to submit again, and a limit of how many run at a time.
-
-    Raises:
-        UsageError: An element does not exist, or has not ended.
-    """
+    """Return the elements to submit again, which have ended, and how many run at a time at most."""
     if typed == FAILED:
         return tuple(element.index for element in elements if element.is_to_repeat), 0
     indices, limit = sweep.parse_array(typed)
@@ -141,8 +137,7 @@ def _chosen(typed: str, elements: Sequence[sweep_rows.ElementRow]) -> tuple[tupl
             what = f"--again {typed}: element {index} is {element.row.state}"
         else:
             continue
-        finding = Finding("option-invalid", what, where="command line", fix="--again failed")
-        raise UsageError(finding)
+        raise option_invalid(what, fix="--again failed")
     return indices or (), limit
 
 
@@ -161,13 +156,11 @@ def directives_of(script: Path) -> dict[str, str]:
     try:
         lines = script.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise SetupError(
-            Finding(
-                "sweep-invalid",
-                f"the job script cannot be read: {error.strerror}",
-                where=str(script),
-                fix="submit the sweep as a new one",
-            )
+        raise SetupError.of(
+            "sweep-invalid",
+            f"the job script cannot be read: {error.strerror}",
+            where=str(script),
+            fix="submit the sweep as a new one",
         ) from None
     matches = (re.fullmatch(r"#SBATCH --([\w-]+)(?:=\"?(.*?)\"?)?", line) for line in lines)
     return {match[1]: match[2] or "" for match in matches if match}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest
 from paceline.rundir.sweeps import MOST_ELEMENTS
 from paceline.slurm import sweep, toml_text
 from paceline.text.quoting import CONTROL
@@ -35,10 +35,6 @@ class SweepFile:
 
 def read(text: str, *, path: str) -> SweepFile:
     """Parse a sweep file.
-
-    Args:
-        text: Content of the file.
-        path: Path of the file, for messages.
 
     Raises:
         UsageError: The file is not TOML, or a key is unknown, or a value has the wrong type.
@@ -223,7 +219,7 @@ class _Reader:
     def _invalid(self, section: str, key: str, what: str, fix: str) -> UsageError:
         number = toml_text.line_of(self._text, section, key)
         where = f"{self._path}:{number}" if number else self._path
-        return UsageError(Finding("sweep-invalid", what, where=where, fix=fix))
+        return UsageError.of("sweep-invalid", what, where=where, fix=fix)
 
 
 def _draw(

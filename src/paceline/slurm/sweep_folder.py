@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.rundir import sweeps
 from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, require_space
 from paceline.rundir.sweeps import SweepRecord
@@ -71,14 +71,12 @@ def require(
     if sweep_record is not None:
         return sweep_record
     names = [path.parent.name for path in all_of(places)]
-    raise UsageError(
-        Finding(
-            "slurm-job-unknown",
-            printable(f"{subject!r} is not the folder, the name or the array of a sweep"),
-            where=str(places[0].absolute()) if places else "",
-            evidence=(f"sweeps there: {', '.join(map(printable, names[-5:]))}",) if names else (),
-            fix="paceline jobs, in the folder that it was submitted from",
-        )
+    raise UsageError.of(
+        "slurm-job-unknown",
+        printable(f"{subject!r} is not the folder, the name or the array of a sweep"),
+        where=str(places[0].absolute()) if places else "",
+        evidence=(f"sweeps there: {', '.join(map(printable, names[-5:]))}",) if names else (),
+        fix="paceline jobs, in the folder that it was submitted from",
     )
 
 

@@ -6,12 +6,11 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import Finding, SetupError, UsageError, option_contradicted
 from paceline.rundir import sweeps
 from paceline.rundir.files import SECRET_MODE, RunDir, write_whole
 from paceline.rundir.sweeps import SweepRecord
@@ -54,13 +53,11 @@ def _read_file(name: str) -> sweep_file.SweepFile:
         text = Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else f"not UTF-8: {error}"
-        raise UsageError(
-            Finding(
-                "sweep-invalid",
-                f"the sweep file cannot be read: {why}",
-                where=name,
-                fix="--sweep FILE, a TOML file with [parameters]; or --param lr=0.1,0.01",
-            )
+        raise UsageError.of(
+            "sweep-invalid",
+            f"the sweep file cannot be read: {why}",
+            where=name,
+            fix="--sweep FILE, a TOML file with [parameters]; or --param lr=0.1,0.01",
         ) from None
     return sweep_file.read(text, path=name)
 
@@ -107,22 +104,9 @@ def submit(
             shutil.rmtree(folder, ignore_errors=True)
         raise SetupError(refusal.judge(answer.reply, known_options=refusal.sbatch_options))
     answer.show_warnings()
-    job = _job(requested, answer)
+    job = answer.record(requested)
     sweep_folder.record_array(folder, _sweep_record(job, elements), list(elements), job=job)
     return job
-
-
-def _job(requested: Request, answer: sbatch.Answer) -> JobRecord:
-    """Return the record of the array, which those of its elements are made from."""
-    return JobRecord(
-        job_id=answer.job_id,
-        cluster=answer.cluster,
-        name=requested.job_name,
-        script=requested.script,
-        nodes=requested.nodes,
-        submitted_ns=time.time_ns(),
-        on_node_loss=requested.on_node_loss,
-    )
 
 
 def _sweep_record(job: JobRecord, elements: Mapping[int, Mapping[str, str]]) -> SweepRecord:
@@ -145,13 +129,10 @@ def _require_new(folder: Path) -> None:
         return
     kind = "is the folder of a sweep" if is_sweep else "is not empty"
     again = f"paceline submit --again failed {word(str(folder))}, or " if is_sweep else ""
-    raise UsageError(
-        Finding(
-            "option-contradicted",
-            f"{folder} {kind}, and a new sweep needs an empty folder",
-            where="--run-dir",
-            fix=f"{again}another --run-dir",
-        )
+    raise option_contradicted(
+        f"{folder} {kind}, and a new sweep needs an empty folder",
+        where="--run-dir",
+        fix=f"{again}another --run-dir",
     )
 
 
@@ -166,14 +147,7 @@ def not_writable(folder: Path, error: OSError) -> Finding:
 
 
 def report(job: JobRecord, folder: Path, selection: Sweep, as_json: bool) -> None:
-    """Print what was submitted, and what to type next.
-
-    Args:
-        job: What the records of the elements have in common.
-        folder: The folder of the sweep.
-        selection: The elements that were submitted.
-        as_json: Whether to print it as JSON.
-    """
+    """Print what was submitted, and what to type next."""
     relative = os.path.relpath(folder)
     if relative.startswith(".."):
         relative = str(folder)

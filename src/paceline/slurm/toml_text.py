@@ -6,7 +6,7 @@ import re
 import sys
 from typing import Any
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -36,18 +36,16 @@ def parse(text: str, *, path: str, name: str, kind: str) -> dict[str, Any]:
         lines = text.splitlines()
         faulty_line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
         quotes = re.fullmatch(r"([\w-]+)\s*=\s*([^\"'\[{#]+?)\s*(#.*)?", faulty_line)
-        raise UsageError(
-            Finding(
-                name,
-                f"the {kind} is not TOML: {what[:1].lower()}{what[1:]}",
-                where=f"{path}:{number}",
-                evidence=(faulty_line,) if faulty_line else (),
-                fix=(
-                    f'{quotes[1]} = "{quotes[2]}"'
-                    if quotes
-                    else f"correct line {number}; texts need quotes"
-                ),
-            )
+        raise UsageError.of(
+            name,
+            f"the {kind} is not TOML: {what[:1].lower()}{what[1:]}",
+            where=f"{path}:{number}",
+            evidence=(faulty_line,) if faulty_line else (),
+            fix=(
+                f'{quotes[1]} = "{quotes[2]}"'
+                if quotes
+                else f"correct line {number}; texts need quotes"
+            ),
         ) from None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest
 
 MOST_RANKS = 64  # their sockets fit into one message: the kernel's SCM_MAX_FD is 253
 DEFAULT_TIMEOUT_S = 60.0
@@ -72,4 +72,4 @@ def _is_number(value: Any, kind: Any) -> bool:
 
 
 def _error(what: str, where: str, *, fix: str, name: str = "option-invalid") -> UsageError:
-    return UsageError(Finding(name, what, where=where, fix=fix))
+    return UsageError.of(name, what, where=where, fix=fix)

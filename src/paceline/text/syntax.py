@@ -12,9 +12,6 @@ def tree_of(source: str) -> ast.Module | None:
 
     Warnings about the text, such as unknown escape sequences, are not shown: the author sees them
     when the script runs.
-
-    Args:
-        source: The text of the script.
     """
     try:
         with warnings.catch_warnings():

@@ -54,11 +54,7 @@ def show(text: str, stream: TextIO | None = None) -> None:
 
 
 def columns_of(stream: TextIO | int) -> int:
-    """Return the number of columns of a terminal; 0 for anything else.
-
-    Args:
-        stream: A stream or a descriptor.
-    """
+    """Return the number of columns of a terminal; 0 for anything else."""
     try:
         handle = stream if isinstance(stream, int) else stream.fileno()
         return os.get_terminal_size(handle).columns if os.isatty(handle) else 0

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from paceline import env
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import SetupError, UsageError, option_contradicted, option_invalid
 from paceline.machine import nodeaddr
 from paceline.machine.references import keep_until_exit
 from paceline.machine.signed_store import SignedStore
@@ -63,31 +63,26 @@ def take_device(world: World) -> torch.device:
     num_gpus = torch.cuda.device_count()
     index = 0 if num_gpus == 1 and _has_own_gpu(world) else world.local_rank
     if index >= num_gpus and world.launcher == "slurm":
-        raise SetupError(
-            Finding(
-                "slurm-ntasks-mismatch",
-                f"Slurm started {world.local_world_size} tasks on this node, and {num_gpus} GPUs"
-                " are visible to them",
-                where=f"rank {world.rank}, {world.reason}",
-                why="one task is one rank, and each rank needs its own GPU",
-                fix=(
-                    f"#SBATCH --ntasks-per-node={num_gpus}, or #SBATCH"
-                    f" --gpus-per-node={world.local_world_size}"
-                ),
-            )
+        raise SetupError.of(
+            "slurm-ntasks-mismatch",
+            f"Slurm started {world.local_world_size} tasks on this node, and {num_gpus} GPUs"
+            " are visible to them",
+            where=f"rank {world.rank}, {world.reason}",
+            why="one task is one rank, and each rank needs its own GPU",
+            fix=(
+                f"#SBATCH --ntasks-per-node={num_gpus}, or #SBATCH"
+                f" --gpus-per-node={world.local_world_size}"
+            ),
         )
     if index >= num_gpus:
-        raise SetupError(
-            Finding(
-                "gpus-fewer-than-processes",
-                f"local rank {world.local_rank} has no GPU: {num_gpus} visible, "
-                f"{world.local_world_size} ranks on this node",
-                where=f"rank {world.rank}",
-                fix=(
-                    f"start {num_gpus} ranks on a node; or, to use no GPU: export"
-                    " CUDA_VISIBLE_DEVICES="
-                ),
-            )
+        raise SetupError.of(
+            "gpus-fewer-than-processes",
+            f"local rank {world.local_rank} has no GPU: {num_gpus} visible, "
+            f"{world.local_world_size} ranks on this node",
+            where=f"rank {world.rank}",
+            fix=(
+                f"start {num_gpus} ranks on a node; or, to use no GPU: export CUDA_VISIBLE_DEVICES="
+            ),
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
@@ -200,12 +195,10 @@ def sum_over_ranks(value: Any) -> Any:
         return type(value)(*map(sum_over_ranks, value))
     if isinstance(value, list | tuple):
         return type(value)(map(sum_over_ranks, value))
-    raise UsageError(
-        Finding(
-            "option-invalid",
-            f"{type(value).__name__} cannot be summed over ranks",
-            fix="pass a number, a tensor, or a dict, list or tuple of them",
-        )
+    raise UsageError.of(
+        "option-invalid",
+        f"{type(value).__name__} cannot be summed over ranks",
+        fix="pass a number, a tensor, or a dict, list or tuple of them",
     )
 
 
@@ -309,14 +302,11 @@ def _as_the_others(tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
             "rank {}: rows of shape {}, {}, on {}".format(rank, *kinds[rank])
             for rank in (with_rows[0], different[0])
         ]
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                "ranks gather rows that do not fit together",
-                where="session.gather(...)",
-                evidence=tuple(evidence),
-                fix="pass tensors that differ in the number of rows only",
-            )
+        raise option_invalid(
+            "ranks gather rows that do not fit together",
+            where="session.gather(...)",
+            evidence=tuple(evidence),
+            fix="pass tensors that differ in the number of rows only",
         )
     return tensor if len(tensor) else torch.empty((0, *shape), dtype=dtype, device=device)
 
@@ -408,25 +398,16 @@ def _check_timeout(timeout_s: float | None) -> None:
     if timeout_s is None:
         return
     if not timeout_s > 0:
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"timeout_s={timeout_s} is not a positive number of seconds",
-                where="Session(timeout_s=...)",
-                fix="Session(timeout_s=1800)",
-            )
+        raise option_invalid(
+            f"timeout_s={timeout_s} is not a positive number of seconds",
+            where="Session(timeout_s=...)",
+            fix="Session(timeout_s=1800)",
         )
     if dist.is_initialized():
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                "timeout_s has no effect: the default process group is open already, with its own",
-                where="Session(timeout_s=...)",
-                fix=(
-                    "give the timeout where it is opened:"
-                    " init_process_group(timeout=timedelta(...))"
-                ),
-            )
+        raise option_contradicted(
+            "timeout_s has no effect: the default process group is open already, with its own",
+            where="Session(timeout_s=...)",
+            fix="give the timeout where it is opened: init_process_group(timeout=timedelta(...))",
         )
 
 

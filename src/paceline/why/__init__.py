@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import Finding, SetupError, option_invalid
 from paceline.why import gather, processes, signalled
 from paceline.why.gather import WatchOptions
 from paceline.why.report import Report, make
@@ -59,7 +59,7 @@ def _watch_options(seconds: float, signal: str, progress: Callable[[float], None
             f"--signal {signal}: only USR1, USR2 and real-time signals are sent, since others may"
             " end a rank"
         )
-        raise UsageError(Finding("option-invalid", what, where="command line", fix="--signal USR1"))
+        raise option_invalid(what, fix="--signal USR1")
     return WatchOptions(seconds, signal, progress)
 
 

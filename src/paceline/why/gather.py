@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import SetupError, UsageError, option_invalid
 from paceline.machine import own_process
 from paceline.machine import slurm_commands as commands
+from paceline.text.plain_data import read_as
 from paceline.why import look, processes, signalled
 from paceline.why.processes import RankProcess
 from paceline.why.rank_state import Account
@@ -79,9 +80,7 @@ def _task(word: str, options: WatchOptions) -> Callable[[], Collection]:
         return lambda: _of_job(word, options)
     if not _HOST.fullmatch(word):
         what = f"{word!r} is not a process, the number of a Slurm job, a host or a file"
-        raise UsageError(
-            Finding("option-invalid", what, where="command line", fix="paceline why --help")
-        )
+        raise option_invalid(what, fix="paceline why --help")
     return lambda: _by_ssh(word, options)
 
 
@@ -97,8 +96,8 @@ def _watch(ranks: Sequence[RankProcess], options: WatchOptions) -> list[Account]
 def _visible() -> list[RankProcess]:
     if not processes.is_possible():
         what = "processes of a run can only be looked at on Linux, where /proc shows them"
-        raise SetupError(
-            Finding("platform-unsupported", what, where=sys.platform, fix="paceline why NODE")
+        raise SetupError.of(
+            "platform-unsupported", what, where=sys.platform, fix="paceline why NODE"
         )
     return processes.find()
 
@@ -170,20 +169,13 @@ def _last_line(err: str, otherwise: str = "no answer") -> str:
 
 
 def write(collection: Collection) -> str:
-    """Return the accounts of this host as one line of JSON.
-
-    Args:
-        collection: The accounts.
-    """
+    """Return the accounts of this host as one line of JSON."""
     accounts = [account.to_json() for account in collection.accounts]
     return json.dumps({"paceline-why": FORMAT, "host": socket.gethostname(), "accounts": accounts})
 
 
 def read(path: Path) -> list[Account]:
     """Return the accounts in a file written by ``--collect``, of one host or of several.
-
-    Args:
-        path: Path of the file.
 
     Raises:
         UsageError: The file cannot be read, or has another format.
@@ -199,13 +191,11 @@ def read(path: Path) -> list[Account]:
         return [account for value in values for account in _accounts(value)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"{path} is not what `paceline why --collect` writes: {_reason(error)}"
-        raise UsageError(
-            Finding(
-                "input-unreadable",
-                what,
-                where=str(path),
-                fix="paceline why --collect > HOST.json, on that host",
-            )
+        raise UsageError.of(
+            "input-unreadable",
+            what,
+            where=str(path),
+            fix="paceline why --collect > HOST.json, on that host",
         ) from None
 
 
@@ -216,7 +206,7 @@ def _reason(error: Exception) -> str:
 def _accounts(value: Any) -> Iterable[Account]:
     if value["paceline-why"] != FORMAT:
         raise ValueError("another version of paceline has written it")
-    return [Account.from_json(values) for values in value["accounts"]]
+    return [read_as(Account, values) for values in value["accounts"]]
 
 
 def _parse_lines(out: str) -> Collection:

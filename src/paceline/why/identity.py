@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 # Names of rank, world size, local rank and local world size, for each launcher; the first complete
 # pair is used.
@@ -51,17 +50,9 @@ class Identity:
     # variables that say how torch and NCCL can be queried
     settings: Mapping[str, str] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the identity as plain data."""
-        return asdict(self)
-
 
 def read(environ: Mapping[str, str]) -> Identity | None:
-    """Return the identity of a process, None if it is not a rank.
-
-    Args:
-        environ: The environment with which the process was started.
-    """
+    """Return the identity of a process, None if it is not a rank."""
     for family, size, local, local_size in _FAMILIES:
         rank, world_size = _number(environ.get(family)), _number(environ.get(size))
         if rank < 0 or world_size <= rank or (family == "SLURM_PROCID" and not _is_step(environ)):

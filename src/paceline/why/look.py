@@ -100,14 +100,7 @@ def _look_between(
     until_s: float,
     pool: ThreadPoolExecutor,
 ) -> None:
-    """Look more often until the next look is due, if a rank works and was seen in one place only.
-
-    Args:
-        ranks: Ranks on this host.
-        samples: The looks so far, each a sample per rank; further ones are appended.
-        until_s: Time of the next look, by the monotonic clock.
-        pool: Runs py-spy for several ranks at once.
-    """
+    """Look more often until the next look is due, if a rank works and was seen in one place."""
     if len(samples) < 2:
         return
     start_s = time.monotonic()
@@ -394,10 +387,6 @@ def _explanation(pid: int, now: WorkerLook) -> Finding:
 def _ended(ranks: Sequence[RankProcess], now: Sequence[RankProcess]) -> list[Account]:
     """Return accounts of ranks of this host that have ended while other ranks of their launcher are
     alive.
-
-    Args:
-        ranks: The ranks that were observed.
-        now: All ranks that are alive now: the launcher may still have been starting some.
     """
     accounts = []
     for launcher in {rank.launcher for rank in ranks}:
@@ -424,12 +413,7 @@ def _ended(ranks: Sequence[RankProcess], now: Sequence[RankProcess]) -> list[Acc
 
 
 def missing(local_ranks: Collection[int], sibling: RankProcess) -> set[int]:
-    """Return the local ranks of a launcher that are not alive; none if their number is unknown.
-
-    Args:
-        local_ranks: The local ranks that are alive.
-        sibling: Any rank of the launcher.
-    """
+    """Return the local ranks of a launcher that are not alive; none if their number is unknown."""
     identity = sibling.identity
     if identity.local_rank < 0:
         return set()

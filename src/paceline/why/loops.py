@@ -25,13 +25,7 @@ class Nest:
 
 
 def nest(source: str, *, file: str, line: int) -> Nest | None:
-    """Return the loops around a line, None if the text is not Python.
-
-    Args:
-        source: Text of the file.
-        file: Its name.
-        line: The line, from 1.
-    """
+    """Return the loops around a line, None if the text is not Python."""
     tree = tree_of(source)
     if tree is None:
         return None

@@ -53,10 +53,6 @@ def choose(identities: Mapping[int, Identity], parents: Mapping[int, int]) -> li
 
     A launcher inside a Slurm step has the step's variables: it is not a rank if its descendants
     have ``RANK``.
-
-    Args:
-        identities: Identities of Python processes by process id.
-        parents: The parent of every process.
     """
     launchers = set()
     descendants_of_ranks = set()
@@ -78,12 +74,7 @@ def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
 
 
 def belonging(ranks: Sequence[RankProcess], pid: int) -> list[RankProcess]:
-    """Return the ranks of the runs that a process belongs to: as launcher, rank or child of a rank.
-
-    Args:
-        ranks: All ranks on this host.
-        pid: The process.
-    """
+    """Return the ranks of the runs to which a process belongs: launcher, rank or child of one."""
     parents = _parents()
     above = {pid, *ancestors(pid, parents)}
     matches = [rank for rank in ranks if rank.pid in above or pid in ancestors(rank.pid, parents)]

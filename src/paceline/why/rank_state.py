@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -61,26 +61,6 @@ class Account:
     def to_json(self) -> dict[str, Any]:
         """Return the account as plain data."""
         return {**asdict(self), "deadlock": self.deadlock and self.deadlock.to_json()}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Account:
-        """Return the account with the values that ``to_json`` returned."""
-        return cls(
-            **{
-                **values,
-                "position": Position.from_json(values["position"]),
-                "stand": Stand.from_json(values["stand"]),
-                "places": tuple(values["places"]),
-                "facts": tuple(values["facts"]),
-                "nccl": tuple(values["nccl"]),
-                "loops": tuple(_nest(nest_values) for nest_values in values["loops"]),
-                "deadlock": values["deadlock"] and Finding.from_json(values["deadlock"]),
-            }
-        )
-
-
-def _nest(values: Mapping[str, Any]) -> Nest:
-    return Nest(**{**values, "loops": tuple((first, last) for first, last in values["loops"])})
 
 
 def motion(looks: Sequence[Look], *, seconds: float) -> str:

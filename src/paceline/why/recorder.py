@@ -35,11 +35,7 @@ _TICK_NS = 10_000_000
 
 
 def dump(identity: Identity) -> dict[str, Any]:
-    """Return the dump of a rank's Flight Recorder, empty if it cannot be queried.
-
-    Args:
-        identity: The rank and its settings.
-    """
+    """Return the dump of a rank's Flight Recorder, empty if it cannot be queried."""
     path = identity.settings.get("TORCH_WORKER_SERVER_SOCKET", "")
     if path:
         return _ask_server(path)

@@ -110,11 +110,7 @@ def _world_of_pod(environ: Mapping[str, str], in_terminal: bool) -> World | None
 
 
 def _world_of_rank_in_pod(environ: Mapping[str, str]) -> World | None:
-    """Refuse a pod that has a rank and does not know of how many; None without a rank.
-
-    Raises:
-        UsageError: ``RANK`` is set without ``WORLD_SIZE``.
-    """
+    """Refuse a pod that has a rank and does not know of how many; None without a rank."""
     return torchrun.world_of_rank(environ, "") if env.RANK in environ else None
 
 
@@ -129,9 +125,6 @@ def _refuse_leftovers(environ: Mapping[str, str], task: MpiTask | None, *, in_st
 
     A variable that a shell exports is the same in all tasks that are started from it. A task may
     start several ranks, so that there are more ranks than tasks, numbered task by task or in turn.
-
-    Raises:
-        UsageError: They contradict the tasks of mpirun or of the Slurm step.
     """
     if torchrun.is_started_rank(environ) or env.WORLD_SIZE not in environ:
         return
@@ -145,17 +138,15 @@ def _refuse_leftovers(environ: Mapping[str, str], task: MpiTask | None, *, in_st
     rank, world_size = whole(environ, env.RANK), whole(environ, env.WORLD_SIZE)
     if _may_be_of(rank, world_size, index=index, count=count):
         return
-    raise UsageError(
-        Finding(
-            "world-contradicted",
-            f"RANK={rank} and WORLD_SIZE={world_size} are set, and this is task {index} of {count}",
-            where=f"environment, {starter}",
-            why="ranks that are numbered twice wait for each other, or train alone",
-            fix=(
-                "unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT; or, if they are right:"
-                " export PACELINE_LAUNCHER=torchrun"
-            ),
-        )
+    raise UsageError.of(
+        "world-contradicted",
+        f"RANK={rank} and WORLD_SIZE={world_size} are set, and this is task {index} of {count}",
+        where=f"environment, {starter}",
+        why="ranks that are numbered twice wait for each other, or train alone",
+        fix=(
+            "unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT; or, if they are right:"
+            " export PACELINE_LAUNCHER=torchrun"
+        ),
     )
 
 
@@ -169,23 +160,17 @@ def _may_be_of(rank: int, world_size: int, *, index: int, count: int) -> bool:
 
 
 def _refuse_several_pods(environ: Mapping[str, str], task: MpiTask) -> None:
-    """Refuse an mpirun in each of several pods, whose tasks would train without each other.
-
-    Raises:
-        UsageError: The tasks are not the pods.
-    """
+    """Refuse an mpirun in each of several pods, whose tasks would train without each other."""
     pod = pods.read_pod(environ)
     if pod is None or pod.count < 2 or (pod.index, pod.count) == (task.rank, task.size):
         return
-    raise UsageError(
-        Finding(
-            "world-contradicted",
-            f"{task.starter} started {task.size} tasks, and this is {pod.name}",
-            where=f"environment, {pod.source}",
-            why="the tasks of one pod would train without those of the others",
-            fix=(
-                "paceline run script.py in every pod, without mpirun; or, if each pod trains by"
-                " itself: export PACELINE_LAUNCHER=mpi"
-            ),
-        )
+    raise UsageError.of(
+        "world-contradicted",
+        f"{task.starter} started {task.size} tasks, and this is {pod.name}",
+        where=f"environment, {pod.source}",
+        why="the tasks of one pod would train without those of the others",
+        fix=(
+            "paceline run script.py in every pod, without mpirun; or, if each pod trains by"
+            " itself: export PACELINE_LAUNCHER=mpi"
+        ),
     )

@@ -159,17 +159,15 @@ def _refuse_unknown_node(environ: Mapping[str, str]) -> None:
         return
     if env.STEP_ID in environ or env.RANK in environ:
         return
-    raise UsageError(
-        Finding(
-            "rank-env-missing",
-            f"PMI_RANK={environ[env.PMI_RANK]} and PMI_SIZE={size} are set, and the rank on this"
-            " node is not",
-            where="environment",
-            fix=(
-                "export RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in each task,"
-                " or: export PACELINE_LAUNCHER=none"
-            ),
-        )
+    raise UsageError.of(
+        "rank-env-missing",
+        f"PMI_RANK={environ[env.PMI_RANK]} and PMI_SIZE={size} are set, and the rank on this"
+        " node is not",
+        where="environment",
+        fix=(
+            "export RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in each task,"
+            " or: export PACELINE_LAUNCHER=none"
+        ),
     )
 
 
@@ -274,12 +272,10 @@ def _meeting_port(
     if pid:
         return port_of(f"process {pid}")
     # Two starts on one host must not take each other's ranks, so no default is used.
-    raise UsageError(
-        Finding(
-            "rank-env-missing",
-            f"{task.starter} gives its tasks nothing by which they agree on a port, and none of"
-            " this process's parents is its proxy",
-            where=f"task {task.rank}",
-            fix="export MASTER_PORT=29500, another one for each start on this host",
-        )
+    raise UsageError.of(
+        "rank-env-missing",
+        f"{task.starter} gives its tasks nothing by which they agree on a port, and none of"
+        " this process's parents is its proxy",
+        where=f"task {task.rank}",
+        fix="export MASTER_PORT=29500, another one for each start on this host",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import option_invalid
 
 
 def whole(environ: Mapping[str, str], name: str) -> int:
@@ -15,12 +15,9 @@ def whole(environ: Mapping[str, str], name: str) -> int:
     """
     text = environ[name].strip()
     if not text.isdecimal():
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"{name}={environ[name]} is not a whole number",
-                where=f"environment variable {name}",
-                fix=f"unset {name}, if nothing but this shell has set it",
-            )
+        raise option_invalid(
+            f"{name}={environ[name]} is not a whole number",
+            where=f"environment variable {name}",
+            fix=f"unset {name}, if nothing but this shell has set it",
         )
     return int(text)

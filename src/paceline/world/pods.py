@@ -90,13 +90,11 @@ def read_pod(environ: Mapping[str, str]) -> Pod | None:
         ranks=environ.get(env.PET_NPROC, ""),
     )
     if index is not None and count and index >= count:
-        raise UsageError(
-            Finding(
-                "rank-env-missing",
-                f"{source} do not fit each other: index {index} of {count}",
-                where="environment",
-                fix="leave these variables to the operator, which sets them for every pod",
-            )
+        raise UsageError.of(
+            "rank-env-missing",
+            f"{source} do not fit each other: index {index} of {count}",
+            where="environment",
+            fix="leave these variables to the operator, which sets them for every pod",
         )
     return pod
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from paceline import env
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.world.numbers import whole
 from paceline.world.world import World
 
@@ -31,13 +31,11 @@ def world_of_task(environ: Mapping[str, str]) -> World:
     needed = (env.PROCID, env.LOCALID, env.NODEID, env.STEP_NUM_TASKS, env.STEP_NODELIST)
     missing = [name for name in needed if name not in environ]
     if missing:
-        raise UsageError(
-            Finding(
-                "rank-env-missing",
-                f"{', '.join(missing)} not set: this is not a task of a Slurm step",
-                where="environment",
-                fix="srun python script.py, or: export PACELINE_LAUNCHER=none",
-            )
+        raise UsageError.of(
+            "rank-env-missing",
+            f"{', '.join(missing)} not set: this is not a task of a Slurm step",
+            where="environment",
+            fix="srun python script.py, or: export PACELINE_LAUNCHER=none",
         )
     nodes = expand_nodelist(environ[env.STEP_NODELIST])
     node_rank = int(environ[env.NODEID])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline import env
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.world.numbers import whole
 from paceline.world.world import World
 
@@ -32,13 +32,11 @@ def world_of_rank(environ: Mapping[str, str], requested: str) -> World:
     missing = [name for name in needed if name not in environ]
     if missing:
         why = f"PACELINE_LAUNCHER={requested}" if requested else "RANK is"
-        raise UsageError(
-            Finding(
-                "rank-env-missing",
-                f"{', '.join(missing)} not set, although {why}",
-                where="environment",
-                fix="start the script with: paceline run script.py",
-            )
+        raise UsageError.of(
+            "rank-env-missing",
+            f"{', '.join(missing)} not set, although {why}",
+            where="environment",
+            fix="start the script with: paceline run script.py",
         )
     world_size = whole(environ, env.WORLD_SIZE)
     is_ours = env.RUN_TOKEN in environ

@@ -10,6 +10,7 @@ import pytest
 from paceline.launch.monitor.position import Frame, Position
 from paceline.launch.monitor.proof import Call, Stand
 from paceline.launch.monitor.stacks import Look
+from paceline.text.plain_data import read_as
 from paceline.why import rank_state, report, verdict
 from paceline.why.loops import left_loop, nest
 from paceline.why.rank_state import IN_PLACE, RUNNING, STILL, Account, motion
@@ -170,7 +171,7 @@ def test_two_runs_get_a_verdict_each():
 def test_an_account_survives_the_way_through_a_file():
     stand = Stand(1, blocked=True, pending=(Call("0", 5, "barrier"),), members={"0": [0, 1]})
     there = rank(1, SLEEP, places=("a", "b"), stand=stand)
-    assert Account.from_json(json.loads(json.dumps(there.to_json()))) == there
+    assert read_as(Account, json.loads(json.dumps(there.to_json()))) == there
 
 
 def look(frames=SLEEP, **more):
@@ -260,7 +261,7 @@ def test_ranks_that_left_a_loop_have_fewer_batches():
         "rank 1 left the loop of train.py:3-4, and rank 0 is still in it"
         in run.verdict.finding.what
     )
-    assert Account.from_json(json.loads(json.dumps(accounts[0].to_json()))) == accounts[0]
+    assert read_as(Account, json.loads(json.dumps(accounts[0].to_json()))) == accounts[0]
 
 
 def test_what_a_terminal_would_obey_is_not_printed():

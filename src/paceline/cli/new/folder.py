@@ -10,7 +10,7 @@ from pathlib import Path
 import paceline
 from paceline.cli.new import texts
 from paceline.cli.new.kinds import KINDS, Kind
-from paceline.errors import Finding, SetupError, UsageError, closest
+from paceline.errors import Finding, SetupError, closest, option_invalid
 from paceline.text.quoting import printable
 from paceline.text.wording import few, shorten
 
@@ -54,7 +54,7 @@ def _kind(name: str) -> Kind:
     if name in KINDS:
         return KINDS[name]
     near = closest(name.lower(), KINDS)
-    raise _refused(
+    raise option_invalid(
         f"--from {printable(name)}: this kind of project is unknown",
         evidence=(f"kinds: {', '.join(KINDS)}",),
         fix=f"--from {near}" if near else "paceline new --help",
@@ -66,7 +66,7 @@ def _check_name(name: str, target: str) -> None:
     if _NAME.fullmatch(name):
         return
     proposed = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-_.")
-    raise _refused(
+    raise option_invalid(
         f"{printable(target)!r} is not a name for a project",
         evidence=("allowed: letters, digits, '-', '_' and '.'; a letter or a digit comes first",),
         fix=f"paceline new {proposed or _NEW_NAME}",
@@ -77,20 +77,15 @@ def _check_empty(folder: Path, target: str) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise _refused(f"{printable(target)} is a file", fix=f"paceline new {_NEW_NAME}")
+        raise option_invalid(f"{printable(target)} is a file", fix=f"paceline new {_NEW_NAME}")
     present = sorted(path.name for path in folder.iterdir() if path.name not in _ALLOWED)
     if present:
-        raise _refused(
+        raise option_invalid(
             f"the folder {printable(target)} is not empty",
             evidence=(f"in it: {shorten(printable(few(present)), 70)}",),
             why="nothing is overwritten",
             fix=f"paceline new {_NEW_NAME}, or another name that is free",
         )
-
-
-def _refused(what: str, *, fix: str, evidence: tuple[str, ...] = (), why: str = "") -> UsageError:
-    where = "command line"
-    return UsageError(Finding("option-invalid", what, where, evidence, why, fix))
 
 
 def _not_written(error: OSError, folder: Path) -> Finding:
@@ -103,23 +98,17 @@ def _not_written(error: OSError, folder: Path) -> Finding:
 
 
 def _example(name: str) -> str:
-    """Return the text of an example: the wheel has them in the package, a checkout beside ``src``.
-
-    Raises:
-        SetupError: The installation lacks it.
-    """
+    """Return an example: the wheel has them in the package, a checkout beside ``src``."""
     package = Path(paceline.__file__).parent
     folders = (package / "examples", package.parents[1] / "examples")
     for folder in folders:
         if (folder / name).is_file():
             return (folder / name).read_text(encoding="utf-8")
-    raise SetupError(
-        Finding(
-            "input-unreadable",
-            f"this installation of paceline lacks its example {name}",
-            where=str(folders[0]),
-            fix="pip install --force-reinstall --no-deps paceline",
-        )
+    raise SetupError.of(
+        "input-unreadable",
+        f"this installation of paceline lacks its example {name}",
+        where=str(folders[0]),
+        fix="pip install --force-reinstall --no-deps paceline",
     )
 
 

@@ -40,9 +40,6 @@ KINDS: Mapping[str, Kind] = {
 def promised_percent(script: str) -> int:
     """Return the accuracy that an example promises in its docstring, in percent.
 
-    Args:
-        script: The text of the example.
-
     Raises:
         ValueError: The docstring promises none.
     """

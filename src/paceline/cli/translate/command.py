@@ -13,7 +13,7 @@ from paceline.diagnose.lint.job.launcher_options import TABLES
 from paceline.diagnose.lint.job.shell import wrappers
 from paceline.diagnose.lint.job.shell.trace import Call
 from paceline.diagnose.lint.job.shell.values import Arg, Symbols
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest, option_invalid
 
 KINDS = (
     "torchrun",
@@ -60,11 +60,11 @@ def parse(words: Sequence[str]) -> Command:
     assigned = list(takewhile(_ASSIGNMENT.match, words))
     rest = words[len(assigned) :]
     if not rest:
-        raise _refused("no command is given", fix=_EXAMPLE)
+        raise option_invalid("no command is given", fix=_EXAMPLE)
     unwrapped = wrappers.peel([Arg(word, 1) for word in rest])
     command = [arg.text for arg in unwrapped.args]
     if wrappers.nested(unwrapped.args) is not None:
-        raise _refused(
+        raise option_invalid(
             f"{command[0]} -c runs another script",
             fix="translate the line inside the quotes, and put the result in its place",
         )
@@ -74,7 +74,7 @@ def parse(words: Sequence[str]) -> Command:
         raise _not_a_launcher(launch, command, step=unwrapped.step)
     _refuse_unknown_options(launch)
     if not launch.program:
-        raise _refused(f"{launch.kind} has no script to start", fix=_EXAMPLE)
+        raise option_invalid(f"{launch.kind} has no script to start", fix=_EXAMPLE)
     return Command(
         assigned=tuple(assigned),
         wrappers=tuple(rest[: len(rest) - len(command)]),
@@ -96,16 +96,16 @@ def _split(line: str) -> list[str]:
     try:
         words = list(lexer)
     except ValueError as error:
-        raise _refused(
+        raise option_invalid(
             f"the line cannot be split into words: {error}", fix="close the quotes"
         ) from None
     if any(word.count("(") != word.count(")") for word in words):
-        raise _refused(
+        raise option_invalid(
             "parentheses with blanks in them are split", fix="put the $(...) into a variable first"
         )
     operator = next((word for word in words if _OPERATOR.fullmatch(word)), None)
     if operator is not None:
-        raise _refused(
+        raise option_invalid(
             f"{operator} joins several commands, or redirects one",
             fix=f"translate one command, without {operator} and what belongs to it",
         )
@@ -119,16 +119,16 @@ def _not_a_launcher(
     is_python = launch is not None and launch.kind == launches.PYTHON
     script = launch.program if launch is not None else ""
     if is_python and step is not None:
-        return _refused(
+        return option_invalid(
             f"{step.kind} starts every rank of {line} itself; paceline run is started once on each"
             " node",
             fix=f"srun --ntasks-per-node=1 paceline run {shlex.quote(script)} ...",
         )
     if is_python and script:
         what = f"{line} starts one process, without a launcher"
-        return _refused(what, fix=f"paceline run {shlex.quote(script)} ...")
+        return option_invalid(what, fix=f"paceline run {shlex.quote(script)} ...")
     program = launch.kind if launch is not None else next(iter(words), "it")
-    return _refused(
+    return option_invalid(
         f"{program} is not a launcher that can be translated", fix=f"one of {', '.join(KINDS[:-1])}"
     )
 
@@ -140,15 +140,9 @@ def _refuse_unknown_options(launch: launches.Launch) -> None:
         return
     typed = unknown[0]
     near = closest(typed.lstrip("-").replace("-", "_"), names)
-    raise UsageError(
-        Finding(
-            "option-unknown",
-            f"{launch.kind} has no option {typed}",
-            where="command line",
-            fix=f"did you mean --{near}?" if near else f"{launch.kind} --help lists them",
-        )
+    raise UsageError.of(
+        "option-unknown",
+        f"{launch.kind} has no option {typed}",
+        where="command line",
+        fix=f"did you mean --{near}?" if near else f"{launch.kind} --help lists them",
     )
-
-
-def _refused(what: str, *, fix: str) -> UsageError:
-    return UsageError(Finding("option-invalid", what, where="command line", fix=fix))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.diagnose.lint.job.launcher_options import FABRIC
-from paceline.errors import Finding, UsageError
+from paceline.errors import option_invalid
 from paceline.launch.plan.accelerate.settings import HEAD, Settings, settle
 from paceline.launch.plan.options import RENDEZVOUS_OPTIONS
 
@@ -120,13 +120,9 @@ def accelerate_with_variable(typed: Mapping[str, str], file: str) -> Translated:
     """
     settings = settle(typed, None)
     if settings.environment != settle({}, None).environment:
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"other options change what ranks get from {file}, and its content is not known",
-                where="command line",
-                fix=f"write the path of the configuration for {file}",
-            )
+        raise option_invalid(
+            f"other options change what ranks get from {file}, and its content is not known",
+            fix=f"write the path of the configuration for {file}",
         )
     return Translated({"accelerate_config": file, **settings.options}, notes=settings.notes)
 

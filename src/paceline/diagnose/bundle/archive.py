@@ -22,7 +22,7 @@ from paceline.diagnose.bundle.contents import LeftOut, Part
 from paceline.diagnose.bundle.known import known
 from paceline.diagnose.bundle.redaction import Redactor, labelled
 from paceline.diagnose.explain import explain
-from paceline.errors import Finding, PacelineError, SetupError, UsageError
+from paceline.errors import PacelineError, SetupError, UsageError, option_invalid
 from paceline.machine import software
 from paceline.rundir.files import display_path
 
@@ -82,7 +82,7 @@ def bundle(subject: str, output: Path | None = None) -> Bundle:
         raise _invalid(f"{subject} is a finding; a bundle is made of a run folder or a log file")
     if not os.path.lexists(subject):
         what = f"there is no run folder and no log file {subject}"
-        raise UsageError(Finding("input-unreadable", what, where="command line", fix=EXAMPLE))
+        raise UsageError.of("input-unreadable", what, where="command line", fix=EXAMPLE)
     path = output if output is not None else _default_path(subject)
     if os.path.lexists(path):
         raise _invalid(f"{path} exists", fix=f"--output OTHER{SUFFIX}, or rm {path}")
@@ -171,15 +171,13 @@ def _write(path: Path, parts: Sequence[Part]) -> int:
         with os.fdopen(handle, "wb") as file:
             file.write(buffer.getvalue())
     except OSError as error:
-        raise SetupError(
-            Finding(
-                "folder-not-writable",
-                f"{path} cannot be written: {(error.strerror or str(error)).lower()}",
-                fix=f"--output FOLDER/{path.name}",
-            )
+        raise SetupError.of(
+            "folder-not-writable",
+            f"{path} cannot be written: {(error.strerror or str(error)).lower()}",
+            fix=f"--output FOLDER/{path.name}",
         ) from None
     return len(buffer.getvalue())
 
 
 def _invalid(what: str, *, fix: str = EXAMPLE) -> UsageError:
-    return UsageError(Finding("option-invalid", what, where="command line", fix=fix))
+    return option_invalid(what, fix=fix)

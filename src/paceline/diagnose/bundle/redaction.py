@@ -67,14 +67,10 @@ class Known:
 
 
 class Redactor:
-    """Replaces what texts must not show.
-
-    Attributes:
-        counts: Number of replacements by kind.
-    """
+    """Replaces what texts must not show."""
 
     def __init__(self, known: Known) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # number of replacements by kind
         self._labels: dict[str, dict[str, str]] = {}
         long_enough = [value for value in known.secrets if len(value) >= _SHORTEST_SECRET]
         self._secrets = {spelling for value in long_enough for spelling in _spellings(value)}

@@ -71,10 +71,6 @@ class Page:
 def parse(text: str, name: str) -> Page:
     """Return the page in a text.
 
-    Args:
-        text: The text of the page.
-        name: Name of the finding that it must describe.
-
     Raises:
         PageError: The text does not have the form of a page.
     """

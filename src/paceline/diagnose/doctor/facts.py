@@ -7,9 +7,9 @@ from typing import Any
 
 from paceline.diagnose.doctor.facts_gpu import AcsBridge, Driver, Gpu, GpuPair, Xid
 from paceline.diagnose.doctor.facts_network import RdmaLibraries, RdmaPort
-from paceline.diagnose.doctor.reading import read_as
 from paceline.machine.interfaces import Interface
 from paceline.machine.software import Software
+from paceline.text.plain_data import read_as
 
 
 @dataclass(frozen=True)

@@ -197,12 +197,7 @@ def hang_at_start(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidat
 
 
 def _ends_in_setup(last: Sequence[str], info: Sequence[str]) -> bool:
-    """Return whether most of the last lines show NCCL setting up its connections.
-
-    Args:
-        last: The last lines of the text.
-        info: NCCL's lines among the last twelve of them.
-    """
+    """Return whether most of the last lines show NCCL setting up its connections."""
     if len(info) < 3 or len(info) * 2 < len(last[-12:]) or _has_progress_after_setup(last):
         return False
     num_setup = sum(_INIT.search(text) is not None for text in info)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, Protocol, cast
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 
 _GZIP, _XZ, _BZIP2 = b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -87,12 +87,10 @@ def _zstd(stream: BinaryIO, subject: str) -> Iterator[Readable]:
     """Read with the program zstd, because Python reads zstd only since 3.14."""
     program = shutil.which("zstd")
     if program is None or not stream.seekable():
-        raise UsageError(
-            Finding(
-                "input-unreadable",
-                f"{'standard input' if subject == '-' else subject} is compressed with zstd",
-                fix=f"zstd -dc {'FILE' if subject == '-' else subject} | paceline explain -",
-            )
+        raise UsageError.of(
+            "input-unreadable",
+            f"{'standard input' if subject == '-' else subject} is compressed with zstd",
+            fix=f"zstd -dc {'FILE' if subject == '-' else subject} | paceline explain -",
         )
     # The stream's own seek may move only within its buffer.
     os.lseek(stream.fileno(), 0, os.SEEK_SET)

@@ -86,13 +86,7 @@ def place_first_failure(scanned: Scanned, candidates: Sequence[Candidate]) -> li
 
 
 def _placed(candidate: Candidate, place: str, failure: Match | None) -> Candidate:
-    """Return a candidate with the place of the first failure, if it is about that failure.
-
-    Args:
-        candidate: The candidate.
-        place: Rank and host of the first failure.
-        failure: The match with its exit code; None if a signal ended the rank.
-    """
+    """Return a candidate with the place of the first failure, if it is about that failure."""
     if not candidate.where and candidate.key.startswith(("exit-", "summary")):
         return replace(candidate, where=place)
     is_victim = candidate.name == "peer-rank-died" and candidate.tier >= Tier.VICTIM

@@ -27,12 +27,10 @@ def outcome(subject: str) -> Answer | None:
         return None
     last = events.history_of([events.read(file) for file in files]).outcome
     if last is None:
-        raise UsageError(
-            Finding(
-                "input-unreadable",
-                f"the run of {folder} has not ended: it continues, or its launcher was killed",
-                fix=f"cat {folder}/logs/rank-*.out | paceline explain -",
-            )
+        raise UsageError.of(
+            "input-unreadable",
+            f"the run of {folder} has not ended: it continues, or its launcher was killed",
+            fix=f"cat {folder}/logs/rank-*.out | paceline explain -",
         )
     return _answer(last, folder)
 

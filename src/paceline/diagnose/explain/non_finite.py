@@ -51,12 +51,7 @@ def _scales(scanned: Scanned) -> list[tuple[float, Line]]:
 
 
 def _is_falling(scales: Sequence[float], *, with_nan: bool) -> bool:
-    """Return whether a loss scale has fallen so far that training does not work.
-
-    Args:
-        scales: At least one scale.
-        with_nan: Whether the text also mentions NaN.
-    """
+    """Return whether a loss scale has fallen so far that training does not work."""
     least = min(scales)
     if least <= _MIN_SCALE:
         return True

@@ -32,14 +32,10 @@ _MAX_AFTER = 8  # lines of a final report after its reference: other ranks, how 
 
 
 class Reader:
-    """Collects the output of ``Finding.render`` and of final reports.
-
-    Attributes:
-        report_end: Last line number of the last final report; -1 without one.
-    """
+    """Collects the output of ``Finding.render`` and of final reports."""
 
     def __init__(self) -> None:
-        self.report_end = -1
+        self.report_end = -1  # last line number of the last final report; -1 without one
         self._findings: list[tuple[int, Finding]] = []
         self._head: tuple[int, re.Match[str]] | None = None
         self._label = ""
@@ -127,11 +123,7 @@ class Reader:
         self._head, self._fields, self._evidence = None, {}, []
 
     def _finding(self, groups: Mapping[str, str | None]) -> Finding | None:
-        """Return the finding that was read; None if its name is unknown.
-
-        Args:
-            groups: The groups of its first line.
-        """
+        """Return the finding that was read; None if its name is unknown."""
         name = groups.get("name") or _NAMES.get(self._code)
         if not name:
             return None

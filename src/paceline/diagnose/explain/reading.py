@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.diagnose.explain.compressed import Readable
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest
 from paceline.rundir.files import RunDir
 
 _CHUNK_BYTES = 1 << 20
@@ -61,7 +61,7 @@ def _missing(subject: str) -> UsageError:
 
 
 def _unreadable(what: str, *, fix: str) -> UsageError:
-    return UsageError(Finding("input-unreadable", what, fix=fix))
+    return UsageError.of("input-unreadable", what, fix=fix)
 
 
 def chunks(stream: Readable, subject: str) -> Iterator[bytes]:

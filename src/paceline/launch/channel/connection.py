@@ -48,10 +48,6 @@ class Channel:
     Args:
         store: The store or a prefix of it; the channel opens its own clients.
         mark: A key that exists in this store once it was written, and never in another run's store.
-
-    Attributes:
-        is_gone: Whether the store is proven to be gone: its host answers, but the port is closed
-            or another store listens there.
     """
 
     def __init__(self, store: Any, *, mark: str) -> None:
@@ -66,6 +62,8 @@ class Channel:
         self._refusals = 0
         self._coming: queue.SimpleQueue[Any] | None = None  # where a new connection will arrive
         self._asked_s = 0.0  # when the new connection was requested
+        # whether the store is proven to be gone: its host answers, but the port is closed or
+        # another store listens there
         self.is_gone = False
         client = store.clone()
         client.set_timeout(_KEY_TIMEOUT)

@@ -42,12 +42,6 @@ class ControlChannel:
         node: Rank of this node.
         num_nodes: Number of nodes.
         surroundings: The launcher around the channel; None for a channel without one.
-
-    Attributes:
-        node: Rank of this node.
-        num_nodes: Number of nodes.
-        remote: What is known about the other nodes.
-        clock_offset_ns: How far this node's clock is ahead of the head's; 0 until it is known.
     """
 
     def __init__(
@@ -58,9 +52,10 @@ class ControlChannel:
         num_nodes: int,
         surroundings: Surroundings | None = None,
     ) -> None:
-        self.node = node
-        self.num_nodes = num_nodes
-        self.remote = Remote()
+        self.node = node  # rank of this node
+        self.num_nodes = num_nodes  # number of nodes
+        self.remote = Remote()  # what is known about the other nodes
+        # how far this node's clock is ahead of the head's; 0 until it is known
         self.clock_offset_ns = 0
         self._surroundings = surroundings or Surroundings()
         self._launcher = liveness.name_of(socket.gethostname(), os.getpid())

@@ -56,17 +56,14 @@ class Heartbeats:
     Args:
         nodes: Ranks of the nodes.
         tick_s: Seconds between two calls of ``advance``.
-
-    Attributes:
-        now_s: The time on the clock of this module.
-        records: What is known about each node, by node rank.
     """
 
     def __init__(self, nodes: Iterable[int], *, tick_s: float) -> None:
-        self.now_s = 0.0
+        self.now_s = 0.0  # the time on the clock of this module
         self._tick_s = tick_s
         self._looked_s = time.monotonic()
         self._stepped_s = 0.0
+        # what is known about each node, by node rank
         self.records = {node: NodeRecord() for node in nodes}
 
     def advance(self) -> None:

@@ -44,13 +44,11 @@ def given(options: Options) -> bytes:
             raise SetupError(_unusable(options.secret_file, error)) from None
     text = text.strip()
     if (text or options.secret_file is not None) and len(text) < _LEAST:
-        raise SetupError(
-            Finding(
-                "option-invalid",
-                f"the run's secret has {len(text)} characters; it needs at least {_LEAST}",
-                where=where,
-                fix="openssl rand -hex 32",
-            )
+        raise SetupError.of(
+            "option-invalid",
+            f"the run's secret has {len(text)} characters; it needs at least {_LEAST}",
+            where=where,
+            fix="openssl rand -hex 32",
         )
     return text.encode()
 
@@ -67,12 +65,7 @@ def _unusable(path: str, error: Exception) -> Finding:
 
 
 class SharedFile:
-    """The secret that the head creates for the nodes that share its folder.
-
-    Args:
-        folder: The folder of the nodes' notes.
-        token: The run's token.
-    """
+    """The secret that the head creates for the nodes that share its folder."""
 
     def __init__(self, folder: Path, token: str) -> None:
         self._path = folder / f"{public_form(token)}.secret"

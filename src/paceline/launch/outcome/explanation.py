@@ -45,13 +45,7 @@ _EVIDENCE_OF_LOSS = {
 
 
 def explain(end: RankExit, *, causes: tuple[int, ...], num_ranks: int) -> Finding:
-    """Return the finding about a rank that failed.
-
-    Args:
-        end: Its exit.
-        causes: The ranks that failed in the same way.
-        num_ranks: Number of ranks of the run.
-    """
+    """Return the finding about a rank that failed."""
     ranks = named(causes)
     if end.unfinished:
         return _explain_early_exit(end, ranks)
@@ -154,12 +148,7 @@ def _explain_exception(end: RankExit, failure: Failure, *, ranks: str, is_alone:
 
 
 def _name_of(failure: Failure, *, is_alone: bool) -> str:
-    """Return the name of the fault that an exception shows.
-
-    Args:
-        failure: The exception.
-        is_alone: Whether the other ranks of the run did not raise it.
-    """
+    """Return the name of the fault that an exception shows."""
     text = failure.root
     if failure.type in ("ModuleNotFoundError", "ImportError") or "No module named" in text:
         return "module-not-found"
@@ -238,12 +227,7 @@ def _about_lost_worker(end: RankExit, failure: Failure) -> list[str]:
 
 
 def _inside_worker(message: str, kind: str) -> tuple[str, str]:
-    """Return the message and the innermost frame of an exception in a DataLoader worker.
-
-    Args:
-        message: The message of the rank's exception, which contains the worker's traceback.
-        kind: Type of the worker's exception.
-    """
+    """Return the message and the innermost frame of an exception in a DataLoader worker."""
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
     pattern = re.compile(rf"(?:[\w.]+\.)?{kind}(?:: ?(.*)|$)")
     matches = (pattern.match(line) for line in reversed(lines))

@@ -12,6 +12,7 @@ from paceline.launch.monitor.timed_steps import Durations
 from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.outcome.report import Run, Stop
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
+from paceline.text.plain_data import read_as
 
 
 @dataclass(frozen=True)
@@ -40,34 +41,13 @@ class NodeAccount:
 
     def to_json(self) -> dict[str, Any]:
         """Return the account as plain data."""
-        return {
-            "resume_command": asdict(self.resume_command),
-            "ends": [end.to_json() for end in self.ends],
-            "counters": list(self.counters),
-            "stop": self.stop and asdict(self.stop),
-            "last": self.last and asdict(self.last),
-            "hang": self.hang and self.hang.to_json(),
-            "noticed_hang": self.noticed_hang and self.noticed_hang.to_json(),
-            "noticed": [finding.to_json() for finding in self.noticed],
-            "saving": self.saving,
-            "timed_steps": timed_steps.to_json(self.timed_steps),
-        }
+        return {**asdict(self), "timed_steps": timed_steps.to_json(self.timed_steps)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> NodeAccount:
         """Return the account from the data that ``to_json`` returned."""
-        return cls(
-            resume_command=ResumeCommand(**values["resume_command"]),
-            ends=[RankExit.from_json(end) for end in values["ends"]],
-            counters=values["counters"],
-            stop=values["stop"] and Stop(**values["stop"]),
-            last=values["last"] and Checkpoint(**values["last"]),
-            hang=values["hang"] and Finding.from_json(values["hang"]),
-            noticed_hang=values["noticed_hang"] and Finding.from_json(values["noticed_hang"]),
-            noticed=[Finding.from_json(finding) for finding in values["noticed"]],
-            saving=values["saving"],
-            timed_steps=timed_steps.from_json(values["timed_steps"]),
-        )
+        account = read_as(cls, {**values, "timed_steps": {}})
+        return replace(account, timed_steps=timed_steps.from_json(values["timed_steps"]))
 
 
 def join(accounts: Sequence[NodeAccount], run: Run) -> Run:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from paceline.errors import EXIT_UNFINISHED, Finding
 from paceline.launch.monitor.position import Frame, Position
@@ -136,22 +135,6 @@ class RankExit:
     def first_ns(self) -> int:
         """When it failed: the time of its exception, or of its end without one."""
         return self.failure.time_ns if self.failure else self.time_ns
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> RankExit:
-        """Return the record from the data that ``to_json`` returned."""
-        failure = values["failure"]
-        if failure is not None:
-            frames = tuple(Frame(**frame) for frame in failure["frames"])
-            finding = failure["finding"] and Finding.from_json(failure["finding"])
-            failure = Failure(**{**failure, "frames": frames, "finding": finding})
-        position = values["position"] and Position.from_json(values["position"])
-        lists = {name: tuple(values[name]) for name in ("log_tail", "stack", "threads")}
-        return cls(**{**values, **lists, "failure": failure, "position": position})
 
     def shifted(self, offset_ns: int) -> RankExit:
         """Return the record with its times on the head's clock, which is ``offset_ns`` behind."""

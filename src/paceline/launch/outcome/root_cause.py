@@ -93,13 +93,7 @@ def _ranks(ends: Iterable[RankExit]) -> tuple[int, ...]:
 
 
 def _blame(ranked: Sequence[RankExit], *, num_ranks: int, lost: tuple[str, ...]) -> Verdict:
-    """Return the verdict that the first exit, and those alike, caused the failure.
-
-    Args:
-        ranked: The exits that are not successes, the likeliest cause first.
-        num_ranks: Number of ranks of the run.
-        lost: Lost nodes, in words.
-    """
+    """Return the verdict that the first exit, and those alike, caused the failure."""
     first = ranked[0]
     causes = _ranks(end for end in ranked if _same_way(end, first))
     apart = [end for end in ranked if weigh(end) == CAUSE and end.rank not in causes]

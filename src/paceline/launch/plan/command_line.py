@@ -32,11 +32,7 @@ def write(options: Iterable[tuple[str, str]], program: Sequence[str]) -> str:
 
 
 def in_full(words: Sequence[str]) -> list[str]:
-    """Return a command line without the forms that only argparse understands.
-
-    Args:
-        words: The words after ``paceline run``.
-    """
+    """Return a command line without the forms that only argparse understands."""
     options: list[str] = []
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):

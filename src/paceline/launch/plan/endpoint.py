@@ -6,7 +6,7 @@ import random
 import socket
 from collections.abc import Sequence
 
-from paceline.errors import Finding, SetupError
+from paceline.errors import SetupError
 from paceline.machine import host, interfaces, nodeaddr
 from paceline.machine.deadline import within
 from paceline.text.quoting import bracketed
@@ -57,11 +57,9 @@ def _free_port(address: str) -> int:
         except OSError:
             continue
         return port
-    raise SetupError(
-        Finding(
-            "port-in-use",
-            f"none of {_TRIES} ports between {_PORTS.start} and {_PORTS.stop} can be listened on",
-            where=socket.gethostname(),
-            fix="ss -ltnp shows which processes hold them",
-        )
+    raise SetupError.of(
+        "port-in-use",
+        f"none of {_TRIES} ports between {_PORTS.start} and {_PORTS.stop} can be listened on",
+        where=socket.gethostname(),
+        fix="ss -ltnp shows which processes hold them",
     )

@@ -64,11 +64,7 @@ def choose_defaults(
 def _refuse_other_nodes(
     task: MpiTask, requested: Mapping[str, object], program: Sequence[str]
 ) -> None:
-    """Refuse several launchers on a node, and typed nodes that contradict mpirun.
-
-    Raises:
-        UsageError: The tasks do not fit the options.
-    """
+    """Refuse several launchers on a node, and typed nodes that contradict mpirun."""
     if task.local_size > 1:
         raise _once(task, _double_launch(task, requested, program))
     where = f"{task.starter}, task {task.rank} of {task.size}"
@@ -82,11 +78,7 @@ def _refuse_other_nodes(
 def _head(
     task: MpiTask, environ: Mapping[str, str], require_head_here: Callable[[str, str], None]
 ) -> tuple[str, str]:
-    """Return the head, and where it comes from if nobody has said it.
-
-    Raises:
-        UsageError: Nothing says where the first task is, or it is elsewhere.
-    """
+    """Return the head, and where it comes from if nobody has said it; refuse an unknown one."""
     if environ.get(env.MASTER_ADDR):
         return environ[env.MASTER_ADDR], ""
     if not task.head:
@@ -163,11 +155,6 @@ def bound_cpus(environ: Mapping[str, str], *, usable: int, installed: int) -> Fi
 
     Open MPI binds each of up to two tasks on a node to a core, and more to a package
     (``mpirun(1)``, "Mapping, Ranking, and Binding").
-
-    Args:
-        environ: The environment.
-        usable: CPUs that this process may use.
-        installed: CPUs of this machine.
     """
     if not environ.get(env.OMPI_BOUND) or usable >= installed:
         return None

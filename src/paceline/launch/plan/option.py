@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_contradicted, option_invalid
 
 Parser = Callable[["Option", str], Any]
 
@@ -54,12 +54,7 @@ def long_form(name: str) -> str:
 
 
 def as_words(name: str, value: str) -> list[str]:
-    """Return an option and its value as words of a command line.
-
-    Args:
-        name: Name of the option.
-        value: Its value as typed; empty for a flag.
-    """
+    """Return an option and its value, empty for a flag, as words of a command line."""
     if not value:
         return [long_form(name)]
     if value.startswith("-"):  # as a separate word it would be parsed as an option
@@ -141,18 +136,11 @@ def invalid(name: str, value: str, rule: str, fix: str = "") -> UsageError:
     """Return the error for a value that an option does not take."""
     form = long_form(name)
     typed = f"{form} {value}".rstrip()
-    return UsageError(
-        Finding("option-invalid", f"{typed}: {form} {rule}", where="command line", fix=fix)
-    )
+    return option_invalid(f"{typed}: {form} {rule}", fix=fix)
 
 
 def contradiction(one: str, other: str, why: str) -> UsageError:
     """Return the error for two options that cannot work together."""
-    return UsageError(
-        Finding(
-            "option-contradicted",
-            f"{one} and {other} exclude each other: {why}",
-            where="command line",
-            fix=f"leave out {one} or {other}",
-        )
+    return option_contradicted(
+        f"{one} and {other} exclude each other: {why}", fix=f"leave out {one} or {other}"
     )

@@ -34,15 +34,7 @@ _TRUTHS = ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n")
 
 
 def refuse_contradictions(raw: Mapping[str, Any], typed: Collection[str]) -> None:
-    """Refuse paceline's own options that contradict each other.
-
-    Args:
-        raw: ``{name: text}`` of all options, from all sources.
-        typed: Options of the command line.
-
-    Raises:
-        UsageError: Two options exclude each other.
-    """
+    """Refuse paceline's own options that contradict each other; ``raw`` has them as text."""
     if is_true(raw.get("check")) and is_true(raw.get("no_check")):
         raise contradiction(
             "--check", "--no-check", "one requests the roll call, the other leaves it out"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest
 from paceline.launch.plan import option_fit, preferences
 from paceline.launch.plan.options import OPTION, OPTIONS, Options
 from paceline.launch.plan.preferences import Preferences
@@ -86,11 +86,9 @@ def unknown_option(typed: str) -> UsageError:
     forms = [f"--{option.name}" if "_" in word else option.long for option in OPTIONS]
     completions = [form for form in forms if form.startswith(word)]
     near = " or ".join(completions) or closest(word, forms)
-    return UsageError(
-        Finding(
-            "option-unknown",
-            f"paceline run has no option {word}",
-            where="command line",
-            fix=f"did you mean {near}?" if near else "paceline run --help lists them",
-        )
+    return UsageError.of(
+        "option-unknown",
+        f"paceline run has no option {word}",
+        where="command line",
+        fix=f"did you mean {near}?" if near else "paceline run --help lists them",
     )

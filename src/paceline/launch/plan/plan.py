@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline import deadlines, env
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import Finding, SetupError, UsageError, option_invalid
 from paceline.launch.plan import early_variables
 from paceline.launch.plan.option_values import split_endpoint
 from paceline.launch.plan.options import DEFAULT_C10D_PORT, DEFAULT_PORT, Options
@@ -95,13 +95,10 @@ def make(options: Options, facts: HostFacts, *, environ: Mapping[str, str], sour
 
 def _default_grace(text: str) -> int:
     if not re.fullmatch("[0-9]+", text):
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"{env.SHUTDOWN_TIMEOUT}={text} is not a whole number of seconds",
-                where=f"environment variable {env.SHUTDOWN_TIMEOUT}",
-                fix=f"export {env.SHUTDOWN_TIMEOUT}=30",
-            )
+        raise option_invalid(
+            f"{env.SHUTDOWN_TIMEOUT}={text} is not a whole number of seconds",
+            where=f"environment variable {env.SHUTDOWN_TIMEOUT}",
+            fix=f"export {env.SHUTDOWN_TIMEOUT}=30",
         )
     return int(text)
 
@@ -123,17 +120,12 @@ def choose_nproc(requested: str, facts: HostFacts) -> Choice:
             facts.granted_gpus, f"one per GPU that Slurm gave this node; {facts.gpu_reason}"
         )
     if requested in ("gpu", "xpu"):
-        raise SetupError(
-            Finding(
-                "gpus-fewer-than-processes",
-                f"--nproc-per-node {requested}: there is no {requested.upper()} here",
-                where=facts.hostname,
-                evidence=(facts.gpu_reason,),
-                fix=(
-                    "--nproc-per-node 2 runs two ranks on CPUs; nvidia-smi shows what the driver"
-                    " sees"
-                ),
-            )
+        raise SetupError.of(
+            "gpus-fewer-than-processes",
+            f"--nproc-per-node {requested}: there is no {requested.upper()} here",
+            where=facts.hostname,
+            evidence=(facts.gpu_reason,),
+            fix="--nproc-per-node 2 runs two ranks on CPUs; nvidia-smi shows what the driver sees",
         )
     return Choice(1, "no GPU here")
 
@@ -242,12 +234,10 @@ def choose_last_call(num_nodes: int) -> int:
 
 def _check_against(options: Options, facts: HostFacts, nproc: int, visible: str | None) -> None:
     if facts.platform == "win32":
-        raise SetupError(
-            Finding(
-                "platform-unsupported",
-                "paceline run works on Linux, and on macOS with fewer features; not on Windows",
-                fix="run it in WSL 2",
-            )
+        raise SetupError.of(
+            "platform-unsupported",
+            "paceline run works on Linux, and on macOS with fewer features; not on Windows",
+            fix="run it in WSL 2",
         )
     for finding in _contradictions(options, facts, nproc, visible):
         raise UsageError(finding)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import env
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest, option_invalid
 from paceline.launch.plan.options import OPTIONS
 
 if sys.version_info >= (3, 11):
@@ -77,13 +77,11 @@ def _file_value(key: str, value: Any, path: Path) -> str:
     if key not in _KEYS:
         near = closest(key, _KEYS)
         fix = f"{near} = ..." if near else f"one of {', '.join(_KEYS)}"
-        raise UsageError(
-            Finding(
-                "option-unknown",
-                f"the configuration file has no key {key}",
-                where=f"{path}, [run]",
-                fix=fix,
-            )
+        raise UsageError.of(
+            "option-unknown",
+            f"the configuration file has no key {key}",
+            where=f"{path}, [run]",
+            fix=fix,
         )
     kind = _KEYS[key][1]
     is_number = kind is float and isinstance(value, int | float) and not isinstance(value, bool)
@@ -121,12 +119,7 @@ def abbreviate_home(path: Path) -> str:
 
 
 def apply(preferences: Preferences, *, typed: Mapping[str, Any]) -> Preferences:
-    """Return the preferences that the command line does not override.
-
-    Args:
-        preferences: Preferences from ``read``.
-        typed: Options of the command line.
-    """
+    """Return the preferences that the command line does not override."""
     effective = {key: value for key, value in preferences.items() if key not in typed}
     if _NEEDS_PROBE & set(typed):  # a typed option that needs the probe wins over no_probe
         effective.pop("no_probe", None)
@@ -136,8 +129,4 @@ def apply(preferences: Preferences, *, typed: Mapping[str, Any]) -> Preferences:
 
 
 def _wrong(what: str, where: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "option-invalid", what, where=where, fix="paceline run --help shows what options take"
-        )
-    )
+    return option_invalid(what, where=where, fix="paceline run --help shows what options take")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline import env
-from paceline.errors import Finding, RunError, UsageError, closest
+from paceline.errors import RunError, UsageError, closest
 from paceline.launch.plan.options import Options
 
 if TYPE_CHECKING:
@@ -60,13 +60,11 @@ def _module_source(name: str) -> str:
     top = name.split(".", maxsplit=1)[0]
     spec = PathFinder.find_spec(top, [os.getcwd(), *sys.path]) or _find_elsewhere(top)
     if spec is None:
-        raise UsageError(
-            Finding(
-                "module-not-found",
-                f"there is no module {top} in this folder or in {sys.prefix}",
-                where="command line",
-                fix="a file is run without -m: paceline run script.py",
-            )
+        raise UsageError.of(
+            "module-not-found",
+            f"there is no module {top} in this folder or in {sys.prefix}",
+            where="command line",
+            fix="a file is run without -m: paceline run script.py",
         )
     origin = spec.origin if spec and "." not in name else None
     try:
@@ -118,24 +116,22 @@ def _check_syntax(path: Path) -> str:
             raise _not_python(path, f"{path} is not Python: {error}", fix=fix) from None
         place = f"{path}:{getattr(error, 'lineno', 0) or 0}"
         line = (getattr(error, "text", "") or "").strip()
-        raise RunError(
-            Finding(
-                "user-exception",
-                f"the script has a syntax error: {getattr(error, 'msg', error)}",
-                where=place,
-                evidence=(line,) if line else (),
-                fix=f"correct {place}; nothing was started",
-            )
+        raise RunError.of(
+            "user-exception",
+            f"the script has a syntax error: {getattr(error, 'msg', error)}",
+            where=place,
+            evidence=(line,) if line else (),
+            fix=f"correct {place}; nothing was started",
         ) from None
     return content.decode("utf-8", errors="replace")
 
 
 def _not_python(path: Path, what: str, *, fix: str) -> UsageError:
-    return UsageError(Finding("script-not-python", what, where=str(path), fix=fix))
+    return UsageError.of("script-not-python", what, where=str(path), fix=fix)
 
 
 def _no_script(what: str, *, fix: str) -> UsageError:
-    return UsageError(Finding("script-missing", what, where="command line", fix=fix))
+    return UsageError.of("script-missing", what, where="command line", fix=fix)
 
 
 def _nearby(path: Path) -> str:

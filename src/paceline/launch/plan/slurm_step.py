@@ -74,16 +74,14 @@ def read_step(environ: Mapping[str, str], *, in_terminal: bool = False) -> Step 
                 " other"
             )
     except ValueError as error:
-        raise UsageError(
-            Finding(
-                "rank-env-missing",
-                f"the variables of the Slurm step cannot be used: {error}",
-                where="environment",
-                fix=(
-                    "start paceline run by srun itself, with its environment as it is; or use none"
-                    " of it: --no-slurm"
-                ),
-            )
+        raise UsageError.of(
+            "rank-env-missing",
+            f"the variables of the Slurm step cannot be used: {error}",
+            where="environment",
+            fix=(
+                "start paceline run by srun itself, with its environment as it is; or use none"
+                " of it: --no-slurm"
+            ),
         ) from None
     gpus = tuple(filter(None, environ.get(env.STEP_GPUS, "").split(",")))
     return Step(environ[env.JOB_ID], number, nodes, node_rank, tasks, task, gpus)
@@ -244,29 +242,23 @@ def _compare(step: Step, requested: Mapping[str, object]) -> None:
         )
     rank = str(requested.get("node_rank") or "")
     if rank.isdigit() and int(rank) != step.node_rank:
-        raise UsageError(
-            Finding(
-                "node-rank-on-batch-host",
-                f"--node-rank {rank} on node {step.node_rank} of the step,"
-                f" {step.nodes[step.node_rank]}",
-                where=where,
-                why=(
-                    "a variable in the srun line is expanded once, on the first node, before srun"
-                    " starts the tasks"
-                ),
-                fix="leave --node-rank out: it is taken from Slurm",
-            )
+        raise UsageError.of(
+            "node-rank-on-batch-host",
+            f"--node-rank {rank} on node {step.node_rank} of the step,"
+            f" {step.nodes[step.node_rank]}",
+            where=where,
+            why=(
+                "a variable in the srun line is expanded once, on the first node, before srun"
+                " starts the tasks"
+            ),
+            fix="leave --node-rank out: it is taken from Slurm",
         )
 
 
 def _without_step(
     job: str, environ: Mapping[str, str], *, requested: Mapping[str, object], program: Sequence[str]
 ) -> StarterDefaults:
-    """Return the source outside a step, where no default is used.
-
-    Raises:
-        UsageError: The run is for all of several nodes, which needs srun.
-    """
+    """Return the source outside a step, where no default is used."""
     text = environ.get(env.JOB_NUM_NODES, "1")
     num_nodes = int(text) if text.isdigit() else 1
     most_nodes = str(requested.get("nnodes") or "").rpartition(":")[2]
@@ -285,24 +277,19 @@ def _without_step(
         words=without_node_options(requested, program),
         overlap=shares,
     )
-    raise UsageError(
-        Finding(
-            "missing-srun",
-            f"the job has {num_nodes} nodes, and paceline run was started on this one only, without"
-            " srun",
-            where=f"Slurm job {job} on {environ.get(env.JOB_NODELIST) or f'{num_nodes} nodes'}",
-            why=(
-                "the other nodes would never be heard of, or would stand idle until the end of"
-                " the job"
+    raise UsageError.of(
+        "missing-srun",
+        f"the job has {num_nodes} nodes, and paceline run was started on this one only, without"
+        " srun",
+        where=f"Slurm job {job} on {environ.get(env.JOB_NODELIST) or f'{num_nodes} nodes'}",
+        why="the other nodes would never be heard of, or would stand idle until the end of the job",
+        fix=line,
+        evidence=(
+            (
+                "on this node alone: paceline run --nnodes 1 ...; started on each by other"
+                " means: --no-slurm"
             ),
-            fix=line,
-            evidence=(
-                (
-                    "on this node alone: paceline run --nnodes 1 ...; started on each by other"
-                    " means: --no-slurm"
-                ),
-            ),
-        )
+        ),
     )
 
 

@@ -7,7 +7,7 @@ an error in it the run only has no figure.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -54,10 +54,6 @@ class Speed:
         """The rate and the latency in words."""
         return f"link {self.rate}, {self.latency_s * 1000:.1f} ms"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures as plain data."""
-        return asdict(self)
-
 
 def group_of(node: int, num_nodes: int) -> tuple[int, int, int]:
     """Return a node's group, its rank in it, and its size: all nodes, or eight neighbours."""
@@ -68,14 +64,7 @@ def group_of(node: int, num_nodes: int) -> tuple[int, int, int]:
 
 
 def measure(store: Any, *, node: int, num_nodes: int, interface: str) -> Speed | None:
-    """Measure with the other nodes of this node's group; return None without a result.
-
-    Args:
-        store: The store of the attempt.
-        node: Rank of this node.
-        num_nodes: Number of nodes.
-        interface: The interface to measure on.
-    """
+    """Measure with the other nodes of this node's group; return None without a result."""
     group, rank, size = group_of(node, num_nodes)
     if size < 2:
         return None

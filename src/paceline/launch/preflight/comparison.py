@@ -27,6 +27,7 @@ from paceline.launch.preflight.facts import Facts
 from paceline.machine.interfaces import Interface
 from paceline.machine.signed_store import SignedStore
 from paceline.rundir.files import display_path
+from paceline.text.plain_data import read_as
 
 # How long to wait for what the head publishes at once: whether it compares, or the link's speed.
 _HEAD_S = 15.0
@@ -50,16 +51,7 @@ class Result:
 
 
 class Comparison:
-    """One node's part in the comparison of the nodes.
-
-    Args:
-        store: The store of the attempt.
-        node: Rank of this node.
-        num_nodes: Number of nodes.
-        token: The run's token.
-        script: Name of the script.
-        folder: The run folder.
-    """
+    """One node's part in the comparison of the nodes."""
 
     def __init__(
         self, store: Any, *, node: int, num_nodes: int, token: str, script: str, folder: Path
@@ -99,7 +91,7 @@ class Comparison:
         echo = reachability.Echo(self._token, node=self._node)
         try:
             mine = gather(echo.port)
-            self.post("facts", mine.to_json())
+            self.post("facts", asdict(mine))
             # Other nodes may still try this node until the verdict is published.
             verdict = self.exchange(self._try_others(mine, self._facts_of_peers()))
         finally:
@@ -155,7 +147,7 @@ class Comparison:
             key = _key("facts", peer)
             with contextlib.suppress(DistStoreError):
                 self._store.wait([key], timedelta(seconds=_POSTS_S))
-                others[peer] = Facts.from_json(json.loads(self._store.get(key)))
+                others[peer] = read_as(Facts, json.loads(self._store.get(key)))
         return others
 
     def _try_others(self, mine: Facts, others: Mapping[int, Facts]) -> dict[str, Any]:
@@ -197,7 +189,7 @@ class Comparison:
     # On the head
 
     def _judge(self) -> None:
-        nodes = [Facts.from_json(values) for _, values in sorted(self.collect("facts").items())]
+        nodes = [read_as(Facts, values) for _, values in sorted(self.collect("facts").items())]
         tried = self.collect("tried")
         self._mark.unlink(missing_ok=True)
         reached = gather_reached(tried)
@@ -245,7 +237,7 @@ class Comparison:
                 speeds += [bandwidth.Speed(**figures)] if figures else []
         slowest = min(speeds, key=lambda speed: speed.bits_s, default=None)
         finding = bandwidth.judge(slowest, self._nodes, self._rates) if slowest else None
-        link = {"speed": slowest and slowest.to_json(), "finding": finding and finding.to_json()}
+        link = {"speed": slowest and asdict(slowest), "finding": finding and finding.to_json()}
         self._store.set(_key("link"), json.dumps(link))
         return link
 
@@ -286,7 +278,7 @@ class Comparison:
             return self._judge_link(speed)
         group, rank, _ = bandwidth.group_of(self._node, self._num_nodes)
         if rank == 0 and group:
-            self._store.set(_key(f"speed/{group}"), json.dumps(speed and speed.to_json()))
+            self._store.set(_key(f"speed/{group}"), json.dumps(speed and asdict(speed)))
         if not self._wait("link", _HEAD_S):
             return {"speed": None, "finding": None}
         link: dict[str, Any] = json.loads(self._store.get(_key("link")))

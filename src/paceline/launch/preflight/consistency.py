@@ -88,12 +88,7 @@ def _minor(version: str) -> str:
 
 
 def judge(nodes: Sequence[Facts], *, script: str) -> list[Finding]:
-    """Return the findings about differences between nodes, errors first.
-
-    Args:
-        nodes: The facts of all nodes.
-        script: Name of the script.
-    """
+    """Return the findings about differences between nodes, errors first."""
     differences = compare(nodes)
     environment = [difference for difference in differences if difference.name not in _CODE]
     code = [difference for difference in differences if difference.name in _CODE]

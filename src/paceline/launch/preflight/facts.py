@@ -10,9 +10,8 @@ import hashlib
 import os
 import socket
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from paceline import env
 from paceline.launch.plan.options import Options
@@ -47,30 +46,9 @@ class Facts:
         """The node by rank and host."""
         return f"node {self.node} ({self.host})"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the facts as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Facts:
-        """Return the facts from the data that ``to_json`` returned."""
-        own_interfaces = tuple(
-            Interface(**{**fields, "addresses": tuple(fields["addresses"])})
-            for fields in values["interfaces"]
-        )
-        return cls(**{**values, "interfaces": own_interfaces})
-
 
 def gather(options: Options, plan: Plan, *, node: int, address: str, port: int) -> Facts:
-    """Return the facts of this node.
-
-    Args:
-        options: The options of this launcher.
-        plan: The plan of the run.
-        node: Its node rank.
-        address: Its address in this run.
-        port: The port of its server for tries of other nodes.
-    """
+    """Return the facts of this node."""
     inventory = gpus.gather() or gpus.Gpus()
     return Facts(
         node=node,

@@ -36,9 +36,6 @@ class Gathering:
         num_nodes: Number of nodes.
         inform: Prints a notice.
         node_timeout_s: How long a node may be silent, in seconds.
-
-    Attributes:
-        lost: The finding to end the run with because a node is lost; None if no node is lost.
     """
 
     def __init__(
@@ -61,6 +58,7 @@ class Gathering:
         self._heartbeats = Heartbeats(range(len(self._members)), tick_s=self._tick_s)
         self._silent: list[Notice] = []  # in the order in which nodes fell silent
         self._leaving = threading.Event()
+        # the finding to end the run with because a node is lost; None if no node is lost
         self.lost: Finding | None = None
         self._thread = threading.Thread(target=self._live, name="paceline-gathering", daemon=True)
         self._thread.start()

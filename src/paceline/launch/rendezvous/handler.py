@@ -28,7 +28,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from paceline import deadlines, env
-from paceline.errors import Finding, Notice, RunError, SetupError
+from paceline.errors import Notice, RunError, SetupError
 from paceline.launch.channel import liveness, run_secret
 from paceline.launch.channel.run_secret import SharedFile
 from paceline.launch.plan.options import Options
@@ -396,13 +396,11 @@ def _meet_elsewhere(options: Options, plan: Plan, identity: dict[str, Any]) -> M
     try:
         handler = torch_registry.get_rendezvous_handler(parameters)
     except (ValueError, ImportError) as error:
-        raise SetupError(
-            Finding(
-                "option-invalid",
-                f"--rdzv-backend {plan.rendezvous} cannot be used: {str(error).splitlines()[0]}",
-                where="command line",
-                fix="--rdzv-backend c10d needs nothing to be installed",
-            )
+        raise SetupError.of(
+            "option-invalid",
+            f"--rdzv-backend {plan.rendezvous} cannot be used: {str(error).splitlines()[0]}",
+            where="command line",
+            fix="--rdzv-backend c10d needs nothing to be installed",
         ) from None
     return Meeting(handler, None, identity, address=address, endpoint=plan.host, hosts_store=False)
 

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
@@ -22,6 +23,7 @@ from paceline.launch.rendezvous.presence import Arrived
 from paceline.launch.rendezvous.store import open_store
 from paceline.machine.signed_store import SignedStore
 from paceline.machine.signing import Signing
+from paceline.text.plain_data import read_as
 
 
 class HeldRendezvous(RendezvousHandler):
@@ -40,10 +42,6 @@ class HeldRendezvous(RendezvousHandler):
         inform: Prints a notice.
         signing: How launchers sign what they write for each other; None for a run that does not
             sign.
-
-    Attributes:
-        lost: Returns the finding to end the wait with because a node is lost; None if no node is
-            lost.
     """
 
     def __init__(
@@ -61,6 +59,7 @@ class HeldRendezvous(RendezvousHandler):
         self._signing = signing
         self._join_s = join_s
         self._inform = inform
+        # returns the finding to end the wait with because a node is lost; None if no node is lost
         self.lost: Callable[[], Finding | None] = lambda: None
         self._store = store
         self._for_ranks = store
@@ -108,10 +107,10 @@ class HeldRendezvous(RendezvousHandler):
         """
         nodes = (self._num_nodes, self._num_nodes)
         me = Arrived(0, self._rank, socket.gethostname(), os.getpid(), nodes)
-        announcement = json.dumps(me.to_json())
+        announcement = json.dumps(asdict(me))
         first = store.claim(f"here/{self._rank}", announcement).decode()
         if first != announcement:
-            raise RunError(presence.same_rank_twice(Arrived.from_json(json.loads(first)), me))
+            raise RunError(presence.same_rank_twice(read_as(Arrived, json.loads(first)), me))
         waiting = Waiting(self._inform, limit_s=self._join_s)
         while len(present := self._present(store)) < self._num_nodes:
             lost = self.lost()
@@ -127,7 +126,7 @@ class HeldRendezvous(RendezvousHandler):
 
     def _present(self, store: SignedStore) -> list[Arrived]:
         announcements = store.find_by_node("here", range(self._num_nodes))
-        return [Arrived.from_json(json.loads(content)) for content in announcements.values()]
+        return [read_as(Arrived, json.loads(content)) for content in announcements.values()]
 
     def is_closed(self) -> bool:
         return False

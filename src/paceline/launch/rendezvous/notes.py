@@ -58,9 +58,6 @@ class Notes:
     Args:
         folder: The folder for notes; created when the first note is written.
         mine: This node's note at the start of the wait.
-
-    Attributes:
-        folder: The folder for notes.
     """
 
     def __init__(self, folder: Path, mine: Note) -> None:

@@ -5,9 +5,8 @@ Pure. The node that hosts the store decides for all, so that every node of a run
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from paceline.errors import Finding, Notice
 from paceline.text.wording import few
@@ -33,15 +32,6 @@ class Arrived:
         """Its node rank and host; without a node rank the host and process id."""
         return self.words if self.rank is None else f"node {self.rank} on {self.host}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the node as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Arrived:
-        """Return the node from the data that ``to_json`` returned."""
-        return cls(**{**values, "nodes": tuple(values["nodes"])})
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -49,19 +39,6 @@ class Verdict:
 
     members: tuple[Arrived, ...] = ()  # the nodes that begin the run
     finding: Finding | None = None  # why the run cannot begin; None if it can
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the verdict as plain data."""
-        return {
-            "members": [member.to_json() for member in self.members],
-            "finding": self.finding and self.finding.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Verdict:
-        """Return the verdict from the data that ``to_json`` returned."""
-        members = tuple(Arrived.from_json(member) for member in values["members"])
-        return cls(members, Finding.from_json(values["finding"]) if values["finding"] else None)
 
 
 def judge(present: Sequence[Arrived], *, head: Arrived, sure: frozenset[int]) -> Verdict | None:

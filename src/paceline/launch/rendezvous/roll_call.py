@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +18,7 @@ from paceline.launch.rendezvous.node_wait import Waiting
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived, Verdict
 from paceline.machine.signed_store import SignedStore
+from paceline.text.plain_data import read_as
 
 # Raw keys, outside every prefix: nodes meet here before there is an attempt.
 _ROLL = "paceline/roll"
@@ -67,10 +68,6 @@ class Roll:
         inform: Prints a notice.
         needs_secret: Whether nodes that do not sign are excluded from the run.
         in_pods: Whether the nodes are pods, which nobody starts by hand.
-
-    Attributes:
-        members: The nodes that begin the run, on the node that hosts the store; empty elsewhere.
-        is_signed: Whether all members sign.
     """
 
     def __init__(
@@ -102,8 +99,9 @@ class Roll:
         self._presences: dict[int, _Presence] = {}  # by ticket
         self._awaited: Notice | None = None
         self._tick_s = min(1.0, max(0.05, me.nodes[1] / 1000))
+        # the nodes that begin the run, on the node that hosts the store; empty elsewhere
         self.members: tuple[Arrived, ...] = ()
-        self.is_signed = False
+        self.is_signed = False  # whether all members sign
 
     def answer(self) -> None:
         """Announce this node and return when the run can begin.
@@ -122,13 +120,13 @@ class Roll:
             self._come_late()
             return
         if self._is_head:  # else a thousand nodes would read it at once
-            self.members = Verdict.from_json(json.loads(self._store.get(_WHOLE))).members
+            self.members = read_as(Verdict, json.loads(self._store.get(_WHOLE))).members
 
     def _announce(self) -> None:
         ticket = int(self._store.add(f"{_ROLL}/count", 1))
         self._me = replace(self._me, ticket=ticket)
         self._store.add(f"{_ROLL}/beat/{ticket}", 1)
-        self._store.set(f"{_ROLL}/node/{ticket}", json.dumps(self._me.to_json()))
+        self._store.set(f"{_ROLL}/node/{ticket}", json.dumps(asdict(self._me)))
 
     def _await_verdict(self) -> tuple[Finding | None, list[int]]:
         """Return why the run cannot begin, or None, and the tickets of the nodes that begin it."""
@@ -216,7 +214,7 @@ class Roll:
         tickets = [member.ticket for member in verdict.members]
         all_sign = all(self._presences[ticket].is_signed for ticket in tickets)
         is_signed = self._store.signing.is_on and all_sign
-        whole = {**verdict.to_json(), "signed": is_signed}
+        whole = {**asdict(verdict), "signed": is_signed}
         short = {"finding": whole["finding"], "tickets": tickets, "signed": is_signed}
         texts = {_WHOLE: json.dumps(whole), _VERDICT: json.dumps(short)}
         # The verdict is signed even if it says that no node signs from now on: its readers still
@@ -294,14 +292,10 @@ class Roll:
         return len(self._present())
 
     def _come_late(self) -> None:
-        """Return if torch's rendezvous may have a place for this late node.
-
-        Raises:
-            RunError: The run has ended or has no place for this node.
-        """
+        """Return if torch's rendezvous has a place for this late node, else raise RunError."""
         whole = json.loads(self._store.get(_WHOLE))
         self._settle(bool(whole.get("signed")))
-        verdict = Verdict.from_json(whole)
+        verdict = read_as(Verdict, whole)
         finding = presence.judge_newcomer(self._me, verdict, head=self._head)
         if finding is not None:
             raise RunError(finding)
@@ -328,7 +322,7 @@ class Roll:
 
 def _parse(content: bytes) -> Arrived | None:
     try:
-        return Arrived.from_json(json.loads(content))
+        return read_as(Arrived, json.loads(content))
     except (ValueError, TypeError, KeyError):
         return None  # not written by a node
 
@@ -339,14 +333,7 @@ def publish_places(store: SignedStore, hosts: list[str]) -> None:
 
 
 def record_places(store: SignedStore, attempt: SignedStore, *, node: int, num_nodes: int) -> None:
-    """Record which hosts have the places of this attempt: node 0 collects what the nodes report.
-
-    Args:
-        store: The store of the run, which late nodes read.
-        attempt: The store of the attempt.
-        node: Rank of this node.
-        num_nodes: Number of nodes.
-    """
+    """Record which hosts have the places of this attempt: node 0 collects what the nodes report."""
     attempt.set(f"paceline/host/{node}", socket.gethostname())
     if node == 0:
         keys = [f"paceline/host/{other}" for other in range(num_nodes)]

@@ -57,14 +57,6 @@ def open_or_reach(
 ) -> tuple[TCPStore, str, bool]:
     """Host the store of the run, or connect to it.
 
-    Args:
-        options: The options of this launcher.
-        plan: The plan of the run.
-        identity: The identity of this run, as this node would publish it.
-        local: Addresses of this host.
-        notes: The notes of the nodes in the shared folder.
-        inform: Prints a notice.
-
     Returns:
         The store, the head's numeric address, and whether this node hosts the store.
 
@@ -226,15 +218,7 @@ def _not_to_itself(head: str, port: int) -> Finding:
 
 
 class _Reaching:
-    """This node's attempts to reach the head's port.
-
-    Args:
-        options: The options of this launcher.
-        name: The head's name or address.
-        port: The head's port.
-        notes: The notes of the nodes in the shared folder.
-        inform: Prints a notice.
-    """
+    """This node's attempts to reach the head's port."""
 
     def __init__(
         self,
@@ -281,12 +265,7 @@ class _Reaching:
         return _connect(probe.address, self._port), probe.address
 
     def _wait(self, probe: ConnectionProbe) -> None:
-        """Wait a moment after a failed attempt.
-
-        Raises:
-            SetupError: The head's name does not resolve, and the wait is over.
-            RunError: The head was not reached, and the wait is over.
-        """
+        """Wait a moment after a failed attempt; raise when the wait for the head is over."""
         trouble = unreachable.in_words(probe)
         if self._waiting.waited_s > _NOTE_AFTER_S:
             self._notes.leave(address=probe.address, trouble=trouble)
@@ -324,11 +303,7 @@ class _Reaching:
 
 
 def _connect(address: str, port: int) -> TCPStore:
-    """Return a client of the store.
-
-    Raises:
-        RunError: The server on that port is not a store.
-    """
+    """Return a client of the store; refuse a server on that port that is not one."""
     client = open_client(address, port)
     if client is not None:
         return client

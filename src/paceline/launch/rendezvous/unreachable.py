@@ -94,12 +94,7 @@ def _fix(probe: ConnectionProbe, mine: Note) -> str:
 
 
 def _open_port(port: int, *, place: str) -> str:
-    """Return the fix for a firewall.
-
-    Args:
-        port: The head's port.
-        place: Where to look at the rules.
-    """
+    """Return the fix for a firewall."""
     return (
         f"open port {port} and the ephemeral ports between the nodes ({place}: iptables -S INPUT)"
     )
@@ -146,14 +141,7 @@ def to_itself(node: Note) -> Finding:
 def explain_missing(
     finding: Finding, mine: Note, others: Sequence[Note], *, num_missing: int = 0
 ) -> Finding:
-    """Return the head's finding with the evidence from notes of nodes that could not connect.
-
-    Args:
-        finding: The finding that nodes are missing.
-        mine: The note of the head.
-        others: Notes of the nodes that could not connect.
-        num_missing: How many nodes are missing.
-    """
+    """Return the head's finding with the evidence from notes of nodes that could not connect."""
     lines = evidence(mine, others)
     hosts = [note for note in others if note.listens]  # each hosts a store itself
     candidates = [mine, *hosts] if hosts else []

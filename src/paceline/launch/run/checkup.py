@@ -33,10 +33,6 @@ Conduct = Callable[[Options, RankTask, Callable[[], None]], Report]
 def run(options: Options, conduct: Conduct) -> int:
     """Check all nodes of a run; return the command's exit status.
 
-    Args:
-        options: The options of this launcher.
-        conduct: Runs a function on every rank.
-
     Raises:
         PacelineError: The given script does not exist, or the run could not be started.
     """

@@ -140,11 +140,7 @@ class ForkServer:
 
 
 class StopWatch:
-    """Checks whether the fork server is stopped: then no rank starts, and no end is noticed.
-
-    Args:
-        pid: Process id of the fork server.
-    """
+    """Checks whether the fork server is stopped: then no rank starts, and no end is noticed."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

@@ -97,22 +97,18 @@ def launch(
 
 def _refuse_unsafe_fork() -> None:
     if sys.platform != "linux":
-        raise SetupError(
-            Finding(
-                "platform-unsupported",
-                "paceline.launch forks this process, which is safe on Linux only",
-                fix="put the function into a script and start it with: paceline run script.py",
-            )
+        raise SetupError.of(
+            "platform-unsupported",
+            "paceline.launch forks this process, which is safe on Linux only",
+            fix="put the function into a script and start it with: paceline run script.py",
         )
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        raise SetupError(
-            Finding(
-                "cuda-in-parent",
-                "CUDA is initialised in this process, and a forked rank cannot use it again",
-                where="paceline.launch",
-                fix="restart the notebook's kernel, and touch the GPU inside the function only",
-            )
+        raise SetupError.of(
+            "cuda-in-parent",
+            "CUDA is initialised in this process, and a forked rank cannot use it again",
+            where="paceline.launch",
+            fix="restart the notebook's kernel, and touch the GPU inside the function only",
         )
 
 

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline import env
@@ -266,7 +266,7 @@ class Launcher:
             return report.conclude(self._run_alone())
         run = self._hear_all(progress.supervision, succeeded=end.succeeded)
         number = progress.supervision.ranks.attempt.number
-        self._event("end", attempt=number, ends=[rank_end.to_json() for rank_end in run.ends])
+        self._event("end", attempt=number, ends=[asdict(rank_end) for rank_end in run.ends])
         return report.conclude(run)
 
     def _hear_all(self, supervision: Supervision, *, succeeded: bool) -> report.Run:

@@ -56,16 +56,12 @@ class Progress:
 
 
 class Link:
-    """The two slots.
-
-    Attributes:
-        stop: The request to stop; None without one. Written by the main thread, once.
-        progress: Written by the node's thread.
-    """
+    """The two slots."""
 
     def __init__(self) -> None:
+        # the request to stop; None without one. Written by the main thread, once.
         self.stop: StopRequest | None = None
-        self.progress = Progress()
+        self.progress = Progress()  # written by the node's thread
 
     def advance(self, **changes: Any) -> None:
         """Report to the main thread how far the node has come."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, LogsSpecs, Std
 
 from paceline import env
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import SetupError, option_invalid
 from paceline.launch.plan import folder_errors
 from paceline.launch.plan.options import Options
 from paceline.rundir.files import RunDir, require_space
@@ -59,11 +59,6 @@ class TorchLogs(DefaultLogsSpecs):
 def make_logs(options: Options, run_dir: RunDir, *, first_attempt: int = 0) -> LogsSpecs:
     """Return the provider of log file names: torch's if its options are given, else ours.
 
-    Args:
-        options: The options of this launcher.
-        run_dir: The run folder.
-        first_attempt: Number of this start's first attempt in the folder.
-
     Raises:
         UsageError: ``--logs-specs`` does not name an entry point.
         SetupError: The folder of ``--log-dir`` is not writable.
@@ -85,14 +80,10 @@ def make_logs(options: Options, run_dir: RunDir, *, first_attempt: int = 0) -> L
 def _plugin_logs(options: Options) -> LogsSpecs:
     plugins = entry_points(group="torchrun.logs_specs", name=str(options.logs_specs))
     if not plugins:
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"--logs-specs {options.logs_specs}: no entry point of that name in"
-                " torchrun.logs_specs",
-                where="command line",
-                fix="install the package that brings it, or leave the option out",
-            )
+        raise option_invalid(
+            f"--logs-specs {options.logs_specs}: no entry point of that name in"
+            " torchrun.logs_specs",
+            fix="install the package that brings it, or leave the option out",
         )
     specs: LogsSpecs = next(iter(plugins)).load()(
         log_dir=options.log_dir and os.path.abspath(options.log_dir),

@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """This node, from the rendezvous to the end of its agent; runs in a separate thread.
-
-    Args:
-        context: The objects that it works with.
-    """
+    """This node, from the rendezvous to the end of its agent; runs in a separate thread."""
 
     def __init__(self, context: LaunchContext) -> None:
         self._context = context

@@ -7,14 +7,11 @@ from paceline.launch.run.console import Console
 
 
 class Notices:
-    """Prints to the console of a run.
-
-    Attributes:
-        warnings: Warnings of this node so far, repeated in the final report.
-    """
+    """Prints to the console of a run."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        # warnings of this node so far, repeated in the final report
         self.warnings: list[Finding] = []
 
     def warn(self, finding: Finding) -> None:

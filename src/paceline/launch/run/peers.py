@@ -15,19 +15,13 @@ if TYPE_CHECKING:
 
 
 class Peers:
-    """The other nodes, as this node knows them. Any thread may use it.
-
-    Attributes:
-        node: Rank of this node; 0 until the nodes have met.
-        num_nodes: Number of nodes; 1 until the nodes have met.
-        store_host: Host of the run's store; empty until this node has reached it.
-        channel: The control channel of this attempt; None between attempts and on a single node.
-    """
+    """The other nodes, as this node knows them. Any thread may use it."""
 
     def __init__(self) -> None:
-        self.node = 0
-        self.num_nodes = 1
-        self.store_host = ""
+        self.node = 0  # rank of this node; 0 until the nodes have met
+        self.num_nodes = 1  # number of nodes; 1 until the nodes have met
+        self.store_host = ""  # host of the run's store; empty until this node has reached it
+        # the control channel of this attempt; None between attempts and on a single node
         self.channel: ControlChannel | None = None
         self._hosts: dict[int, str] = {}  # of nodes that were silent or lost, by node rank
         self._losses: dict[int, Loss] = {}

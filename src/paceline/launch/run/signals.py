@@ -60,11 +60,7 @@ class Caught(NamedTuple):
 
 
 class Signals:
-    """Receives signals from its creation on; use it in the main thread.
-
-    Args:
-        numbers: The signals to receive.
-    """
+    """Receives signals from its creation on; use it in the main thread."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._numbers = numbers

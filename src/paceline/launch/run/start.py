@@ -99,14 +99,7 @@ def _kind(options: Options) -> str:
 def conduct(
     options: Options, plan: Plan, task: RankTask, function: Callable[[], None] | None = None
 ) -> Report:
-    """Start the fork server, then everything else; in a rank, run its task.
-
-    Args:
-        options: The options of this launcher.
-        plan: The plan of the run.
-        task: The task of every rank.
-        function: The function that a ``function`` task runs.
-    """
+    """Start the fork server, then everything else; in a rank, run its task."""
     # Not at the top of the module: a refused command must answer at once.
     from paceline.launch.outcome.report import Report
     from paceline.launch.run.launcher import Launcher

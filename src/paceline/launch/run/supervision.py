@@ -37,10 +37,6 @@ class Supervision:
         run_dir: The run folder.
         saves: Watches the checkpoints; None if another node does.
         is_first: Whether to print what all nodes and attempts would print alike.
-
-    Attributes:
-        ranks: The ranks of this node.
-        hang: Why they hung, if they were stopped for a hang; else None.
     """
 
     def __init__(
@@ -63,7 +59,8 @@ class Supervision:
         self._timed: TimedSteps | None = None
         self._speed_log: SpeedLog | None = None
         self._late_variables: LateVariables | None = None
-        self.ranks = ranks
+        self.ranks = ranks  # the ranks of this node
+        # why they hung, if they were stopped for a hang; else None
         self.hang: Finding | None = None
 
     @property

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from paceline import env
-from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, RunError, UsageError
+from paceline.errors import EXIT_FAILED, EXIT_OK, RunError, option_invalid
 from paceline.launch.plan import script
 from paceline.launch.plan.options import Options
 from paceline.machine import cpus, gpus
@@ -41,10 +41,6 @@ def devices() -> Devices:
 
 def bench(requested: Request, *, as_json: bool) -> int:
     """Measure, write ``bench.json``, print the result, and return the exit status.
-
-    Args:
-        requested: What to measure.
-        as_json: Whether to print data for a program.
 
     Raises:
         UsageError: The request cannot be measured here, or its script does not exist.
@@ -90,7 +86,7 @@ def _measure(requested: Request, node: Devices, root: Path) -> Result:
         worths = _try_settings(requested, measured, root, variables=variables)
         calculated = settings.accumulation(content.worlds[max(content.worlds)])
         worths += [calculated] if calculated is not None else []
-        content = replace(content, settings=tuple(worth.to_json() for worth in worths))
+        content = replace(content, settings=tuple(asdict(worth) for worth in worths))
         bench_file.write(content, RunDir(root))
     figures = scaling.figures(content)
     return Result(
@@ -139,7 +135,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "steps": result.steps,
         "has_settled": result.has_settled,
         "threads": result.threads,
-        "figures": [figures.to_json() for figures in result.figures],
+        "figures": [asdict(figures) for figures in result.figures],
         "brake": result.brake.to_json(),
         "findings": [finding.to_json() for finding in result.findings],
     }
@@ -152,7 +148,7 @@ def _require_one_task() -> None:
         return
     what = f"bench starts its own ranks on one node, and this is one of {num_tasks} Slurm tasks"
     fix = "srun --ntasks 1 paceline bench ..."
-    raise UsageError(Finding("option-invalid", what, where="SLURM_STEP_NUM_TASKS", fix=fix))
+    raise option_invalid(what, where="SLURM_STEP_NUM_TASKS", fix=fix)
 
 
 def _threads(requested: Request, node: Devices) -> int | None:

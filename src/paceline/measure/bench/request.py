@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_contradicted, option_invalid
 
 PER_RANK = "{per_rank}"
 FEWEST_STEPS = 12  # fewer leave no window of steps after the warm-up
@@ -69,7 +69,7 @@ def parse_worlds(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         what = f"--world is numbers of ranks, separated by commas, and not {text!r}"
-        raise _invalid(what, "--world", "--world 1,2,4")
+        raise option_invalid(what, where="--world", fix="--world 1,2,4")
     return tuple(sorted({int(word) for word in words}))
 
 
@@ -80,21 +80,17 @@ def default_worlds(devices: Devices) -> tuple[int, ...]:
 
 
 def check(request: Request, devices: Devices) -> None:
-    """Refuse what cannot be measured.
-
-    Raises:
-        UsageError: There are more ranks than devices, or options contradict each other.
-    """
+    """Refuse what cannot be measured."""
     _check_devices(request, devices)
     if request.steps < FEWEST_STEPS:
         what = f"--steps needs at least {FEWEST_STEPS} steps, with those of the warm-up"
-        raise _invalid(what, "--steps", f"--steps {FEWEST_STEPS}")
+        raise option_invalid(what, where="--steps", fix=f"--steps {FEWEST_STEPS}")
     if request.scaling == "strong":
         _check_strong(request)
     elif request.batch_option or request.global_batch is not None:
         option = "--batch-option" if request.batch_option else "--global-batch"
         what = f"{option} has no effect with weak scaling, where a rank has the script's own batch"
-        raise _contradicted(what, option, "--scaling strong")
+        raise option_contradicted(what, where=option, fix="--scaling strong")
 
 
 def _check_devices(request: Request, devices: Devices) -> None:
@@ -103,36 +99,30 @@ def _check_devices(request: Request, devices: Devices) -> None:
         return
     sizes = [size for size in request.worlds if size <= devices.count] or [devices.count]
     worlds = ",".join(map(str, sizes))
-    raise UsageError(
-        Finding(
-            "world-larger-than-node",
-            f"--world has {largest} ranks, and this node has {devices.words}",
-            where="--world",
-            why="ranks that share a device take turns, which says nothing about ranks that do not",
-            fix=f"paceline bench --world {worlds} {shlex.join(request.command)}",
-        )
+    raise UsageError.of(
+        "world-larger-than-node",
+        f"--world has {largest} ranks, and this node has {devices.words}",
+        where="--world",
+        why="ranks that share a device take turns, which says nothing about ranks that do not",
+        fix=f"paceline bench --world {worlds} {shlex.join(request.command)}",
     )
 
 
 def _check_strong(request: Request) -> None:
     if PER_RANK not in request.batch_option:
         what = f"--scaling strong needs --batch-option with {PER_RANK} for the batch of a rank"
-        raise _invalid(what, "--batch-option", f"--scaling strong {EXAMPLE}")
+        raise option_invalid(what, where="--batch-option", fix=f"--scaling strong {EXAMPLE}")
     if request.global_batch is not None:
         check_division(request, request.global_batch)
 
 
 def check_division(request: Request, global_batch: int) -> None:
-    """Refuse a global batch that cannot be divided among the ranks.
-
-    Raises:
-        UsageError: A rank would have a part of a sample.
-    """
+    """Refuse a global batch that cannot be divided among the ranks."""
     uneven = [size for size in request.worlds if global_batch % size]
     if uneven or not global_batch:
         what = f"a global batch of {global_batch} samples cannot be divided by {uneven[0]} ranks"
         near = max(global_batch // uneven[0], 1) * uneven[0]
-        raise _invalid(what, "--global-batch", f"--global-batch {near}")
+        raise option_invalid(what, where="--global-batch", fix=f"--global-batch {near}")
 
 
 def no_effect(request: Request, world_size: int, *, measured: int, expected: int) -> UsageError:
@@ -142,18 +132,12 @@ def no_effect(request: Request, world_size: int, *, measured: int, expected: int
         f" {request.command[0]} takes {measured} samples a step on {world_size} ranks, and not"
         f" {expected}"
     )
-    return _invalid(what, "--batch-option", f"name the option of the batch of one rank: {EXAMPLE}")
+    return option_invalid(
+        what, where="--batch-option", fix=f"name the option of the batch of one rank: {EXAMPLE}"
+    )
 
 
 def batch_unknown() -> UsageError:
     """Return the error that strong scaling needs a batch that cannot be seen."""
     what = "the script's batch cannot be seen, because it does not come from a DataLoader of torch"
-    return _invalid(what, "--global-batch", "--global-batch 256")
-
-
-def _invalid(what: str, where: str, fix: str) -> UsageError:
-    return UsageError(Finding("option-invalid", what, where=where, fix=fix))
-
-
-def _contradicted(what: str, where: str, fix: str) -> UsageError:
-    return UsageError(Finding("option-contradicted", what, where=where, fix=fix))
+    return option_invalid(what, where="--global-batch", fix="--global-batch 256")

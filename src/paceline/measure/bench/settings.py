@@ -11,11 +11,11 @@ import json
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline import env
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import closest, option_invalid
 from paceline.launch.monitor.timed_steps import Durations
 from paceline.launch.probe.ddp_settings import AUTOCAST, HOOK
 from paceline.measure import intervals, scaling
@@ -62,19 +62,9 @@ class Worth:
     # whether the gain was calculated from other steps, and not measured
     is_calculated: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return asdict(self)
-
 
 def offered(*, backend: str, cpus: int, ranks: int) -> list[Setting]:
-    """Return the settings that ``--settings all`` tries.
-
-    Args:
-        backend: Backend of the process group.
-        cpus: Usable CPUs of this node.
-        ranks: Number of ranks.
-    """
+    """Return the settings that ``--settings all`` tries."""
     return [*_of_ddp(), *_of_backend(backend), *_of_threads(cpus, ranks)]
 
 
@@ -134,14 +124,12 @@ def _named(word: str, by_name: Mapping[str, Setting]) -> Setting:
     if _VARIABLE.fullmatch(word):
         return variable(word)
     near = closest(word, by_name) or ALL
-    finding = Finding(
-        "option-invalid",
+    raise option_invalid(
         f"--settings has no setting {word!r}",
         where="--settings",
         evidence=(f"there are: {', '.join(by_name)}", "or VARIABLE=VALUE"),
         fix=f"--settings {near}",
     )
-    raise UsageError(finding)
 
 
 def judge(

@@ -30,13 +30,7 @@ class Change:
 
 
 def compare(estimate: Model, draws: Sequence[Model], world: int) -> list[Change]:
-    """Return what changes are worth for ``world`` ranks.
-
-    Args:
-        estimate: The fitted model.
-        draws: The models of the bootstrap's draws.
-        world: Number of ranks.
-    """
+    """Return what changes are worth for ``world`` ranks."""
     rates: dict[str, Rate] = {
         "gradients in 16 bits instead of 32": _compressed,
         f"gradients accumulated over {_ACCUMULATION} batches": _accumulated,

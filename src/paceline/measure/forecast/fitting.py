@@ -55,12 +55,7 @@ class WorldMeans:
 
 
 class Fitter:
-    """Fits models to a bench: one estimate, and one for each draw of the bootstrap.
-
-    Args:
-        bench: The bench.
-        what_if: What is different from it.
-    """
+    """Fits models to a bench: one estimate, and one for each draw of the bootstrap."""
 
     def __init__(self, bench: Bench, what_if: WhatIf) -> None:
         self._bench, self._what_if = bench, what_if

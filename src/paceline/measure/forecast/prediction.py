@@ -137,11 +137,7 @@ def predict(
 
 
 def check(bench: Bench) -> None:
-    """Check that a bench is enough for a forecast.
-
-    Raises:
-        SetupError: It is not; says what is missing.
-    """
+    """Check that a bench is enough for a forecast."""
     reason = _missing(bench)
     if reason:
         raise SetupError(_insufficient(reason, bench))

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import Finding, SetupError
+from paceline.errors import SetupError
 from paceline.measure import network_points
 from paceline.measure.forecast.bench_data import unreadable
 from paceline.rundir import files
@@ -39,13 +39,11 @@ def network(file: str) -> dict[str, Any]:
         reason = f"kind {values['kind']!r}, version {values['version']!r}"
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
-    raise SetupError(
-        Finding(
-            "input-unreadable",
-            f"{file} is not a measurement of the network",
-            evidence=(reason,),
-            fix=f"paceline bench network --json > {quoting.word(file)}",
-        )
+    raise SetupError.of(
+        "input-unreadable",
+        f"{file} is not a measurement of the network",
+        evidence=(reason,),
+        fix=f"paceline bench network --json > {quoting.word(file)}",
     )
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import Finding, UsageError, option_contradicted
 from paceline.measure import bench_file
 from paceline.measure.forecast import cost, prediction, reading, text
 
@@ -69,13 +69,9 @@ def _require_samples(**options: float | None) -> None:
     """Refuse options that have no effect without ``--samples``."""
     for name, value in options.items():
         if value is not None:
-            raise UsageError(
-                Finding(
-                    "option-contradicted",
-                    f"--{name} has no effect without --samples",
-                    where="command line",
-                    fix=f"paceline forecast --samples SAMPLES-OF-AN-EPOCH --{name} {value:g}",
-                )
+            raise option_contradicted(
+                f"--{name} has no effect without --samples",
+                fix=f"paceline forecast --samples SAMPLES-OF-AN-EPOCH --{name} {value:g}",
             )
 
 

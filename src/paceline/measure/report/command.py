@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import SetupError, option_contradicted
 from paceline.measure.report import collect, metrics, overview, page, text
 from paceline.measure.report.facts import Run
 from paceline.rundir import files
@@ -32,13 +32,10 @@ def report(names: Sequence[str], *, output: Path | None, as_text: bool, as_json:
     """
     if output is not None and (as_text or as_json):
         option = "--text" if as_text else "--json"
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                f"--output names a page, which {option} does not write",
-                where=option,
-                fix=f"paceline report {' '.join(names)} --output {output}",
-            )
+        raise option_contradicted(
+            f"--output names a page, which {option} does not write",
+            where=option,
+            fix=f"paceline report {' '.join(names)} --output {output}",
         )
     runs = collect.collect(names)
     if as_json:
@@ -74,12 +71,10 @@ def write(path: Path, html: str) -> None:
     try:
         files.write_whole(path, html)
     except OSError as error:
-        raise SetupError(
-            Finding(
-                "folder-not-writable",
-                f"{path} cannot be written: {error.strerror or error}",
-                fix="paceline report RUN --output FILE, in a folder of your own",
-            )
+        raise SetupError.of(
+            "folder-not-writable",
+            f"{path} cannot be written: {error.strerror or error}",
+            fix="paceline report RUN --output FILE, in a folder of your own",
         ) from None
 
 

@@ -12,12 +12,7 @@ _KIB = 1024
 
 
 def plots(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
-    """Return bandwidth and time of an all-reduce by size, of all runs that measured them.
-
-    Args:
-        runs: The runs.
-        names: A label for each.
-    """
+    """Return bandwidth and time of an all-reduce by size, of all runs that measured them."""
     measured = {
         place: run.bench.network
         for place, run in enumerate(runs)

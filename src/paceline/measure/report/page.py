@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import __version__
-from paceline.errors import Finding, SetupError
+from paceline.errors import SetupError
 from paceline.measure.report import drawing, labels, overview
 from paceline.measure.report.facts import Run
 from paceline.measure.report.palette import palettes
@@ -27,20 +27,14 @@ _NEEDED = ("jinja2", "plotly")
 
 
 def require() -> None:
-    """Check that the packages of the extra ``[report]`` are installed.
-
-    Raises:
-        SetupError: One is missing.
-    """
+    """Check that the packages of the extra ``[report]`` are installed."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise SetupError(
-            Finding(
-                "module-not-found",
-                f"an HTML report needs {' and '.join(missing)}, which is not installed",
-                evidence=("paceline report --text prints the report without it",),
-                fix='pip install "paceline[report]"',
-            )
+        raise SetupError.of(
+            "module-not-found",
+            f"an HTML report needs {' and '.join(missing)}, which is not installed",
+            evidence=("paceline report --text prints the report without it",),
+            fix='pip install "paceline[report]"',
         )
 
 

@@ -12,12 +12,7 @@ _MOST_TICKS = 9
 
 
 def plots(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
-    """Return throughput and efficiency by ranks, and the spread over ranks, of each bench.
-
-    Args:
-        runs: The runs.
-        names: A label for each.
-    """
+    """Return throughput and efficiency by ranks, and the spread over ranks, of each bench."""
     drawn: list[Plot] = []
     for run, name in zip(runs, names, strict=True):
         suffix = f": {name}" if len(runs) > 1 else ""

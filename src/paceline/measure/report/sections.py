@@ -27,11 +27,7 @@ class Section:
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:
-    """Return the sections that have a plot.
-
-    Args:
-        runs: The runs, at least one.
-    """
+    """Return the sections that have a plot."""
     names = labels.of_runs(runs)
     drawn = [
         Section("Training", (), tuple(training_plots.plots(runs, names))),

@@ -24,12 +24,7 @@ class Rate:
 
 
 def elapsed(attempts: Sequence[Attempt], points: Sequence[SpeedPoint]) -> list[float]:
-    """Return for each point the seconds in which the run had run, without pauses between attempts.
-
-    Args:
-        attempts: The starts of the run, in order.
-        points: Points of these starts.
-    """
+    """Return for each point how long the run had run, without pauses between attempts."""
     before_s: dict[int, float] = {}
     total_s = 0.0
     starts_s = {attempt.number: attempt.start_s for attempt in attempts}

@@ -17,12 +17,7 @@ _MOST_BYTES = 1 << 26
 
 
 def read_log(run_dir: RunDir, num_ranks: int) -> tuple[list[SpeedPoint], list[str]]:
-    """Return the speed of a run over time, and sentences about what could not be read.
-
-    Args:
-        run_dir: The run folder.
-        num_ranks: Number of ranks.
-    """
+    """Return the speed of a run over time, and sentences about what could not be read."""
     try:
         lines = files.read_bytes(run_dir.speed_log, most_bytes=_MOST_BYTES).splitlines()
     except FileNotFoundError:

@@ -94,12 +94,7 @@ def _summary(run: Run) -> str:
 
 
 def _counted(value: str, noun: str) -> str:
-    """Return ``1 rank`` of ``1`` and ``4 ranks on 2 hosts`` of ``4 on 2 hosts``.
-
-    Args:
-        value: A number, and words that follow it.
-        noun: What is counted, in the plural.
-    """
+    """Return ``1 rank`` of ``1`` and ``4 ranks on 2 hosts`` of ``4 on 2 hosts``."""
     count, _, rest = value.partition(" ")
     counted = f"{count} {noun.removesuffix('s') if count == '1' else noun}"
     return f"{counted} {rest}".rstrip()

@@ -14,12 +14,7 @@ _UNITS = ((7200.0, 3600.0, "hours"), (120.0, 60.0, "minutes"), (0.0, 1.0, "secon
 
 
 def plots(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
-    """Return the speed of all runs, then where the time of a step went in each.
-
-    Args:
-        runs: The runs.
-        names: A label for each.
-    """
+    """Return the speed of all runs, then where the time of a step went in each."""
     splits = [plot for run, name in zip(runs, names, strict=True) for plot in _split(run, name)]
     if len(runs) == 1:
         splits = [_renamed(plot, "Where the time of a step goes") for plot in splits]
@@ -114,12 +109,7 @@ def _whole_split(run: Run, name: str) -> list[Plot]:
 
 
 def rank_plots(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
-    """Return how the own work of a step is spread over the ranks of each run.
-
-    Args:
-        runs: The runs.
-        names: A label for each.
-    """
+    """Return how the own work of a step is spread over the ranks of each run."""
     drawn = []
     for run, name in zip(runs, names, strict=True):
         if len(run.ranks) > 1:

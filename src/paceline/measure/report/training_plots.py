@@ -15,12 +15,7 @@ _FIRST = ("loss", "accuracy")  # these are shown before other metrics
 
 
 def plots(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
-    """Return a plot for each group of metrics, losses first.
-
-    Args:
-        runs: The runs.
-        names: A label for each.
-    """
+    """Return a plot for each group of metrics, losses first."""
     groups: dict[str, None] = {}
     for run in runs:
         groups |= {labels.metric_group(metric): None for metric in run.metrics}
@@ -63,15 +58,7 @@ def _members(group: str, runs: Sequence[Run]) -> list[str]:
 
 
 def _curve(run: Run, place: int, members: Sequence[str], number: int, *, run_name: str) -> Curve:
-    """Return the curve of a metric: of one run colours stand for metrics, of several for runs.
-
-    Args:
-        run: The run.
-        place: Its place among the runs.
-        members: The metrics of the plot.
-        number: The place of the metric among them.
-        run_name: Label of the run, empty if there is one run only.
-    """
+    """Return the curve of a metric: of one run colours stand for metrics, of several for runs."""
     metric = members[number]
     x, y = thinned(run.metrics[metric].steps, run.metrics[metric].values)
     form = "dots" if len(x) == 1 else "line"

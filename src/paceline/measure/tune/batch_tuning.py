@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from paceline.errors import Finding, RunError, UsageError
+from paceline.errors import Finding, RunError, option_contradicted, option_invalid
 from paceline.launch.probe.loader_commands import CHANGED
 from paceline.machine import gpus
 from paceline.measure import intervals
@@ -35,19 +35,11 @@ _WINDOW_S = 1.0
 
 
 def require_place(option: str) -> None:
-    """Check an option that is to hold the batch size.
-
-    Raises:
-        UsageError: It has no place for it.
-    """
+    """Check an option that is to hold the batch size."""
     if PLACE not in option:
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"--batch-option {option!r} has no {PLACE}, where the batch size goes",
-                where="command line",
-                fix=f"--batch-option '--batch-size={PLACE}'",
-            )
+        raise option_invalid(
+            f"--batch-option {option!r} has no {PLACE}, where the batch size goes",
+            fix=f"--batch-option '--batch-size={PLACE}'",
         )
 
 
@@ -62,9 +54,6 @@ class BatchTuning:
 
     def run(self, progress: Progress) -> BatchAnswer:
         """Measure larger and larger batches.
-
-        Args:
-            progress: Shows what is being measured.
 
         Raises:
             RunError: The script fails with its own batch size in the option.
@@ -114,14 +103,10 @@ class BatchTuning:
 
     def _require_effect(self, sizes: list[BatchSize], size: BatchSize) -> None:
         if len(sizes) == 1 and size.samples == sizes[0].samples:
-            raise UsageError(
-                Finding(
-                    "option-contradicted",
-                    f"--batch-option does not change the batches: {size.samples} samples a rank"
-                    f" with {sizes[0].option} and with {size.option}",
-                    where="command line",
-                    fix=f"name the option of {self.answer.name} that sets its batch size",
-                )
+            raise option_contradicted(
+                f"--batch-option does not change the batches: {size.samples} samples a rank"
+                f" with {sizes[0].option} and with {size.option}",
+                fix=f"name the option of {self.answer.name} that sets its batch size",
             )
 
     def _reason(self, error: Exception) -> str:

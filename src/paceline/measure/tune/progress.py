@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
@@ -14,11 +13,7 @@ _WORDS, _BAR = 38, 22  # columns: the bar stays in its place, and a line fits 80
 
 
 class Progress:
-    """The bar; a context that removes it at the end.
-
-    Args:
-        seconds: The time limit.
-    """
+    """The bar; a context that removes it at the end."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -40,12 +35,7 @@ class Progress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def show(self, words: str) -> None:

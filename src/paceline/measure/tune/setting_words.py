@@ -11,12 +11,7 @@ _MOST_COLUMNS = 80
 
 
 def describe(setting: LoaderSetting, written: LoaderSetting) -> str:
-    """Return a setting in words: what differs from the usual one and from the script's.
-
-    Args:
-        setting: The setting.
-        written: The script's.
-    """
+    """Return a setting in words: what differs from the usual one and from the script's."""
     count = setting.num_workers
     words = [f"{count or 'no'} worker{'s' * (count != 1)}"]
     if setting.prefetch_factor not in (0, 2):
@@ -29,12 +24,7 @@ def describe(setting: LoaderSetting, written: LoaderSetting) -> str:
 
 
 def paste(facts: LoaderFacts, setting: LoaderSetting) -> list[str]:
-    """Return the lines by which a script uses a setting; empty if they are its own.
-
-    Args:
-        facts: The script's loader.
-        setting: The setting.
-    """
+    """Return the lines by which a script uses a setting; empty if they are its own."""
     written = facts.setting
     if setting == written:
         return []

@@ -57,9 +57,6 @@ class Tuning:
     def run(self, progress: Progress) -> Answer:
         """Measure until nothing is left to learn or the time is up.
 
-        Args:
-            progress: Shows what is being measured.
-
         Raises:
             RunError: The script failed, ended or was too slow before its own settings were
                 measured.
@@ -187,20 +184,14 @@ class Tuning:
                 self.worker_start_s = window.start_s
 
     def _fail(self, setting: LoaderSetting, message: str) -> None:
-        """Keep why a setting does not work.
-
-        Raises:
-            RunError: It is the script's own.
-        """
+        """Keep why a setting does not work; raise the error of the script's own setting."""
         assert self.facts is not None, "the loader is known"
         if setting == self.facts.setting and setting not in self.measured.settings:
-            raise RunError(
-                Finding(
-                    "trial-too-slow",
-                    f"{self.name} could not be measured with its own loader settings",
-                    evidence=(message,),
-                    fix="use a smaller batch, or a part of the data",
-                )
+            raise RunError.of(
+                "trial-too-slow",
+                f"{self.name} could not be measured with its own loader settings",
+                evidence=(message,),
+                fix="use a smaller batch, or a part of the data",
             )
         if setting != self.facts.setting:
             self.measured.failures[setting] = message

@@ -33,13 +33,7 @@ class Window:
 
 
 def measure(by_rank: Mapping[int, Iterable[Delivery]], number: int, *, num_workers: int) -> Window:
-    """Return what ranks did while they followed a command.
-
-    Args:
-        by_rank: The batches of each rank, in order.
-        number: The command's number.
-        num_workers: Workers of each rank.
-    """
+    """Return what ranks did while they followed a command."""
     values: list[float] = []
     lengths, starts = [], [0.0]
     for deliveries in by_rank.values():

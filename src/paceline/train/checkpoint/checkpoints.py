@@ -169,11 +169,7 @@ class Checkpoints:
         return self._exchange.ask_main(lambda: self._find(which, without))
 
     def find_intact_before(self, damaged: str) -> tuple[Path, int] | None:
-        """Return the latest intact checkpoint before a damaged one, and its step; a collective.
-
-        Args:
-            damaged: Folder of the damaged checkpoint.
-        """
+        """Return the latest intact checkpoint before a damaged one, and its step; a collective."""
         self._prepare()
         return self._exchange.ask_main(
             lambda: verification.latest_intact(self._folder, before=Path(damaged))
@@ -278,7 +274,7 @@ class Checkpoints:
             committed = folder.list_committed(self._folder)
             best = manifest.find_best(committed)
             if committed and not best:
-                raise findings.no_metric(self._folder, len(committed)).error()
+                raise findings.no_metric(self._folder, len(committed))
             return read.describe(best.path) if best else None
         by_name = self._folder / which
         return read.describe(folder.resolve(by_name if by_name.is_dir() else Path(which)))
@@ -294,7 +290,7 @@ class Checkpoints:
             if self._exchange.is_main:
                 (self._folder / probe).unlink(missing_ok=True)
         if blind := [where for is_visible, where in answers if not is_visible]:
-            raise findings.not_shared(self._folder, blind=blind).error()
+            raise findings.not_shared(self._folder, blind=blind)
 
     def _make_probe(self) -> str:
         name = f".probe-{secrets.token_hex(8)}"
@@ -304,10 +300,9 @@ class Checkpoints:
             (self._folder / name).touch()
         except OSError as error:
             where, free = self._exchange.where, folder.free_bytes(self._folder)
-            failure = findings.of_os_error(
+            raise findings.of_os_error(
                 error, folder=self._folder, where=where, needed_bytes=0, free_bytes=free
-            )
-            raise failure.error() from error
+            ) from error
         return name
 
 

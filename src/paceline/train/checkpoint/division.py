@@ -44,11 +44,7 @@ def share_files(files: Mapping[str, FileInfo], rank: int, num_ranks: int) -> lis
 
 
 def differences(names: Sequence[Sequence[str]]) -> list[str]:
-    """Return the entries that only some ranks hold, or that differ in shape.
-
-    Args:
-        names: Descriptions of each rank's entries.
-    """
+    """Return the entries that only some ranks hold, or that differ in shape."""
     everything = sorted({name for held in names for name in held})
     held_by = {
         name: [rank for rank, held in enumerate(names) if name in set(held)] for name in everything

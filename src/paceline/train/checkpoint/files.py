@@ -21,14 +21,10 @@ _LARGE_BYTES = 1 << 20  # from here on, a checksum takes longer than passing it 
 
 
 class CheckedFiles(FileSystem):
-    """The file system, with a record of what was written to it.
-
-    Attributes:
-        written: Size and checksum of each written file, by name.
-    """
+    """The file system, with a record of what was written to it."""
 
     def __init__(self) -> None:
-        self.written: dict[str, FileInfo] = {}
+        self.written: dict[str, FileInfo] = {}  # size and checksum of each written file, by name
 
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.errors import Finding, PacelineError, RunError, SetupError, UsageError
+from paceline.errors import Finding, PacelineError, RunError, SetupError, UsageError, option_invalid
 from paceline.text.wording import few_lines
 from paceline.train.checkpoint.manifest import Saved
 
@@ -41,25 +41,25 @@ def merge(failures: Mapping[int, Failure]) -> Failure:
 
 def of_exception(error: BaseException, *, where: str) -> Failure:
     """Return the failure to send to the other ranks for any exception."""
-    if isinstance(error, PacelineError):
-        return Failure(type(error), error.finding)
+    told = error if isinstance(error, PacelineError) else _unexpected(error, where=where)
+    return Failure(type(told), told.finding)
+
+
+def _unexpected(error: BaseException, *, where: str) -> RunError:
     lines = [line.strip() for line in traceback.format_exception(error)[-2:]]
-    return Failure(
-        RunError,
-        Finding(
-            "script-error-on-one-rank",
-            f"a checkpoint failed: {type(error).__name__}: {error}",
-            where=where,
-            evidence=tuple(part for line in lines for part in line.splitlines()),
-            fix="paceline checkpoint list; the checkpoints that it shows are intact",
-        ),
+    return RunError.of(
+        "script-error-on-one-rank",
+        f"a checkpoint failed: {type(error).__name__}: {error}",
+        where=where,
+        evidence=tuple(part for line in lines for part in line.splitlines()),
+        fix="paceline checkpoint list; the checkpoints that it shows are intact",
     )
 
 
 def of_os_error(
     error: OSError, *, folder: Path, where: str, needed_bytes: int, free_bytes: int | None
-) -> Failure:
-    """Return the failure for a file system error while a checkpoint is written."""
+) -> PacelineError:
+    """Return the error for a file system error while a checkpoint is written."""
     if error.errno in _FULL:
         return disk_full(
             folder, where=where, needed_bytes=needed_bytes, free_bytes=free_bytes, error=str(error)
@@ -69,179 +69,140 @@ def of_os_error(
 
 def disk_full(
     folder: Path, *, where: str, needed_bytes: int, free_bytes: int | None, error: str
-) -> Failure:
-    """Return the failure that the disk has no space for a checkpoint."""
+) -> RunError:
+    """Return the error that the disk has no space for a checkpoint."""
     free = "unknown" if free_bytes is None else f"{free_bytes:,} bytes"
-    return Failure(
-        RunError,
-        Finding(
-            "disk-full",
-            "no space left for a checkpoint; earlier ones are intact",
-            where=f"{where}, {folder}",
-            evidence=(f"needed by this rank: {needed_bytes:,} bytes; free: {free}", error),
-            why=(
-                "earlier ones are deleted only after it is committed: keep_last=2 needs space for"
-                " three"
-            ),
-            fix=(
-                "free space, keep fewer, or write elsewhere; what fills the disk: du -sh"
-                f" {folder}/*"
-            ),
+    return RunError.of(
+        "disk-full",
+        "no space left for a checkpoint; earlier ones are intact",
+        where=f"{where}, {folder}",
+        evidence=(f"needed by this rank: {needed_bytes:,} bytes; free: {free}", error),
+        why=(
+            "earlier ones are deleted only after it is committed: keep_last=2 needs space for three"
         ),
+        fix=f"free space, keep fewer, or write elsewhere; what fills the disk: du -sh {folder}/*",
     )
 
 
-def not_writable(folder: Path, *, where: str, error: str) -> Failure:
-    """Return the failure that the folder cannot be written to."""
-    return Failure(
-        SetupError,
-        Finding(
-            "folder-not-writable",
-            "a checkpoint cannot be written",
-            where=f"{where}, {folder}",
-            evidence=(error,),
-            why="without it nothing of this run can be resumed",
-            fix="paceline run --run-dir FOLDER ..., a folder that this user may write to",
-        ),
+def not_writable(folder: Path, *, where: str, error: str) -> SetupError:
+    """Return the error that the folder cannot be written to."""
+    return SetupError.of(
+        "folder-not-writable",
+        "a checkpoint cannot be written",
+        where=f"{where}, {folder}",
+        evidence=(error,),
+        why="without it nothing of this run can be resumed",
+        fix="paceline run --run-dir FOLDER ..., a folder that this user may write to",
     )
 
 
-def not_shared(folder: Path, *, blind: Sequence[str]) -> Failure:
-    """Return the failure that some ranks do not see the folder of rank 0.
+def not_shared(folder: Path, *, blind: Sequence[str]) -> SetupError:
+    """Return the error that some ranks do not see the folder of rank 0.
 
     Args:
         folder: The folder of checkpoints, or the checkpoint.
         blind: The ranks that do not see it, as ``"rank 3 on node-b"``.
     """
-    return Failure(
-        SetupError,
-        Finding(
-            "run-folder-not-shared",
-            f"{len(blind)} rank{'s do' if len(blind) > 1 else ' does'} not see the files that rank"
-            " 0 writes",
-            where=str(folder),
-            evidence=few_lines(blind, _MOST),
-            why=(
-                "every rank writes a part of a checkpoint, and the parts have to come together in"
-                " one folder"
-            ),
-            fix="paceline run --run-dir FOLDER ..., a folder on a file system that all nodes share",
+    return SetupError.of(
+        "run-folder-not-shared",
+        f"{len(blind)} rank{'s do' if len(blind) > 1 else ' does'} not see the files that rank"
+        " 0 writes",
+        where=str(folder),
+        evidence=few_lines(blind, _MOST),
+        why=(
+            "every rank writes a part of a checkpoint, and the parts have to come together in"
+            " one folder"
+        ),
+        fix="paceline run --run-dir FOLDER ..., a folder on a file system that all nodes share",
+    )
+
+
+def damaged(path: Path, lines: Sequence[str]) -> RunError:
+    """Return the error that files of a checkpoint differ from what was written."""
+    return RunError.of(
+        "checkpoint-damaged",
+        f"files of the checkpoint {path.name} are not as they were written",
+        where=str(path),
+        evidence=few_lines(lines, _MOST),
+        why="nothing was loaded: the values in it cannot be trusted",
+        fix=f"use an earlier one: paceline checkpoint list {path.parent}",
+    )
+
+
+def other_model(saved: Saved, lines: Sequence[str]) -> UsageError:
+    """Return the error that a checkpoint does not fit the model."""
+    return UsageError.of(
+        "checkpoint-other-model",
+        f"the checkpoint {saved.path.name} is of another model: {len(lines)} "
+        f"difference{'s' if len(lines) > 1 else ''} in names or shapes",
+        where=str(saved.path),
+        evidence=few_lines(lines, _MOST),
+        why="nothing was loaded: the model is as it was",
+        fix=(
+            "build the model as it was when it was saved, or use another run folder: --run-dir"
+            " FOLDER"
         ),
     )
 
 
-def damaged(path: Path, lines: Sequence[str]) -> Failure:
-    """Return the failure that files of a checkpoint differ from what was written."""
-    return Failure(
-        RunError,
-        Finding(
-            "checkpoint-damaged",
-            f"files of the checkpoint {path.name} are not as they were written",
-            where=str(path),
-            evidence=few_lines(lines, _MOST),
-            why="nothing was loaded: the values in it cannot be trusted",
-            fix=f"use an earlier one: paceline checkpoint list {path.parent}",
-        ),
+def missing(path: Path, what: str, *, fix: str = "") -> UsageError:
+    """Return the error that no checkpoint exists at a path."""
+    return UsageError.of(
+        "checkpoint-missing",
+        what,
+        where=str(path),
+        fix=fix or f"paceline checkpoint list {path.parent}",
     )
 
 
-def other_model(saved: Saved, lines: Sequence[str]) -> Failure:
-    """Return the failure that a checkpoint does not fit the model."""
-    return Failure(
-        UsageError,
-        Finding(
-            "checkpoint-other-model",
-            f"the checkpoint {saved.path.name} is of another model: {len(lines)} "
-            f"difference{'s' if len(lines) > 1 else ''} in names or shapes",
-            where=str(saved.path),
-            evidence=few_lines(lines, _MOST),
-            why="nothing was loaded: the model is as it was",
-            fix=(
-                "build the model as it was when it was saved, or use another run folder: --run-dir"
-                " FOLDER"
-            ),
-        ),
+def unfinished(path: Path) -> UsageError:
+    """Return the error that a folder holds a checkpoint that was never committed."""
+    return UsageError.of(
+        "checkpoint-unfinished",
+        "the checkpoint was not committed: the run ended before all of it was written",
+        where=str(path),
+        why="parts of it are missing or cut off",
+        fix=f"use a committed one: paceline checkpoint list {path.parent}",
     )
 
 
-def missing(path: Path, what: str, *, fix: str = "") -> Failure:
-    """Return the failure that no checkpoint exists at a path."""
-    return Failure(
-        UsageError,
-        Finding(
-            "checkpoint-missing",
-            what,
-            where=str(path),
-            fix=fix or f"paceline checkpoint list {path.parent}",
-        ),
+def different_states(where: str, lines: Sequence[str]) -> UsageError:
+    """Return the error that ranks save different states."""
+    return UsageError.of(
+        "collective-mismatch",
+        "ranks save different states",
+        where=where,
+        evidence=few_lines(lines, _MOST),
+        why="what is the same on all ranks is written once, by one of them",
+        fix="register the same objects on all ranks, not under `if session.is_main`",
     )
 
 
-def unfinished(path: Path) -> Failure:
-    """Return the failure that a folder holds a checkpoint that was never committed."""
-    return Failure(
-        UsageError,
-        Finding(
-            "checkpoint-unfinished",
-            "the checkpoint was not committed: the run ended before all of it was written",
-            where=str(path),
-            why="parts of it are missing or cut off",
-            fix=f"use a committed one: paceline checkpoint list {path.parent}",
-        ),
-    )
-
-
-def different_states(where: str, lines: Sequence[str]) -> Failure:
-    """Return the failure that ranks save different states."""
-    return Failure(
-        UsageError,
-        Finding(
-            "collective-mismatch",
-            "ranks save different states",
-            where=where,
-            evidence=few_lines(lines, _MOST),
-            why="what is the same on all ranks is written once, by one of them",
-            fix="register the same objects on all ranks, not under `if session.is_main`",
-        ),
-    )
-
-
-def not_picklable(name: str, error: BaseException, *, where: str) -> Failure:
-    """Return the failure that an object cannot be pickled."""
-    return Failure(
-        UsageError,
-        Finding(
-            "option-invalid",
-            f"{name} cannot be saved: {type(error).__name__}: {error}",
-            where=where,
-            fix=(
-                "leave out of its state_dict what cannot be pickled: files, locks, functions made"
-                " in functions"
-            ),
+def not_picklable(name: str, error: BaseException, *, where: str) -> UsageError:
+    """Return the error that an object cannot be pickled."""
+    return option_invalid(
+        f"{name} cannot be saved: {type(error).__name__}: {error}",
+        where=where,
+        fix=(
+            "leave out of its state_dict what cannot be pickled: files, locks, functions made"
+            " in functions"
         ),
     )
 
 
 def bad_option(name: str, value: object, allowed: str, *, fix: str) -> UsageError:
     """Return the exception for an invalid option of ``save``."""
-    return UsageError(
-        Finding(
-            "option-invalid", f"{name}={value!r} is not {allowed}", where=f"save({name}=)", fix=fix
-        )
-    )
+    return option_invalid(f"{name}={value!r} is not {allowed}", where=f"save({name}=)", fix=fix)
 
 
-def no_metric(path: Path, count: int) -> Failure:
-    """Return the failure that no checkpoint has a metric, so there is no best one."""
-    return Failure(
-        UsageError,
-        Finding(
-            "checkpoint-missing",
-            f"there is no best checkpoint: none of the {count} in the folder has a metric",
-            where=str(path),
-            fix=(
-                "session.save(metric=...) from now on; to resume from the latest:"
-                ' session.restore("latest")'
-            ),
+def no_metric(path: Path, count: int) -> UsageError:
+    """Return the error that no checkpoint has a metric, so there is no best one."""
+    return UsageError.of(
+        "checkpoint-missing",
+        f"there is no best checkpoint: none of the {count} in the folder has a metric",
+        where=str(path),
+        fix=(
+            "session.save(metric=...) from now on; to resume from the latest:"
+            ' session.restore("latest")'
         ),
     )

@@ -79,7 +79,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         return manifest.parse(read_bytes(path / MANIFEST, most_bytes=_MANIFEST_BYTES))
     except (OSError, ValueError) as error:
-        raise findings.damaged(path, [f"{MANIFEST}: {error}"]).error() from error
+        raise findings.damaged(path, [f"{MANIFEST}: {error}"]) from error
 
 
 def resolve(path: Path) -> Path:
@@ -92,18 +92,16 @@ def resolve(path: Path) -> Path:
         UsageError: The path holds no checkpoint, or one that was not committed.
     """
     if manifest.is_temporary(path.name) and path.is_dir():
-        raise findings.unfinished(path).error()
+        raise findings.unfinished(path)
     if (path / MANIFEST).is_file():
         return path
     if paths := list_paths(checkpoints_of(path)):
         return latest(paths)
     if not path.exists():
-        raise findings.missing(path, "this folder does not exist").error()
+        raise findings.missing(path, "this folder does not exist")
     if manifest.parse_committed(path.name) or any(path.glob("*.distcp")):
-        raise findings.unfinished(path).error()
-    raise findings.missing(
-        path, "this folder holds no checkpoint", fix="session.save() makes one"
-    ).error()
+        raise findings.unfinished(path)
+    raise findings.missing(path, "this folder holds no checkpoint", fix="session.save() makes one")
 
 
 def checkpoints_of(path: Path) -> Path:
@@ -129,7 +127,7 @@ def list_of(path: Path | None) -> tuple[Path, list[Committed]]:
     if not path.is_dir():
         raise findings.missing(
             path, "this folder does not exist", fix="paceline checkpoint list RUN-FOLDER"
-        ).error()
+        )
     where = checkpoints_of(path)
     return where, list_committed(where, is_strict=False)
 
@@ -143,7 +141,7 @@ def _newest(places: Sequence[Path]) -> tuple[Path, list[Committed]]:
     ]
     if not filled:
         what, fix = "no run in this folder has a checkpoint", "paceline checkpoint list RUN-FOLDER"
-        raise findings.missing(RUNS.absolute(), what, fix=fix).error()
+        raise findings.missing(RUNS.absolute(), what, fix=fix)
     return max(filled, key=lambda pair: pair[1][-1].manifest.time_ns)
 
 

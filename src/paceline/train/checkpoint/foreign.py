@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import Finding, RunError, SetupError, UsageError
+from paceline.errors import RunError, SetupError, UsageError
 from paceline.train.checkpoint import findings, folder, onefile, unpickling
 
 SAFETENSORS = ".safetensors"
@@ -48,7 +48,7 @@ def read_weights(path: Path, *, trust: bool) -> Weights:
     """
     if not path.exists():
         what = "this file or folder does not exist"
-        raise findings.missing(path, what, fix=f"ls {path.parent}").error()
+        raise findings.missing(path, what, fix=f"ls {path.parent}")
     if path.is_dir():
         return _read_folder(path, trust=trust)
     if path.suffix == SAFETENSORS:
@@ -122,8 +122,7 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         from safetensors.torch import load_file
     except ImportError as error:
         what, fix = "safetensors is not installed", "pip install 'paceline[safetensors]'"
-        finding = Finding("module-not-found", what, evidence=(str(error),), fix=fix)
-        raise SetupError(finding) from error
+        raise SetupError.of("module-not-found", what, evidence=(str(error),), fix=fix) from error
     try:
         tensors: dict[str, torch.Tensor] = load_file(path)
     except (SafetensorError, OSError) as error:
@@ -154,25 +153,21 @@ def read_saved(path: Path, *, trust: bool, map_location: Any = "cpu") -> Any:
 
 def _unreadable(path: Path, reason: str) -> RunError:
     first_sentence = reason.partition(". ")[0].splitlines()[0]
-    return RunError(
-        Finding(
-            "checkpoint-damaged",
-            "this file cannot be read: it is cut off or damaged, or holds no weights",
-            where=str(path),
-            evidence=(first_sentence,),
-            why="nothing was loaded: the model is as it was",
-            fix=f"ls -l {path}, and copy it again from where it came",
-        )
+    return RunError.of(
+        "checkpoint-damaged",
+        "this file cannot be read: it is cut off or damaged, or holds no weights",
+        where=str(path),
+        evidence=(first_sentence,),
+        why="nothing was loaded: the model is as it was",
+        fix=f"ls -l {path}, and copy it again from where it came",
     )
 
 
 def _no_weights(where: str, reason: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "checkpoint-missing",
-            "no weights of a model in it",
-            where=where,
-            evidence=(reason.splitlines()[0],),
-            fix='session.load(torch.load(FILE)["NAME"]): the dict of tensors in it',
-        )
+    return UsageError.of(
+        "checkpoint-missing",
+        "no weights of a model in it",
+        where=where,
+        evidence=(reason.splitlines()[0],),
+        fix='session.load(torch.load(FILE)["NAME"]): the dict of tensors in it',
     )

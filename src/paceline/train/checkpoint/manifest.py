@@ -277,12 +277,7 @@ def _shape(tensor: TensorInfo) -> str:
 
 
 def check_sizes(files: Mapping[str, FileInfo], sizes: Mapping[str, int | None]) -> list[str]:
-    """Return what is wrong with the files in a folder.
-
-    Args:
-        files: Files in the manifest.
-        sizes: Size of each file in the folder; None for a missing file.
-    """
+    """Return what is wrong with the files in a folder."""
     lines = []
     for name, file in sorted(files.items()):
         size = sizes.get(name)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import SetupError, UsageError, option_contradicted
 from paceline.train.checkpoint import entries, folder
 
 SAFETENSORS = ".safetensors"
@@ -62,9 +62,7 @@ def read_model(path: Path, *, trust: bool = True) -> dict[str, Any]:
     if model:
         return model
     what = "there is no model in this checkpoint"
-    raise UsageError(
-        Finding("checkpoint-missing", what, where=str(path), fix="paceline checkpoint list")
-    )
+    raise UsageError.of("checkpoint-missing", what, where=str(path), fix="paceline checkpoint list")
 
 
 def _save_safetensors(values: dict[str, Any], path: Path) -> None:
@@ -74,9 +72,7 @@ def _save_safetensors(values: dict[str, Any], path: Path) -> None:
     except ImportError as error:
         what = "safetensors is not installed"
         fix = "pip install 'paceline[safetensors]', or export to a .pt file"
-        raise SetupError(
-            Finding("module-not-found", what, evidence=(str(error),), fix=fix)
-        ) from error
+        raise SetupError.of("module-not-found", what, evidence=(str(error),), fix=fix) from error
     tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
     if others := sorted(set(values) - set(tensors)):
         raise _not_tensors(others)
@@ -88,14 +84,12 @@ def _save_safetensors(values: dict[str, Any], path: Path) -> None:
 
 def _not_tensors(names: list[str]) -> UsageError:
     what = f"safetensors holds tensors only, and the model has other state: {', '.join(names)}"
-    return UsageError(
-        Finding("option-contradicted", what, where="OUTFILE", fix="export to a .pt file")
-    )
+    return option_contradicted(what, where="OUTFILE", fix="export to a .pt file")
 
 
 def _not_written(outfile: Path, error: OSError) -> SetupError:
     what = f"{outfile} cannot be written"
     fix = "paceline checkpoint export PATH OUTFILE, with a file that this user may write"
-    return SetupError(
-        Finding("folder-not-writable", what, where=str(outfile), evidence=(str(error),), fix=fix)
+    return SetupError.of(
+        "folder-not-writable", what, where=str(outfile), evidence=(str(error),), fix=fix
     )

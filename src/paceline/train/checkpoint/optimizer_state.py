@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 
 
 def of_optimizer(
@@ -70,15 +70,13 @@ def targets_of_optimizer(
 def _name(names: Mapping[nn.Parameter, str], parameter: nn.Parameter, optimizer: Optimizer) -> str:
     if parameter in names:
         return names[parameter]
-    raise UsageError(
-        Finding(
-            "optimizer-of-other-model",
-            f"{type(optimizer).__name__} holds a parameter of shape {list(parameter.shape)} that"
-            " belongs to no model",
-            where="session.save(...)",
-            why="a checkpoint names optimizer state after parameters",
-            fix="pass the model with this parameter to session.setup too",
-        )
+    raise UsageError.of(
+        "optimizer-of-other-model",
+        f"{type(optimizer).__name__} holds a parameter of shape {list(parameter.shape)} that"
+        " belongs to no model",
+        where="session.save(...)",
+        why="a checkpoint names optimizer state after parameters",
+        fix="pass the model with this parameter to session.setup too",
     )
 
 
@@ -116,17 +114,7 @@ def load_optimizer(
 def _matching_groups(
     optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[nn.Parameter, str]
 ) -> list[list[str]]:
-    """Return the names of the parameters in each group of an optimizer.
-
-    Args:
-        optimizer: The optimizer.
-        saved: The entry ``groups`` of the checkpoint's optimizer.
-        names: Names of parameters.
-
-    Raises:
-        UsageError: The checkpoint's optimizer is of another class, or its groups hold other
-            parameters.
-    """
+    """Return the names of the parameters in each group; refuse the groups of another optimizer."""
     kind = type(optimizer).__name__
     if saved["kind"] != kind:
         raise _other(f"the checkpoint is of {saved['kind']}, and the optimizer is {kind}")
@@ -150,13 +138,11 @@ def _sizes(groups: Sequence[Sequence[str]]) -> str:
 
 
 def _other(what: str, evidence: tuple[str, ...] = ()) -> UsageError:
-    return UsageError(
-        Finding(
-            "checkpoint-other-model",
-            what,
-            where="session.restore(...)",
-            evidence=evidence,
-            why="its momenta would go to the wrong parameters",
-            fix="set up the model and its optimizers as they were when the checkpoint was saved",
-        )
+    return UsageError.of(
+        "checkpoint-other-model",
+        what,
+        where="session.restore(...)",
+        evidence=evidence,
+        why="its momenta would go to the wrong parameters",
+        fix="set up the model and its optimizers as they were when the checkpoint was saved",
     )

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.train.checkpoint import optimizer_state, unpickling
 from paceline.train.model import keys
 
@@ -238,10 +238,6 @@ def entries_elsewhere(saved: Collection[str], present: Collection[str]) -> dict[
 
     A model may be compiled, or wrapped, where it is loaded and not where it was saved, or the
     other way round.
-
-    Args:
-        saved: Names of the checkpoint's entries.
-        present: Names of the models' entries.
     """
     elsewhere: dict[str, str] = {}
     for prefix in {f"{name.partition('/')[0]}/" for name in present}:
@@ -374,13 +370,11 @@ def _prefix(number: int) -> str:
 
 
 def _not_accepted(model: nn.Module, keys: list[str]) -> UsageError:
-    return UsageError(
-        Finding(
-            "checkpoint-other-model",
-            f"{type(model).__name__} does not accept {len(keys)} of the entries of its own"
-            f" state_dict, {keys[0]} first",
-            where="session.restore(...)",
-            why="their values would be lost silently",
-            fix="the counterpart of its hook: module.register_load_state_dict_pre_hook(...)",
-        )
+    return UsageError.of(
+        "checkpoint-other-model",
+        f"{type(model).__name__} does not accept {len(keys)} of the entries of its own"
+        f" state_dict, {keys[0]} first",
+        where="session.restore(...)",
+        why="their values would be lost silently",
+        fix="the counterpart of its hook: module.register_load_state_dict_pre_hook(...)",
     )

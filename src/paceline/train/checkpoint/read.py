@@ -28,7 +28,7 @@ def describe(path: Path) -> Saved:
     """
     content = folder.read_manifest(path)
     if lines := damages(path, content.files, [unpickling.INDEX]):
-        raise findings.damaged(path, lines).error()
+        raise findings.damaged(path, lines)
     entries = unpickling.IndexReader(path).read_metadata().state_dict_metadata
     tensors = {
         name: _info(entry)
@@ -129,22 +129,17 @@ def check(saved: Saved, into: Mapping[str, torch.Tensor], beside: Collection[str
     if lines := manifest.compare(
         saved, {name: info(tensor) for name, tensor in into.items()}, beside
     ):
-        raise findings.other_model(saved, lines).error()
+        raise findings.other_model(saved, lines)
 
 
 def check_files(saved: Saved, *, rank: int, world_size: int, where: str) -> None:
-    """Check that all files exist, and that this rank's share of them is unchanged.
-
-    Raises:
-        RunError: A file is missing or damaged.
-        SetupError: This rank does not see the folder.
-    """
+    """Check that all files exist, and that this rank's share of them is unchanged."""
     if not saved.path.is_dir():
-        raise findings.not_shared(saved.path, blind=[where]).error()
+        raise findings.not_shared(saved.path, blind=[where])
     lines = manifest.check_sizes(saved.files, folder.file_sizes(saved.path, saved.files))
     if not lines:
         lines = damages(
             saved.path, saved.files, division.share_files(saved.files, rank, world_size)
         )
     if lines:
-        raise findings.damaged(saved.path, lines).error()
+        raise findings.damaged(saved.path, lines)

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.serialization import safe_globals
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 
 INDEX = ".metadata"  # DCP's index of the other files
 _BUILTIN = "bool bytearray bytes complex dict float frozenset int list range set slice str tuple"
@@ -148,26 +148,20 @@ def _of_numpy() -> list[Any]:
 
 def needs_classes(where: str, names: list[str]) -> UsageError:
     """Return the error for a file with objects of classes that are not allowed."""
-    return UsageError(
-        Finding(
-            "checkpoint-needs-classes",
-            f"the file holds objects that are not plain data: {', '.join(names)}",
-            where=where,
-            why="unpickling them runs code that the file names; nothing was loaded",
-            fix=(
-                "trust=True, for a file that you trust; or before, for your own classes:"
-                " torch.serialization.add_safe_globals([YourClass])"
-            ),
-        )
+    return UsageError.of(
+        "checkpoint-needs-classes",
+        f"the file holds objects that are not plain data: {', '.join(names)}",
+        where=where,
+        why="unpickling them runs code that the file names; nothing was loaded",
+        fix=(
+            "trust=True, for a file that you trust; or before, for your own classes:"
+            " torch.serialization.add_safe_globals([YourClass])"
+        ),
     )
 
 
 class IndexReader(FileSystemReader):
-    """Reads the files of a checkpoint, whose index may hold DCP's own classes only.
-
-    Args:
-        path: Folder of the checkpoint.
-    """
+    """Reads the files of a checkpoint, whose index may hold DCP's own classes only."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

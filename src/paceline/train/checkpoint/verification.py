@@ -21,17 +21,12 @@ def verify(path: Path) -> Manifest:
     """
     content = folder.read_manifest(path)
     if lines := damages(path, content.files, sorted(content.files)):
-        raise findings.damaged(path, lines).error()
+        raise findings.damaged(path, lines)
     return content
 
 
 def latest_intact(where: Path, *, before: Path) -> tuple[Path, int] | None:
-    """Return the latest intact checkpoint older than a damaged one, and its step; or None.
-
-    Args:
-        where: Folder of checkpoints.
-        before: Folder of the damaged checkpoint.
-    """
+    """Return the latest intact checkpoint older than a damaged one, and its step; or None."""
     paths = folder.list_paths(where)
     limit = next((serial for serial, path in paths.items() if path.name == before.name), 0)
     for serial in sorted((serial for serial in paths if serial < limit), reverse=True):
@@ -43,13 +38,7 @@ def latest_intact(where: Path, *, before: Path) -> tuple[Path, int] | None:
 
 
 def damages(path: Path, files: Mapping[str, FileInfo], names: Iterable[str]) -> list[str]:
-    """Read some files of a checkpoint, and return what is wrong with them.
-
-    Args:
-        path: Folder of the checkpoint.
-        files: Files in the manifest.
-        names: Files to read.
-    """
+    """Read some files of a checkpoint, and return what is wrong with them."""
     lines = []
     for name in names:
         written = files.get(name)

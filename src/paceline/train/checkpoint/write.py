@@ -142,7 +142,7 @@ def _pickle(name: str, value: Any, where: str) -> io.BytesIO:
     try:
         torch.save(value, buffer)
     except Exception as error:  # pickling runs code of the object
-        raise findings.not_picklable(name, error, where=where).error() from error
+        raise findings.not_picklable(name, error, where=where) from error
     return buffer
 
 
@@ -178,7 +178,7 @@ def write(
         order = exchange.decide(lambda: work.offer(make_draft()), work.plan)
         if order is None:
             names = exchange.gather(lambda: make_draft().names)
-            raise findings.different_states(exchange.where, division.differences(names)).error()
+            raise findings.different_states(exchange.where, division.differences(names))
         exchange.decide(lambda: work.write(order), work.commit)
     finally:
         work.clean()
@@ -257,14 +257,13 @@ class _Work:
             yield
         except OSError as error:
             where = self._exchange.where
-            failure = findings.of_os_error(
+            raise findings.of_os_error(
                 error,
                 folder=self._to,
                 where=where,
                 needed_bytes=needed_bytes,
                 free_bytes=folder.free_bytes(self._to),
-            )
-            raise failure.error() from error
+            ) from error
 
 
 def hash_names(names: tuple[str, ...]) -> bytes:

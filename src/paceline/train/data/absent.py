@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.train.data.batch import can_be_emptied, without_rows
 from paceline.world import World
 
@@ -79,21 +79,19 @@ def emptied(batch: Any, situation: Situation, *, num_rows: int) -> Any:
 
 
 def _cannot_take_part(batch: Any) -> UsageError:
-    return UsageError(
-        Finding(
-            "rows-too-few",
-            f"this rank has no row of a batch, and a {type(batch).__name__} without rows cannot be"
-            " made",
-            where="a loop over session.loader(...) that calls the other ranks",
-            why=(
-                "the other ranks wait for this one in the loop's body, and a sample of theirs must"
-                " not count twice"
-            ),
-            fix=(
-                "call session.gather and session.reduce after the loop, or session.loader(...,"
-                ' last="drop")'
-            ),
-        )
+    return UsageError.of(
+        "rows-too-few",
+        f"this rank has no row of a batch, and a {type(batch).__name__} without rows cannot be"
+        " made",
+        where="a loop over session.loader(...) that calls the other ranks",
+        why=(
+            "the other ranks wait for this one in the loop's body, and a sample of theirs must"
+            " not count twice"
+        ),
+        fix=(
+            "call session.gather and session.reduce after the loop, or session.loader(...,"
+            ' last="drop")'
+        ),
     )
 
 

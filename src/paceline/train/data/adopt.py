@@ -22,7 +22,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.train import runtime
 from paceline.train.data.array_dataset import ArrayDataset
 from paceline.train.data.batch import is_of_rows
@@ -137,11 +137,7 @@ def _is_of_all(sampler: Any, dataset: Any) -> bool:
 
 
 def check_sampler(sampler: Any) -> None:
-    """Refuse a sampler that divides samples among ranks.
-
-    Raises:
-        UsageError: The sampler has no length, or it is like a ``DistributedSampler``.
-    """
+    """Refuse a sampler that divides samples among ranks."""
     if sampler is not None and not hasattr(sampler, "__len__"):
         raise _refusal(
             f"{type(sampler).__name__} has no length, and might have no end",
@@ -161,11 +157,7 @@ def check_sampler(sampler: Any) -> None:
 
 
 def check_dataset(dataset: Any) -> None:
-    """Refuse data that is neither indexable by number nor a stream.
-
-    Raises:
-        UsageError: The dataset cannot be divided.
-    """
+    """Refuse data that is neither indexable by number nor a stream."""
     if isinstance(dataset, IterableDataset):
         return
     if isinstance(dataset, Mapping) and not is_of_rows(dataset) and 0 not in dataset:
@@ -189,15 +181,13 @@ def _refusal_of_mapping(dataset: Mapping[Any, Any]) -> UsageError:
     """Return the error for a dict with other keys than numbers, such as the splits of a dataset."""
     names = [repr(name) for name in dataset]
     first = names[0] if names else "'train'"
-    return UsageError(
-        Finding(
-            "data-not-shardable",
-            f"a {type(dataset).__name__} with {', '.join(names[:4]) or 'nothing'} is not a dataset:"
-            " it has no sample number 0",
-            where="session.loader(...)",
-            why="samples are read by number, from 0 to len(dataset) - 1",
-            fix=f"session.loader(data[{first}], batch_size=...), one loader for each",
-        )
+    return UsageError.of(
+        "data-not-shardable",
+        f"a {type(dataset).__name__} with {', '.join(names[:4]) or 'nothing'} is not a dataset:"
+        " it has no sample number 0",
+        where="session.loader(...)",
+        why="samples are read by number, from 0 to len(dataset) - 1",
+        fix=f"session.loader(data[{first}], batch_size=...), one loader for each",
     )
 
 
@@ -307,12 +297,10 @@ def _is_name(entry: Any) -> bool:
 
 
 def _refusal(what: str, *, fix: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "data-not-shardable",
-            what,
-            where="session.loader(...)",
-            why="every rank would see all samples, or none would know which are its own",
-            fix=fix,
-        )
+    return UsageError.of(
+        "data-not-shardable",
+        what,
+        where="session.loader(...)",
+        why="every rank would see all samples, or none would know which are its own",
+        fix=fix,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest, option_contradicted, option_invalid
 from paceline.train.data.adopt import check_sampler, parts_of
 from paceline.train.data.share import LAST
 
@@ -61,17 +61,11 @@ def check_options(
     last: str,
     sharded: bool | None,
 ) -> None:
-    """Refuse options that are invalid or exclude each other.
-
-    Raises:
-        UsageError: An option is invalid, or two options exclude each other.
-    """
+    """Refuse options that are invalid or exclude each other."""
     if last not in LAST:
         near = closest(str(last), LAST) or "exact"
         what = f"last={last!r} is not one of {', '.join(LAST)}"
-        raise UsageError(
-            Finding("option-invalid", what, where="session.loader(...)", fix=f'last="{near}"')
-        )
+        raise option_invalid(what, where="session.loader(...)", fix=f'last="{near}"')
     if shuffle and sampler is not None:
         raise contradiction("shuffle=True and a sampler both decide the order")
     has_order = shuffle or sampler is not None or batch_sampler is not None
@@ -87,7 +81,7 @@ def check_options(
 
 def contradiction(what: str) -> UsageError:
     """Return the error for options that exclude each other."""
-    return UsageError(Finding("option-contradicted", what, where="session.loader(...)"))
+    return option_contradicted(what, where="session.loader(...)")
 
 
 def global_batch_size(batch_size: int | None, per_rank: int | None, world_size: int) -> int:
@@ -97,27 +91,21 @@ def global_batch_size(batch_size: int | None, per_rank: int | None, world_size: 
         UsageError: Neither or both sizes are given, or the size is not a positive int.
     """
     if (batch_size is None) == (per_rank is None):
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                "batch_size and per_rank_batch_size "
-                + ("are both given" if batch_size is not None else "are both missing")
-                + ": exactly one is needed",
-                where="session.loader(...)",
-                fix="session.loader(dataset, batch_size=64): samples of a step, all ranks together",
-            )
+        raise option_contradicted(
+            "batch_size and per_rank_batch_size "
+            + ("are both given" if batch_size is not None else "are both missing")
+            + ": exactly one is needed",
+            where="session.loader(...)",
+            fix="session.loader(dataset, batch_size=64): samples of a step, all ranks together",
         )
     name, value = (
         ("batch_size", batch_size) if per_rank is None else ("per_rank_batch_size", per_rank)
     )
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"{name}={value!r} is not a positive int",
-                where="session.loader(...)",
-                fix=f"session.loader(dataset, {name}=64)",
-            )
+        raise option_invalid(
+            f"{name}={value!r} is not a positive int",
+            where="session.loader(...)",
+            fix=f"session.loader(dataset, {name}=64)",
         )
     return value if per_rank is None else value * world_size
 

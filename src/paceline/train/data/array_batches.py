@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train import runtime
 from paceline.train.data.batch import moved
 from paceline.train.data.order import StoredOrder, blocks, derive, shuffled
@@ -93,15 +93,13 @@ class ArrayBatches:
             UsageError: The position is in an epoch of another number of samples.
         """
         if state["done"] and state["length"] != len(self.dataset):
-            raise UsageError(
-                Finding(
-                    "data-changed",
-                    f"the position is after {state['done']} of {state['length']} samples of an"
-                    f" epoch, and these arrays have {len(self.dataset)}",
-                    where="load_state_dict(...)",
-                    why="the remaining samples would differ from those that remained then",
-                    fix="train on the same data, or load a position at the end of an epoch",
-                )
+            raise UsageError.of(
+                "data-changed",
+                f"the position is after {state['done']} of {state['length']} samples of an"
+                f" epoch, and these arrays have {len(self.dataset)}",
+                where="load_state_dict(...)",
+                why="the remaining samples would differ from those that remained then",
+                fix="train on the same data, or load a position at the end of an epoch",
             )
         self._next = self._position = (state["epoch"], state["done"])
 
@@ -125,17 +123,15 @@ class ArrayBatches:
         rest = len(self.dataset) % self._batch_size
         smallest = rest if rest and self._last == "exact" else self._batch_size
         if smallest < self._world_size:
-            raise UsageError(
-                Finding(
-                    "rows-too-few",
-                    f"a batch has {smallest} rows for {self._world_size} ranks",
-                    where=_WHERE,
-                    why="a rank without a row cannot take part in averaging gradients",
-                    fix='batches(..., last="drop") with a batch size of at least the ranks; or'
-                    " session.loader(...), which gives such a rank a row without weight",
-                )
+            raise UsageError.of(
+                "rows-too-few",
+                f"a batch has {smallest} rows for {self._world_size} ranks",
+                where=_WHERE,
+                why="a rank without a row cannot take part in averaging gradients",
+                fix='batches(..., last="drop") with a batch size of at least the ranks; or'
+                " session.loader(...), which gives such a rank a row without weight",
             )
 
 
 def _invalid(what: str) -> UsageError:
-    return UsageError(Finding("option-invalid", what, where=_WHERE, fix="batches(batch_size=512)"))
+    return option_invalid(what, where=_WHERE, fix="batches(batch_size=512)")

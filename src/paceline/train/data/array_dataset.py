@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train.data import node_memory
 from paceline.train.data.array_batches import ArrayBatches
 from paceline.train.data.counter_random import SampleRandom
@@ -300,4 +300,4 @@ def base_of(dataset: Any) -> tuple[ArrayDataset, list[Sequence[int]]] | None:
 
 
 def _invalid(what: str, *, fix: str) -> UsageError:
-    return UsageError(Finding("option-invalid", what, where=_WHERE, fix=fix))
+    return option_invalid(what, where=_WHERE, fix=fix)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import Finding, UsageError, option_contradicted
 from paceline.train.data.iteration import Iteration, LoopState
 from paceline.train.data.share import Rows
 
@@ -17,34 +17,28 @@ class BatchTracker:
     A loop over a loader records each batch that it yields. It is live until it ends: at the last
     batch, or by ``break``, which closes the loader's generator at once. An evaluation loop between
     two training batches has therefore ended before the next backward.
-
-    Attributes:
-        on_sync: Called with whether the next backward ends its group; None if groups have one
-            batch.
-        on_held: Called with why the batch of a loss is not known, where it need not be: on one
-            rank, and without accumulation. None refuses such a loss.
-        on_batch: Called with a loop and whether the script computes a batch of it from now on; None
-            after the first step.
-        last: The loop that yielded a batch last.
-        latest: The last loop over each loader.
-        whole_epochs: Training loops that served each sample once, by their number of samples.
-        is_uneven: Whether a rank was left out of all batches of some loop; known to all ranks.
-        is_borrowed: Whether the last backward is of another rank's rows.
-        is_again: Whether the last backward was a second one of its batch.
     """
 
     def __init__(self) -> None:
+        # called with whether the next backward ends its group; None if groups have one batch
         self.on_sync: Callable[[bool], None] | None = None
+        # called with why the batch of a loss is not known, where it need not be: on one rank, and
+        # without accumulation. None refuses such a loss.
         self.on_held: Callable[[str], None] | None = None
+        # called with a loop and whether the script computes a batch of it from now on; None after
+        # the first step
         self.on_batch: Callable[[Iteration, bool], None] | None = None
         self._iterations: list[Iteration] = []
         self._rows: Rows | None = None
-        self.last: Iteration | None = None
+        self.last: Iteration | None = None  # the loop that yielded a batch last
+        # the last loop over each loader
         self.latest: WeakKeyDictionary[object, Iteration] = WeakKeyDictionary()
+        # training loops that served each sample once, by their number of samples
         self.whole_epochs: Counter[int] = Counter()
+        # whether a rank was left out of all batches of some loop; known to all ranks
         self.is_uneven = False
-        self.is_borrowed = False
-        self.is_again = False
+        self.is_borrowed = False  # whether the last backward is of another rank's rows
+        self.is_again = False  # whether the last backward was a second one of its batch
         self._trained: Iteration | None = None  # the loop of the last backward
         self._holds = False  # whether the script trained on a batch that it had fetched earlier
 
@@ -59,12 +53,7 @@ class BatchTracker:
         self._iterations.append(iteration)
 
     def fetches(self, iteration: Iteration, *, with_grad: bool) -> LoopState:
-        """Record that a loop fetches its next batch; return what the loop is doing.
-
-        Args:
-            iteration: The loop.
-            with_grad: Whether autograd is enabled.
-        """
+        """Record that a loop fetches its next batch; return what the loop is doing."""
         if self.on_batch is not None:
             self.on_batch(iteration, False)
         if iteration.number >= 0:
@@ -180,11 +169,7 @@ class BatchTracker:
         return None
 
     def check_position(self) -> None:
-        """Refuse a checkpoint while the script holds batches that it has not trained on yet.
-
-        Raises:
-            UsageError: The position of the loader is not the position of the training.
-        """
+        """Refuse a checkpoint while the script holds batches that it has not trained on yet."""
         trained = [*self._iterations, self._trained] if self._holds else []
         for loop in trained:
             if loop is not None and loop.trained and loop.num_used != loop.number + 1:
@@ -231,10 +216,6 @@ class BatchTracker:
 
     def _record_weighted(self, source: Iteration, recent: list[Iteration]) -> None:
         """Record a backward that trains on the batches of all live loops, as in ``zip``.
-
-        Args:
-            source: The loop whose rows the loss gets.
-            recent: The loops that yielded a batch since the last backward.
 
         Raises:
             UsageError: The loss is of both another rank's rows and this rank's.
@@ -317,11 +298,7 @@ def _loop_of_loss(recent: list[Iteration]) -> Iteration | None:
 
 
 def _is_borrowed(loops: list[Iteration]) -> bool:
-    """Return whether a loss is of another rank's rows, which have no weight.
-
-    Raises:
-        UsageError: The loss is of both another rank's rows and this rank's.
-    """
+    """Return whether a loss is of another rank's rows, without weight; refuse one of both kinds."""
     num_borrowed = sum(loop.has_borrowed for loop in loops)
     if 0 < num_borrowed < len(loops):
         raise _unknown_weight(
@@ -336,21 +313,19 @@ def _is_borrowed(loops: list[Iteration]) -> bool:
 
 def not_of_samples(problem: str, *, call: str = "session.backward") -> UsageError:
     """Return the error for a loss that is not a mean over samples, for the reason ``problem``."""
-    return UsageError(
-        Finding(
-            "batch-weight-unknown",
-            f"{problem}, so the weight of this loss is not known",
-            where=f"{call}(loss)",
-            why=(
-                "a loss is weighted by its samples; a mean over something else, of which samples"
-                " have different numbers, would change with the number of ranks"
-            ),
-            fix=(
-                f"{call}(loss, weight=n) with what the loss is a mean over: n = (labels !="
-                " -100).sum(), class_weights[labels].sum() or len(rows); in a training_step: return"
-                " {'loss': loss, 'weight': n}"
-            ),
-        )
+    return UsageError.of(
+        "batch-weight-unknown",
+        f"{problem}, so the weight of this loss is not known",
+        where=f"{call}(loss)",
+        why=(
+            "a loss is weighted by its samples; a mean over something else, of which samples"
+            " have different numbers, would change with the number of ranks"
+        ),
+        fix=(
+            f"{call}(loss, weight=n) with what the loss is a mean over: n = (labels !="
+            " -100).sum(), class_weights[labels].sum() or len(rows); in a training_step: return"
+            " {'loss': loss, 'weight': n}"
+        ),
     )
 
 
@@ -359,15 +334,12 @@ class _BatchUnknownError(UsageError):
 
 
 def _unknown_position(num_served: int, num_used: int) -> UsageError:
-    return UsageError(
-        Finding(
-            "option-contradicted",
-            f"a loader has served {num_served} batches, and {num_used} were trained on: after a"
-            " checkpoint the training would continue at another batch",
-            where="session.save()",
-            why="the script keeps batches (list(loader), itertools.cycle(loader), a prefetcher)",
-            fix="for x, y in loader: ..., in every epoch; session.loader loads ahead by itself",
-        )
+    return option_contradicted(
+        f"a loader has served {num_served} batches, and {num_used} were trained on: after a"
+        " checkpoint the training would continue at another batch",
+        where="session.save()",
+        why="the script keeps batches (list(loader), itertools.cycle(loader), a prefetcher)",
+        fix="for x, y in loader: ..., in every epoch; session.loader loads ahead by itself",
     )
 
 

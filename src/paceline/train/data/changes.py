@@ -27,12 +27,7 @@ def state_of(dataset: Any) -> Any:
 
 
 def _state_of_part(value: Any, visited: set[int]) -> Any:
-    """Return the comparable value of a part.
-
-    Args:
-        value: The part.
-        visited: Ids of the objects inspected so far, so that shared ones are inspected once.
-    """
+    """Return the comparable value of a part; objects that are shared are inspected once."""
     if isinstance(value, _SIMPLE):
         return value
     if isinstance(value, torch.Tensor):

@@ -19,11 +19,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 class WatchedCollate:
-    """A user's collate function, whose first call is compared with the generators before it.
-
-    Args:
-        collate: The user's function.
-    """
+    """A user's collate function, whose first call is compared with the generators before it."""
 
     def __init__(self, collate: Collate) -> None:
         self._collate = collate

@@ -54,16 +54,12 @@ class Units:
     Args:
         first_of: Sets a store key if it is unset, and returns its value.
         matter: Whether weights can matter: with several ranks, or with accumulation.
-
-    Attributes:
-        matter: The argument.
-        is_counted: Whether the collate function returns units beside batches.
     """
 
     def __init__(self, first_of: Callable[[str, str], str], *, matter: bool) -> None:
         self._first_of, self.matter = first_of, matter
         self._usual: dict[str, int] = {}
-        self.is_counted = False
+        self.is_counted = False  # whether the collate function returns units beside batches
 
     def counted(
         self, collate: Callable[[Any], Any] | None, *, only_labels: Sequence[Any] = ()

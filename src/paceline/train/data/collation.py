@@ -111,11 +111,7 @@ class _Packed:
 
 
 class Packing:
-    """A collate function whose batches are packed for the way from a worker.
-
-    Args:
-        collate: Makes the batch.
-    """
+    """A collate function whose batches are packed for the way from a worker."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate

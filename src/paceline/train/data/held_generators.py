@@ -183,16 +183,13 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 class HeldGenerators:
-    """The generators of a dataset, set for each sample by ``SampleStates``.
-
-    Attributes:
-        setters: A ``Twister`` for each that can be set, which also has ``keep`` and ``restore``, in
-            the order in which they were found.
-    """
+    """The generators of a dataset, set for each sample by ``SampleStates``."""
 
     def __init__(self, dataset: Any) -> None:
         found = [held.generator for held in find(dataset) if held.can_be_set]
         self._generators = found
+        # a Twister for each that can be set, which also has keep and restore, in the order in which
+        # they were found
         self.setters: list[Any] = [_setter_type(part)(part) for part in found]
 
     def __bool__(self) -> bool:
@@ -274,12 +271,7 @@ class _BitGeneratorSetter:
 
 
 def _state_of(name: str, numbers: np.ndarray) -> dict[str, Any]:
-    """Return a state of a bit generator, without a stored number.
-
-    Args:
-        name: Its class.
-        numbers: Four random numbers, which may change later.
-    """
+    """Return a state of a bit generator from four random numbers, without a stored number."""
     state: dict[str, Any] = {"bit_generator": name, "has_uint32": 0, "uinteger": 0}
     if name == _PHILOX:
         nothing = np.zeros(4, dtype=np.uint64)

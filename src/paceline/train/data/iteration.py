@@ -16,24 +16,18 @@ class LoopState(Enum):
     Scripts also evaluate without ``torch.no_grad()``, so autograd alone does not make a loop a
     training loop. It is one if it had a backward, an earlier loop over the same loader had one, or
     no loop at all had one so far.
-
-    Attributes:
-        IDLE: The loop has ended.
-        EVALUATING: No backward is expected. Ranks do not stop in it, and it holds no position of a
-            checkpoint.
-        RESUMING: It resumes an epoch from a checkpoint, and only its first batch was fetched. If it
-            ends in this state, the position remains the checkpoint's.
-        TRAINING: The loop trains on its batches.
-        trains: Whether a checkpoint saved now is in the middle of this loop.
     """
 
-    IDLE = ("idle", False)
+    IDLE = ("idle", False)  # the loop has ended
+    # no backward is expected. Ranks do not stop in it, and it holds no position of a checkpoint.
     EVALUATING = ("evaluating", False)
+    # it resumes an epoch from a checkpoint, and only its first batch was fetched. If it ends in
+    # this state, the position remains the checkpoint's.
     RESUMING = ("resuming", True)
-    TRAINING = ("training", True)
+    TRAINING = ("training", True)  # the loop trains on its batches
 
     def __init__(self, _name: str, trains: bool) -> None:
-        self.trains = trains
+        self.trains = trains  # whether a checkpoint saved now is in the middle of this loop
 
 
 class Position(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.train.data.order import derive
 from paceline.world import World
 
@@ -200,34 +200,30 @@ class Likeness:
 
 
 def _not_alike(what: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "data-not-shardable",
-            what,
-            where="session.loader(...)",
-            why=(
-                "ranks share out one order of one dataset; otherwise samples are missing and others"
-                " come twice"
-            ),
-            fix=(
-                "pass the whole dataset, without .shard(...) or a split by rank; seed its random"
-                " choices alike on all ranks: generator=torch.Generator().manual_seed(0)"
-            ),
-        )
+    return UsageError.of(
+        "data-not-shardable",
+        what,
+        where="session.loader(...)",
+        why=(
+            "ranks share out one order of one dataset; otherwise samples are missing and others"
+            " come twice"
+        ),
+        fix=(
+            "pass the whole dataset, without .shard(...) or a split by rank; seed its random"
+            " choices alike on all ranks: generator=torch.Generator().manual_seed(0)"
+        ),
     )
 
 
 def shared_twice(what: str, *, fix: str) -> UsageError:
     """Return the error for a stream that was divided among ranks already."""
-    return UsageError(
-        Finding(
-            "data-shared-twice",
-            what,
-            where="session.loader(...)",
-            why=(
-                "each rank keeps its rows of a stream that all read alike; of a part of the stream"
-                " it would leave out most samples"
-            ),
-            fix=fix,
-        )
+    return UsageError.of(
+        "data-shared-twice",
+        what,
+        where="session.loader(...)",
+        why=(
+            "each rank keeps its rows of a stream that all read alike; of a part of the stream"
+            " it would leave out most samples"
+        ),
+        fix=fix,
     )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_contradicted
 from paceline.train.data import absent
 from paceline.train.data.adopt import check_dataset
 from paceline.train.data.arguments import check_options, division
@@ -280,16 +280,13 @@ class Loader:
 
     def _refuse_two_loops(self) -> None:
         if self._source.serves_one_loop and self.iteration is not None and self.iteration.live:
-            raise UsageError(
-                Finding(
-                    "option-contradicted",
-                    "a loop over this loader is under way, and its workers serve one at a time",
-                    where="session.loader(...)",
-                    fix=(
-                        "a second loader for the inner loop, or session.loader(...,"
-                        " persistent_workers=False)"
-                    ),
-                )
+            raise option_contradicted(
+                "a loop over this loader is under way, and its workers serve one at a time",
+                where="session.loader(...)",
+                fix=(
+                    "a second loader for the inner loop, or session.loader(...,"
+                    " persistent_workers=False)"
+                ),
             )
 
     def describe(self) -> str:
@@ -346,13 +343,10 @@ class Loader:
             UsageError: A loop over the other loader has not ended.
         """
         if former.iteration is not None and former.iteration.live:
-            raise UsageError(
-                Finding(
-                    "option-contradicted",
-                    "a loop over the loader that is replaced has not ended",
-                    where="session.loader(..., instead_of=...)",
-                    fix="replace it before the loop over it, at the start of an epoch",
-                )
+            raise option_contradicted(
+                "a loop over the loader that is replaced has not ended",
+                where="session.loader(..., instead_of=...)",
+                fix="replace it before the loop over it, at the start of an epoch",
             )
         former.release()
         self._position, self._length, self._with_grad, self.training_loops = former.past()
@@ -362,23 +356,17 @@ class Loader:
         return self._position, self._length, self._with_grad, self.training_loops
 
     def _check_length(self, done: int) -> None:
-        """Refuse to continue in the middle of an epoch that had another number of samples.
-
-        Raises:
-            UsageError: The number differs.
-        """
+        """Refuse to continue in the middle of an epoch that had another number of samples."""
         if self._length == self._source.num_samples:
             return
-        raise UsageError(
-            Finding(
-                "data-changed",
-                f"the checkpoint was made after {done} of {self._length} samples of an epoch, and"
-                f" this dataset has {self._source.num_samples}",
-                where="session.restore(...)",
-                why="the remaining samples would differ from those that remained then",
-                fix=(
-                    "train on the same data, or restore a checkpoint that was saved at the end of"
-                    " an epoch"
-                ),
-            )
+        raise UsageError.of(
+            "data-changed",
+            f"the checkpoint was made after {done} of {self._length} samples of an epoch, and"
+            f" this dataset has {self._source.num_samples}",
+            where="session.restore(...)",
+            why="the remaining samples would differ from those that remained then",
+            fix=(
+                "train on the same data, or restore a checkpoint that was saved at the end of"
+                " an epoch"
+            ),
         )

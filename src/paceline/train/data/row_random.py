@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train.data.batch_tracker import BatchTracker
 from paceline.train.data.counter_random import (
     FACTORS,
@@ -242,4 +242,4 @@ def _signed(number: np.uint64) -> int:
 
 
 def _invalid(what: str, *, fix: str) -> UsageError:
-    return UsageError(Finding("option-invalid", what, where=_WHERE, fix=fix))
+    return option_invalid(what, where=_WHERE, fix=fix)

@@ -35,15 +35,7 @@ _MASK = (1 << 64) - 1
 
 
 class SampleStates:
-    """Sets the global generators, and those of a dataset, before each sample of a batch.
-
-    Args:
-        seed: Seed of the run.
-        held: Generators of the dataset.
-
-    Attributes:
-        names_of_held: Names of the dataset's generators, for ``before_each``.
-    """
+    """Sets the global generators, and those of a dataset, before each sample of a batch."""
 
     def __init__(self, seed: int, held: Sequence[Twister] = ()) -> None:
         self._seed = seed
@@ -54,6 +46,7 @@ class SampleStates:
         self._products = np.empty((ROWS, WORDS), dtype=np.uint64)
         # Not shared with other loaders: a dataset may read another loader for a sample.
         self._twisters = {f"held {number}": twister for number, twister in enumerate(held)}
+        # names of the dataset's generators, for before_each
         self.names_of_held = tuple(self._twisters)
         self._rows = {name: row for row, name in enumerate((*NAMES, *self.names_of_held))}
 

@@ -50,12 +50,9 @@ class Source:
         divided: How samples are divided into batches.
         likeness: Checks that ranks read the same data.
         collate: Makes a batch of a list of samples; None for torch's default.
-
-    Attributes:
-        has_position: Whether a checkpoint can be in the middle of an epoch.
     """
 
-    has_position = True
+    has_position = True  # whether a checkpoint can be in the middle of an epoch
 
     def __init__(
         self,
@@ -168,11 +165,7 @@ class Source:
         return map(unpacked, self._torch_loader) if self._is_packed else iter(self._torch_loader)
 
     def _fetch(self, dataset: Any, settings: dict[str, Any], **options: Any) -> DataLoader[Any]:
-        """Return torch's DataLoader of the dataset that reads the user's.
-
-        Raises:
-            UsageError: The settings exclude each other.
-        """
+        """Return torch's DataLoader of the dataset; refuse settings that exclude each other."""
         # A separate generator, because torch would draw the workers' seed from the global one each
         # epoch.
         generator = torch.Generator().manual_seed(derive("workers", self._context.seed))

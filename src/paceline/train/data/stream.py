@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as loading
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.train.data.collated import Unit
 from paceline.train.data.collation import collate
 from paceline.train.data.generators import (
@@ -58,9 +58,6 @@ class Stream(IterableDataset[Piece]):
         rank: Global rank; 0 if the stream is sharded.
         world_size: Number of ranks; 1 if the stream is sharded.
         share_of_seed: The rank if the stream is sharded, so that ranks draw different numbers.
-
-    Attributes:
-        worker: Number of the worker that reads the stream, and the number of workers.
     """
 
     def __init__(
@@ -85,6 +82,7 @@ class Stream(IterableDataset[Piece]):
         self._seed, self._batch_size, self._last, self._collate = seed, batch_size, last, collate
         self._rank, self._world_size = rank, world_size
         self._share_of_seed = share_of_seed
+        # number of the worker that reads the stream, and the number of workers
         self.worker = (0, 1)
 
     def __iter__(self) -> Iterator[Piece]:
@@ -213,12 +211,10 @@ def pieces_of_all(
 
 
 def _empty_stream(num_empty: int) -> UsageError:
-    return UsageError(
-        Finding(
-            "data-not-shardable",
-            f"the sharded stream yields nothing on {num_empty} rank{'s' * (num_empty != 1)}",
-            where="session.loader(stream, sharded=True)",
-            why="a rank without any sample cannot know what a batch looks like",
-            fix=("give each rank at least one sample, or pass the whole stream with sharded=False"),
-        )
+    return UsageError.of(
+        "data-not-shardable",
+        f"the sharded stream yields nothing on {num_empty} rank{'s' * (num_empty != 1)}",
+        where="session.loader(stream, sharded=True)",
+        why="a rank without any sample cannot know what a batch looks like",
+        fix="give each rank at least one sample, or pass the whole stream with sharded=False",
     )

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train.data.counter_random import SampleRandom
 
 Transform = Callable[[torch.Tensor, SampleRandom], torch.Tensor]
@@ -210,4 +210,4 @@ def _check_images(images: torch.Tensor, transform: object) -> None:
 
 
 def _invalid(what: str) -> UsageError:
-    return UsageError(Finding("option-invalid", what, where="paceline.data.arrays(transform=...)"))
+    return option_invalid(what, where="paceline.data.arrays(transform=...)")

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest
 from paceline.train.data.arguments import contradiction
 from paceline.train.data.array_dataset import base_of
 from paceline.train.data.context import LoaderContext
@@ -115,11 +115,9 @@ def settings(
 
 def _unknown(name: str) -> UsageError:
     near = closest(name, _OF_TORCH)
-    return UsageError(
-        Finding(
-            "option-unknown",
-            f"session.loader has no option {name}",
-            where="session.loader(...)",
-            fix=f"{near}=..." if near else "see the documentation of Session.loader",
-        )
+    return UsageError.of(
+        "option-unknown",
+        f"session.loader has no option {name}",
+        where="session.loader(...)",
+        fix=f"{near}=..." if near else "see the documentation of Session.loader",
     )

@@ -40,13 +40,9 @@ _TORCH_HEADER = 3  # seed, two ints of which one is a position, and another posi
 
 
 class Twister(Protocol):
-    """A generator, and states that it can be set to.
+    """A generator, and states that it can be set to."""
 
-    Attributes:
-        words: Words of the states, an array of integers of shape ``[ROWS, 624]``, to write to.
-    """
-
-    words: np.ndarray
+    words: np.ndarray  # words of the states, an array of integers of shape [ROWS, 624], to write to
 
     def use(self, row: int) -> None:
         """Set the generator to a state, so that its first word is drawn next.

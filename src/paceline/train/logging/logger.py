@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Protocol
 
-from paceline.errors import Finding, SetupError
+from paceline.errors import SetupError
 
 
 class Logger(Protocol):
@@ -31,11 +31,9 @@ def require(package: str, logger: str) -> None:
         SetupError: It is not installed.
     """
     if importlib.util.find_spec(package) is None:
-        raise SetupError(
-            Finding(
-                "module-not-found",
-                f"{logger} needs {package}, which is not installed",
-                where=f"{logger}(...)",
-                fix=f'pip install "paceline[{package}]"',
-            )
+        raise SetupError.of(
+            "module-not-found",
+            f"{logger} needs {package}, which is not installed",
+            where=f"{logger}(...)",
+            fix=f'pip install "paceline[{package}]"',
         )

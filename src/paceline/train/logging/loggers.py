@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import closest, option_invalid
 from paceline.rundir.files import RunDir
 from paceline.train.logging.csv_file import CSVLogger
 from paceline.train.logging.logger import Logger
@@ -44,9 +44,7 @@ def of_name(logger: Logger | str, run_dir: RunDir) -> Logger:
     if isinstance(logger, str) and logger not in NAMES:
         near = closest(logger, NAMES) or "csv"
         what = f"{logger!r} is not one of {', '.join(NAMES)}"
-        raise UsageError(
-            Finding("option-invalid", what, where="Session(loggers=...)", fix=f'loggers=["{near}"]')
-        )
+        raise option_invalid(what, where="Session(loggers=...)", fix=f'loggers=["{near}"]')
     target = _MAKERS[logger](run_dir) if isinstance(logger, str) else logger
     bind = getattr(target, "bind", None)
     if callable(bind):
@@ -140,7 +138,7 @@ def _require_dict(values: Any, method: str) -> None:
     where, fix = f"session.{method}(...)", f'session.{method}({{"name": value}})'
     if hasattr(values, "__dict__") and not callable(values):
         fix = f"session.{method}(vars(options))"  # such as argparse's
-    raise UsageError(Finding("option-invalid", what, where=where, fix=fix))
+    raise option_invalid(what, where=where, fix=fix)
 
 
 def _is_image(value: Any) -> bool:
@@ -194,7 +192,7 @@ def _kind(name: str, value: Any) -> Kind:
     if has_one:
         fix = f'session.log({{"{name}": str(value)}}), or a number'
     what = f"{name} is {kind}: neither a number, nor a text, nor an image"
-    raise UsageError(Finding("option-invalid", what, where="session.log({...})", fix=fix))
+    raise option_invalid(what, where="session.log({...})", fix=fix)
 
 
 def _number(value: Any) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train.model.blocks import blocks_of
 
 
@@ -85,14 +85,9 @@ def _none_found(model: nn.Module, layers: tuple[type[nn.Module], ...] | None) ->
     sought = "nn.ModuleList"
     if layers is not None:
         sought = " or ".join(layer.__name__ for layer in layers)
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"{type(model).__name__} has no {sought} whose activations could be recomputed",
-            where="session.recompute(model)",
-            evidence=tuple(f"{count} x {name}" for name, count in counted.most_common(5)),
-            fix=(
-                "session.recompute(model, layers=(YourBlock,)): the class of the block that repeats"
-            ),
-        )
+    return option_invalid(
+        f"{type(model).__name__} has no {sought} whose activations could be recomputed",
+        where="session.recompute(model)",
+        evidence=tuple(f"{count} x {name}" for name, count in counted.most_common(5)),
+        fix="session.recompute(model, layers=(YourBlock,)): the class of the block that repeats",
     )

@@ -22,10 +22,6 @@ def without_wrappers(key: str) -> str:
 def match(keys: Iterable[str], own: Iterable[str]) -> dict[str, str]:
     """Return the module's key for each key that names it in another way.
 
-    Args:
-        keys: Keys of a state.
-        own: Keys of the module.
-
     Returns:
         The module's key by the state's. Keys that are equal, fit none, or fit several are left
         out.

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.machine.compiled import left_alone, not_traced
 from paceline.text.wording import few_lines
 
@@ -87,9 +87,6 @@ class ParallelModel(DistributedDataParallel):
     Args:
         replica: The ``DistributedDataParallel`` that averages the gradients.
         note_copy: Called with each deep copy of the module, which has no DDP.
-
-    Attributes:
-        module: The user's module.
     """
 
     module: nn.Module
@@ -249,17 +246,15 @@ def _unused_parameters(message: str, trained: list[str]) -> list[str]:
 
 def _unused(names: list[str]) -> UsageError:
     count = "1 parameter" if len(names) == 1 else f"{len(names)} parameters"
-    return UsageError(
-        Finding(
-            "unused-parameters",
-            f"{count} took no part in the last loss: {', '.join(few_lines(names, 3))}",
-            where="the forward of the model, after the last session.backward(loss)",
-            why="DDP waits for the gradients of all parameters before it averages them",
-            fix=(
-                "Session(strategy=paceline.DDP(find_unused_parameters=True)); or leave these"
-                " parameters out of the model, or freeze them before session.setup"
-            ),
-        )
+    return UsageError.of(
+        "unused-parameters",
+        f"{count} took no part in the last loss: {', '.join(few_lines(names, 3))}",
+        where="the forward of the model, after the last session.backward(loss)",
+        why="DDP waits for the gradients of all parameters before it averages them",
+        fix=(
+            "Session(strategy=paceline.DDP(find_unused_parameters=True)); or leave these"
+            " parameters out of the model, or freeze them before session.setup"
+        ),
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as tree
 
-from paceline.errors import Finding, SetupError, UsageError, closest
+from paceline.errors import SetupError, closest, option_invalid
 from paceline.machine.compiled import left_alone, not_compiled
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
@@ -55,25 +55,20 @@ def choose(name: str, device: torch.device) -> Precision:
     precision = PRECISIONS.get(str(name))
     if precision is None:
         near = closest(str(name), PRECISIONS) or "bf16-mixed"
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"precision={name!r} is not one of {', '.join(PRECISIONS)}",
-                where="Session(precision=...)",
-                fix=f'Session(precision="{near}")',
-            )
+        raise option_invalid(
+            f"precision={name!r} is not one of {', '.join(PRECISIONS)}",
+            where="Session(precision=...)",
+            fix=f'Session(precision="{near}")',
         )
     uses_bf16 = torch.bfloat16 in (precision.stored, precision.computed)
     on_gpu = device.type == "cuda"
     if uses_bf16 and on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise SetupError(
-            Finding(
-                "bf16-emulated",
-                f"{torch.cuda.get_device_name(device)} has no bfloat16 arithmetic",
-                where=f"Session(precision={name!r})",
-                why="torch would emulate it, slower than float32",
-                fix='Session(precision="16-mixed")',
-            )
+        raise SetupError.of(
+            "bf16-emulated",
+            f"{torch.cuda.get_device_name(device)} has no bfloat16 arithmetic",
+            where=f"Session(precision={name!r})",
+            why="torch would emulate it, slower than float32",
+            fix='Session(precision="16-mixed")',
         )
     return precision
 
@@ -192,10 +187,6 @@ class LossScale:
     by the number of ranks: a sample's gradient is then the same as on one rank, and the mean over
     ranks is multiplied by that number. A gradient whose sum over ranks exceeds float16 counts as an
     overflow, because it would overflow on one rank.
-
-    Args:
-        device: Device of this rank.
-        world_size: Number of ranks.
     """
 
     def __init__(self, device: torch.device, world_size: int) -> None:

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import closest, option_contradicted, option_invalid
 from paceline.train.model.blocks import blocks_of, has_forward
 from paceline.train.model.comm_hooks import narrow_hook
 
@@ -79,9 +79,7 @@ def choose(strategy: str | Strategy, device: torch.device) -> Strategy:
         what = (
             f"strategy={strategy!r} is neither 'ddp' nor 'fsdp' nor a paceline.DDP or paceline.FSDP"
         )
-        raise UsageError(
-            Finding("option-invalid", what, where="Session(strategy=...)", fix=f'strategy="{near}"')
-        )
+        raise option_invalid(what, where="Session(strategy=...)", fix=f'strategy="{near}"')
     if isinstance(options, DDP):
         _check(options, device)
     return options
@@ -91,26 +89,18 @@ def _check(options: DDP, device: torch.device) -> None:
     if options.comm_hook not in COMM_HOOKS:
         near = closest(str(options.comm_hook), COMM_HOOKS) or "bf16"
         what = f"comm_hook={options.comm_hook!r} is not one of {', '.join(COMM_HOOKS)}"
-        raise UsageError(
-            Finding("option-invalid", what, where="DDP(comm_hook=...)", fix=f'comm_hook="{near}"')
-        )
+        raise option_invalid(what, where="DDP(comm_hook=...)", fix=f'comm_hook="{near}"')
     size = options.bucket_cap_mb
     if size is not None and (not isinstance(size, int) or size < 1):
         what = f"bucket_cap_mb={size!r} is not a whole number from 1 on"
-        raise UsageError(
-            Finding("option-invalid", what, where="DDP(bucket_cap_mb=...)", fix="bucket_cap_mb=25")
-        )
+        raise option_invalid(what, where="DDP(bucket_cap_mb=...)", fix="bucket_cap_mb=25")
     if options.sync_batchnorm and device.type != "cuda":
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                "torch synchronises batch norm on GPUs only, and this rank computes on the CPU",
-                where="DDP(sync_batchnorm=True)",
-                fix=(
-                    "leave it out, or use nn.GroupNorm or nn.LayerNorm, which need no other rank's"
-                    " rows"
-                ),
-            )
+        raise option_contradicted(
+            "torch synchronises batch norm on GPUs only, and this rank computes on the CPU",
+            where="DDP(sync_batchnorm=True)",
+            fix=(
+                "leave it out, or use nn.GroupNorm or nn.LayerNorm, which need no other rank's rows"
+            ),
         )
 
 
@@ -124,17 +114,14 @@ def check_whole(model: nn.Module) -> None:
         name for name, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")
     ]
     if sharded:
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                f"{len(sharded)} parameters of the model are sharded already, {sharded[0]} first",
-                where="session.setup(model)",
-                why="fsdp shards a module for good, for the session that it was set up with first",
-                fix=(
-                    "make the model again for a second session, and load what the first one saved:"
-                    " session.restore()"
-                ),
-            )
+        raise option_contradicted(
+            f"{len(sharded)} parameters of the model are sharded already, {sharded[0]} first",
+            where="session.setup(model)",
+            why="fsdp shards a module for good, for the session that it was set up with first",
+            fix=(
+                "make the model again for a second session, and load what the first one saved:"
+                " session.restore()"
+            ),
         )
 
 
@@ -182,16 +169,13 @@ def replace_parameters(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Param
         UsageError: The optimizer cannot work on shards, or its state cannot be sharded.
     """
     if isinstance(optimizer, torch.optim.LBFGS) and _holds_shards(optimizer, shards):
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                "LBFGS makes one vector of all gradients, of which a rank has shards only",
-                where="session.setup(model, optimizer)",
-                fix=(
-                    'strategy="ddp", or an optimizer that treats each parameter separately, such'
-                    " as AdamW"
-                ),
-            )
+        raise option_contradicted(
+            "LBFGS makes one vector of all gradients, of which a rank has shards only",
+            where="session.setup(model, optimizer)",
+            fix=(
+                'strategy="ddp", or an optimizer that treats each parameter separately, such'
+                " as AdamW"
+            ),
         )
     for group in optimizer.param_groups:
         for whole in group["params"]:
@@ -220,18 +204,15 @@ def _cut(state: dict[str, Any], parameter: nn.Parameter, optimizer: Optimizer) -
         if not isinstance(value, torch.Tensor) or value.dim() == 0:
             continue  # a step count is the same for each shard
         if value.shape != parameter.shape:
-            raise UsageError(
-                Finding(
-                    "option-contradicted",
-                    f"{type(optimizer).__name__} remembers {name} of shape {list(value.shape)} for"
-                    f" a parameter of shape {list(parameter.shape)}, and nothing says how to cut it"
-                    " into shards",
-                    where="session.setup(model, optimizer)",
-                    fix=(
-                        'strategy="ddp", or an optimizer whose state has the shape of its'
-                        " parameters, such as AdamW"
-                    ),
-                )
+            raise option_contradicted(
+                f"{type(optimizer).__name__} remembers {name} of shape {list(value.shape)} for"
+                f" a parameter of shape {list(parameter.shape)}, and nothing says how to cut it"
+                " into shards",
+                where="session.setup(model, optimizer)",
+                fix=(
+                    'strategy="ddp", or an optimizer whose state has the shape of its'
+                    " parameters, such as AdamW"
+                ),
             )
         shards[name] = distribute_tensor(
             value, parameter.device_mesh, parameter.placements, src_data_rank=None
@@ -242,14 +223,11 @@ def _cut(state: dict[str, Any], parameter: nn.Parameter, optimizer: Optimizer) -
 def _check_scalars(model: nn.Module) -> None:
     names = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
     if names:
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                f"{names[0]} is a parameter without a dimension, and fsdp cuts parameters along"
-                " their first",
-                where="session.setup(model)",
-                fix=f"{names[0]} = nn.Parameter(torch.zeros(1))",
-            )
+        raise option_contradicted(
+            f"{names[0]} is a parameter without a dimension, and fsdp cuts parameters along"
+            " their first",
+            where="session.setup(model)",
+            fix=f"{names[0]} = nn.Parameter(torch.zeros(1))",
         )
 
 
@@ -303,20 +281,17 @@ def _check_layers(model: nn.Module, layers: list[nn.Module]) -> None:
         if not has_forward(layer):
             what = f"{type(layer).__name__} has no forward, before which it could be gathered"
             fix = "layers=(YourBlock,): the class of the modules in it"
-            raise UsageError(Finding("option-invalid", what, where="FSDP(layers=...)", fix=fix))
+            raise option_invalid(what, where="FSDP(layers=...)", fix=fix)
     ties = _ties(model, set(layers))
     if ties:
         places = ties[0]
         kinds = dict.fromkeys(
             type(place.layer).__name__ for place in places if place.layer is not model
         )
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                f"{places[0].name} and {places[1].name} are one parameter, and would be gathered"
-                " with different layers",
-                where="FSDP(layers=...)",
-                why="each layer would have its own copy, and train only that",
-                fix=f"leave {' and '.join(kinds)} out of layers=",
-            )
+        raise option_contradicted(
+            f"{places[0].name} and {places[1].name} are one parameter, and would be gathered"
+            " with different layers",
+            where="FSDP(layers=...)",
+            why="each layer would have its own copy, and train only that",
+            fix=f"leave {' and '.join(kinds)} out of layers=",
         )

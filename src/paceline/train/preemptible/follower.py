@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train.preemptible import other_ranks, sampler_state
 from paceline.train.preemptible.index_feed import Continuation, IndexFeed, Random
 from paceline.train.preemptible.unwrapping import WHERE, loader_of
@@ -91,11 +91,7 @@ class Follower:
         )
 
     def begin(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Return the iterator of a loop that begins.
-
-        Args:
-            make: Returns the iterator of the loader itself.
-        """
+        """Return the iterator of a loop that begins."""
         if not torch.is_grad_enabled():
             return make()
         self.end()
@@ -318,13 +314,10 @@ def _become(loader: Any, members: dict[str, Any]) -> None:
 
 
 def _not_a_loader(loader: Any) -> UsageError:
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"loader= is a {type(loader).__name__}, whose loops cannot be followed",
-            where=WHERE,
-            fix="loader=DataLoader(...), over which the training loop runs",
-        )
+    return option_invalid(
+        f"loader= is a {type(loader).__name__}, whose loops cannot be followed",
+        where=WHERE,
+        fix="loader=DataLoader(...), over which the training loop runs",
     )
 
 

@@ -51,12 +51,6 @@ class IndexFeed:
         read_random: Returns the global random state.
         set_random: Sets it.
         differs: Called if a sampler repeats its order differently.
-
-    Attributes:
-        requests: What the current loop has asked.
-        continuation: Where the next loop begins; used once.
-        keeps_random: Whether to keep the random state of each request, for a loader that reads a
-            batch before it has yielded the one before.
     """
 
     def __init__(
@@ -69,8 +63,10 @@ class IndexFeed:
     ) -> None:
         self._sampler, self._differs = sampler, differs
         self._read_random, self._set_random = read_random, set_random
-        self.requests = Requests()
-        self.continuation: Continuation | None = None
+        self.requests = Requests()  # what the current loop has asked
+        self.continuation: Continuation | None = None  # where the next loop begins; used once
+        # whether to keep the random state of each request, for a loader that reads a batch before
+        # it has yielded the one before
         self.keeps_random = False
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train.preemptible import unwrapping
 from paceline.train.preemptible.unwrapping import WHERE
 
@@ -95,36 +95,28 @@ def _check_has_state(name: str, value: Any) -> None:
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return
     is_loader = hasattr(value, "__iter__")
-    raise UsageError(
-        Finding(
-            "option-invalid",
-            f"{name} ({type(value).__name__}) has no state_dict and load_state_dict",
-            where=WHERE,
-            fix="loader=..., by name" if is_loader else f"leave {name} out, or give it both",
-        )
+    raise option_invalid(
+        f"{name} ({type(value).__name__}) has no state_dict and load_state_dict",
+        where=WHERE,
+        fix="loader=..., by name" if is_loader else f"leave {name} out, or give it both",
     )
 
 
 def _of_other_model(optimizer: Optimizer, parameter: torch.Tensor) -> UsageError:
     kind, shape = type(optimizer).__name__, list(parameter.shape)
-    return UsageError(
-        Finding(
-            "optimizer-of-other-model",
-            f"{kind} has a parameter of shape {shape} that no model has",
-            where=WHERE,
-            why="a checkpoint names an optimizer's state after the parameters of its models",
-            fix="paceline.preemptible(model, other_model, optimizer, loader=loader)",
-        )
+    return UsageError.of(
+        "optimizer-of-other-model",
+        f"{kind} has a parameter of shape {shape} that no model has",
+        where=WHERE,
+        why="a checkpoint names an optimizer's state after the parameters of its models",
+        fix="paceline.preemptible(model, other_model, optimizer, loader=loader)",
     )
 
 
 def _nothing_to_save(what: str) -> UsageError:
     article = "an" if what == "optimizer" else "a"
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"{what} is missing, and a checkpoint without {article} {what} resumes nothing",
-            where=WHERE,
-            fix="paceline.preemptible(model, optimizer, scheduler, loader=loader)",
-        )
+    return option_invalid(
+        f"{what} is missing, and a checkpoint without {article} {what} resumes nothing",
+        where=WHERE,
+        fix="paceline.preemptible(model, optimizer, scheduler, loader=loader)",
     )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from paceline import env
-from paceline.errors import EXIT_UNFINISHED, Finding, RunError, UsageError
+from paceline.errors import EXIT_UNFINISHED, RunError, UsageError
 from paceline.train import runtime
 from paceline.train.checkpoint import Checkpoints, Saved, portable
 from paceline.train.data import (
@@ -271,11 +271,7 @@ class Progress:
         return positions
 
     def _check_ranks(self) -> None:
-        """Check that one checkpoint can stand for all ranks; a collective.
-
-        Raises:
-            RunError: Ranks have made different numbers of steps, or trained different models.
-        """
+        """Check that one checkpoint stands for all ranks: same step, same model; a collective."""
         marks = [*self._here()]
         if not self._objects.is_parallel:
             marks.append(_digest(self._objects))
@@ -284,14 +280,12 @@ class Progress:
             return
         are_steps = highest[:2] != [-low for low in highest[len(marks) :][:2]]
         what = "ranks are at different steps" if are_steps else "ranks hold different parameters"
-        raise RunError(
-            Finding(
-                "replicas-differ",
-                f"{what}, so no checkpoint was saved",
-                where=f"{WHERE}, after step {self.step}",
-                why="a checkpoint holds one model, which all ranks have trained together",
-                fix="model = DistributedDataParallel(model)",
-            )
+        raise RunError.of(
+            "replicas-differ",
+            f"{what}, so no checkpoint was saved",
+            where=f"{WHERE}, after step {self.step}",
+            why="a checkpoint holds one model, which all ranks have trained together",
+            fix="model = DistributedDataParallel(model)",
         )
 
 
@@ -326,13 +320,11 @@ def _position_of_session(session: dict[str, Any]) -> Position:
 
 def _without(name: str, session: dict[str, Any]) -> UsageError:
     saved = [entry.removeprefix("registered/") for entry in session if "registered/" in entry]
-    return UsageError(
-        Finding(
-            "checkpoint-other-model",
-            f"the checkpoint has no state of {name}",
-            where=WHERE,
-            evidence=(f"it has the state of: {', '.join(saved) or 'no other object'}",),
-            why=f"{name} would start from its first state in the middle of the training",
-            fix="pass the same objects as before the stop, or start over in another run folder",
-        )
+    return UsageError.of(
+        "checkpoint-other-model",
+        f"the checkpoint has no state of {name}",
+        where=WHERE,
+        evidence=(f"it has the state of: {', '.join(saved) or 'no other object'}",),
+        why=f"{name} would start from its first state in the middle of the training",
+        fix="pass the same objects as before the stop, or start over in another run folder",
     )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.machine import own_world
 from paceline.rundir.files import RunDir
 from paceline.train import runtime
@@ -141,14 +141,12 @@ def _world_of_script() -> World:
     world = runtime.actual_world(described)
     if world.world_size == 1 or dist.is_initialized():
         return world
-    raise UsageError(
-        Finding(
-            "process-group-not-initialized",
-            f"this is rank {world.rank} of {world.world_size}, and there is no process group yet",
-            where=WHERE,
-            why="all ranks have to agree on the step after which they stop",
-            fix="call it after init_process_group (or Fabric's launch, or Accelerator())",
-        )
+    raise UsageError.of(
+        "process-group-not-initialized",
+        f"this is rank {world.rank} of {world.world_size}, and there is no process group yet",
+        where=WHERE,
+        why="all ranks have to agree on the step after which they stop",
+        fix="call it after init_process_group (or Fabric's launch, or Accelerator())",
     )
 
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import option_invalid
 
 WHERE = "paceline.preemptible(...)"
 
@@ -32,13 +32,10 @@ def module_of(model: nn.Module) -> nn.Module:
         UsageError: The model is sharded by torch's older ``FullyShardedDataParallel``.
     """
     if any(type(part).__name__ == _OLD_SHARDS for part in model.modules()):
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"a {_OLD_SHARDS} cannot be saved in parameters of the user's own names",
-                where=WHERE,
-                fix="torch.distributed.fsdp.fully_shard(model), which has replaced it",
-            )
+        raise option_invalid(
+            f"a {_OLD_SHARDS} cannot be saved in parameters of the user's own names",
+            where=WHERE,
+            fix="torch.distributed.fsdp.fully_shard(model), which has replaced it",
         )
     return _innermost(model)
 

@@ -7,9 +7,9 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from paceline.errors import UsageError, closest
+from paceline.errors import UsageError, closest, option_contradicted
 from paceline.train.model.strategy import DDP
-from paceline.train.trainer.options import contradiction, count, invalid, part
+from paceline.train.trainer.options import count, invalid, part
 
 PRECISIONS = {
     "None": "32-true",
@@ -49,9 +49,6 @@ DEFAULTS: dict[str, Any] = {
 def normalized(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the Trainer's arguments with those filled in that stand for others.
 
-    Args:
-        arguments: The arguments by name.
-
     Raises:
         UsageError: A value is invalid or has no effect.
     """
@@ -64,7 +61,7 @@ def normalized(arguments: dict[str, Any]) -> dict[str, Any]:
     if values["num_sanity_val_steps"] == -1:
         values["num_sanity_val_steps"] = sys.maxsize
     if not values["use_distributed_sampler"]:
-        raise contradiction(
+        raise option_contradicted(
             "samples are always shared out among the ranks, each of them once",
             where="Trainer(use_distributed_sampler=False)",
             fix="leave it out, and the DistributedSampler too",
@@ -103,7 +100,7 @@ def _overfitting(values: dict[str, Any]) -> dict[str, Any]:
         return values
     for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches"):
         if values[name] is not None:
-            raise contradiction(
+            raise option_contradicted(
                 f"overfit_batches is given, and it is {name} too",
                 where=f"Trainer(overfit_batches=..., {name}=...)",
                 fix="Trainer(overfit_batches=...) alone",
@@ -186,7 +183,7 @@ def read_strategy(strategy: Any, *, sync_batchnorm: bool = False) -> Any:
         return DDP(sync_batchnorm=True)
     if isinstance(of_session, DDP):
         return dataclasses.replace(of_session, sync_batchnorm=True)
-    raise contradiction(
+    raise option_contradicted(
         f"batch norm is synchronised with ddp only, and strategy={strategy!r}",
         where="Trainer(sync_batchnorm=True)",
         fix='Trainer(strategy="ddp", sync_batchnorm=True), on GPUs',
@@ -200,7 +197,7 @@ def for_manual(strategy: Any) -> Any:
     if isinstance(strategy, DDP) and not strategy.static_graph:
         return dataclasses.replace(strategy, find_unused_parameters=True)
     raise UsageError(
-        contradiction(
+        option_contradicted(
             f"manual optimization needs gradients that ddp averages, and strategy={strategy!r}",
             where="automatic_optimization=False",
             fix='Trainer(strategy="ddp"), or write the loop with paceline.Session',

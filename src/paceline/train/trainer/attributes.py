@@ -180,11 +180,7 @@ class Attributes:
         self.session.accumulate = batches
 
     def check_accumulation(self, batches: int) -> None:
-        """Refuse a number of accumulated batches that does not fit the batches of an epoch.
-
-        Raises:
-            UsageError: A group of so many batches would stay incomplete.
-        """
+        """Refuse a number of accumulated batches that does not fit the batches of an epoch."""
         self._plan.train_batches(self._loader_length, batches)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest, option_invalid
 from paceline.signatures.lightning_names import refused, tables
 from paceline.train.trainer.callback import HOOKS, OF_TASK, STAGE_HOOKS, Callback
 from paceline.train.trainer.hooks import has_own
@@ -15,11 +15,7 @@ NEVER_CALLED = ("backward", "configure_sharded_model", "optimizer_closure")
 
 
 def check_task(task: Any, *needed: str) -> None:
-    """Refuse a task that cannot be run, or that relies on methods that are never called.
-
-    Raises:
-        UsageError: There is no task, it lacks a method, or a method of it would never be called.
-    """
+    """Refuse a task that cannot be run, or that relies on methods that are never called."""
     name = type(task).__name__
     if task is None:
         raise _misfit(
@@ -73,11 +69,7 @@ def _check_hooks(task: Any) -> None:
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Refuse callbacks of Lightning, and callbacks with methods that are never called.
-
-    Raises:
-        UsageError: A callback is Lightning's, or a method of it would never be called.
-    """
+    """Refuse callbacks of Lightning, and callbacks with methods that are never called."""
     for callback in callbacks:
         name = type(callback).__name__
         if _from_lightning(type(callback)):
@@ -131,4 +123,4 @@ def _is_lightnings(kind: type) -> bool:
 
 
 def _misfit(what: str, *, fix: str) -> UsageError:
-    return UsageError(Finding("option-invalid", what, where="Trainer", fix=fix))
+    return option_invalid(what, where="Trainer", fix=fix)

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.train.trainer.options import one_of
 
 TOGETHER = ("min_size", "max_size_cycle", "max_size")  # a batch of each loader at a time
@@ -56,16 +56,9 @@ def replaced(tree: Any, new: Iterator[Any]) -> Any:
 
 
 class Batches:
-    """The training batches of one loader.
+    """The training batches of one loader."""
 
-    Args:
-        loader: A loader of the session.
-
-    Attributes:
-        dataloader_idx: Number of the loader that yielded last; None if steps do not get it.
-        loaders: The loaders.
-    """
-
+    # number of the loader that yielded last; None if steps do not get it
     dataloader_idx: int | None = None
 
     def __init__(self, loader: Any) -> None:
@@ -115,16 +108,13 @@ class Together:
     Args:
         tree: Loaders of the session, in a nested list or dict; a batch has the same form.
         mode: One of ``TOGETHER``.
-
-    Attributes:
-        loaders: The loaders in order.
     """
 
     dataloader_idx: int | None = None
 
     def __init__(self, tree: Any, mode: str) -> None:
         self._tree, self._mode = tree, mode
-        self.loaders = leaves(tree)
+        self.loaders = leaves(tree)  # the loaders in order
         self._live = list(self.loaders)  # those with a part in the last batch
         for loader in self.loaders:
             loader.takes_any = True
@@ -201,15 +191,11 @@ class InTurn:
 
     Args:
         loaders: Loaders of the session, of known length.
-
-    Attributes:
-        dataloader_idx: Number of the loader that yielded last.
-        loaders: The loaders in order.
     """
 
     def __init__(self, loaders: Sequence[Any]) -> None:
-        self.loaders = loaders
-        self.dataloader_idx: int | None = 0
+        self.loaders = loaders  # the loaders in order
+        self.dataloader_idx: int | None = 0  # number of the loader that yielded last
         self._start = 0  # batches done before a checkpoint
         for loader in loaders:
             loader.takes_any = True
@@ -303,16 +289,14 @@ def _skip_rest(loader: Any) -> None:
 
 
 def _uneven(first: Any, part: Any) -> UsageError:
-    return UsageError(
-        Finding(
-            "batch-weight-unknown",
-            f"this rank has {first.of_rank} of {first.of_batch} rows of the first loader's batch,"
-            f" and {part.of_rank} of {part.of_batch} of another's",
-            where="training_step",
-            why="the loss has one weight, and the result would depend on the number of ranks",
-            fix=(
-                "batch sizes that the number of ranks divides, with drop_last=True; or return"
-                " {'loss': loss, 'weight': n}"
-            ),
-        )
+    return UsageError.of(
+        "batch-weight-unknown",
+        f"this rank has {first.of_rank} of {first.of_batch} rows of the first loader's batch,"
+        f" and {part.of_rank} of {part.of_batch} of another's",
+        where="training_step",
+        why="the loss has one weight, and the result would depend on the number of ranks",
+        fix=(
+            "batch sizes that the number of ranks divides, with drop_last=True; or return"
+            " {'loss': loss, 'weight': n}"
+        ),
     )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, SequentialSampler
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_contradicted, option_invalid
 from paceline.train.session import Session
 from paceline.train.trainer.combining import (
     SEQUENTIAL,
@@ -22,7 +22,6 @@ from paceline.train.trainer.combining import (
     combined,
     leaves,
 )
-from paceline.train.trainer.options import contradiction
 from paceline.train.trainer.transfer import Transfer
 
 STAGES = ("train", "val", "test", "predict")
@@ -155,13 +154,9 @@ class Data:
 
 
 def _check_number(loaders: Sequence[Any], former: Sequence[Any], stage: str) -> None:
-    """Refuse another number of loaders than those whose places they take.
-
-    Raises:
-        UsageError: There are more or fewer than before.
-    """
+    """Refuse another number of loaders than those whose places they take."""
     if former and len(loaders) != len(former):
-        raise contradiction(
+        raise option_contradicted(
             f"{stage}_dataloader returned {len(loaders)} loaders, and {len(former)} before",
             where="Trainer(reload_dataloaders_every_n_epochs=...)",
             fix="the same number of loaders each time, of other datasets or batch sizes",
@@ -170,13 +165,10 @@ def _check_number(loaders: Sequence[Any], former: Sequence[Any], stage: str) -> 
 
 def no_loader(stage: str, method: str) -> UsageError:
     """Return the error that there is no loader for a stage."""
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"there is no loader for {stage}",
-            where=f"trainer.{method}(...)",
-            fix=f"def {stage}_dataloader(self): return DataLoader(...), or pass one",
-        )
+    return option_invalid(
+        f"there is no loader for {stage}",
+        where=f"trainer.{method}(...)",
+        fix=f"def {stage}_dataloader(self): return DataLoader(...), or pass one",
     )
 
 
@@ -201,15 +193,12 @@ def is_data(thing: Any) -> bool:
 
 
 def _evaluated_together(mode: str, stage: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"CombinedLoader(mode={mode!r}) for {stage}: an evaluation serves one loader after the"
-            " other",
-            where=f"{stage}_dataloader",
-            why="each row counts once, and loaders of different lengths have no rows in common",
-            fix=f"return a list from {stage}_dataloader: steps get dataloader_idx",
-        )
+    return option_invalid(
+        f"CombinedLoader(mode={mode!r}) for {stage}: an evaluation serves one loader after the"
+        " other",
+        where=f"{stage}_dataloader",
+        why="each row counts once, and loaders of different lengths have no rows in common",
+        fix=f"return a list from {stage}_dataloader: steps get dataloader_idx",
     )
 
 

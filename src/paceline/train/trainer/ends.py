@@ -29,11 +29,7 @@ NO_END = End(math.nan, 0, False)  # of a rank that had no rows, and so logged no
 
 
 def mean_of_ends(ends: Sequence[End]) -> float:
-    """Return the mean over all rows; if no rank had rows, the mean over ranks.
-
-    Args:
-        ends: The numbers of all ranks.
-    """
+    """Return the mean over all rows; if no rank had rows, the mean over ranks."""
     counted = _counted(ends)
     if not differ(ends):
         return counted[0].value  # without the rounding of a mean
@@ -46,11 +42,7 @@ def differ(ends: Sequence[End]) -> bool:
 
 
 def remarks(of_names: Mapping[str, Sequence[End]]) -> Iterator[Finding | Notice]:
-    """Yield findings and notices about numbers that may differ from a single rank's.
-
-    Args:
-        of_names: The numbers of all ranks, by name.
-    """
+    """Yield findings and notices about numbers that may differ from a single rank's."""
     means = {}
     for name, ends in of_names.items():
         counted = _counted(ends)

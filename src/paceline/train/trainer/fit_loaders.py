@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from paceline.errors import option_contradicted
 from paceline.train.trainer.data import Data, alike, no_loader
-from paceline.train.trainer.options import contradiction
 
 if TYPE_CHECKING:
     from paceline.train.trainer.combining import Batches, InTurn, Together
@@ -28,15 +28,11 @@ class FitLoaders:
         seed: Seed of the random numbers that a script draws while it makes loaders again.
         every: Epochs after which loaders are made again; 0 for never.
 
-    Attributes:
-        train: The training batches.
-        val: The validation loaders.
-
     Raises:
         UsageError: There is no training loader, or none that could be made again.
     """
 
-    train: Batches | Together | InTurn
+    train: Batches | Together | InTurn  # the training batches
 
     def __init__(
         self,
@@ -53,9 +49,9 @@ class FitLoaders:
         self._per_rank, self._in_order, self._validates = per_rank, in_order, validates
         self._seed, self._every = seed, every
         self._made_for = 0  # epoch
-        self.val: list[Any] = []
+        self.val: list[Any] = []  # the validation loaders
         if every and not any(map(data.makes, ("train", "val"))):
-            raise contradiction(
+            raise option_contradicted(
                 "there is no train_dataloader() to call again every"
                 f" {every} epochs: loaders were passed",
                 where="Trainer(reload_dataloaders_every_n_epochs=...)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train.trainer.callback import HOOKS, OF_TASK, STAGE_HOOKS, Callback
 from paceline.train.trainer.module import Module
 
@@ -62,12 +62,9 @@ def has_own(owner: Any, name: str, *, base: type) -> bool:
 
 
 def _skips_epoch() -> UsageError:
-    return UsageError(
-        Finding(
-            "option-invalid",
-            "on_train_batch_start returned -1, which under Lightning skips the rest of the epoch",
-            where="on_train_batch_start",
-            why="if one rank leaves out batches, the others wait for it",
-            fix="Trainer(limit_train_batches=100), or return 0 * loss in training_step",
-        )
+    return option_invalid(
+        "on_train_batch_start returned -1, which under Lightning skips the rest of the epoch",
+        where="on_train_batch_start",
+        why="if one rank leaves out batches, the others wait for it",
+        fix="Trainer(limit_train_batches=100), or return 0 * loss in training_step",
     )

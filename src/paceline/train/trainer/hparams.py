@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType, SimpleNamespace
 from typing import Any
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import option_invalid
 
 
 class HParams(dict[str, Any]):
@@ -85,14 +85,11 @@ class Configured:
 def _check_names(names: Sequence[str], arguments: Mapping[str, Any]) -> None:
     unknown = [name for name in names if name not in arguments]
     if unknown:
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"{', '.join(unknown)}: no argument of __init__; there are"
-                f" {', '.join(arguments) or 'none'}",
-                where="save_hyperparameters(...)",
-                fix="self.save_hyperparameters() takes all of them",
-            )
+        raise option_invalid(
+            f"{', '.join(unknown)}: no argument of __init__; there are"
+            f" {', '.join(arguments) or 'none'}",
+            where="save_hyperparameters(...)",
+            fix="self.save_hyperparameters() takes all of them",
         )
 
 
@@ -101,14 +98,11 @@ def _mapping(config: Any) -> Mapping[str, Any]:
         return vars(config)
     if isinstance(config, Mapping):
         return config
-    raise UsageError(
-        Finding(
-            "option-invalid",
-            f"an object of type {type(config).__name__} is not the name of an argument, a mapping"
-            " or a namespace",
-            where="save_hyperparameters(...)",
-            fix="self.save_hyperparameters(vars(config))",
-        )
+    raise option_invalid(
+        f"an object of type {type(config).__name__} is not the name of an argument, a mapping"
+        " or a namespace",
+        where="save_hyperparameters(...)",
+        fix="self.save_hyperparameters(vars(config))",
     )
 
 

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 class RunCheckpoints:
-    """What ``trainer.checkpoint_callback`` is without a ModelCheckpoint.
-
-    Args:
-        trainer: Has the run folder.
-    """
+    """What ``trainer.checkpoint_callback`` is without a ModelCheckpoint."""
 
     def __init__(self, trainer: Attributes) -> None:
         self._trainer = trainer

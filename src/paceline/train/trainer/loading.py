@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train.checkpoint import load_entries, read_saved
 
 T = TypeVar("T")
@@ -77,11 +77,7 @@ def _advising() -> Iterator[None]:
 
 
 def _of_lightning(path: str | os.PathLike[str], values: Any) -> dict[str, Any]:
-    """Return what a file of Lightning's form holds.
-
-    Raises:
-        UsageError: There is no ``state_dict`` in it.
-    """
+    """Return what a file of Lightning's form holds; refuse one without ``state_dict``."""
     if isinstance(values, Mapping) and STATE in values:
         return dict(values)
     raise _unusable(
@@ -140,16 +136,14 @@ def fill(module: nn.Module, values: Mapping[str, Any], *, strict: bool) -> None:
         module.load_state_dict(values[STATE], strict=strict)
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:4]]
-        raise UsageError(
-            Finding(
-                "checkpoint-other-model",
-                f"the weights of the checkpoint do not fit {type(module).__name__}",
-                where="load_from_checkpoint(...)",
-                evidence=tuple(line[:200] for line in lines),
-                fix="the arguments with which the model was made, or strict=False",
-            )
+        raise UsageError.of(
+            "checkpoint-other-model",
+            f"the weights of the checkpoint do not fit {type(module).__name__}",
+            where="load_from_checkpoint(...)",
+            evidence=tuple(line[:200] for line in lines),
+            fix="the arguments with which the model was made, or strict=False",
         ) from error
 
 
 def _unusable(what: str, *, fix: str) -> UsageError:
-    return UsageError(Finding("option-invalid", what, where="load_from_checkpoint(...)", fix=fix))
+    return option_invalid(what, where="load_from_checkpoint(...)", fix=fix)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train.session import Session
 from paceline.train.trainer.ends import NO_END, End, mean_of_ends
 from paceline.train.trainer.gathering import gathered
@@ -146,21 +146,13 @@ class Entry:
 
 
 class Metrics:
-    """The names logged in one epoch or evaluation.
-
-    Args:
-        session: Sums over ranks.
-
-    Attributes:
-        entries: Logged names with their numbers.
-        has_rows: Whether this rank had any rows.
-        ends: Numbers that the ranks logged after the last batch, by name.
-    """
+    """The names logged in one epoch or evaluation."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.entries: dict[str, Entry] = {}
-        self.has_rows = True
+        self.entries: dict[str, Entry] = {}  # logged names with their numbers
+        self.has_rows = True  # whether this rank had any rows
+        # numbers that the ranks logged after the last batch, by name
         self.ends: dict[str, list[End]] = {}
 
     def of_step(self) -> Values:
@@ -326,15 +318,13 @@ class Metrics:
         total, squares = session.reduce((mine, mine * mine))
         if squares * session.world_size == total * total:
             return
-        raise UsageError(
-            Finding(
-                "collective-mismatch",
-                f"rank {session.rank} logged other names than the other ranks:"
-                f" {', '.join(names) or 'none'}",
-                where=f"rank {session.rank}, self.log(...)",
-                why="a mean over all rows needs the rows of every rank",
-                fix="call self.log on every rank, with batch_size=0 where it has no value",
-            )
+        raise UsageError.of(
+            "collective-mismatch",
+            f"rank {session.rank} logged other names than the other ranks:"
+            f" {', '.join(names) or 'none'}",
+            where=f"rank {session.rank}, self.log(...)",
+            why="a mean over all rows needs the rows of every rank",
+            fix="call self.log on every rank, with batch_size=0 where it has no value",
         )
 
 
@@ -368,11 +358,8 @@ def number_of(name: str, value: Any) -> Any:
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a NumPy number
         return value.item()
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-    raise UsageError(
-        Finding(
-            "option-invalid",
-            f"{name} is a {type(value).__name__}{shape} and not a number",
-            where=f"self.log({name!r}, ...)",
-            fix=f"self.log({name!r}, {'value.mean()' if shape else 'float(value)'})",
-        )
+    raise option_invalid(
+        f"{name} is a {type(value).__name__}{shape} and not a number",
+        where=f"self.log({name!r}, ...)",
+        fix=f"self.log({name!r}, {'value.mean()' if shape else 'float(value)'})",
     )

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import option_invalid
 from paceline.signatures.lightning_names import missing_attribute
 from paceline.train.trainer import loading
 from paceline.train.trainer.hparams import Configured
@@ -88,16 +88,10 @@ class Module(Configured, TaskHooks):
             UsageError: No Trainer runs it yet.
         """
         if self._trainer is None:
-            raise UsageError(
-                Finding(
-                    "option-invalid",
-                    f"{type(self).__name__} has no trainer yet",
-                    where="self.trainer",
-                    fix=(
-                        "use it inside a method that the Trainer calls, from"
-                        " configure_optimizers on"
-                    ),
-                )
+            raise option_invalid(
+                f"{type(self).__name__} has no trainer yet",
+                where="self.trainer",
+                fix="use it inside a method that the Trainer calls, from configure_optimizers on",
             )
         return self._trainer
 

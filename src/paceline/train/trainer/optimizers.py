@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest, option_contradicted, option_invalid
 
 KEYS_OF_PAIR = ("optimizer", "lr_scheduler", "monitor")
 KEYS = ("scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau")
@@ -61,14 +61,11 @@ class Schedule:
 def never_logged(monitor: str, metrics: Mapping[str, Any], *, where: str) -> UsageError:
     """Return the error for a monitored metric that is never logged."""
     near = closest(monitor, metrics)
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"the metric {monitor!r} was never logged; logged were"
-            f" {', '.join(sorted(metrics)) or 'none'}",
-            where=where,
-            fix=f'monitor="{near}"' if near else f'self.log("{monitor}", value) in validation_step',
-        )
+    return option_invalid(
+        f"the metric {monitor!r} was never logged; logged were"
+        f" {', '.join(sorted(metrics)) or 'none'}",
+        where=where,
+        fix=f'monitor="{near}"' if near else f'self.log("{monitor}", value) in validation_step',
     )
 
 
@@ -89,16 +86,12 @@ def read(configured: Any) -> tuple[list[Optimizer], list[Schedule]]:
     if isinstance(configured, Mapping):
         return _read_dict(configured)
     if not isinstance(configured, list | tuple) or not configured:
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"configure_optimizers returned {type(configured).__name__}",
-                where="configure_optimizers",
-                fix=(
-                    'return {"optimizer": optimizer, "lr_scheduler": scheduler}, or the optimizer'
-                    " alone"
-                ),
-            )
+        raise option_invalid(
+            f"configure_optimizers returned {type(configured).__name__}",
+            where="configure_optimizers",
+            fix=(
+                'return {"optimizer": optimizer, "lr_scheduler": scheduler}, or the optimizer alone'
+            ),
         )
     if len(configured) == 2 and all(isinstance(part, list | tuple) for part in configured):
         first, second = configured
@@ -108,11 +101,7 @@ def read(configured: Any) -> tuple[list[Optimizer], list[Schedule]]:
 
 
 def check_steps(optimizers: Sequence[Optimizer]) -> None:
-    """Refuse optimizers that compute the loss themselves, such as LBFGS.
-
-    Raises:
-        UsageError: ``step`` of an optimizer requires a closure.
-    """
+    """Refuse optimizers that compute the loss themselves, such as LBFGS."""
     for optimizer in optimizers:
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
@@ -120,16 +109,13 @@ def check_steps(optimizers: Sequence[Optimizer]) -> None:
 
 
 def _needs_closure(kind: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "option-contradicted",
-            f"{kind} computes the loss several times in a step, and Trainer computes it once",
-            where="configure_optimizers",
-            fix=(
-                "an optimizer with one backward a step, such as AdamW; or a loop over Session with"
-                " optimizer.step(closure)"
-            ),
-        )
+    return option_contradicted(
+        f"{kind} computes the loss several times in a step, and Trainer computes it once",
+        where="configure_optimizers",
+        fix=(
+            "an optimizer with one backward a step, such as AdamW; or a loop over Session with"
+            " optimizer.step(closure)"
+        ),
     )
 
 
@@ -163,24 +149,16 @@ def _check_keys(configured: Mapping[str, Any]) -> None:
         else:
             what = f"an unknown key {key!r}"
             fix = f'"{closest(str(key), KEYS_OF_PAIR) or "lr_scheduler"}": ...'
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"the dict that configure_optimizers returned has {what}",
-                where="configure_optimizers",
-                why="it would have no effect",
-                fix=fix,
-            )
+        raise option_invalid(
+            f"the dict that configure_optimizers returned has {what}",
+            where="configure_optimizers",
+            why="it would have no effect",
+            fix=fix,
         )
 
 
 def _schedule(configured: Any, *, monitor: str | None = None) -> Schedule:
-    """Return the schedule of a scheduler, or of a dict with one.
-
-    Args:
-        configured: The scheduler, or a dict with keys of ``KEYS``.
-        monitor: Metric to use if the dict names none.
-    """
+    """Return the schedule of a scheduler, or of a dict with one."""
     settings = dict(configured) if isinstance(configured, Mapping) else {"scheduler": configured}
     _check_schedule(settings)
     scheduler = settings["scheduler"]
@@ -219,9 +197,7 @@ def _check_schedule(settings: Mapping[str, Any]) -> None:
 
 
 def _unusable(what: str, *, fix: str) -> UsageError:
-    return UsageError(
-        Finding("option-invalid", f"lr_scheduler {what}", where="configure_optimizers", fix=fix)
-    )
+    return option_invalid(f"lr_scheduler {what}", where="configure_optimizers", fix=fix)
 
 
 def with_state(schedules: list[Schedule]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_contradicted, option_invalid
 from paceline.train.session import Session
 from paceline.train.trainer.hooks import Hooks, has_own
 from paceline.train.trainer.module import Module
@@ -22,22 +22,9 @@ if TYPE_CHECKING:
 
 
 class Optimization:
-    """Runs backward and the optimizers on the loss that ``training_step`` returns.
+    """Runs backward and the optimizers on the loss that ``training_step`` returns."""
 
-    Args:
-        trainer: Has the Session and the optimizers.
-        plan: The Trainer's arguments.
-        work: The task.
-        hooks: Hooks called around each part.
-
-    Attributes:
-        loss: The last loss, detached; None before the first one.
-        schedules: Schedulers that step with the optimizers.
-        is_manual: Whether the task runs backward and the optimizers itself.
-        schedule_of: The task's own ``lr_scheduler_step``; None without one.
-    """
-
-    is_manual = False
+    is_manual = False  # whether the task runs backward and the optimizers itself
 
     def __init__(
         self,
@@ -48,7 +35,7 @@ class Optimization:
     ) -> None:
         self._trainer, self._plan, self._work = trainer, plan, work
         self._session: Session = trainer.session
-        self.schedules: Sequence[Schedule] = ()
+        self.schedules: Sequence[Schedule] = ()  # schedulers that step with the optimizers
         self._before_backward = hooks.caller("on_before_backward")
         self._after_backward = hooks.caller("on_after_backward")
         self._before_step = hooks.caller("on_before_optimizer_step")
@@ -56,8 +43,9 @@ class Optimization:
         self._step_of = _override(work.task, "optimizer_step")
         self._zero_of = _override(work.task, "optimizer_zero_grad")
         self._clip_of = _override(work.task, "configure_gradient_clipping")
+        # the task's own lr_scheduler_step; None without one
         self.schedule_of = _override(work.task, "lr_scheduler_step")
-        self.loss: torch.Tensor | None = None
+        self.loss: torch.Tensor | None = None  # the last loss, detached; None before the first one
 
     @property
     def num_steps(self) -> int:
@@ -206,26 +194,20 @@ def loss_of(outputs: Any) -> torch.Tensor:
     what = type(outputs).__name__
     if isinstance(outputs, Mapping):
         what = f"a dict with {', '.join(map(str, outputs))}"
-    raise UsageError(
-        Finding(
-            "option-invalid",
-            f"training_step returned {what}, and no loss",
-            where="training_step",
-            why="if one rank leaves out a batch, the others wait for it",
-            fix=(
-                'return the loss, a tensor or a dict with it as "loss"; to leave a batch out:'
-                " return 0 * loss"
-            ),
-        )
+    raise option_invalid(
+        f"training_step returned {what}, and no loss",
+        where="training_step",
+        why="if one rank leaves out a batch, the others wait for it",
+        fix=(
+            'return the loss, a tensor or a dict with it as "loss"; to leave a batch out:'
+            " return 0 * loss"
+        ),
     )
 
 
 def _misplaced(what: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "option-contradicted",
-            what,
-            where="self.manual_backward(loss)",
-            fix="automatic_optimization = False, and manual_backward in training_step",
-        )
+    return option_contradicted(
+        what,
+        where="self.manual_backward(loss)",
+        fix="automatic_optimization = False, and manual_backward in training_step",
     )

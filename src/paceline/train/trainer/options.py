@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest, option_contradicted, option_invalid
 from paceline.signatures.lightning_names import refused
 
 # Options of Lightning's self.log without effect here: a mean is always over all rows of all ranks.
@@ -32,64 +32,38 @@ LOG_OPTIONS = (
 
 
 def refuse_unknown_log(names: Iterable[str]) -> None:
-    """Refuse options of ``log`` that neither this Trainer nor Lightning has.
-
-    Raises:
-        UsageError: An option is unknown.
-    """
+    """Refuse options of ``log`` that neither this Trainer nor Lightning has."""
     for name in names:
         if name not in LOG_WITHOUT_EFFECT:
             near = closest(name, LOG_OPTIONS)
-            raise UsageError(
-                Finding(
-                    "option-unknown",
-                    f"log has no option {name}",
-                    where="self.log(...)",
-                    fix=(
-                        f"self.log(..., {near}=...)"
-                        if near
-                        else f"one of {', '.join(LOG_OPTIONS[:7])}"
-                    ),
-                )
+            raise UsageError.of(
+                "option-unknown",
+                f"log has no option {name}",
+                where="self.log(...)",
+                fix=(
+                    f"self.log(..., {near}=...)" if near else f"one of {', '.join(LOG_OPTIONS[:7])}"
+                ),
             )
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse arguments that the Trainer does not have.
-
-    Raises:
-        UsageError: An argument is unknown.
-    """
+    """Refuse arguments that the Trainer does not have."""
     for name in names:
         of_lightning = refused("trainer arguments", name) or refused("removed arguments", name)
         near = closest(name, known)
         hint = f"Trainer({near}=...)" if near else "see help(paceline.Trainer)"
-        raise UsageError(
-            Finding(
-                "option-unknown",
-                f"Trainer has no argument {name}",
-                where=f"Trainer({name}=...)",
-                why=of_lightning.text if of_lightning else "",
-                fix=of_lightning.instead if of_lightning else hint,
-            )
+        raise UsageError.of(
+            "option-unknown",
+            f"Trainer has no argument {name}",
+            where=f"Trainer({name}=...)",
+            why=of_lightning.text if of_lightning else "",
+            fix=of_lightning.instead if of_lightning else hint,
         )
 
 
 def invalid(name: str, value: object, what: str, *, fix: str, where: str = "Trainer") -> UsageError:
     """Return the error for an argument's value."""
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"{name}={value!r} is not {what}",
-            where=f"{where}({name}=...)",
-            fix=fix,
-        )
-    )
-
-
-def contradiction(what: str, *, where: str, fix: str, why: str = "") -> UsageError:
-    """Return the error for arguments that contradict each other, or how the run was started."""
-    return UsageError(Finding("option-contradicted", what, where=where, why=why, fix=fix))
+    return option_invalid(f"{name}={value!r} is not {what}", where=f"{where}({name}=...)", fix=fix)
 
 
 def count(name: str, value: Any, *, least: int = 1, where: str = "Trainer") -> int:
@@ -130,7 +104,7 @@ def either(first: str, value: Any, second: str, other: Any) -> Any:
         UsageError: Both names are given.
     """
     if value is not None and other is not None:
-        raise contradiction(
+        raise option_contradicted(
             f"{first} and {second} are the same", where="Trainer(...)", fix=f"Trainer({first}=...)"
         )
     return other if value is None else value
@@ -189,14 +163,11 @@ def num_batches(
 
 def no_batches() -> UsageError:
     """Return the error that there is nothing to train on."""
-    return UsageError(
-        Finding(
-            "option-invalid",
-            "the loader for train has no batch",
-            where="trainer.fit(...)",
-            why="nothing would be trained",
-            fix="a dataset with samples; with drop_last=True it needs batch_size of them",
-        )
+    return option_invalid(
+        "the loader for train has no batch",
+        where="trainer.fit(...)",
+        why="nothing would be trained",
+        fix="a dataset with samples; with drop_last=True it needs batch_size of them",
     )
 
 
@@ -270,7 +241,7 @@ class Plan:
         if self.patience is not None:
             count("patience", self.patience)
             if self.monitor is None:
-                raise contradiction(
+                raise option_contradicted(
                     "patience is given without a metric to monitor",
                     where="Trainer(patience=...)",
                     fix=f'Trainer(monitor="val_loss", patience={self.patience})',
@@ -280,7 +251,7 @@ class Plan:
         if self.check_val_every_n_epoch is not None:
             count("check_val_every_n_epoch", self.check_val_every_n_epoch)
         elif isinstance(self.val_check_interval, float) or not self.val_check_interval:
-            raise contradiction(
+            raise option_contradicted(
                 "check_val_every_n_epoch=None counts batches over epochs, and val_check_interval is"
                 f" {self.val_check_interval!r}",
                 where="Trainer(check_val_every_n_epoch=None)",
@@ -298,28 +269,20 @@ class Plan:
         return self.enable_checkpointing and self.monitor is not None and self.save_top_k > 0
 
     def check_has_end(self) -> None:
-        """Refuse to train without any limit.
-
-        Raises:
-            UsageError: Neither epochs nor steps are limited.
-        """
+        """Refuse to train without any limit."""
         if self.max_epochs is None and self.max_steps < 0 and self.max_time is None:
             raise invalid(
                 "max_epochs", None, "a number, nor is max_steps", fix="Trainer(max_epochs=10)"
             )
         if self.limit_train_batches == 0 and self.epochs == sys.maxsize:
-            raise contradiction(
+            raise option_contradicted(
                 "limit_train_batches=0 makes no step, and the number of epochs has no limit",
                 where="Trainer(limit_train_batches=...)",
                 fix="Trainer(max_epochs=1, limit_train_batches=0)",
             )
 
     def check_manual(self) -> None:
-        """Refuse arguments that manual optimization leaves to the script.
-
-        Raises:
-            UsageError: Clipping or accumulation is requested.
-        """
+        """Refuse arguments that manual optimization leaves to the script."""
         fixes = {
             "gradient_clip_val": "self.clip_gradients(optimizer, 1.0) in training_step",
             "accumulate_grad_batches": "step the optimizer in every n-th training_step",
@@ -327,7 +290,7 @@ class Plan:
         defaults = {"gradient_clip_val": None, "accumulate_grad_batches": 1}
         for name, fix in fixes.items():
             if getattr(self, name) != defaults[name]:
-                raise contradiction(
+                raise option_contradicted(
                     f"under manual optimization training_step does this, and {name} is given",
                     where=f"Trainer({name}=...)",
                     fix=fix,
@@ -335,10 +298,6 @@ class Plan:
 
     def train_batches(self, length: int | None, group: int) -> int | None:
         """Return the number of batches to train on in an epoch; None if it is unknown.
-
-        Args:
-            length: Batches of the loader; None if unknown.
-            group: Batches in a step.
 
         Raises:
             UsageError: There is no batch, or the limit cuts through a group of accumulated batches,
@@ -349,7 +308,7 @@ class Plan:
         number = num_batches("limit_train_batches", self.limit_train_batches, length)
         if number is None or number == length or number % group == 0:
             return number
-        raise contradiction(
+        raise option_contradicted(
             f"limit_train_batches={self.limit_train_batches} means {number} batches, and {group}"
             " make a step",
             where="Trainer(limit_train_batches=...)",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train.data import parts_of_batch
 from paceline.train.trainer.gathering import mapped
 
@@ -143,15 +143,12 @@ def _divided(whole: Any, sizes: Sequence[int]) -> list[Any]:
 def _not_of_rows(result: Any, rows: int) -> UsageError:
     kind = type(result).__name__
     shape = f" of shape {list(result.shape)}" if isinstance(result, torch.Tensor) else ""
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"predict_step returned a {kind}{shape} for a batch with {rows} rows on this rank",
-            where="predict_step",
-            why="predictions of several ranks are put together row by row",
-            fix=(
-                "return tensors of shape [rows, ...], also in a dict or list; or"
-                " trainer.predict(..., return_predictions=False) with on_predict_batch_end"
-            ),
-        )
+    return option_invalid(
+        f"predict_step returned a {kind}{shape} for a batch with {rows} rows on this rank",
+        where="predict_step",
+        why="predictions of several ranks are put together row by row",
+        fix=(
+            "return tensors of shape [rows, ...], also in a dict or list; or"
+            " trainer.predict(..., return_predictions=False) with on_predict_batch_end"
+        ),
     )

@@ -23,24 +23,16 @@ PACE_S = 5.0  # steps/s are measured over the last seconds
 
 
 class Progress:
-    """Progress of a run; the loop writes it and the bar reads it.
-
-    Attributes:
-        stage: Current stage: ``"epoch 3/10"``, ``"validate"``, ``"test"``.
-        batch: Finished batches of the stage.
-        num_batches: Batches of the stage; None if unknown.
-        loss: Last loss of this rank, a tensor; None without one.
-        shown: Other numbers for the bar, by name; this rank's last value, or an epoch's exact mean.
-        total: Batches of the whole fit; None if unknown.
-    """
+    """Progress of a run; the loop writes it and the bar reads it."""
 
     def __init__(self) -> None:
-        self.stage = ""
-        self.batch = 0
-        self.num_batches: int | None = None
-        self.loss: Any = None
+        self.stage = ""  # current stage: "epoch 3/10", "validate", "test"
+        self.batch = 0  # finished batches of the stage
+        self.num_batches: int | None = None  # batches of the stage; None if unknown
+        self.loss: Any = None  # last loss of this rank, a tensor; None without one
+        # other numbers for the bar, by name; this rank's last value, or an epoch's exact mean
         self.shown: dict[str, Any] = {}
-        self.total: int | None = None
+        self.total: int | None = None  # batches of the whole fit; None if unknown
         self._before = self._done_at_start = 0
         self._batches_per_step = 1
         self._is_aside = False

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_contradicted
 from paceline.text import terminal
 from paceline.train.trainer.ends import differ, remarks
 from paceline.train.trainer.metrics import REDUCTIONS, Entry, Metrics, number_of
@@ -22,12 +22,10 @@ class Recorder:
     Args:
         progress: The progress bar.
         announce: Called with each new name of an epoch and its first value.
-
-    Attributes:
-        metrics: Metrics of the current epoch or evaluation; None in between.
     """
 
     def __init__(self, progress: Progress, announce: Callable[[str, Any], None]) -> None:
+        # metrics of the current epoch or evaluation; None in between
         self.metrics: Metrics | None = None
         self._in_step = False  # in a training batch, numbers are reported by step and not as a mean
         self._rows: int | None = None
@@ -147,6 +145,4 @@ def _entry(
 
 
 def _refusal(name: str, what: str, fix: str) -> UsageError:
-    return UsageError(
-        Finding("option-contradicted", what, where=f"self.log({name!r}, ...)", fix=fix)
-    )
+    return option_contradicted(what, where=f"self.log({name!r}, ...)", fix=fix)

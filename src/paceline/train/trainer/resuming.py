@@ -6,10 +6,9 @@ import os
 from pathlib import Path
 
 from paceline import env
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_contradicted
 from paceline.text import terminal
 from paceline.train.session import Session
-from paceline.train.trainer import options
 
 _fitted: set[Path] = set()  # run folders of this process's fits
 
@@ -60,20 +59,18 @@ def restore(session: Session, ckpt_path: str | os.PathLike[str]) -> None:
         UsageError: The checkpoint does not exist.
     """
     if not session.restore("latest" if ckpt_path == "last" else ckpt_path):
-        raise UsageError(
-            Finding(
-                "checkpoint-missing",
-                f"there is no checkpoint in {session.run_dir.checkpoints}",
-                where=f"ckpt_path={os.fspath(ckpt_path)!r}",
-                fix="give the path of one, or leave ckpt_path out",
-            )
+        raise UsageError.of(
+            "checkpoint-missing",
+            f"there is no checkpoint in {session.run_dir.checkpoints}",
+            where=f"ckpt_path={os.fspath(ckpt_path)!r}",
+            fix="give the path of one, or leave ckpt_path out",
         )
 
 
 def _refuse_second_fit(session: Session) -> None:
     """Refuse a fit that would resume where an earlier one has ended, and so train nothing."""
     if session.reduce(int(session.is_main and _has_checkpoints(session))):  # rank 0 decides
-        raise options.contradiction(
+        raise option_contradicted(
             f"this process has fitted in {session.run_dir.root} before, and would continue from its"
             " checkpoints",
             where="trainer.fit(...)",

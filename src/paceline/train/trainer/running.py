@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from paceline.errors import option_contradicted
 from paceline.train.session import Session
 from paceline.train.trainer import arguments, loading, optimizers, options, resuming
 from paceline.train.trainer import loggers as logger_kinds
@@ -52,13 +53,6 @@ class Settings:
 
 class Running(Attributes):
     """A Trainer's implementation.
-
-    Args:
-        plan: The arguments of the training.
-        settings: The other arguments.
-        session: The Session.
-        callbacks: The callbacks.
-        loggers: The loggers.
 
     Attributes:
         console: Console of the progress, rich's for stderr.
@@ -316,7 +310,7 @@ class Running(Attributes):
             }
             datamodule = options.either("the second argument", first, "datamodule", datamodule)
         if datamodule is not None and any(loader is not None for loader in loaders.values()):
-            raise options.contradiction(
+            raise option_contradicted(
                 "a data object and loaders are both given",
                 where="Trainer",
                 fix="trainer.fit(task, data), or trainer.fit(task, train_loader, val_loader)",
@@ -369,7 +363,7 @@ class Running(Attributes):
             UsageError: An option is given, or the Trainer runs backward itself.
         """
         if args or named:
-            raise options.contradiction(
+            raise option_contradicted(
                 f"manual_backward takes a loss alone, not {', '.join(named) or 'more'}: gradients"
                 " of ranks are averaged in one backward of each loss",
                 where="self.manual_backward(loss)",
@@ -377,7 +371,7 @@ class Running(Attributes):
             )
         optimization = self._fit.optimization if self._fit is not None else None
         if not isinstance(optimization, ManualOptimization):
-            raise options.contradiction(
+            raise option_contradicted(
                 "the Trainer runs backward itself",
                 where="self.manual_backward(loss)",
                 fix="self.automatic_optimization = False in __init__",
@@ -388,7 +382,7 @@ class Running(Attributes):
         """Return the tensors of all ranks, stacked; see ``Module.all_gather``."""
         if group is not None or sync_grads:
             with_gradients = "self.trainer.session.gather(rows, gradients=True)"
-            raise options.contradiction(
+            raise option_contradicted(
                 "all_gather returns detached tensors of all ranks",
                 where="self.all_gather(data, group=None, sync_grads=False)",
                 fix=with_gradients if sync_grads else "self.all_gather(data)",
@@ -415,7 +409,7 @@ class Running(Attributes):
 
     def _save_to(self, path: Path, *, weights_only: bool) -> None:
         if self._work is None:
-            raise options.contradiction(
+            raise option_contradicted(
                 "no task was run before",
                 where="trainer.save_checkpoint(...)",
                 fix="trainer.fit(task, data) first",

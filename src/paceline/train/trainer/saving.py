@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from paceline.errors import Finding, RunError, UsageError
+from paceline.errors import RunError, UsageError, option_contradicted
 from paceline.train.checkpoint import last_committed
 from paceline.train.trainer.callback import Callback
 from paceline.train.trainer.hooks import has_own
 from paceline.train.trainer.loading import DATA_HPARAMS, HPARAMS, STATE
 from paceline.train.trainer.module import DataModule, Module
-from paceline.train.trainer.options import Plan, contradiction
+from paceline.train.trainer.options import Plan
 
 if TYPE_CHECKING:
     from paceline.train.trainer.running import Running
@@ -28,19 +28,7 @@ _FORMAT = {"pytorch-lightning_version": "2.0.0"}  # without it Lightning takes a
 
 
 class Saving:
-    """Saves the checkpoints of a fit, with the state of callbacks and of what hooks add.
-
-    Args:
-        trainer: Has the Session.
-        plan: The Trainer's arguments.
-        task: The task.
-        owners: The task and the data object.
-        callbacks: The callbacks.
-
-    Attributes:
-        defers: Whether an epoch is ending: a checkpoint is then saved when its schedulers have
-            stepped, so that a training run that resumes from it continues exactly.
-    """
+    """Saves the checkpoints of a fit, with the state of callbacks and of what hooks add."""
 
     def __init__(
         self,
@@ -54,6 +42,8 @@ class Saving:
         self._trainer, self._plan, self._task = trainer, plan, task
         self._owners, self._callbacks = owners, callbacks
         self._with_state = _by_key(callbacks)
+        # whether an epoch is ending: a checkpoint is then saved when its schedulers have stepped,
+        # so that a training run that resumes from it continues exactly
         self.defers = False
         self._deferred: list[Path] = []
         self._dropped: list[Path] = []
@@ -181,7 +171,7 @@ def describe(trainer: Running, owners: Sequence[Any]) -> dict[str, Any]:
 def write_weights(trainer: Running, task: Any, owners: Sequence[Any], path: Path) -> None:
     """Write weights and hyperparameters to one file, of the form of Lightning's; a collective."""
     if not isinstance(task, nn.Module):
-        raise contradiction(
+        raise option_contradicted(
             f"{type(task).__name__} is not a module, and weights_only saves its state_dict",
             where="trainer.save_checkpoint(..., weights_only=True)",
             fix=f"class {type(task).__name__}(paceline.Module), or torch.save of its parts",
@@ -241,18 +231,14 @@ def remove(path: Path) -> None:
 
 
 def _by_key(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Return the callbacks with state by the name of their state.
-
-    Raises:
-        UsageError: Two have the same name.
-    """
+    """Return the callbacks with state by the name of their state; refuse two of the same name."""
     by_key: dict[str, Any] = {}
     for callback in callbacks:
         if not has_own(callback, "state_dict", base=Callback):
             continue
         key = getattr(callback, "state_key", type(callback).__qualname__)
         if key in by_key:
-            raise contradiction(
+            raise option_contradicted(
                 f"two callbacks have the state_key {key!r}, and a checkpoint would hold the state"
                 " of one only",
                 where="Trainer(callbacks=...)",
@@ -263,25 +249,20 @@ def _by_key(callbacks: Sequence[Any]) -> dict[str, Any]:
 
 
 def _weights_changed() -> UsageError:
-    return UsageError(
-        Finding(
-            "option-contradicted",
-            'on_save_checkpoint changed checkpoint["state_dict"], and weights are saved by all'
-            " ranks beside it",
-            where="on_save_checkpoint",
-            why="the change would be lost",
-            fix="override state_dict() of the module, or register buffers with persistent=False",
-        )
+    return option_contradicted(
+        'on_save_checkpoint changed checkpoint["state_dict"], and weights are saved by all'
+        " ranks beside it",
+        where="on_save_checkpoint",
+        why="the change would be lost",
+        fix="override state_dict() of the module, or register buffers with persistent=False",
     )
 
 
 def _not_written(path: Path, error: OSError) -> RunError:
-    return RunError(
-        Finding(
-            "folder-not-writable",
-            f"{path} cannot be written",
-            where=str(path.parent),
-            evidence=(str(error),),
-            fix="a path that this user may write to",
-        )
+    return RunError.of(
+        "folder-not-writable",
+        f"{path} cannot be written",
+        where=str(path.parent),
+        evidence=(str(error),),
+        fix="a path that this user may write to",
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch.distributed as dist
 
 from paceline import env
+from paceline.errors import option_contradicted
 from paceline.machine import own_process, own_world
 from paceline.text import terminal
 from paceline.train.session import Session
-from paceline.train.trainer.options import contradiction
 
 
 def start_ranks(devices: int | None, num_nodes: int) -> None:
@@ -25,7 +25,7 @@ def start_ranks(devices: int | None, num_nodes: int) -> None:
     if launched or dist.is_initialized() or (devices or 1) * num_nodes == 1:
         return
     if num_nodes > 1:
-        raise contradiction(
+        raise option_contradicted(
             f"num_nodes={num_nodes}, and this process was started without a launcher: it cannot"
             " start other nodes",
             where="Trainer(num_nodes=...)",
@@ -36,7 +36,7 @@ def start_ranks(devices: int | None, num_nodes: int) -> None:
         )
     script = _script()
     if script is None:
-        raise contradiction(
+        raise option_contradicted(
             f"devices={devices}, and there is no script to start on each of them",
             where="Trainer(devices=...)",
             fix=f"put it into a function: paceline.launch(train, nproc_per_node={devices})",
@@ -69,18 +69,14 @@ def _script() -> list[str] | None:
 
 
 def check_world(devices: int | None, num_nodes: int, session: Session) -> None:
-    """Refuse a run with another number of ranks than the Trainer requests.
-
-    Raises:
-        UsageError: The number of ranks differs.
-    """
+    """Refuse a run with another number of ranks than the Trainer requests."""
     requested = (devices or 0) * num_nodes
     if requested in (0, session.world_size):
         return
     start = f"paceline run --nproc-per-node {devices} script.py"
     if _launcher() == "slurm":
         start = f"#SBATCH --nodes={num_nodes} --ntasks-per-node={devices}"
-    raise contradiction(
+    raise option_contradicted(
         f"devices={devices} and num_nodes={num_nodes} make {requested} ranks, "
         f"and this run was started with {session.world_size}",
         where="Trainer(devices=...)",
@@ -90,11 +86,7 @@ def check_world(devices: int | None, num_nodes: int, session: Session) -> None:
 
 
 def check_device(device_type: str, session: Session) -> None:
-    """Refuse ranks on another type of device than the Trainer requests.
-
-    Raises:
-        UsageError: The type of device differs.
-    """
+    """Refuse ranks on another type of device than the Trainer requests."""
     present = session.device.type
     if device_type in ("", present):
         return
@@ -105,7 +97,7 @@ def check_device(device_type: str, session: Session) -> None:
             'Trainer(accelerator="auto"); to find out why torch sees no GPU: python -m'
             " torch.utils.collect_env"
         )
-    raise contradiction(
+    raise option_contradicted(
         f"the ranks of this run are on {present}, and the Trainer requires {device_type}",
         where="Trainer(accelerator=...)",
         fix=fix,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from paceline.errors import option_contradicted
 from paceline.rundir.files import RunDir
 from paceline.train.logging import Logger
 from paceline.train.session import Session
@@ -421,7 +422,7 @@ def _callbacks(values: dict[str, Any]) -> list[Any]:
         callbacks.append(ModelSummary())
     saves = [callback for callback in callbacks if hasattr(callback, "best_model_path")]
     if saves and not values["enable_checkpointing"] and not values["fast_dev_run"]:
-        raise options.contradiction(
+        raise option_contradicted(
             f"enable_checkpointing=False, and there is a {type(saves[0]).__name__}",
             where="Trainer(callbacks=...)",
             fix="leave one of them out",

@@ -32,20 +32,13 @@ class BatchHooks:
 
 
 class Transfer:
-    """The hooks of the data object, or else of the task, for each of ``NAMES``.
-
-    Args:
-        owners: The data object and the task.
-        device: Device of the batches.
-
-    Attributes:
-        moves: Whether a hook needs batches before they are on the device: they are then moved here
-            instead of by the loader, which moves the next batch during the step.
-    """
+    """The hooks of the data object, or else of the task, for each of ``NAMES``."""
 
     def __init__(self, owners: Sequence[Any], device: torch.device) -> None:
         self._before, self._move, self._after = (_own_hook(owners, name) for name in NAMES)
         self._device = device
+        # whether a hook needs batches before they are on the device: they are then moved here
+        # instead of by the loader, which moves the next batch during the step
         self.moves = self._before is not None or self._move is not None
 
     @property

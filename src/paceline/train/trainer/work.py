@@ -33,25 +33,17 @@ class Work:
     wrapped module is called with ``training_step`` in place of its ``forward``; inside, ``forward``
     is the task's own again. (As under Lightning, a forward hook on the task itself is therefore
     called around both.)
-
-    Args:
-        task: The user's object.
-        session: Session to set it up in.
-        optimizers: Optimizers of the task.
-
-    Attributes:
-        module: The task itself, or the modules that it holds.
-        is_sharded: Whether the module is sharded, so that every forward is a collective.
     """
 
     def __init__(self, task: Any, session: Session, optimizers: Sequence[Optimizer] = ()) -> None:
         self.task = task
+        # the task itself, or the modules that it holds
         self.module = task if isinstance(task, nn.Module) else Parts(task)
         ready: Any = session.setup(self.module, *optimizers)
         self._wrapped: nn.Module = ready[0] if optimizers else ready
         self.is_sharded = any(
             hasattr(parameter, "device_mesh") for parameter in self._wrapped.parameters()
-        )
+        )  # whether the module is sharded, so that every forward is a collective
         self._methods: dict[str, Callable[..., Any]] = {}
 
     def train(self, *inputs: Any) -> Any:
@@ -138,11 +130,7 @@ class Work:
 
 
 def accepting(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that passes a step as many of ``batch, batch_idx, dataloader_idx`` as fit.
-
-    Args:
-        method: A step of the user's.
-    """
+    """Return a function that passes on as many of ``batch, batch_idx, dataloader_idx`` as fit."""
     accepted = 3
     while accepted > 1:
         try:

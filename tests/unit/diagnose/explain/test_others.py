@@ -14,7 +14,7 @@ import pytest
 from paceline.diagnose.explain import explain, judge
 from paceline.errors import UsageError
 from refusals import refusal
-from unit.diagnose.explain.other_texts import TEXTS
+from unit.diagnose.explain.test_texts import TEXTS
 
 TEXT = (
     "step 1\n" * 5000 + "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"

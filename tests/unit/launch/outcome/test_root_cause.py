@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGRTMIN, SIGSEGV, SIGTERM
 
 import pytest
@@ -16,6 +16,7 @@ from paceline.launch.outcome.block import render as block
 from paceline.launch.outcome.rank_exit import Failure, RankExit
 from paceline.launch.outcome.root_cause import Verdict, broken_in_stop, in_threads, judge
 from paceline.launch.outcome.weight import CAUSE, EARLY_EXIT, SUSPECT, UNCLEAR, VICTIM, weigh
+from paceline.text.plain_data import read_as
 from paceline.text.wording import fold
 
 S = 1_000_000_000  # a second in nanoseconds
@@ -683,7 +684,7 @@ def test_a_record_survives_the_way_through_the_store():
     )
     usual = RankExit(rank=0)
     for made in (record, replace(record, failure=None), usual):
-        assert RankExit.from_json(json.loads(json.dumps(made.to_json()))) == made
+        assert read_as(RankExit, json.loads(json.dumps(asdict(made)))) == made
     assert {name for name in vars(record) if getattr(record, name) == getattr(usual, name)} == set()
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from paceline.launch.rendezvous import presence
 from paceline.launch.rendezvous.presence import Arrived, Verdict, judge, judge_newcomer
+from paceline.text.plain_data import read_as
 
 
 def node(ticket, rank, nodes=(2, 2)):
@@ -146,4 +147,4 @@ def test_the_line_while_waiting(head, words):
 
 def test_verdicts_travel():
     for verdict in (RAN, Verdict(finding=presence.same_rank_twice(*TWO))):
-        assert Verdict.from_json(verdict.to_json()) == verdict
+        assert read_as(Verdict, asdict(verdict)) == verdict

@@ -228,13 +228,7 @@ class _Holder:
 
 
 def _holders(gpu: Gpu, leftovers: set[int], *, wsl: bool) -> Iterator[_Holder]:
-    """Yield the reasons why a GPU is not free.
-
-    Args:
-        gpu: The GPU.
-        leftovers: Process ids of processes to ignore.
-        wsl: Whether Linux runs inside Windows, which uses memory and does not report it.
-    """
+    """Yield why a GPU is not free, leftovers apart. WSL uses memory that it does not report."""
     where = f"GPU {gpu.index}"
     if gpu.compute_mode == "prohibited":
         yield _Holder(f"{where}: compute mode Prohibited: no process may compute on it", True)

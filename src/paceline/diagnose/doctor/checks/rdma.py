@@ -106,11 +106,7 @@ def _efa(facts: Facts) -> Iterator[Obstacle]:
 
 
 def _no_plugin(elsewhere: Sequence[str]) -> Obstacle:
-    """Return the obstacle of a missing EFA plugin.
-
-    Args:
-        elsewhere: Paths of plugins outside the loader's search path.
-    """
+    """Return the obstacle of a missing EFA plugin; ``elsewhere``: those that the loader misses."""
     if not elsewhere:
         return Obstacle(
             "the plugin aws-ofi-nccl (libnccl-net.so) is not installed",

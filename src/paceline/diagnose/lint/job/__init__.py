@@ -6,12 +6,7 @@ from paceline.errors import Finding
 
 
 def judge(source: str, name: str) -> list[Finding]:
-    """Return the findings of a job script.
-
-    Args:
-        source: Its text.
-        name: Its name in findings.
-    """
+    """Return the findings of a job script."""
     # imported here, since callers that only need sbatch's options should not load the checks
     from paceline.diagnose.lint.job.judging import judge as judge_text
 

@@ -52,12 +52,7 @@ class Directives:
 
 
 def parse(source: str, data_lines: set[int]) -> Directives:
-    """Read the directives.
-
-    Args:
-        source: The script.
-        data_lines: Lines of heredocs and quoted arguments.
-    """
+    """Read the directives."""
     directives = Directives()
     in_head = True
     for number, raw in enumerate(source.split("\n"), 1):

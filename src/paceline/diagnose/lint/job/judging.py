@@ -39,10 +39,6 @@ def read(source: str, name: str) -> Case:
 def judge(source: str, name: str) -> list[Finding]:
     """Return the findings of a job script.
 
-    Args:
-        source: Its text.
-        name: Its name, for ``where``.
-
     Returns:
         Findings by line, each name once per line.
     """

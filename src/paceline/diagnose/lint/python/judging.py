@@ -27,10 +27,6 @@ def examine(source: str, name: str) -> tuple[list[Finding], Program | None]:
     """Return the findings of a training script, and what the script expects of the job that starts
     it.
 
-    Args:
-        source: The text of the file.
-        name: Its path as typed.
-
     Returns:
         The same findings as `judge`, and the expectations, None if the text is not a training
         script.

@@ -27,10 +27,6 @@ def read(source: str, name: str) -> Script | Finding | None:
     """Return the parsed file, a finding if it is not Python, or None if it is too deep, too long or
     irrelevant.
 
-    Args:
-        source: The text.
-        name: Its path as typed.
-
     Returns:
         A script, ``script-syntax-error``, or None.
     """

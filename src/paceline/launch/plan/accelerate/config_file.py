@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import env
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import SetupError, UsageError
 from paceline.launch.plan.accelerate.settings import Settings, settle
 
 NONE = "none"  # in place of a file: do not use the default one either
@@ -73,22 +73,18 @@ def _yaml(text: str, path: Path) -> Any:
 
 
 def _no_yaml(path: Path) -> SetupError:
-    return SetupError(
-        Finding(
-            "module-not-found",
-            f"{path} is YAML, and the module yaml cannot be imported",
-            where=str(path),
-            fix="pip install pyyaml",
-        )
+    return SetupError.of(
+        "module-not-found",
+        f"{path} is YAML, and the module yaml cannot be imported",
+        where=str(path),
+        fix="pip install pyyaml",
     )
 
 
 def _unreadable(path: Path, why: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "input-unreadable",
-            f"accelerate's configuration cannot be read: {why}",
-            where=str(path),
-            fix="accelerate config --config_file FILE writes one",
-        )
+    return UsageError.of(
+        "input-unreadable",
+        f"accelerate's configuration cannot be read: {why}",
+        where=str(path),
+        fix="accelerate config --config_file FILE writes one",
     )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.launch.plan.accelerate import table
 
 HEAD = "HEAD"  # placeholder for the address of node 0 if none is given
@@ -202,7 +202,7 @@ def _uses_cpu(values: Mapping[str, Any]) -> bool:
 
 
 def _wrong(what: str, source: str, *, fix: str) -> UsageError:
-    return UsageError(Finding("option-invalid", f"{source} {what}", where=source, fix=fix))
+    return option_invalid(f"{source} {what}", where=source, fix=fix)
 
 
 # Variables of the ranks

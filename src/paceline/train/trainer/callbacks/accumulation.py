@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.errors import option_contradicted
 from paceline.train.trainer.callback import Callback
-from paceline.train.trainer.options import contradiction, count, invalid
+from paceline.train.trainer.options import count, invalid
 
 WHERE = "GradientAccumulationScheduler"
 
@@ -52,14 +53,14 @@ class GradientAccumulationScheduler(Callback):
         if stage != "fit":
             return
         if getattr(task, "automatic_optimization", True) is False:
-            raise contradiction(
+            raise option_contradicted(
                 f"under manual optimization training_step decides when to step, and {WHERE} is"
                 " given",
                 where=WHERE,
                 fix="step the optimizer in every n-th training_step",
             )
         if trainer.accumulate_grad_batches != 1:
-            raise contradiction(
+            raise option_contradicted(
                 f"accumulate_grad_batches={trainer.accumulate_grad_batches} and {WHERE} both say"
                 " how many batches make a step",
                 where="Trainer(accumulate_grad_batches=...)",

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_avg_fn
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, option_contradicted
 from paceline.train.trainer.callback import Callback
 from paceline.train.trainer.optimizers import Schedule
-from paceline.train.trainer.options import contradiction, count, invalid, one_of
+from paceline.train.trainer.options import count, invalid, one_of
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -202,13 +202,13 @@ class StochasticWeightAveraging(Callback):
         if not isinstance(task, nn.Module):
             raise _not_a_module(self, task)
         if any(isinstance(part, BATCH_NORMS) for part in task.modules()):
-            raise contradiction(
+            raise option_contradicted(
                 "the statistics of batch norm would be those of other weights than the averages",
                 where="StochasticWeightAveraging",
                 fix="EMAWeightAveraging(), which averages buffers too",
             )
         if trainer.max_epochs is None or trainer.max_epochs < 0:
-            raise contradiction(
+            raise option_contradicted(
                 "the last epochs are averaged, and max_epochs is not given",
                 where="StochasticWeightAveraging",
                 fix="Trainer(max_epochs=10)",
@@ -236,7 +236,7 @@ class StochasticWeightAveraging(Callback):
         if any(hasattr(parameter, "device_mesh") for parameter in task.parameters()):
             raise _sharded(self)
         if len(trainer.optimizers) != 1:
-            raise contradiction(
+            raise option_contradicted(
                 f"there are {len(trainer.optimizers)} optimizers, and the rate of one is annealed",
                 where="StochasticWeightAveraging",
                 fix="one optimizer, with several groups of parameters",
@@ -280,7 +280,7 @@ class StochasticWeightAveraging(Callback):
 
 
 def _not_a_module(callback: Any, task: Any) -> UsageError:
-    return contradiction(
+    return option_contradicted(
         f"{type(task).__name__} is not a module, and its weights are averaged",
         where=type(callback).__name__,
         fix=f"class {type(task).__name__}(paceline.Module)",
@@ -288,7 +288,7 @@ def _not_a_module(callback: Any, task: Any) -> UsageError:
 
 
 def _sharded(callback: Any) -> UsageError:
-    return contradiction(
+    return option_contradicted(
         "the weights are in shards, and their average is of whole weights",
         where=type(callback).__name__,
         fix='Trainer(strategy="ddp")',

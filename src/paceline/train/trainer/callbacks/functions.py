@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest
 from paceline.train.trainer.callback import HOOKS, STAGE_HOOKS, Callback
 
 
@@ -24,13 +24,11 @@ class LambdaCallback(Callback):
         for name, function in functions.items():
             if name not in names:
                 near = closest(name, names) or "on_train_epoch_end"
-                raise UsageError(
-                    Finding(
-                        "option-unknown",
-                        f"{name} is not a hook",
-                        where=f"LambdaCallback({name}=...)",
-                        fix=f"LambdaCallback({near}=...)",
-                    )
+                raise UsageError.of(
+                    "option-unknown",
+                    f"{name} is not a hook",
+                    where=f"LambdaCallback({name}=...)",
+                    fix=f"LambdaCallback({near}=...)",
                 )
             if function is not None:
                 setattr(self, name, function)

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from paceline.errors import option_contradicted
 from paceline.train.trainer.arguments import read_duration
 from paceline.train.trainer.callback import Callback
 from paceline.train.trainer.optimizers import never_logged
-from paceline.train.trainer.options import contradiction, count, invalid, one_of
+from paceline.train.trainer.options import count, invalid, one_of
 from paceline.train.trainer.saving import SUFFIX
 
 LAST = "last"
@@ -118,13 +119,13 @@ class ModelCheckpoint(Callback):
             )
         triggers = [self._every_n_steps, self._every_s, every_n_epochs]
         if sum(bool(trigger) for trigger in triggers) > 1:
-            raise contradiction(
+            raise option_contradicted(
                 "every_n_train_steps, train_time_interval and every_n_epochs exclude each other",
                 where=name,
                 fix=f"two callbacks: {name}(every_n_epochs=1), {name}(every_n_train_steps=100)",
             )
         if self.monitor is None and self.save_top_k not in (-1, 0, 1):
-            raise contradiction(
+            raise option_contradicted(
                 f"save_top_k={self.save_top_k} has no metric to compare by",
                 where=name,
                 fix=f'{name}(monitor="val_loss", save_top_k={self.save_top_k})',

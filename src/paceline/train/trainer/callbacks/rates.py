@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import option_contradicted
 from paceline.train.trainer.callback import Callback
 from paceline.train.trainer.options import one_of
 
@@ -47,13 +47,10 @@ class LearningRateMonitor(Callback):
     def on_train_start(self, trainer: Any, task: Any) -> None:
         """Check that the numbers go anywhere."""
         if not trainer.loggers and not trainer.fast_dev_run:
-            raise UsageError(
-                Finding(
-                    "option-contradicted",
-                    "there is no logger to log learning rates to",
-                    where="LearningRateMonitor",
-                    fix='Trainer(logger="csv"), or leave the callback out',
-                )
+            raise option_contradicted(
+                "there is no logger to log learning rates to",
+                where="LearningRateMonitor",
+                fix='Trainer(logger="csv"), or leave the callback out',
             )
 
     def on_train_batch_start(self, trainer: Any, task: Any, batch: Any, batch_idx: int) -> None:

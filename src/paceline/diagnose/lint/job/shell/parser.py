@@ -37,13 +37,7 @@ _CLOSERS = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
 
 
 def parse(source: str, *, line: int = 1, depth: int = 0) -> Script:
-    """Parse a script.
-
-    Args:
-        source: The text.
-        line: The number of its first line.
-        depth: Its nesting depth in other scripts.
-    """
+    """Parse a script that begins at a line, and is nested ``depth`` deep in other scripts."""
     reader = _Reader(Cursor(source, line, depth))
     script = Script(reader.nodes, broken=reader.cursor.broken, data_lines=reader.data_lines)
     try:

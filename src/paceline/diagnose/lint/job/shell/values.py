@@ -94,14 +94,7 @@ Value = str | list[str]
 
 
 class Expander:
-    """Expands words with the variables of a shell.
-
-    Attributes:
-        symbols: The table of symbols.
-        values: The variables that are set, changed by ``${NAME:=...}``.
-        place: The shell that expands, as in `Symbol`.
-        arguments: Positional arguments, or None if they are unknown.
-    """
+    """Expands words with the variables of a shell."""
 
     def __init__(
         self,
@@ -114,11 +107,11 @@ class Expander:
         arguments: list[str] | None = None,
     ) -> None:
         self.symbols = symbols
-        self.values = values
-        self.place = place
+        self.values = values  # the variables that are set, changed by ${NAME:=...}
+        self.place = place  # the shell that expands, as in `Symbol`
         self.presets = dict(presets or {})
         self.lost = lost
-        self.arguments = arguments
+        self.arguments = arguments  # positional arguments, or None if they are unknown
 
     def fields(self, word: Word) -> list[Arg]:
         """Return the arguments to which a word expands."""

@@ -84,19 +84,13 @@ class Word:
 
 
 class Cursor:
-    """A position in a source.
-
-    Attributes:
-        source: The text.
-        at: The next character.
-        broken: Lines that end in a backslash and blanks.
-    """
+    """A position in a source."""
 
     def __init__(self, source: str, line: int = 1, depth: int = 0) -> None:
         self.source = source
-        self.at = 0
+        self.at = 0  # the next character
         self.depth = depth
-        self.broken: list[int] = []
+        self.broken: list[int] = []  # lines that end in a backslash and blanks
         self._line = line
         self._counted = 0
 

@@ -139,13 +139,7 @@ def _plain_module(script: Script, node: ast.ClassDef) -> str:
 
 
 def _module_of(script: Script, call: ast.Call, plain: dict[str, str]) -> str:
-    """Return the title of the object's class if it lacks the method that is called, or empty.
-
-    Args:
-        script: The file.
-        call: The call of a method of Hugging Face's models.
-        plain: Titles of the file's classes that lack such methods, by their names.
-    """
+    """Return the title of the object's class if it lacks the method that is called, or empty."""
     assert isinstance(call.func, ast.Attribute)
     owner, method = receiver(call), call.func.attr
     if owner == "self":

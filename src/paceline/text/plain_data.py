@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ _Kind = TypeVar("_Kind")
 
 
 def read_as(kind: type[_Kind], values: Any) -> _Kind:
-    """Convert ``values`` to ``kind``, a dataclass of dataclasses, tuples and plain values.
+    """Convert ``values`` to ``kind``, a dataclass of dataclasses, lists, mappings and plain values.
 
     Args:
         kind: The dataclass.
@@ -32,11 +33,11 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
         return _read_optional(kind, value, where)
-    if origin is tuple:
-        return _read_tuple(kind, value, where)
-    if origin is dict:
+    if origin in (tuple, list, Sequence):
+        return _read_list(kind, origin, value, where)
+    if origin in (dict, Mapping):
         return _read_dict(kind, value, where)
-    return _read_plain(kind, value, where)
+    return value if kind is Any else _read_plain(kind, value, where)
 
 
 def _read_optional(kind: Any, value: Any, where: str) -> Any:
@@ -46,10 +47,11 @@ def _read_optional(kind: Any, value: Any, where: str) -> Any:
     return _read(content, value, where)
 
 
-def _read_tuple(kind: Any, values: Any, where: str) -> tuple[Any, ...]:
+def _read_list(kind: Any, origin: Any, values: Any, where: str) -> Sequence[Any]:
     _require(isinstance(values, list | tuple), where, "a list", values)
     content = typing.get_args(kind)[0]
-    return tuple(_read(content, value, f"{where}[{place}]") for place, value in enumerate(values))
+    read = [_read(content, value, f"{where}[{place}]") for place, value in enumerate(values)]
+    return tuple(read) if origin is tuple else read
 
 
 def _read_dict(kind: Any, values: Any, where: str) -> dict[str, Any]:
