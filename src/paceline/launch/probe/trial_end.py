@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline import counters, env
-from paceline.errors import Finding, UsageError
+from paceline.errors import option_invalid
 from paceline.launch.probe import ddp_settings
 from paceline.launch.probe.stage_clock import StageClock
 from paceline.machine import system
@@ -47,9 +47,7 @@ def num_steps() -> int:
         return NO_END
     if not text.isdecimal() or int(text) < FEWEST:
         what = f"{env.STOP_AFTER} is {text!r}, and not a number of at least {FEWEST} steps"
-        raise UsageError(
-            Finding("option-invalid", what, where=env.STOP_AFTER, fix=f"unset {env.STOP_AFTER}")
-        )
+        raise option_invalid(what, where=env.STOP_AFTER, fix=f"unset {env.STOP_AFTER}")
     return int(text)
 
 

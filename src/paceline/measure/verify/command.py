@@ -13,7 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline import env
-from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, RunError, UsageError
+from paceline.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    Finding,
+    RunError,
+    option_contradicted,
+    option_invalid,
+)
 from paceline.launch.plan import script
 from paceline.launch.plan.options import Options
 from paceline.measure import proof, trial, trials
@@ -232,8 +239,7 @@ def require_batch_option(option: str, global_batch: int | None) -> None:
     """
     if global_batch is not None and not option:
         what = "--global-batch has no effect without --batch-option"
-        finding = Finding("option-contradicted", what, where="--global-batch", fix=EXAMPLE)
-        raise UsageError(finding)
+        raise option_contradicted(what, where="--global-batch", fix=EXAMPLE)
     if option and PER_RANK not in option:
         what = f"--batch-option {option!r} has no {PER_RANK}, where the batch of a rank goes"
-        raise UsageError(Finding("option-invalid", what, where="--batch-option", fix=EXAMPLE))
+        raise option_invalid(what, where="--batch-option", fix=EXAMPLE)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 
 
 class Rows(Protocol):
@@ -126,4 +126,4 @@ class Group:
 
 
 def _refusal(name: str, what: str, fix: str) -> UsageError:
-    return UsageError(Finding(name, what, where="session.backward(loss, weight)", fix=fix))
+    return UsageError.of(name, what, where="session.backward(loss, weight)", fix=fix)

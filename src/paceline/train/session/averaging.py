@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_contradicted, option_invalid
 
 _WHERE = "session.average(model, decay=...)"
 
@@ -53,7 +53,7 @@ def _check_decay(decay: Any) -> None:
     if not is_number or not 0 < decay < 1:
         what = f"decay={decay!r} is not a number between 0 and 1"
         fix = "session.average(model, decay=0.999)"
-        raise UsageError(Finding("option-invalid", what, where=_WHERE, fix=fix))
+        raise option_invalid(what, where=_WHERE, fix=fix)
 
 
 def _last_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> Optimizer:
@@ -64,14 +64,11 @@ def _last_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> Optimizer:
         if any(not parameters.isdisjoint(group["params"]) for group in optimizer.param_groups)
     ]
     if not holders:
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                f"no optimizer that was set up holds a parameter of {type(model).__name__}",
-                where=_WHERE,
-                why="the average is updated after each step of the model's optimizer",
-                fix="model, optimizer = session.setup(model, optimizer), then session.average",
-            )
+        raise option_contradicted(
+            f"no optimizer that was set up holds a parameter of {type(model).__name__}",
+            where=_WHERE,
+            why="the average is updated after each step of the model's optimizer",
+            fix="model, optimizer = session.setup(model, optimizer), then session.average",
         )
     return holders[-1]
 
@@ -90,11 +87,8 @@ def _say_if_too_coarse(model: nn.Module, decay: float, say: Callable[[str], None
 
 def not_whole(strategy: str) -> UsageError:
     """Return the error for a strategy under which ranks do not hold the same whole model."""
-    return UsageError(
-        Finding(
-            "option-contradicted",
-            f"with {strategy} no rank holds the whole model that all have in common",
-            where=_WHERE,
-            fix='Session(strategy="ddp")',
-        )
+    return option_contradicted(
+        f"with {strategy} no rank holds the whole model that all have in common",
+        where=_WHERE,
+        fix='Session(strategy="ddp")',
     )

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import UsageError, closest, option_contradicted, option_invalid
 
 
 def check_is_plain(model: nn.Module) -> None:
@@ -24,13 +24,10 @@ def check_is_plain(model: nn.Module) -> None:
         UsageError: The model is a ``DistributedDataParallel``, also one that ``setup`` returned.
     """
     if isinstance(model, DistributedDataParallel):
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                "the model is a DistributedDataParallel already",
-                where="session.setup(model)",
-                fix="session.setup(model.module)",
-            )
+        raise option_contradicted(
+            "the model is a DistributedDataParallel already",
+            where="session.setup(model)",
+            fix="session.setup(model.module)",
         )
 
 
@@ -42,13 +39,10 @@ def check_is_set_up(model: Any, models: list[nn.Module], *, where: str) -> None:
     """
     if any(model is other for other in models):
         return
-    raise UsageError(
-        Finding(
-            "option-invalid",
-            f"a {type(model).__name__} that was not set up",
-            where=where,
-            fix="model, optimizer = session.setup(model, optimizer) before",
-        )
+    raise option_invalid(
+        f"a {type(model).__name__} that was not set up",
+        where=where,
+        fix="model, optimizer = session.setup(model, optimizer) before",
     )
 
 
@@ -56,7 +50,7 @@ def which_model(count: int, *, where: str) -> UsageError:
     """Return the error for a call that needs a model, where several or none were set up."""
     what = f"{count} models were set up, and none is named" if count else "no model was set up"
     fix = "model, optimizer = session.setup(model, optimizer), then session.load(FILE, model)"
-    return UsageError(Finding("option-invalid", what, where=where, fix=fix))
+    return option_invalid(what, where=where, fix=fix)
 
 
 def check_kinds(model: Any, optimizers: tuple[Any, ...]) -> None:
@@ -69,16 +63,13 @@ def check_kinds(model: Any, optimizers: tuple[Any, ...]) -> None:
         what = f"a {misfit.__name__} that was not called"
     else:
         what = f"a {type(misfit).__name__}"
-    raise UsageError(
-        Finding(
-            "option-invalid",
-            f"session.setup got {what} as {role}",
-            where="session.setup(model, optimizer)",
-            fix=(
-                "session.setup(model, torch.optim.AdamW(model.parameters())); a scheduler goes to"
-                " session.register"
-            ),
-        )
+    raise option_invalid(
+        f"session.setup got {what} as {role}",
+        where="session.setup(model, optimizer)",
+        fix=(
+            "session.setup(model, torch.optim.AdamW(model.parameters())); a scheduler goes to"
+            " session.register"
+        ),
     )
 
 
@@ -101,25 +92,19 @@ def _not_a_tensor(loss: Any) -> UsageError:
     fix = "session.backward(loss) before loss.item(); the loss as it was computed"
     if isinstance(getattr(loss, "loss", None), torch.Tensor):
         fix = "session.backward(output.loss)"
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"the loss is of type {type(loss).__name__}, and a tensor is needed",
-            where="session.backward(loss)",
-            fix=fix,
-        )
+    return option_invalid(
+        f"the loss is of type {type(loss).__name__}, and a tensor is needed",
+        where="session.backward(loss)",
+        fix=fix,
     )
 
 
 def _not_a_scalar(loss: torch.Tensor) -> UsageError:
     """Return the error for a loss that is not one number."""
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"the loss has shape {list(loss.shape)}, and one number is needed",
-            where="session.backward(loss)",
-            fix="session.backward(loss.mean())",
-        )
+    return option_invalid(
+        f"the loss has shape {list(loss.shape)}, and one number is needed",
+        where="session.backward(loss)",
+        fix="session.backward(loss.mean())",
     )
 
 
@@ -133,13 +118,10 @@ def _without_graph(loss: torch.Tensor, *, is_recording: bool) -> UsageError:
             "compute it from the model's output without .detach(), .item(), .data or argmax; some"
             " parameter needs requires_grad=True"
         )
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"the loss ({loss.dtype}) has no gradient: {reason}",
-            where="session.backward(loss)",
-            fix=fix,
-        )
+    return option_invalid(
+        f"the loss ({loss.dtype}) has no gradient: {reason}",
+        where="session.backward(loss)",
+        fix=fix,
     )
 
 
@@ -150,26 +132,20 @@ def check_accumulate(accumulate: int) -> None:
         UsageError: The value is not a positive int.
     """
     if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"accumulate={accumulate!r} is not a positive int",
-                where="Session(accumulate=...)",
-                fix="Session(accumulate=4): gradients of four batches make one step",
-            )
+        raise option_invalid(
+            f"accumulate={accumulate!r} is not a positive int",
+            where="Session(accumulate=...)",
+            fix="Session(accumulate=4): gradients of four batches make one step",
         )
 
 
 def inside_a_loop() -> UsageError:
     """Return the error for another number of accumulated batches in the middle of them."""
-    return UsageError(
-        Finding(
-            "option-contradicted",
-            "accumulate changes inside a loop over training batches",
-            where="session.accumulate",
-            why="the batches of a loop are divided into steps when it begins",
-            fix="session.accumulate = 4 before the loop over the loader, for example in each epoch",
-        )
+    return option_contradicted(
+        "accumulate changes inside a loop over training batches",
+        where="session.accumulate",
+        why="the batches of a loop are divided into steps when it begins",
+        fix="session.accumulate = 4 before the loop over the loader, for example in each epoch",
     )
 
 
@@ -188,11 +164,9 @@ def check_names(kind: type, options: Mapping[str, object]) -> None:
         return
     near = closest(unknown[0], names)
     value = options[unknown[0]]
-    raise UsageError(
-        Finding(
-            "option-unknown",
-            f"{kind.__name__} has no option {unknown[0]}",
-            where=f"{kind.__name__}({unknown[0]}={value!r})",
-            fix=f"{kind.__name__}({near}={value!r})" if near else f"one of {', '.join(names)}",
-        )
+    raise UsageError.of(
+        "option-unknown",
+        f"{kind.__name__} has no option {unknown[0]}",
+        where=f"{kind.__name__}({unknown[0]}={value!r})",
+        fix=f"{kind.__name__}({near}={value!r})" if near else f"one of {', '.join(names)}",
     )

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.train.session import step_hooks
 
 
@@ -62,15 +62,13 @@ def _is_watched(parameter: torch.Tensor) -> bool:
 
 
 def _not_averaged(optimizer: Optimizer, count: int) -> UsageError:
-    return UsageError(
-        Finding(
-            "gradients-not-averaged",
-            f"{count} parameters of a copy of a model have gradients of this rank only",
-            where=f"{type(optimizer).__name__}.step() after copy.deepcopy(model)",
-            why="a copy is a plain module, which DDP does not average; ranks would drift apart",
-            fix=(
-                "twin, optimizer = session.setup(twin, optimizer); to train each rank's copy"
-                " apart: copy.deepcopy(session.unwrap(model))"
-            ),
-        )
+    return UsageError.of(
+        "gradients-not-averaged",
+        f"{count} parameters of a copy of a model have gradients of this rank only",
+        where=f"{type(optimizer).__name__}.step() after copy.deepcopy(model)",
+        why="a copy is a plain module, which DDP does not average; ranks would drift apart",
+        fix=(
+            "twin, optimizer = session.setup(twin, optimizer); to train each rank's copy"
+            " apart: copy.deepcopy(session.unwrap(model))"
+        ),
     )

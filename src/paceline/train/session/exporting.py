@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import SetupError, UsageError, option_contradicted, option_invalid
 
 _WHERE = "session.export(model, FOLDER)"
 
@@ -62,31 +62,23 @@ def save(module: Any, state: dict[str, Any] | None, folder: str | os.PathLike[st
 
 
 def _cannot(model: nn.Module) -> UsageError:
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"{type(model).__name__} has no save_pretrained",
-            where=_WHERE,
-            fix="paceline checkpoint export CHECKPOINT model.safetensors",
-        )
+    return option_invalid(
+        f"{type(model).__name__} has no save_pretrained",
+        where=_WHERE,
+        fix="paceline checkpoint export CHECKPOINT model.safetensors",
     )
 
 
 def _takes_no_state(module: nn.Module) -> UsageError:
-    return UsageError(
-        Finding(
-            "option-contradicted",
-            f"save_pretrained of {type(module).__name__} takes no state_dict, and the module holds"
-            " this rank's shards only",
-            where=_WHERE,
-            fix='Session(strategy="ddp"), or paceline checkpoint export CHECKPOINT FILE',
-        )
+    return option_contradicted(
+        f"save_pretrained of {type(module).__name__} takes no state_dict, and the module holds"
+        " this rank's shards only",
+        where=_WHERE,
+        fix='Session(strategy="ddp"), or paceline checkpoint export CHECKPOINT FILE',
     )
 
 
 def _not_written(folder: str | os.PathLike[str], error: OSError) -> SetupError:
     what = f"{os.fspath(folder)} cannot be written"
     fix = "a folder that this user may write"
-    return SetupError(
-        Finding("folder-not-writable", what, where=_WHERE, evidence=(str(error),), fix=fix)
-    )
+    return SetupError.of("folder-not-writable", what, where=_WHERE, evidence=(str(error),), fix=fix)

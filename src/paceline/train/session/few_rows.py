@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.text import terminal
 from paceline.train.data import Rows, is_of_rows, parts_of_batch, rebuilt
 
@@ -106,14 +106,12 @@ class _Check:
         shape = inputs[0].shape
         uses_batch = module.training or module.running_mean is None
         if uses_batch and shape[0] * math.prod(shape[2:]) == 1:
-            raise UsageError(
-                Finding(
-                    "rows-too-few",
-                    f"{type(module).__name__} got one row, of which it cannot take a variance",
-                    where="the forward of the model, in training",
-                    why="this batch has one row or none on this rank",
-                    fix=self._advice,
-                )
+            raise UsageError.of(
+                "rows-too-few",
+                f"{type(module).__name__} got one row, of which it cannot take a variance",
+                where="the forward of the model, in training",
+                why="this batch has one row or none on this rank",
+                fix=self._advice,
             )
 
 
@@ -134,15 +132,13 @@ def _refusing(original: Any, advice: str) -> Callable[..., Any]:
     def gather(group: Any, *arguments: Any, **named: Any) -> Any:
         inputs = _tensors(arguments[1]) if len(arguments) > 1 else []
         if any(tensor.is_floating_point() and tensor.numel() > 1 for tensor in inputs):
-            raise UsageError(
-                Finding(
-                    "rows-too-few",
-                    "this rank has no row of the batch, and would gather another rank's row a"
-                    " second time",
-                    where="an all_gather between forward and backward",
-                    why="a loss over gathered rows would count that row twice",
-                    fix=advice,
-                )
+            raise UsageError.of(
+                "rows-too-few",
+                "this rank has no row of the batch, and would gather another rank's row a"
+                " second time",
+                where="an all_gather between forward and backward",
+                why="a loss over gathered rows would count that row twice",
+                fix=advice,
             )
         return original.__get__(group, type(group))(*arguments, **named)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 
 
 class ForwardTracker:
@@ -87,19 +87,17 @@ def _versions_of_gradients(model: nn.Module) -> list[tuple[int, int]]:
 
 def not_averaged() -> UsageError:
     """Return the error for a backward without a forward of a parallel model before."""
-    return UsageError(
-        Finding(
-            "gradients-not-averaged",
-            "no parallel model has run since the last backward, so these gradients would stay on"
-            " this rank",
-            where="session.backward(loss)",
-            why=(
-                "DDP averages in the first backward after a forward of the model that setup"
-                " returned; ranks would silently drift apart"
-            ),
-            fix=(
-                "add the losses up and call session.backward(first + second) once, and call the"
-                " model that session.setup returned, not the one inside"
-            ),
-        )
+    return UsageError.of(
+        "gradients-not-averaged",
+        "no parallel model has run since the last backward, so these gradients would stay on"
+        " this rank",
+        where="session.backward(loss)",
+        why=(
+            "DDP averages in the first backward after a forward of the model that setup"
+            " returned; ranks would silently drift apart"
+        ),
+        fix=(
+            "add the losses up and call session.backward(first + second) once, and call the"
+            " model that session.setup returned, not the one inside"
+        ),
     )

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from paceline.errors import Finding, Notice, UsageError
+from paceline.errors import Notice, UsageError
 from paceline.machine.compiled import not_compiled
 from paceline.text import terminal
 from paceline.train import runtime
@@ -305,21 +305,19 @@ class Gradients:
         """
         trained = [name for parameter, name in self._frozen.items() if parameter.requires_grad]
         if trained:
-            raise UsageError(
-                Finding(
-                    "gradients-not-averaged",
-                    f"{len(trained)} parameters were frozen at session.setup and are trained now,"
-                    f" {trained[0]} first",
-                    where="requires_grad after session.setup(model)",
-                    why=(
-                        "only what was trained at session.setup is averaged; ranks would silently"
-                        " drift apart"
-                    ),
-                    fix=(
-                        "freeze after session.setup with DDP(find_unused_parameters=True), or make"
-                        " the model again and set it up"
-                    ),
-                )
+            raise UsageError.of(
+                "gradients-not-averaged",
+                f"{len(trained)} parameters were frozen at session.setup and are trained now,"
+                f" {trained[0]} first",
+                where="requires_grad after session.setup(model)",
+                why=(
+                    "only what was trained at session.setup is averaged; ranks would silently"
+                    " drift apart"
+                ),
+                fix=(
+                    "freeze after session.setup with DDP(find_unused_parameters=True), or make"
+                    " the model again and set it up"
+                ),
             )
 
     def module_of(self, model: nn.Module | None) -> nn.Module:
@@ -463,17 +461,13 @@ class Gradients:
         num_foreign = len(held - set(self._parameters))
         if not num_foreign:
             return
-        raise UsageError(
-            Finding(
-                "optimizer-of-other-model",
-                f"{num_foreign} of the {len(held)} parameters of {type(optimizer).__name__} are not"
-                " the model's",
-                where="session.setup(model, optimizer)",
-                why="its steps would leave the model as it is",
-                fix=(
-                    f"{type(optimizer).__name__}(model.parameters(), ...) just before session.setup"
-                ),
-            )
+        raise UsageError.of(
+            "optimizer-of-other-model",
+            f"{num_foreign} of the {len(held)} parameters of {type(optimizer).__name__} are not"
+            " the model's",
+            where="session.setup(model, optimizer)",
+            why="its steps would leave the model as it is",
+            fix=(f"{type(optimizer).__name__}(model.parameters(), ...) just before session.setup"),
         )
 
 

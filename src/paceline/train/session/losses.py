@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 
 SUM = 2  # torch's number of reduction="sum" in the nodes of its losses; 0 is "none"
 MEAN = 1
@@ -137,20 +137,17 @@ def _is_of_parameter(node: Any) -> bool:
 
 def loss_is_a_sum(function: str) -> UsageError:
     """Return the error for a loss that is a sum over rows."""
-    return UsageError(
-        Finding(
-            "loss-is-a-sum",
-            "the loss is a sum over rows, and session.backward takes the mean over this rank's"
-            " rows",
-            where="session.backward(loss)",
-            evidence=(f"its last operation: {function}",),
-            why=(
-                "a rank's loss is weighted by its share of the batch; a sum would count the share a"
-                " second time, and the result would depend on the number of ranks"
-            ),
-            fix=(
-                "session.backward(loss / len(x)), and for steps of the same size multiply the"
-                " learning rate by the batch size"
-            ),
-        )
+    return UsageError.of(
+        "loss-is-a-sum",
+        "the loss is a sum over rows, and session.backward takes the mean over this rank's rows",
+        where="session.backward(loss)",
+        evidence=(f"its last operation: {function}",),
+        why=(
+            "a rank's loss is weighted by its share of the batch; a sum would count the share a"
+            " second time, and the result would depend on the number of ranks"
+        ),
+        fix=(
+            "session.backward(loss / len(x)), and for steps of the same size multiply the"
+            " learning rate by the batch size"
+        ),
     )

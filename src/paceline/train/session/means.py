@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.train import runtime
 from paceline.train.data import Iteration, not_of_samples
 
@@ -111,23 +111,18 @@ def _numbers(value: Any) -> list[float]:
     try:
         return [float(part.detach() if isinstance(part, torch.Tensor) else part) for part in parts]
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"a mean is of a number or a list of them: {error}",
-                where=_WHERE,
-                fix="session.mean(loss.mean()); session.gather(rows) for one number of each row",
-            )
+        raise option_invalid(
+            f"a mean is of a number or a list of them: {error}",
+            where=_WHERE,
+            fix="session.mean(loss.mean()); session.gather(rows) for one number of each row",
         ) from None
 
 
 def _unknown(what: str, *, fix: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "batch-weight-unknown",
-            f"{what}, so the rows that this is the mean of are not known",
-            where=_WHERE,
-            why="ranks have different numbers of rows, and a borrowed row must not count",
-            fix=fix,
-        )
+    return UsageError.of(
+        "batch-weight-unknown",
+        f"{what}, so the rows that this is the mean of are not known",
+        where=_WHERE,
+        why="ranks have different numbers of rows, and a borrowed row must not count",
+        fix=fix,
     )

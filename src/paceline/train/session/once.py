@@ -87,14 +87,12 @@ def await_end(store: Store, key: str, *, rank: int) -> None:
             beat, heard_s = new, now_s
             _show_progress()
         if now_s - heard_s > SILENCE_S and beat:
-            raise RunError(
-                Finding(
-                    "peer-rank-died",
-                    f"rank {rank} does the work of session.once and has shown no sign of life for"
-                    f" {SILENCE_S:g} s",
-                    where=f"session.once, waiting for rank {rank}",
-                    fix=f"look at the log of rank {rank}",
-                )
+            raise RunError.of(
+                "peer-rank-died",
+                f"rank {rank} does the work of session.once and has shown no sign of life for"
+                f" {SILENCE_S:g} s",
+                where=f"session.once, waiting for rank {rank}",
+                fix=f"look at the log of rank {rank}",
             )
 
 

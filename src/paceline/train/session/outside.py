@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.train.session import copies, step_hooks
 
 
@@ -131,15 +131,13 @@ def is_there(gradient: torch.Tensor | None) -> bool:
 
 
 def _outside(count: int, where: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "backward-outside-session",
-            f"{count} parameters hold gradients of a backward that the session has not seen",
-            where=where,
-            why=(
-                "session.backward weights each rank's rows and counts steps; after loss.backward()"
-                " uneven shares count wrongly, and session.step stays behind, also in checkpoints"
-            ),
-            fix="if session.backward(loss): optimizer.step(); optimizer.zero_grad()",
-        )
+    return UsageError.of(
+        "backward-outside-session",
+        f"{count} parameters hold gradients of a backward that the session has not seen",
+        where=where,
+        why=(
+            "session.backward weights each rank's rows and counts steps; after loss.backward()"
+            " uneven shares count wrongly, and session.step stays behind, also in checkpoints"
+        ),
+        fix="if session.backward(loss): optimizer.step(); optimizer.zero_grad()",
     )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_invalid
 
 _WHERE = "session.save_every(...)"
 
@@ -93,4 +93,4 @@ def _is_duration(value: Any) -> bool:
 
 def _refusal(what: str) -> UsageError:
     fix = "session.save_every(minutes=15), or session.save_every(steps=1000)"
-    return UsageError(Finding("option-invalid", what, where=_WHERE, fix=fix))
+    return option_invalid(what, where=_WHERE, fix=fix)

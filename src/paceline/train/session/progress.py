@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from paceline import env
-from paceline.errors import EXIT_UNFINISHED, Finding, Notice, UsageError
+from paceline.errors import EXIT_UNFINISHED, Notice, UsageError, option_contradicted, option_invalid
 from paceline.train import runtime
 from paceline.train.checkpoint import Checkpoints, Saved, portable
 from paceline.train.data import (
@@ -106,17 +106,15 @@ class Progress:
             loader.number = number
             return
         if self._in_epoch and loader.shuffles:
-            raise UsageError(
-                Finding(
-                    "same-order-each-epoch",
-                    "a loader that shuffles is made inside the epoch",
-                    where="session.loader(..., shuffle=True) in the body of session.epochs(...)",
-                    why="its own first epoch is all that it ever serves, in one and the same order",
-                    fix=(
-                        "make it before the loop over epochs: it reshuffles automatically; for"
-                        " other data in each epoch: session.loader(..., instead_of=before)"
-                    ),
-                )
+            raise UsageError.of(
+                "same-order-each-epoch",
+                "a loader that shuffles is made inside the epoch",
+                where="session.loader(..., shuffle=True) in the body of session.epochs(...)",
+                why="its own first epoch is all that it ever serves, in one and the same order",
+                fix=(
+                    "make it before the loop over epochs: it reshuffles automatically; for"
+                    " other data in each epoch: session.loader(..., instead_of=before)"
+                ),
             )
         if self._in_epoch:
             return  # its position does not outlive the epoch
@@ -133,16 +131,13 @@ class Progress:
         """
         if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
             what = f"{name} ({type(value).__name__}) has no state_dict and load_state_dict"
-            raise UsageError(Finding("option-invalid", what, where="session.register(...)"))
+            raise option_invalid(what, where="session.register(...)")
         if self._registered.get(name, value) is not value:
-            raise UsageError(
-                Finding(
-                    "option-contradicted",
-                    f"two objects are registered as {name}, and a checkpoint would hold the second"
-                    " one only",
-                    where=f"session.register({name}=...)",
-                    fix=f"session.register({name}=first, other_{name}=second)",
-                )
+            raise option_contradicted(
+                f"two objects are registered as {name}, and a checkpoint would hold the second"
+                " one only",
+                where=f"session.register({name}=...)",
+                fix=f"session.register({name}=first, other_{name}=second)",
             )
         self._use_checkpoints()
         self._registered[name] = value
@@ -325,13 +320,10 @@ class Progress:
         for number, other in self._loaders_alive().items():
             if other is loader:
                 return number
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                "instead_of is not a loader that has a position in this session's checkpoints",
-                where="session.loader(..., instead_of=...)",
-                fix="the loader made before the loop over epochs, or in its place",
-            )
+        raise option_invalid(
+            "instead_of is not a loader that has a position in this session's checkpoints",
+            where="session.loader(..., instead_of=...)",
+            fix="the loader made before the loop over epochs, or in its place",
         )
 
     def _is_epoch_done(self) -> bool:
@@ -398,6 +390,4 @@ def read_seed(seed: Any) -> int:
         return 0 if seed is None else operator.index(seed)
     except TypeError:
         what = f"seed={seed!r} is not an int"
-        raise UsageError(
-            Finding("option-invalid", what, where="Session(seed=...)", fix="Session(seed=0)")
-        ) from None
+        raise option_invalid(what, where="Session(seed=...)", fix="Session(seed=0)") from None

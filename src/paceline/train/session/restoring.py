@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from paceline.errors import Finding, RunError, UsageError
+from paceline.errors import Finding, RunError, option_invalid
 from paceline.train.checkpoint import Checkpoints, Saved
 
 LATEST, BEST = "latest", "best"
@@ -24,13 +24,8 @@ def read_damaged(value: str | None) -> str:
     if value is None or value in (REFUSE, SKIP):
         return value or REFUSE
     what = f"damaged={value!r} is neither 'refuse' nor 'skip'"
-    raise UsageError(
-        Finding(
-            "option-invalid",
-            what,
-            where="session.restore(...)",
-            fix='session.restore("latest", damaged="skip")',
-        )
+    raise option_invalid(
+        what, where="session.restore(...)", fix='session.restore("latest", damaged="skip")'
     )
 
 

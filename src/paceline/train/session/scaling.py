@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
-from paceline.errors import Finding, UsageError, closest
+from paceline.errors import closest, option_contradicted, option_invalid
 
 RULES = {
     "linear": "Goyal et al. 2017, for SGD",
@@ -32,13 +32,10 @@ def check_is_new(has_restored: bool) -> None:
         UsageError: The training run was restored.
     """
     if has_restored:
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                "the learning rates were restored from a checkpoint, scaled already",
-                where="session.scale_lr(...) after session.restore(...)",
-                fix="call session.scale_lr, and register its result, before session.restore",
-            )
+        raise option_contradicted(
+            "the learning rates were restored from a checkpoint, scaled already",
+            where="session.scale_lr(...) after session.restore(...)",
+            fix="call session.scale_lr, and register its result, before session.restore",
         )
 
 
@@ -51,12 +48,10 @@ def choose(*, batch_size: int, base_batch_size: int, rule: str) -> Scaling:
     if rule not in RULES:
         near = closest(str(rule), RULES) or "linear"
         what = f"rule={rule!r} is not one of {', '.join(RULES)}"
-        raise UsageError(
-            Finding("option-invalid", what, where="session.scale_lr(...)", fix=f'rule="{near}"')
-        )
+        raise option_invalid(what, where="session.scale_lr(...)", fix=f'rule="{near}"')
     if batch_size < 1 or base_batch_size < 1:
         what = f"a batch size is not positive: {batch_size}, {base_batch_size}"
-        raise UsageError(Finding("option-invalid", what, where="session.scale_lr(...)"))
+        raise option_invalid(what, where="session.scale_lr(...)")
     ratio = batch_size / base_batch_size
     factor = ratio if rule == "linear" else math.sqrt(ratio)
     return Scaling(

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError
 from paceline.machine import parameters
 from paceline.machine.compiled import not_compiled
 from paceline.train import runtime
@@ -102,36 +102,31 @@ class StepGuard:
         for parameter in _held(optimizer):
             if parameter.grad is not None and parameter in self._strangers:
                 name = parameters.name_of(parameter)
-                raise UsageError(
-                    Finding(
-                        "gradients-not-averaged",
-                        f"{name} is trained by session.backward, and no model that was set up has"
-                        " it",
-                        where=f"{type(optimizer).__name__}.step()",
-                        why="its gradient is that of this rank only; ranks would drift apart",
-                        fix=(
-                            f"make {name} part of the model before session.setup(model, optimizer),"
-                            " or set its module up too: head = session.setup(head)"
-                        ),
-                    )
+                raise UsageError.of(
+                    "gradients-not-averaged",
+                    f"{name} is trained by session.backward, and no model that was set up has it",
+                    where=f"{type(optimizer).__name__}.step()",
+                    why="its gradient is that of this rank only; ranks would drift apart",
+                    fix=(
+                        f"make {name} part of the model before session.setup(model, optimizer),"
+                        " or set its module up too: head = session.setup(head)"
+                    ),
                 )
 
     def _refuse_by_hand(self, optimizer: Optimizer) -> None:
         """Refuse gradients since whose last step nothing was exchanged."""
         if _first_gradient(optimizer) is None:
             return
-        raise UsageError(
-            Finding(
-                "gradients-not-averaged",
-                f"{_name_with_gradient(optimizer)}.grad is this rank's own: ranks have exchanged"
-                f" nothing since the last {type(optimizer).__name__}.step()",
-                where=f"{type(optimizer).__name__}.step()",
-                why="a gradient that was set by hand is that of this rank's rows only",
-                fix=(
-                    "session.backward(loss) in place of torch.autograd.grad, or average each:"
-                    " p.grad = session.reduce(gradient) / session.world_size"
-                ),
-            )
+        raise UsageError.of(
+            "gradients-not-averaged",
+            f"{_name_with_gradient(optimizer)}.grad is this rank's own: ranks have exchanged"
+            f" nothing since the last {type(optimizer).__name__}.step()",
+            where=f"{type(optimizer).__name__}.step()",
+            why="a gradient that was set by hand is that of this rank's rows only",
+            fix=(
+                "session.backward(loss) in place of torch.autograd.grad, or average each:"
+                " p.grad = session.reduce(gradient) / session.world_size"
+            ),
         )
 
 
@@ -171,25 +166,21 @@ def _name_with_gradient(optimizer: Optimizer) -> str:
 
 
 def _without_model(parameter: torch.Tensor) -> UsageError:
-    return UsageError(
-        Finding(
-            "gradients-not-averaged",
-            f"{parameters.name_of(parameter)} is trained on several ranks, and no model was set up",
-            where="session.backward(loss)",
-            why="every rank would train a model of its own",
-            fix="model, optimizer = session.setup(model, optimizer)",
-        )
+    return UsageError.of(
+        "gradients-not-averaged",
+        f"{parameters.name_of(parameter)} is trained on several ranks, and no model was set up",
+        where="session.backward(loss)",
+        why="every rank would train a model of its own",
+        fix="model, optimizer = session.setup(model, optimizer)",
     )
 
 
 def _not_complete(optimizer: Optimizer) -> UsageError:
-    return UsageError(
-        Finding(
-            "gradients-not-averaged",
-            f"{type(optimizer).__name__} steps inside a group of accumulated batches, on gradients"
-            " of this rank only",
-            where=f"{type(optimizer).__name__}.step() after session.backward(loss)",
-            why="session.backward returns True where gradients are complete and averaged",
-            fix="if session.backward(loss): optimizer.step(); optimizer.zero_grad()",
-        )
+    return UsageError.of(
+        "gradients-not-averaged",
+        f"{type(optimizer).__name__} steps inside a group of accumulated batches, on gradients"
+        " of this rank only",
+        where=f"{type(optimizer).__name__}.step() after session.backward(loss)",
+        why="session.backward returns True where gradients are complete and averaged",
+        fix="if session.backward(loss): optimizer.step(); optimizer.zero_grad()",
     )

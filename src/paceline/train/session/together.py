@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import option_invalid
 from paceline.train import runtime
 from paceline.train.data import Iteration, in_order, rebuilt
 from paceline.train.session import gathering, once
@@ -47,13 +47,10 @@ def gather(value: Any, iteration: Iteration | None, *, gradients: bool = False) 
     if not isinstance(value, torch.Tensor) or not value.dim():
         is_tensor = isinstance(value, torch.Tensor)
         kind = "a tensor of shape []" if is_tensor else f"an object of type {type(value).__name__}"
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"{kind} has no rows to gather",
-                where="session.gather(...)",
-                fix="pass tensors of shape [rows, ...]; session.reduce adds up numbers",
-            )
+        raise option_invalid(
+            f"{kind} has no rows to gather",
+            where="session.gather(...)",
+            fix="pass tensors of shape [rows, ...]; session.reduce adds up numbers",
         )
     own = None if iteration is None else iteration.own_of(len(value))
     if own is not None:  # a borrowed row is gathered from the rank that owns it
@@ -129,9 +126,7 @@ def do_once(fn: Callable[[], Any], scope: str, *, world: World) -> Any:
     """
     if scope not in SCOPES:
         what = f"scope={scope!r} is neither 'job' nor 'node'"
-        raise UsageError(
-            Finding("option-invalid", what, where="session.once(...)", fix='scope="node"')
-        )
+        raise option_invalid(what, where="session.once(...)", fix='scope="node"')
     if world.world_size == 1:
         return fn()
     store, on_node = runtime.store(), scope == "node"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import UsageError, option_invalid
 from paceline.text.wording import few_lines
 from paceline.train.checkpoint import foreign
 from paceline.train.model import keys
@@ -230,36 +230,28 @@ def _few(names: list[str]) -> str:
 
 def _no_source(source: Any) -> UsageError:
     is_module = isinstance(source, nn.Module)
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"weights come from a file, a folder or a dict, and not from a {type(source).__name__}",
-            where="session.load(...)",
-            fix=f"session.load({'other.state_dict()' if is_module else 'FILE'})",
-        )
+    return option_invalid(
+        f"weights come from a file, a folder or a dict, and not from a {type(source).__name__}",
+        where="session.load(...)",
+        fix=f"session.load({'other.state_dict()' if is_module else 'FILE'})",
     )
 
 
 def _ambiguous(changes: list[str], where: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "option-invalid",
-            f"several weights in the file fit the model: {'; '.join(changes[:4])}",
-            where=where,
-            fix='session.load(FILE, prefix="teacher."): what the keys of the right ones begin with',
-        )
+    return option_invalid(
+        f"several weights in the file fit the model: {'; '.join(changes[:4])}",
+        where=where,
+        fix='session.load(FILE, prefix="teacher."): what the keys of the right ones begin with',
     )
 
 
 def _other_model(lines: list[str], where: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "checkpoint-other-model",
-            f"the weights are of another model: {len(lines)} "
-            f"difference{'s' if len(lines) > 1 else ''} in keys or shapes",
-            where=where,
-            evidence=few_lines(lines, _MOST),
-            why="nothing was loaded: the model is as it was",
-            fix="session.load(FILE, strict=False) loads the keys that are in both",
-        )
+    return UsageError.of(
+        "checkpoint-other-model",
+        f"the weights are of another model: {len(lines)} "
+        f"difference{'s' if len(lines) > 1 else ''} in keys or shapes",
+        where=where,
+        evidence=few_lines(lines, _MOST),
+        why="nothing was loaded: the model is as it was",
+        fix="session.load(FILE, strict=False) loads the keys that are in both",
     )
