@@ -7,7 +7,7 @@ import pickle
 import socket
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -245,7 +245,7 @@ def test_nodes_sign_if_all_of_them_have_the_heads_secret(raw, tmp_path, others, 
 @pytest.mark.parametrize("needs_secret", [True, False])
 def test_a_stranger_in_the_roll_call_is_not_waited_for(raw, tmp_path, needs_secret):
     """He raises the counter, announces a node, and says that the roll call is over."""
-    stranger = json.dumps(Arrived(7, 1, "evil", 1, (2, 2)).to_json())
+    stranger = json.dumps(asdict(Arrived(7, 1, "evil", 1, (2, 2))))
     raw.add("paceline/roll/count", 7)
     raw.set("paceline/roll/node/7", stranger)  # and no sign of life, which was waited for
     raw.set("paceline/roll/node/5", "junk")
