@@ -42,8 +42,8 @@ def train(folder, change, epochs=2, world_size_of_script=0, **options):
                     optimizer.zero_grad()
             act.after_epoch()
         parts = session._gradients.limits.parts
-        shown = ending.Shown(session._gradients.check, session._tracker.whole_epochs, parts)
-        return None, said, ending.describe(shown)
+        proven = ending.Proven(session._gradients.check, session._tracker.whole_epochs, parts)
+        return None, said, ending.describe(proven)
     except PacelineError as error:
         return error.finding.to_json(), said, ""
     finally:

@@ -20,8 +20,8 @@ from paceline.train.session.rank_check import RankCheck
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What a session on several ranks has shown about its result."""
+class Proven:
+    """What a session on several ranks has proven about its result."""
 
     check: RankCheck
     whole_epochs: Mapping[int, int]  # epochs that served each sample once, by number of samples
@@ -29,14 +29,14 @@ class Shown:
 
 
 def finish(
-    checkpoints: Checkpoints, loggers: logging.Loggers | None, shown: Shown | None = None
+    checkpoints: Checkpoints, loggers: logging.Loggers | None, proven: Proven | None = None
 ) -> None:
     """Finish the pending writes of a script that succeeded; exit with status 1 if one fails.
 
     Args:
         checkpoints: Their writes.
         loggers: What they have not written yet.
-        shown: What to print in the last line; None without one.
+        proven: What to print in the last line; None without one.
     """
     if hasattr(sys, "last_type"):
         return
@@ -44,8 +44,8 @@ def finish(
         checkpoints.close()
         if loggers is not None:
             loggers.close()
-        if shown is not None and shown.check.num_steps:
-            terminal.say(describe(shown))
+        if proven is not None and proven.check.num_steps:
+            terminal.say(describe(proven))
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         if isinstance(error, PacelineError):
@@ -56,17 +56,17 @@ def finish(
         os._exit(EXIT_FAILED)  # an exception in an exit handler would leave the exit status at 0
 
 
-def describe(shown: Shown) -> str:
+def describe(proven: Proven) -> str:
     """Return the last line of a run, for the script that runs."""
     epochs = [
         f"{'1 epoch' if count == 1 else f'{count} epochs'} of {samples:,}"
-        for samples, count in shown.whole_epochs.items()
+        for samples, count in proven.whole_epochs.items()
         if count
     ]
     parts = [f"every sample once ({', '.join(epochs)})"] if epochs else []
-    if shown.limits:
-        parts.append(f"depends on the number of ranks: {few(list(dict.fromkeys(shown.limits)))}")
-    check = shown.check
+    if proven.limits:
+        parts.append(f"depends on the number of ranks: {few(list(dict.fromkeys(proven.limits)))}")
+    check = proven.check
     return agreement.last_line(
         checks=check.count,
         step=check.last_step,

@@ -143,11 +143,11 @@ class Session(SessionModels):
         self._loggers = logging.Loggers(loggers, self.run_dir, self._printer)
         if self._seeded:
             seed_device(self._seed)
-        shown = None
+        proven = None
         if self.is_main and self.world_size > 1:
             epochs = self._tracker.whole_epochs
-            shown = ending.Shown(self._gradients.check, epochs, self._gradients.limits.parts)
-        atexit.register(ending.finish, self._checkpoints, self._loggers, shown)
+            proven = ending.Proven(self._gradients.check, epochs, self._gradients.limits.parts)
+        atexit.register(ending.finish, self._checkpoints, self._loggers, proven)
         if self._world.launcher != "paceline":  # paceline's launcher prints its own line
             self._printer.say(describe_world(self._world, self._device))
 
