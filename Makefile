@@ -67,6 +67,7 @@ docs: .make-test
 bench: .make-test
 	$(BIN)/python benchmarks/launch.py --rounds 3
 	$(BIN)/python benchmarks/overhead.py --rounds 3
+	$(BIN)/python benchmarks/rank_checks.py
 	$(BIN)/python benchmarks/sampler.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/roll_call.py

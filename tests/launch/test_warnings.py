@@ -194,7 +194,8 @@ HEALTHY = {
         for x, y in DataLoader(data, batch_size=16):
             step(x[rank::world], y[rank::world], compiled)
             for parameter in net.parameters():
-                dist.all_reduce(parameter.grad)
+                dist.all_reduce(parameter.data)
+                parameter.data /= world
         """,
 }
 

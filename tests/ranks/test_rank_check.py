@@ -114,9 +114,10 @@ class Rounded(Right):
 
 
 class Twice(Right):
-    """A second optimizer on the same parameters, and an optimizer that only decays weights."""
+    """A second step on the same gradients, and one of a second optimizer."""
 
     def after_step(self):
+        self.optimizer.step()
         torch.optim.SGD(self.model.parameters(), lr=1e-3).step()
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import counters
-from paceline.machine.compiled import left_alone
+from paceline.machine.compiled import left_alone, not_compiled
 from paceline.machine.fingerprints import Value, fingerprints, total
 from paceline.rundir.files import write_whole
 
@@ -64,6 +64,7 @@ class ReplicaCheck:
     def _living(self) -> list[Any]:
         return [model for model in (reference() for reference in self._models) if model is not None]
 
+    @not_compiled
     def note_step(self, step: int) -> None:
         """Note a step that is due, and plan the next one."""
         self._step = step
@@ -72,6 +73,7 @@ class ReplicaCheck:
         # False after a forward in no_sync: its step, if it is one, is made on local gradients.
         self._apart |= {one for one in self._living() if not one.require_forward_param_sync}
 
+    @left_alone  # torch.compile may trace the script's step, and the backward in it
     def run_backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Check, once for the step, and run a backward."""
         step, self._step = self._step, 0
@@ -80,6 +82,7 @@ class ReplicaCheck:
                 self._check(step)
         return run(*args, **kwargs)
 
+    @not_compiled
     def _check(self, step: int) -> None:
         from torch.distributed import group
 

@@ -34,6 +34,7 @@ class _Steps:
     num_groups: int  # of its parameters
     holds: bool  # whether it holds a parameter that was set up
     exchanges: int | None = None  # those that ranks had made at its last step
+    gradient: Callable[[], Any] = lambda: None  # the first gradient of that step, if it lives
 
 
 class StepGuard:
@@ -94,9 +95,12 @@ class StepGuard:
         exchanges = _exchanges()
         if self._is_inside_group() and _first_gradient(optimizer) is not None:
             raise _not_complete(optimizer)
-        if exchanges is not None and exchanges == steps.exchanges and self._has_batch():
+        gradient = next((one.grad for one in _held(optimizer) if one.grad is not None), None)
+        is_new = gradient is not None and gradient is not steps.gradient()
+        if is_new and exchanges == steps.exchanges is not None and self._has_batch():
             self._refuse_by_hand(optimizer)
         steps.exchanges = exchanges
+        steps.gradient = (lambda: None) if gradient is None else weakref.ref(gradient)
 
     def _refuse_strangers(self, optimizer: Optimizer) -> None:
         for parameter in _held(optimizer):
@@ -114,7 +118,7 @@ class StepGuard:
                 )
 
     def _refuse_by_hand(self, optimizer: Optimizer) -> None:
-        """Refuse gradients since whose last step nothing was exchanged."""
+        """Refuse new gradients, between which and those of the last step nothing was exchanged."""
         if _first_gradient(optimizer) is None:
             return
         raise UsageError.of(
