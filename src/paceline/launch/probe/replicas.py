@@ -56,6 +56,10 @@ class ReplicaCheck:
         self._lists: dict[int, tuple[int, list[Value]]] = {}  # by place in the counters
         self._step = 0
         self.due = 1
+        # torch.compile may trace the script's step, and the backward in it.
+        left_alone(ReplicaCheck.run_backward)
+        not_compiled(ReplicaCheck.note_step)
+        not_compiled(ReplicaCheck._check)
 
     def follow(self, model: Any) -> None:
         """Check a ``DistributedDataParallel`` too."""
@@ -64,7 +68,6 @@ class ReplicaCheck:
     def _living(self) -> list[Any]:
         return [model for model in (reference() for reference in self._models) if model is not None]
 
-    @not_compiled
     def note_step(self, step: int) -> None:
         """Note a step that is due, and plan the next one."""
         self._step = step
@@ -73,7 +76,6 @@ class ReplicaCheck:
         # False after a forward in no_sync: its step, if it is one, is made on local gradients.
         self._apart |= {one for one in self._living() if not one.require_forward_param_sync}
 
-    @left_alone  # torch.compile may trace the script's step, and the backward in it
     def run_backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Check, once for the step, and run a backward."""
         step, self._step = self._step, 0
@@ -82,7 +84,6 @@ class ReplicaCheck:
                 self._check(step)
         return run(*args, **kwargs)
 
-    @not_compiled
     def _check(self, step: int) -> None:
         from torch.distributed import group
 
