@@ -68,7 +68,8 @@ def last_line(
         step: Step of the last one.
         differs: Whether ranks were seen to differ.
         loss: What is known of the loss.
-        is_proven: Whether that is a proof; False if it is one of the contrary.
+        is_proven: True if it is proven to be a mean over rows, False if it is shown not to be one,
+            None if neither is known.
         others: The other parts of the line.
     """
     begin = "not the same result" if differs or is_proven is False else "result"
@@ -81,19 +82,19 @@ def last_line(
 
 def groups_of(values_by_rank: Mapping[int, Sequence[Value]]) -> list[Parameters]:
     """Return the groups of ranks that are alike up to rounding, that of the first rank first."""
-    models: dict[str, list[Value]] = {}  # values of a name that are not alike
+    distinct: dict[str, list[Value]] = {}  # by name, values that are not alike
     members: dict[tuple[tuple[str, ...], tuple[int, ...]], list[int]] = {}
     for rank, values in values_by_rank.items():
         names = tuple(value.name for value in values)
-        members.setdefault((names, tuple(_kind(value, models) for value in values)), []).append(
+        members.setdefault((names, tuple(_kind(value, distinct) for value in values)), []).append(
             rank
         )
     return [Parameters(tuple(ranks), names, kinds) for (names, kinds), ranks in members.items()]
 
 
-def _kind(value: Value, models: dict[str, list[Value]]) -> int:
+def _kind(value: Value, distinct: dict[str, list[Value]]) -> int:
     """Return the number of the first value of this name that is like it, which is added if new."""
-    known = models.setdefault(value.name, [])
+    known = distinct.setdefault(value.name, [])
     for number, other in enumerate(known):
         if are_alike(value, other):
             return number

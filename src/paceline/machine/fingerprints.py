@@ -14,6 +14,8 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from paceline.machine.parameters import held_by
+
 # How many times the precision of its type a tensor may be apart, relative to its norm. If each of
 # its values is rounded differently once, projections differ by 0.3 times; each step adds to that.
 ROUNDINGS = 4
@@ -55,7 +57,7 @@ def fingerprints(
     whole = {name: tensor for name, tensor in parameters.items() if _is_whole(tensor)}
     names = {id(tensor): name for name, tensor in whole.items()}
     of_torch = [optimizer for optimizer in optimizers if _holds_only(optimizer, names)]
-    held = {id(parameter) for optimizer in of_torch for parameter in _held(optimizer)}
+    held = {id(parameter) for optimizer in of_torch for parameter in held_by(optimizer)}
     if held != set(names):
         of_torch = []
     settings = [value for optimizer in _named(of_torch).items() for value in _settings(*optimizer)]
@@ -111,11 +113,7 @@ def _is_dense(tensor: Any) -> bool:
 
 def _holds_only(optimizer: Any, names: Mapping[int, str]) -> bool:
     is_of_torch = type(optimizer).__module__.startswith("torch.optim.")
-    return is_of_torch and all(id(parameter) in names for parameter in _held(optimizer))
-
-
-def _held(optimizer: Any) -> list[Any]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return is_of_torch and all(id(parameter) in names for parameter in held_by(optimizer))
 
 
 def _named(optimizers: Sequence[Any]) -> dict[str, Any]:

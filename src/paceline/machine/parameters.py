@@ -7,12 +7,17 @@ import gc
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 _WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.")
+
+
+def held_by(optimizer: Any) -> list[Any]:
+    """Return the parameters of all groups of an optimizer, in order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def names_of(parameters: Sequence[torch.Tensor]) -> list[str]:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from paceline.errors import UsageError
+from paceline.machine.parameters import held_by
 from paceline.train.session import step_hooks
 
 
@@ -39,7 +40,7 @@ class Copies:
         Raises:
             UsageError: The optimizer holds a parameter of a copy that has a gradient.
         """
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        held = held_by(optimizer)
         count = sum(parameter.grad is not None and _is_watched(parameter) for parameter in held)
         if count:
             raise _not_averaged(optimizer, count)

@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from paceline.errors import Notice, UsageError
 from paceline.machine.compiled import not_compiled
+from paceline.machine.parameters import held_by
 from paceline.text import terminal
 from paceline.train import runtime
 from paceline.train.data import BatchTracker, Rows, not_of_samples
@@ -457,7 +458,7 @@ class Gradients:
         return model
 
     def _check_parameters(self, optimizer: Optimizer) -> None:
-        held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        held = set(held_by(optimizer))
         num_foreign = len(held - set(self._parameters))
         if not num_foreign:
             return

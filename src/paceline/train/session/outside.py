@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from paceline.errors import UsageError
+from paceline.machine.parameters import held_by
 from paceline.train.session import copies, step_hooks
 
 
@@ -72,7 +73,7 @@ class OutsideBackward:
         Raises:
             UsageError: The optimizer holds such gradients.
         """
-        held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        held = set(held_by(optimizer))
         foreign = [parameter for parameter in self._left if parameter in held]
         if foreign:
             self._refuse(foreign, where=f"{type(optimizer).__name__}.step() after loss.backward()")

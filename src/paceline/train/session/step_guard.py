@@ -23,6 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from paceline.errors import UsageError
 from paceline.machine import parameters
 from paceline.machine.compiled import not_compiled
+from paceline.machine.parameters import held_by
 from paceline.train import runtime
 from paceline.train.session import outside, step_hooks
 
@@ -84,7 +85,7 @@ class StepGuard:
         """
         steps = self._optimizers.get(optimizer)
         if steps is None or steps.num_groups != len(optimizer.param_groups):
-            held = _held(optimizer)
+            held = held_by(optimizer)
             steps = _Steps(len(optimizer.param_groups), any(map(self._is_set_up, held)))
             self._optimizers[optimizer] = steps
             self.inspects = True
@@ -93,17 +94,18 @@ class StepGuard:
         if not steps.holds:
             return
         exchanges = _exchanges()
-        if self._is_inside_group() and _first_gradient(optimizer) is not None:
+        if self._is_inside_group() and _first_trained(optimizer) is not None:
             raise _not_complete(optimizer)
-        gradient = next((one.grad for one in _held(optimizer) if one.grad is not None), None)
+        gradient = next((one.grad for one in held_by(optimizer) if one.grad is not None), None)
         is_new = gradient is not None and gradient is not steps.gradient()
-        if is_new and exchanges == steps.exchanges is not None and self._has_batch():
+        has_exchanged = exchanges is None or exchanges != steps.exchanges
+        if is_new and not has_exchanged and self._has_batch():
             self._refuse_by_hand(optimizer)
         steps.exchanges = exchanges
         steps.gradient = (lambda: None) if gradient is None else weakref.ref(gradient)
 
     def _refuse_strangers(self, optimizer: Optimizer) -> None:
-        for parameter in _held(optimizer):
+        for parameter in held_by(optimizer):
             if parameter.grad is not None and parameter in self._strangers:
                 name = parameters.name_of(parameter)
                 raise UsageError.of(
@@ -119,11 +121,12 @@ class StepGuard:
 
     def _refuse_by_hand(self, optimizer: Optimizer) -> None:
         """Refuse new gradients, between which and those of the last step nothing was exchanged."""
-        if _first_gradient(optimizer) is None:
+        trained = _first_trained(optimizer)
+        if trained is None:
             return
         raise UsageError.of(
             "gradients-not-averaged",
-            f"{_name_with_gradient(optimizer)}.grad is this rank's own: ranks have exchanged"
+            f"{parameters.name_of(trained)}.grad is this rank's own: ranks have exchanged"
             f" nothing since the last {type(optimizer).__name__}.step()",
             where=f"{type(optimizer).__name__}.step()",
             why="a gradient that was set by hand is that of this rank's rows only",
@@ -154,19 +157,9 @@ def _of_other_models() -> set[int]:
     }
 
 
-def _held(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _first_gradient(optimizer: Optimizer) -> torch.Tensor | None:
-    """Return the first gradient of an optimizer that is not zero."""
-    gradients = (parameter.grad for parameter in _held(optimizer))
-    return next((gradient for gradient in gradients if outside.is_there(gradient)), None)
-
-
-def _name_with_gradient(optimizer: Optimizer) -> str:
-    held = (parameter for parameter in _held(optimizer) if outside.is_there(parameter.grad))
-    return parameters.name_of(next(held))
+def _first_trained(optimizer: Optimizer) -> torch.Tensor | None:
+    """Return the first parameter of an optimizer whose gradient is not zero."""
+    return next((one for one in held_by(optimizer) if outside.is_there(one.grad)), None)
 
 
 def _without_model(parameter: torch.Tensor) -> UsageError:

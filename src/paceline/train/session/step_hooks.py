@@ -35,7 +35,7 @@ def watch(watcher: Watcher) -> None:
 
 
 def unwatch(watcher: Watcher) -> None:
-    """Call a watcher no more."""
+    """Stop calling a watcher."""
     _watchers.discard(watcher)
 
 
