@@ -169,11 +169,7 @@ def create(num_ranks: int) -> int:
 
 
 class SharedCounters:
-    """The slots of a node's ranks, mapped from the descriptor of ``create``.
-
-    Attributes:
-        num_ranks: Number of slots.
-    """
+    """The slots of a node's ranks, mapped from the descriptor of ``create``."""
 
     def __init__(self, handle: int, num_ranks: int) -> None:
         self.num_ranks = num_ranks
@@ -304,20 +300,12 @@ def _bits(number: float) -> int:
 def write_stages(
     slot: memoryview[int],
     *,
-    number: int,
-    step: int,
-    durations: Sequence[int],
-    loss: float = math.nan,
+    number: int,  # steps that were written before it
+    step: int,  # optimizer steps before it
+    durations: Sequence[int],  # six, in nanoseconds, in the order of ``launch.monitor.stage_times``
+    loss: float = math.nan,  # the value that the step's last backward began with
 ) -> None:
-    """Write how long the stages of a step took.
-
-    Args:
-        slot: The slot of the rank.
-        number: Number of steps that were written before it.
-        step: Number of optimizer steps before it.
-        durations: Six durations in nanoseconds, in the order of ``launch.monitor.stage_times``.
-        loss: The value that the step's last backward began with; NaN if it is unknown.
-    """
+    """Write how long the stages of a step took."""
     place = STAGES + number % STAGES_ENTRIES * STAGES_LENGTH
     slot[place] = 0  # readers ignore the entry until it is complete
     for offset, duration in enumerate(durations, 1):
@@ -344,16 +332,11 @@ def others_read_other_data(data_hash: int) -> bool:
 
 
 def write_check(slot: memoryview[int], check: Check, *, step: int, at_powers: bool) -> list[int]:
-    """Write a fingerprint; return the places among ``NUM_PLACES`` that keep it.
+    """Write a fingerprint of a step; return the places among ``NUM_PLACES`` that keep it.
 
-    Args:
-        slot: The slot of the rank.
-        check: The fingerprint.
-        step: Number of optimizer steps before it.
-        at_powers: Whether checks are as rare as powers of two. The last ``NUM_PLACES`` are kept
-            then; of more frequent ones, place l keeps the last whose number is a multiple of 2^l.
-            Ranks and nodes are read one after the other, and some place shows the same step for all
-            of them.
+    ``at_powers``: checks are as rare as powers of two, and the last ``NUM_PLACES`` are kept. Of
+    more frequent ones, place l keeps the last whose number is a multiple of 2^l. Ranks and nodes
+    are read one after the other, and some place shows the same step for all of them.
     """
     slot[NUM_CHECKS] += 1
     slot[LAST_CHECK] = step

@@ -40,10 +40,5 @@ def factor() -> float:
 
 
 def scaled(seconds: float) -> float:
-    """Return a deadline of this module, scaled for this process.
-
-    Args:
-        seconds: One of the constants above, or another default of paceline; never a time that the
-            user has set.
-    """
+    """Return a default of paceline, scaled for this process; never a time that the user has set."""
     return seconds * factor()

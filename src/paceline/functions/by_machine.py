@@ -44,8 +44,7 @@ class LocalState:
     def write(self, run_dir: RunDir) -> None:
         """Write the state into the run folder of its job.
 
-        Raises:
-            OSError: The folder cannot be written.
+        Raises OSError if the folder cannot be written.
         """
         write_whole(run_dir.local, json.dumps({"version": VERSION, **asdict(self)}) + "\n")
 
@@ -65,11 +64,7 @@ class LocalQueue:
     time_s: float = 0.0  # a time at which it was alive, in seconds since the epoch
 
     def write(self, folder: Path) -> None:
-        """Write the queue into its folder.
-
-        Raises:
-            OSError: The folder cannot be written.
-        """
+        """Write the queue into its folder; raise OSError if the folder cannot be written."""
         text = json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n"
         write_whole(RunDir(folder).local_queue, text)
 
@@ -84,9 +79,7 @@ class LocalQueue:
 def read_queue(path: Path) -> LocalQueue:
     """Return a queue from its file.
 
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is not the file of a queue.
+    Raises OSError if the file cannot be read; ValueError if it is not the file of a queue.
     """
     values = _values(path)
     try:
@@ -107,8 +100,7 @@ def _values(path: Path) -> dict[str, Any]:
 def read(run_dir: RunDir) -> LocalState | None:
     """Return the state of a job, None if the folder is not that of a job of this machine.
 
-    Raises:
-        PermissionError: This user may not read it.
+    Raises PermissionError if this user may not read it.
     """
     try:
         return LocalState(**_values(run_dir.local))
@@ -129,11 +121,7 @@ def is_queue(folder: Path) -> bool:
 
 
 def jobs_of(folder: Path) -> list[Path]:
-    """Return the run folders of all jobs of a folder, in their order.
-
-    Raises:
-        UsageError: The file of the queue cannot be read.
-    """
+    """Return the run folders of all jobs of a folder, in their order."""
     path = RunDir(folder).local_queue
     try:
         return [Path(job) for job in read_queue(path).jobs]
@@ -146,9 +134,7 @@ def jobs_of(folder: Path) -> list[Path]:
 def start(folder: Path, queue: LocalQueue) -> None:
     """Start the process that starts the jobs of a folder.
 
-    Raises:
-        OSError: A file cannot be written.
-        SetupError: The process has not started.
+    Raises OSError if a file cannot be written; SetupError if the process has not started.
     """
     queue.write(folder)
     for job in queue.jobs:
@@ -215,14 +201,9 @@ def new_queue(
 
 
 def shares(devices: Sequence[str], *, per_job: int) -> tuple[str, ...]:
-    """Return the GPUs of each of the jobs that can run together, as CUDA_VISIBLE_DEVICES has them.
+    """Return the GPUs of each job that can run together, as CUDA_VISIBLE_DEVICES has them.
 
-    Args:
-        devices: The GPUs of this machine.
-        per_job: GPUs of each job, from 1.
-
-    Raises:
-        UsageError: The machine has fewer than one job needs.
+    Raises UsageError if the machine has fewer than one job needs.
     """
     if len(devices) < per_job:
         what = f"gpus_per_node={per_job}: this machine has {len(devices)}"

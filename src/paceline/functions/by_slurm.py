@@ -40,12 +40,12 @@ class Queue:
 
     Its controller serves all users of the cluster. A job that ends as usual is known from its run
     folder before.
-
-    Args:
-        clock: Returns the time in seconds; for tests.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,  # in seconds; for tests
+    ) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._living: dict[_Key, JobRecord] = {}
@@ -156,20 +156,12 @@ def number(run_dir: RunDir) -> str:
 
 
 def cancel(run_dir: RunDir) -> None:
-    """End a job for good, if it has not ended.
-
-    Raises:
-        SetupError: Slurm does not answer, or does not end the job.
-    """
+    """End a job for good, if it has not ended."""
     cancelling.end_living([require_record(run_dir)])
 
 
 def require_record(run_dir: RunDir) -> JobRecord:
-    """Return the record of a job.
-
-    Raises:
-        UsageError: The folder has none.
-    """
+    """Return the record of a job; raise UsageError if the folder has none."""
     job = record.read(run_dir)
     if job is not None:
         return job

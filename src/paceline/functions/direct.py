@@ -30,18 +30,10 @@ _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def call(folder: Path) -> int:
-    """Make the call of a run folder.
+    """Make the call of a run folder; return 0 when the function has returned.
 
-    Args:
-        folder: The run folder, with the function and its arguments.
-
-    Returns:
-        0 when the function has returned.
-
-    Raises:
-        SystemExit: It has not; the status is that of the run.
-        UsageError: The folder has no call.
-        OSError: The run folder cannot be written.
+    Raises SystemExit with the run's status if it has not, UsageError if the folder has no call, and
+    OSError if it cannot be written.
     """
     run_dir = RunDir(folder.absolute())
     if not run_dir.arguments.exists():
@@ -108,9 +100,8 @@ def _record_outcome(run_dir: RunDir, status: int, findings: Sequence[Finding] = 
 def conclude(folder: Path, *, status: int) -> None:
     """Record how a call has ended that was killed before it could do so itself.
 
-    Args:
-        folder: The run folder; nothing is done if a launcher ran in it.
-        status: Exit status of the process as shells have it: 128 + the signal that ended it.
+    Nothing is done if a launcher ran in the folder. ``status`` is the one that shells have: 128 +
+    the signal that ended it.
     """
     run_dir = RunDir(folder)
     if status == EXIT_OK or not is_direct(run_dir):

@@ -58,12 +58,7 @@ def of_outcome(outcome: Outcome) -> End:
 
 
 def of_job(outcome: Outcome | None, seen: Seen) -> End:
-    """Return how a job of Slurm has ended.
-
-    Args:
-        outcome: How the last start of its run ended, None if that is not recorded.
-        seen: What Slurm and its output say.
-    """
+    """Return how a job has ended; ``outcome`` is that of its last start, None if unrecorded."""
     state = seen.state
     if outcome is not None and not _is_slurms(outcome, state):
         if limit := _time_limit(outcome, seen):

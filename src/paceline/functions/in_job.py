@@ -19,12 +19,7 @@ from paceline.rundir.files import RunDir
 
 
 def main() -> None:
-    """Make the call of this process's run folder.
-
-    Raises:
-        UsageError: This process has no run folder, or it has no call.
-        BaseException: What the function has raised.
-    """
+    """Make the call of this process's run folder, and raise what the function has raised."""
     run_dir = RunDir(Path(env.read(env.RUN_DIR) or os.curdir))
     rank = int(env.read(env.RANK) or 0)
     run_dir.exception(rank).unlink(missing_ok=True)

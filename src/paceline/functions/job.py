@@ -213,15 +213,7 @@ class Job:
 def _permitted(
     name: str = "input-unreadable", what: str = "the files of the job cannot be read"
 ) -> Iterator[None]:
-    """Turn a PermissionError, as of the files of another user's job, into a finding.
-
-    Args:
-        name: Name of the finding.
-        what: What has failed.
-
-    Raises:
-        SetupError: The system has refused to read or write a file.
-    """
+    """Turn a PermissionError, as of the files of another user's job, into a finding."""
     try:
         yield
     except PermissionError as error:

@@ -66,11 +66,7 @@ class _Task:
 
 
 def main(folder: Path) -> int:
-    """Continue in the background, and run all jobs of a folder there.
-
-    Returns:
-        0 in the calling process, as soon as the other one has started.
-    """
+    """Run all jobs of a folder in the background; return 0 once that has started."""
     queue = read_queue(RunDir(folder).local_queue)
     pid = os.fork()
     if pid:

@@ -20,17 +20,11 @@ _OF_MACHINE = {option.name for option in FORWARDED if option.name not in _NEVER}
 
 
 def typed(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keyword arguments as the command line would have them.
+    """Return keyword arguments as the command line would have them: ``{name: text}``.
 
-    Args:
-        keywords: Names with underscores. None and False leave an option out.
-
-    Returns:
-        ``{name: text}``, True for a flag, and a tuple of texts for an option that may be given
-        several times.
-
-    Raises:
-        UsageError: An option does not exist, or a value is of the wrong kind.
+    Names have underscores. None and False leave an option out; True is a flag, and a tuple of texts
+    an option that may be given several times. Raises UsageError if an option does not exist, or a
+    value is of the wrong kind.
     """
     return {
         name: _value(name, value)

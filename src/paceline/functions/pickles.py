@@ -40,19 +40,14 @@ class Packed:
     def write(self, path: Path) -> None:
         """Write the file whole, for this user alone: arguments may be secret.
 
-        Raises:
-            OSError: It cannot be written.
+        Raises OSError if it cannot be written.
         """
         with whole(path, mode=SECRET_MODE) as file:
             file.write(self.content)
 
 
 def pack_function(function: Any) -> Packed:
-    """Pickle a function.
-
-    Raises:
-        UsageError: It is not callable, or cannot be pickled.
-    """
+    """Pickle a function; raise UsageError if it is not callable, or cannot be pickled."""
     name = name_of(function)
     if not callable(function):
         what = f"a function is submitted, and this is a value of the type {name}"
@@ -62,11 +57,7 @@ def pack_function(function: Any) -> Packed:
 
 
 def pack_arguments(arguments: Sequence[Any]) -> Packed:
-    """Pickle the arguments of a call.
-
-    Raises:
-        UsageError: One of them cannot be pickled.
-    """
+    """Pickle the arguments of a call; raise UsageError if one of them cannot be pickled."""
     named = [(f"argument {place}", value) for place, value in enumerate(arguments, start=1)]
     return _packed(tuple(arguments), what="the arguments", culprits=lambda: iter(named))
 
@@ -125,12 +116,7 @@ def _not_picklable(what: str, error: Exception, parts: tuple[str, ...]) -> Findi
 
 
 def write_result(path: Path, value: Any) -> None:
-    """Write what a function has returned; a reader sees all of it or nothing.
-
-    Raises:
-        RunError: The value cannot be pickled.
-        SetupError: It cannot be written, for example because the disk is full.
-    """
+    """Write what a function has returned; a reader sees all of it or nothing."""
     num_written = 0
     try:
         with whole(path) as file:
@@ -182,16 +168,9 @@ def write_exception(path: Path, error: BaseException) -> None:
 def load(path: Path, *, extend_path: bool = False) -> Any:
     """Return the object in a file.
 
-    Args:
-        path: The file.
-        extend_path: Whether modules are also searched where the process that wrote the file has
-            searched them.
-
-    Raises:
-        SetupError: Another version of Python has written the file.
-        OSError: The file cannot be read.
-        ValueError: It is not such a file.
-        Exception: What unpickling raises, such as ModuleNotFoundError.
+    ``extend_path`` also searches modules where the process that wrote the file has searched them.
+    Raises SetupError if another version of Python has written it, OSError if it cannot be read,
+    ValueError if it is not such a file, and what unpickling raises, such as ModuleNotFoundError.
     """
     with open_file(path) as file:
         header = _read_header(file)

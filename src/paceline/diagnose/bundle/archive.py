@@ -65,17 +65,11 @@ class Bundle:
         )
 
 
-def bundle(subject: str, output: Path | None = None) -> Bundle:
-    """Write an archive of a run folder or a log file, to attach to a ticket.
-
-    Args:
-        subject: Path of the run folder or of the log file.
-        output: The archive; ``paceline-bundle-NAME.tar.gz`` in this folder if None.
-
-    Raises:
-        UsageError: There is nothing to read, or the archive exists.
-        SetupError: The archive cannot be written.
-    """
+def bundle(
+    subject: str,
+    output: Path | None = None,  # ``paceline-bundle-NAME.tar.gz`` in this folder if None
+) -> Bundle:
+    """Write an archive of a run folder or a log file, to attach to a ticket."""
     if subject == "-":
         raise _invalid("a bundle is made of a file or a run folder, not of standard input")
     if not os.path.lexists(subject) and catalogue.find(subject) is not None:

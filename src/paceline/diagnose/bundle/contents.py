@@ -71,11 +71,7 @@ def of_folder(folder: Path) -> tuple[list[Part], list[LeftOut]]:
 
 
 def of_log(subject: str) -> Part:
-    """Return the text of a log file, decompressed if necessary.
-
-    Raises:
-        UsageError: The file cannot be read, or is not text.
-    """
+    """Return the text of a log file, decompressed if necessary."""
     with reading.open_subject(subject) as file, compressed.unpacked(file, subject) as stream:
         return _part("log.txt", reading.chunks(stream, subject))
 

@@ -69,11 +69,7 @@ class Page:
 
 
 def parse(text: str, name: str) -> Page:
-    """Return the page in a text.
-
-    Raises:
-        PageError: The text does not have the form of a page.
-    """
+    """Return the page in a text."""
     if name not in CODES:
         raise PageError(f"{name}: no finding has this name")
     title, *rest = _split(text, name)

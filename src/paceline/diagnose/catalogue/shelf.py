@@ -12,11 +12,7 @@ TEXTS = Path(__file__).with_name("texts")
 
 
 def find(word: str) -> Page | None:
-    """Return the page of a code or name, None if the word is neither.
-
-    Args:
-        word: A code or a name, as copied from a message: ``net001``, ``[NET001 port-in-use]``.
-    """
+    """Return the page of a code or name, as copied from a message; None if the word is neither."""
     names = {code.lower(): name for name, code in CODES.items()} | {name: name for name in CODES}
     matches = {
         names.get(part.strip("-")) for part in re.findall(r"[\w-]+", word.lower().replace("_", "-"))
@@ -26,11 +22,7 @@ def find(word: str) -> Page | None:
 
 
 def page(name: str) -> Page:
-    """Return the page of a finding.
-
-    Raises:
-        KeyError: There is no finding with this name.
-    """
+    """Return the page of a finding; raise KeyError if there is no finding with this name."""
     if name not in CODES:
         raise KeyError(name)
     return parse((TEXTS / f"{name}.md").read_text(encoding="utf-8"), name)

@@ -121,7 +121,6 @@ class Facts:
     def from_json(cls, values: dict[str, Any]) -> Facts:
         """Build the facts from the output of ``to_json``; ignore unknown keys.
 
-        Raises:
-            ValueError: A value has the wrong type.
+        Raises ValueError if a value has the wrong type.
         """
         return read_as(cls, values)

@@ -15,15 +15,11 @@ __all__ = ["lint", "sbatch_option", "sbatch_options"]
 
 
 def lint(files: Sequence[str]) -> Report:
-    """Check job scripts and training scripts, and each job together with the training script that
-    it starts.
+    """Check job scripts and training scripts (``-`` for standard input), and each job together with
+    the training script that it starts.
 
-    Args:
-        files: Their paths, ``-`` for standard input. The name or the text decides the kind of a
-            file. Training scripts that a job starts are checked too if they are found.
-
-    Returns:
-        The findings, one for each file that cannot be read.
+    The name or the text decides the kind of a file. Training scripts that a job starts are checked
+    too if they are found. There is one finding for each file that cannot be read.
     """
     once: dict[str, str] = {}
     for name in files:
@@ -90,15 +86,10 @@ class _Linter:
 
 
 def sbatch_option(typed: str) -> tuple[str, str]:
-    """Return the full name and the kind of an option of sbatch.
+    """Return the full name and the kind of an option of sbatch, typed without dashes.
 
-    Args:
-        typed: The long or short name without dashes.
-
-    Returns:
-        The long name, empty if Slurm has none, and the kind: ``"value"``, ``"flag"`` or ``"maybe"``
-            (a value only
-        with ``=``). Options that plugins of many sites add are of kind ``"maybe"``.
+    The name is empty if Slurm has none; the kind is ``"value"``, ``"flag"`` or ``"maybe"`` (a value
+    only with ``=``). Options that plugins of many sites add are of kind ``"maybe"``.
     """
     from paceline.diagnose.lint.job.sbatch_options import PLUGIN_OPTIONS, SBATCH, canonical
 

@@ -27,9 +27,7 @@ _ABOVE = 3
 def started(case: Case, candidates: Sequence[str]) -> dict[str, str]:
     """Return the paths of the training scripts that a job starts, by their names in its launches.
 
-    Args:
-        case: The job script.
-        candidates: Files on the command line, which are preferred.
+    Files on the command line are preferred.
     """
     programs: dict[str, str] = {}
     for launch in case.training:

@@ -31,12 +31,9 @@ _LINK = re.compile(r"\[([^\[\]]*)\]\(")
 def to_sarif(report: Report, folder: str) -> dict[str, Any]:
     """Return a report as a SARIF log.
 
-    Fingerprints are left out: the action that uploads a log makes them from the files.
-
-    Args:
-        report: The findings of all files.
-        folder: The folder in which lint was started. Paths inside it are relative in the log, as
-            code scanning needs them: it is the root of the repository there.
+    Fingerprints are left out: the action that uploads a log makes them from the files. ``folder``
+    is where lint was started. Paths inside it are relative, as code scanning needs them: it is the
+    root of the repository there.
     """
     placed = [(file, finding) for file in report.files for finding in file.sorted_findings]
     judged = [pair for pair in placed if pair[1].name != _NOT_JUDGED]
@@ -138,12 +135,7 @@ def _location(file: CheckedFile, finding: Finding, folder: str) -> dict[str, Any
 
 
 def uri_of(name: str, folder: str) -> str:
-    """Return the path of a file as a URI: relative inside the folder, else absolute.
-
-    Args:
-        name: The path as typed, relative to the folder or absolute; ``-`` is standard input.
-        folder: An absolute path.
-    """
+    """Return the path of a file as a URI: relative inside the folder (absolute), else absolute."""
     if name == "-":
         return "stdin"
     path = os.path.normpath(os.path.join(folder, name))

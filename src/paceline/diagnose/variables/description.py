@@ -50,14 +50,7 @@ class Description:
 
 
 def describe(name: str) -> Description | None:
-    """Describe a variable.
-
-    Args:
-        name: Its name, in capitals as it is set.
-
-    Returns:
-        Its description. None if the name is neither that of a known variable nor like one.
-    """
+    """Describe a variable; None if the name is neither that of a known variable nor like one."""
     if name in RENAMED:
         return _renamed(name, RENAMED[name])
     if name in known():

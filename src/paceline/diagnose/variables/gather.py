@@ -20,19 +20,11 @@ MOST_BYTES = 1 << 20
 def gather_settings(
     *, system_file: str = SYSTEM_FILE, home: Path | None = None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the relevant variables and the places that set them.
+    """Return the relevant variables and the places that set them, such as ``/etc/nccl.conf:3``.
 
     NCCL sets a variable from a file only if it is not set yet: the environment wins over the user's
     file, which wins over the system's. The user's file is that of NCCL_CONF_FILE, or else
-    ``~/.nccl.conf``.
-
-    Args:
-        system_file: The system's file.
-        home: The user's home; looked up if None.
-
-    Returns:
-        Variables by name (the value of one that sounds like a secret is ``...``), and the place of
-        each that comes from a file, as ``/etc/nccl.conf:3``.
+    ``~/.nccl.conf``. The value of a variable that sounds like a secret is ``...``.
     """
     settings = {name: value for name, value in env.snapshot().items() if is_relevant(name)}
     where: dict[str, str] = {}

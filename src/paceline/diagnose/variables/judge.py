@@ -21,23 +21,16 @@ from paceline.errors import Finding, gravest_first
 def judge_settings(
     settings: Mapping[str, str],
     *,
+    # such as ``/etc/nccl.conf:3``; by default the variable's name
     where: Mapping[str, str] | None = None,
+    # of "nccl" and "torch"; by default all names are known that a recent version reads
     versions: Mapping[str, str] | None = None,
     num_nodes: int | None = None,
 ) -> list[Finding]:
-    """Return the findings about settings of NCCL, torch and the libraries below them.
+    """Return the findings about settings of NCCL, torch and the libraries below them, errors first.
 
-    Args:
-        settings: Variables and their values. Other names are ignored. A value that a shell still
-            expands (it contains ``$`` or a backtick) is not checked, but its name is.
-        where: The place of each setting, for example ``/etc/nccl.conf:3``; by default the
-            variable's own name.
-        versions: The installed versions of ``"nccl"`` and ``"torch"``; by default every name that a
-            recent version reads is known.
-        num_nodes: The number of nodes of the job, None if unknown.
-
-    Returns:
-        The findings, errors first, otherwise in the order of the settings.
+    Other names are ignored. A value that a shell still expands (it contains ``$`` or a backtick) is
+    not checked, but its name is.
     """
     places, known_versions = where or {}, versions or {}
     relevant = {

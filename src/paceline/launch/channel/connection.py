@@ -43,14 +43,14 @@ class Operation:
 
 
 class Channel:
-    """Carries out operations on a store, one after the other.
+    """Carries out operations on a store, one after the other."""
 
-    Args:
-        store: The store or a prefix of it; the channel opens its own clients.
-        mark: A key that exists in this store once it was written, and never in another run's store.
-    """
-
-    def __init__(self, store: Any, *, mark: str) -> None:
+    def __init__(
+        self,
+        store: Any,  # or a prefix of it; the channel opens its own clients
+        *,
+        mark: str,  # exists in this store once it was written, and never in another run's
+    ) -> None:
         self._mark = mark
         self._original = store
         self._place = place_of(store)

@@ -92,13 +92,7 @@ def look_up(name: str) -> tuple[str, ...] | str:
 
 
 def judge(number: int, icmp: Icmp | None, *, address: str) -> tuple[str, str]:
-    """Return the kind of a probe and its detail. Pure.
-
-    Args:
-        number: The error number of the connection attempt; 0 if it succeeded.
-        icmp: The ICMP error behind it; None if there was none.
-        address: The address that was tried.
-    """
+    """Return the kind of a probe and its detail; ``number`` is 0 on success. Pure."""
     if number == 0:
         return "open", ""
     if number in (errno.ETIMEDOUT, errno.EAGAIN):

@@ -35,22 +35,15 @@ _RESTORE_EVERY = 4
 
 
 class ControlChannel:
-    """One node's view of the other nodes, for one attempt of a run.
-
-    Args:
-        store: The store of the attempt, which no other attempt shares.
-        node: Rank of this node.
-        num_nodes: Number of nodes.
-        surroundings: The launcher around the channel; None for a channel without one.
-    """
+    """One node's view of the other nodes, for one attempt of a run."""
 
     def __init__(
         self,
-        store: Any,
+        store: Any,  # of the attempt, which no other attempt shares
         *,
         node: int,
         num_nodes: int,
-        surroundings: Surroundings | None = None,
+        surroundings: Surroundings | None = None,  # None for a channel without a launcher
     ) -> None:
         self.node = node  # rank of this node
         self.num_nodes = num_nodes  # number of nodes
@@ -161,15 +154,13 @@ class ControlChannel:
         return None if content is None else json.loads(content)
 
     def collect(
-        self, kind: str, *, until_s: float, give_up: Callable[[], bool] = lambda: False
+        self,
+        kind: str,
+        *,
+        until_s: float,  # the maximum wait; nodes that are silent until then are left out
+        give_up: Callable[[], bool] = lambda: False,  # called several times a second
     ) -> dict[int, Any]:
-        """Return the nodes' values by node rank; wait for all nodes that are not lost.
-
-        Args:
-            kind: The kind, as in ``post``.
-            until_s: The maximum wait, in seconds; nodes that are silent until then are left out.
-            give_up: Returns whether to stop waiting; called several times a second.
-        """
+        """Return the nodes' values by node rank; wait for all nodes that are not lost."""
         values: dict[int, Any] = {}
         nodes = set(range(self.num_nodes))
         deadline = time.monotonic() + until_s
@@ -192,19 +183,11 @@ class ControlChannel:
         self,
         content: Any,
         *,
-        until_s: float,
-        linger: bool,
-        give_up: Callable[[], bool] = lambda: False,
+        until_s: float,  # the maximum wait for the others
+        linger: bool,  # wait until the others have read: the store ends with this process
+        give_up: Callable[[], bool] = lambda: False,  # called several times a second
     ) -> dict[int, Any]:
-        """Publish this node's account and return all accounts, as the last exchange of the nodes.
-
-        Args:
-            content: This node's account.
-            until_s: The maximum wait for the other accounts, in seconds.
-            linger: Whether to wait until the others have read, because the store ends with this
-                process.
-            give_up: Returns whether to stop waiting; called several times a second.
-        """
+        """Publish this node's account and return all accounts, as the nodes' last exchange."""
         self.post("account", content)
         accounts = self.collect("account", until_s=until_s, give_up=give_up)
         self.post("bye", True)
@@ -214,12 +197,7 @@ class ControlChannel:
         return accounts
 
     def all_have(self, kind: str, *, but_head: bool = False) -> bool:
-        """Return whether every node has published a value of a kind; sends a single request.
-
-        Args:
-            kind: The kind, as in ``post``.
-            but_head: Whether to leave out the head.
-        """
+        """Return whether every node has published a value of a kind; sends a single request."""
         keys = [self._key(kind, node) for node in range(but_head, self.num_nodes)]
 
         def check(store: SignedStore) -> bool:
@@ -228,11 +206,7 @@ class ControlChannel:
         return bool(self._requests.ask(check))
 
     def answers(self, *, give_up: Callable[[], bool]) -> bool:
-        """Return whether the store answers this node from now on; wait until it does or is lost.
-
-        Args:
-            give_up: Returns whether to stop waiting; called several times a second.
-        """
+        """Return whether the store answers this node from now on; wait until it does or is lost."""
         before = self._answered
         while self._answered < before + 2:  # the first may have been sent before the call
             if self.remote.store_lost or give_up():

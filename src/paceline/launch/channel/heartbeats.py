@@ -51,14 +51,14 @@ def write_beat(count: int, launcher: str, steps: int) -> str:
 
 
 class Heartbeats:
-    """The heartbeats of some nodes.
+    """The heartbeats of some nodes."""
 
-    Args:
-        nodes: Ranks of the nodes.
-        tick_s: Seconds between two calls of ``advance``.
-    """
-
-    def __init__(self, nodes: Iterable[int], *, tick_s: float) -> None:
+    def __init__(
+        self,
+        nodes: Iterable[int],
+        *,
+        tick_s: float,  # between two calls of ``advance``
+    ) -> None:
         self.now_s = 0.0  # the time on the clock of this module
         self._tick_s = tick_s
         self._looked_s = time.monotonic()

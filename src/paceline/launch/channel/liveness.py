@@ -32,11 +32,7 @@ _REST_S = 0.05
 
 
 def closed_key(who: str) -> str:
-    """Return the key that exists while a launcher's connection is closed.
-
-    Args:
-        who: The launcher's name, as ``name_of`` returns it.
-    """
+    """Return the key that exists while a launcher's connection is closed (see ``name_of``)."""
     return f"{_CLOSED}/{who}"
 
 
@@ -46,15 +42,15 @@ def name_of(host: str, pid: int) -> str:
 
 
 class Listener:
-    """Holds the connections of the other launchers, in the process that hosts the store.
+    """Holds the connections of the other launchers, in the process that hosts the store."""
 
-    Args:
-        store: The store of the run; the listener opens a separate client.
-        token: The run's token.
-        address: The address to listen on; empty for all interfaces.
-    """
-
-    def __init__(self, store: Any, *, token: str, address: str = "") -> None:
+    def __init__(
+        self,
+        store: Any,  # of the run; the listener opens a separate client
+        *,
+        token: str,
+        address: str = "",  # empty for all interfaces
+    ) -> None:
         self._store = SignedStore.of(store).clone()
         self._hello = public_form(token).encode()
         self._names: dict[socket.socket, str] = {}
@@ -129,16 +125,16 @@ class Listener:
 
 
 class Connection:
-    """This launcher's connection; reopened when something else has closed it.
+    """This launcher's connection; reopened when something else has closed it."""
 
-    Args:
-        store: The store of the run, on another host; holds the listener's port.
-        address: Address of that host.
-        token: The run's token.
-        name: This launcher's name, as ``name_of`` returns it.
-    """
-
-    def __init__(self, store: Any, address: str, *, token: str, name: str) -> None:
+    def __init__(
+        self,
+        store: Any,  # of the run, on another host; holds the listener's port
+        address: str,  # of that host
+        *,
+        token: str,
+        name: str,  # as ``name_of`` returns it
+    ) -> None:
         self._hello = public_form(token).encode()
         self._name = name.encode()
         self._signing = SignedStore.of(store).signing
@@ -162,8 +158,7 @@ class Connection:
     def _connect(self) -> socket.socket:
         """Connect, and let the listener confirm that it belongs to the run.
 
-        Raises:
-            OSError: The listener is unreachable, or another program answers.
+        Raises OSError if the listener is unreachable, or another program answers.
         """
         assert self._place is not None
         connected = socket.create_connection(self._place, timeout=_CONNECT_S)

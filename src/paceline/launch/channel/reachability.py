@@ -21,14 +21,14 @@ _THREADS = 32
 
 
 class Echo:
-    """The server of this node, on a port that the kernel chooses.
+    """The server of this node, on a port that the kernel chooses."""
 
-    Args:
-        token: The run's token; the server shows only a hash of it.
-        node: Rank of this node.
-    """
-
-    def __init__(self, token: str, *, node: int) -> None:
+    def __init__(
+        self,
+        token: str,  # the server shows only a hash of it
+        *,
+        node: int,
+    ) -> None:
         self._words = f"{public_form(token)} {node}"
         try:
             dual = socket.has_dualstack_ipv6()
@@ -76,15 +76,13 @@ class Answer:
 
 
 def try_all(
-    peers: Mapping[int, tuple[int, Sequence[str]]], *, token: str, own: Sequence[str]
+    # port and addresses of each node to try, by node rank
+    peers: Mapping[int, tuple[int, Sequence[str]]],
+    *,
+    token: str,
+    own: Sequence[str],  # if another node has the same address, packets to it stay here
 ) -> dict[int, dict[str, Answer]]:
-    """Try addresses of other nodes, all at once.
-
-    Args:
-        peers: Port and addresses of each node to try, by node rank.
-        token: The run's token.
-        own: Addresses of this node. If another node has the same one, packets to it stay here.
-    """
+    """Try addresses of other nodes, all at once."""
     tasks = [
         (node, port, address) for node, (port, addresses) in peers.items() for address in addresses
     ]

@@ -30,11 +30,7 @@ _KEY = "identity"
 
 
 def given(options: Options) -> bytes:
-    """Return the secret that this node was given; empty if none was given.
-
-    Raises:
-        SetupError: The secret cannot be read, or is unusable as a secret.
-    """
+    """Return the secret that this node was given; empty if none was given."""
     text, where = options.secret, env.RUN_SECRET
     if options.secret_file is not None:
         where = f"--secret-file {options.secret_file}"
@@ -105,12 +101,6 @@ def of_head(
 
     The head creates a secret only if the roll call shows whether all nodes have found it. A node
     that torch admits later may not find it, and the others would ignore what it writes.
-
-    Args:
-        options: The options of this launcher.
-        identity: The identity of the run.
-        mine: The secret that this node was given; empty if none was given.
-        shared: The file for a new secret.
     """
     if mine:
         return signed_identity(identity, mine, GIVEN), mine
@@ -154,14 +144,8 @@ def _unsigned_content(values: Mapping[str, Any]) -> bytes:
 def of_run(identity: Mapping[str, Any], mine: bytes, shared: SharedFile, *, place: str) -> bytes:
     """Return the secret that this node shares with the head; empty without a common secret.
 
-    Args:
-        identity: The identity of the run, as the head wrote it into the store.
-        mine: The secret that this node was given; empty if none was given.
-        shared: The file in which the head may have left a secret.
-        place: ``HOST:PORT`` of the store.
-
-    Raises:
-        RunError: Only one of this node and the head was given a secret, or their secrets differ.
+    ``place`` is the ``HOST:PORT`` of the store. Raises RunError if only one of this node and the
+    head was given a secret, or their secrets differ.
     """
     head_was_given = identity.get("secret") == GIVEN
     if bool(mine) != head_was_given:

@@ -47,11 +47,8 @@ class Loss:
 def judge(silence: Silence, *, node_timeout_s: float, closed_s: float) -> str:
     """Return why a node is lost; empty if it may come back.
 
-    Args:
-        silence: What is known about its silence.
-        node_timeout_s: ``--node-timeout``, in seconds.
-        closed_s: How long a node without a connection may be silent, in seconds; a living
-            launcher reconnects at once.
+    ``closed_s`` is how long a node without a connection may be silent: a living launcher reconnects
+    at once.
     """
     if silence.is_closed and silence.silent_s > closed_s:
         return CLOSED
@@ -76,12 +73,7 @@ class Silences:
     notice_after_s: float | None = None
 
     def is_news(self, silent_s: float, *, default_s: float) -> bool:
-        """Return whether a silence has lasted long enough for a notice.
-
-        Args:
-            silent_s: How long it has lasted, in seconds.
-            default_s: How long the first silence must last, in seconds.
-        """
+        """Return whether a silence is worth a notice; the first has to last ``default_s``."""
         return silent_s > (default_s if self.notice_after_s is None else self.notice_after_s)
 
     def update(
@@ -119,12 +111,8 @@ def heard_again(name: str, *, silent_s: float) -> Notice:
 def next_notice_s(lasted_s: float, *, node_timeout_s: float) -> float:
     """Return how many seconds the next silence of a node lasts before a notice.
 
-    On a full link, heartbeats queue behind gradients: a silence like the last one is not news.
-
-    Args:
-        lasted_s: How long the last silence was, in seconds.
-        node_timeout_s: When the node would have been lost, in seconds; the notice must come well
-            before.
+    On a full link, heartbeats queue behind gradients: a silence like the last one is not news. The
+    notice must come well before the node is lost.
     """
     return max(lasted_s, min(2 * lasted_s, node_timeout_s / 2))
 

@@ -27,23 +27,15 @@ _ASK_STATE_S = 15.0
 
 
 class SilenceWatch:
-    """Decides which nodes are silent and which are lost, and prints notices about the silent ones.
-
-    Args:
-        remote: Where to record what is known about the other nodes.
-        heartbeats: The heartbeats of the watched nodes.
-        node: Rank of this node.
-        tick_s: Seconds between two heartbeats of a node.
-        surroundings: The launcher around the channel.
-    """
+    """Decides which nodes are silent and which are lost; prints notices about the silent ones."""
 
     def __init__(
         self,
-        remote: Remote,
-        heartbeats: Heartbeats,
+        remote: Remote,  # where to record what is known about the other nodes
+        heartbeats: Heartbeats,  # of the watched nodes
         *,
         node: int,
-        tick_s: float,
+        tick_s: float,  # between two heartbeats of a node
         surroundings: Surroundings,
     ) -> None:
         self._remote = remote
@@ -56,12 +48,7 @@ class SilenceWatch:
         self._state_asked_s: dict[tuple[int, bytes], float] = {}  # by node and its last heartbeat
 
     def watch_store(self, silent_s: float, *, is_gone: bool) -> None:
-        """Print a notice when the store stops or resumes answering; record when its host is lost.
-
-        Args:
-            silent_s: How long the store has not answered, in seconds.
-            is_gone: Whether the store is proven to be gone.
-        """
+        """Print a notice when the store stops or resumes answering; record a lost host."""
         host = self._surroundings.store_host
         if is_gone:
             self._remote.lose_store(Loss(host, silence.REFUSED, silent_s))

@@ -20,22 +20,14 @@ def choose_defaults(
     job: BatchJob,
     environ: Mapping[str, str],
     *,
-    requested: Mapping[str, object],
-    program: Sequence[str],
+    requested: Mapping[str, object],  # typed or inherited from torchrun's variables, as text
+    program: Sequence[str],  # for lines to paste
     host_name: str,
 ) -> StarterDefaults:
     """Return the defaults of a run's options from its job.
 
-    Args:
-        job: The job.
-        environ: The environment.
-        requested: Options as typed or inherited from torchrun's variables, as text by name.
-        program: The script and its arguments, for lines to paste.
-        host_name: Name of this host.
-
-    Raises:
-        UsageError: blaunch has started several launchers on a host, or ``--nnodes`` does not allow
-            the number of hosts.
+    Raises UsageError if blaunch has started several launchers on a host, or ``--nnodes`` does not
+    allow the number of hosts.
     """
     if is_alone(requested):
         return StarterDefaults(source=f"{job.name} seen, nothing taken from it")

@@ -21,12 +21,7 @@ _FORMS = {
 
 
 def write(options: Iterable[tuple[str, str]], program: Sequence[str]) -> str:
-    """Return the command line of a run, to paste into a shell.
-
-    Args:
-        options: Names and values of the options as typed; the value of a flag is empty.
-        program: The script and its arguments.
-    """
+    """Return the command line of a run, to paste into a shell; the value of a flag is empty."""
     words = [word for name, value in options for word in as_words(name, value)]
     return shlex.join(["paceline", "run", *words, *program])
 

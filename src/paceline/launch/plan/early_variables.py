@@ -86,14 +86,13 @@ class Lateness:
 
     Under torchrun it would be in time, unless a module that the script has imported so far uses
     torch.
-
-    Args:
-        report: Called with the variable's name, its value and the place, once for each variable.
-        is_users: Whether a file is the user's own.
     """
 
     def __init__(
-        self, report: Callable[[dict[str, str]], None], is_users: Callable[[str], bool]
+        self,
+        # called with name, value and place, once for each variable
+        report: Callable[[dict[str, str]], None],
+        is_users: Callable[[str], bool],
     ) -> None:
         self._report, self._is_users = report, is_users
         self._rank = os.getpid()
@@ -146,15 +145,13 @@ def _home_of(value: Any) -> str:
 
 
 class LateVariables:
-    """In the launcher: print what ranks report, once for each variable.
-
-    Args:
-        entries: Returns the reports of the ranks of this node so far.
-        inform: Prints a notice.
-    """
+    """In the launcher: print what ranks report, once for each variable."""
 
     def __init__(
-        self, entries: Callable[[], Iterator[dict[str, str]]], inform: Callable[[Notice], None]
+        self,
+        # the reports of the ranks of this node so far
+        entries: Callable[[], Iterator[dict[str, str]]],
+        inform: Callable[[Notice], None],
     ) -> None:
         self._entries, self._inform = entries, inform
         self._printed: set[str] = set()

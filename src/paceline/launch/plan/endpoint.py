@@ -20,11 +20,7 @@ _PATIENCE_S = 5.0
 def find(node_name: str) -> str:
     """Return ``HOST:PORT`` at which other nodes reach this one, with a numeric address.
 
-    Args:
-        node_name: This node's name in Slurm; empty if unknown.
-
-    Raises:
-        SetupError: No port is free.
+    ``node_name`` is this node's in Slurm, empty if unknown. Raises SetupError if no port is free.
     """
     name = node_name or socket.gethostname()
     mine = [address for _, address in interfaces.addresses()]

@@ -10,14 +10,7 @@ from paceline.errors import Finding
 
 
 def unusable(folder: Path, error: OSError, *, option: str, severity: str = "error") -> Finding:
-    """Return the finding that a folder cannot be used for the files of a run.
-
-    Args:
-        folder: The folder.
-        error: The error of the system call.
-        option: The option that names another folder.
-        severity: Severity of the finding.
-    """
+    """Return the finding that a folder cannot be used; ``option`` names another one."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Finding(
             "disk-full",

@@ -22,24 +22,15 @@ def choose_defaults(
     task: MpiTask,
     environ: Mapping[str, str],
     *,
-    requested: Mapping[str, object],
-    program: Sequence[str],
+    requested: Mapping[str, object],  # typed or inherited from torchrun's variables, as text
+    program: Sequence[str],  # for lines to paste
+    # raises UsageError if an address, with its source, is elsewhere
     require_head_here: Callable[[str, str], None],
-    address_of: Callable[[str], str],
+    address_of: Callable[[str], str],  # of a node by its name in Slurm, which may not resolve
 ) -> StarterDefaults:
     """Return the defaults of a run's options from mpirun.
 
-    Args:
-        task: This task, one of several.
-        environ: The environment.
-        requested: Options as typed or inherited from torchrun's variables, as text by name.
-        program: The script and its arguments, for lines to paste.
-        require_head_here: Raises UsageError if an address, which comes from the given source, does
-            not mean this machine.
-        address_of: Returns the address of a node by its name in Slurm, which may not resolve.
-
-    Raises:
-        UsageError: The tasks do not fit the options, or nothing says where the first one is.
+    Raises UsageError if the tasks do not fit the options, or nothing says where the first one is.
     """
     if is_alone(requested):
         option = "--standalone" if requested.get("standalone") else "--nnodes 1"

@@ -67,20 +67,12 @@ def option(
     value: Any,
     *,
     parse: Parser,
+    # as typed, unless it is ``str(value)``; ``""`` if the help has it
     default_text: str | None = None,
-    also: str = "",
-    **attributes: Any,
+    also: str = "",  # another name of the option
+    **attributes: Any,  # of ``Option``
 ) -> Any:
-    """Declare a field of a dataclass that is an option with the name of the field.
-
-    Args:
-        text: Help.
-        value: Default of the field.
-        parse: Parser of the typed text.
-        default_text: Default as typed, unless it is ``str(value)``; ``""`` if the help has it.
-        also: Another name of the option.
-        **attributes: Further attributes of ``Option``.
-    """
+    """Declare a field of a dataclass that is an option with the name of the field."""
     default = _text_of(value) if default_text is None else default_text
     declared = Option("", text, default or None, parse=parse, **attributes)
     return field(default=value, metadata={"option": declared, "also": also})

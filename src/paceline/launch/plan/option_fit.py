@@ -69,15 +69,8 @@ def _refuse_beside_prove(raw: Mapping[str, Any]) -> None:
 def settle(options: Options, *, typed: Collection[str], requested: Collection[str]) -> Options:
     """Return the options that take effect, with a warning for each typed option that has none.
 
-    Variables without effect are ignored silently: clusters export them for all users.
-
-    Args:
-        options: The options, each already valid alone.
-        typed: Options of the command line.
-        requested: Options of the command line, of variables and of Slurm.
-
-    Raises:
-        UsageError: The options cannot work together.
+    Variables without effect are ignored silently: clusters export them for all users. Raises
+    UsageError if options cannot work together.
     """
     fit = _Fit(options, typed)
     _settle_program(fit)

@@ -71,9 +71,8 @@ def duration(example: str) -> Callable[[Option, str], float]:
 def seconds_of(text: str, *, bare_s: int = 1) -> float:
     """Return the seconds of a time, 0 if the text is not a time.
 
-    Args:
-        text: ``90s``, ``90m``, ``2h``, ``1d``, or Slurm's ``M:S``, ``H:M:S`` and ``D-H[:M[:S]]``.
-        bare_s: Seconds that a number without a unit counts; Slurm's own options count minutes.
+    A time is ``90s``, ``90m``, ``2h``, ``1d``, or Slurm's ``M:S``, ``H:M:S`` and ``D-H[:M[:S]]``. A
+    number without a unit counts ``bare_s`` seconds; Slurm's own options count minutes.
     """
     if plain := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text):
         return float(plain[1]) * (_UNIT_S[plain[2]] if plain[2] else bare_s)
@@ -132,8 +131,7 @@ def port(example: int) -> Callable[[Option, str], int | None]:
 def split_endpoint(endpoint: str, default_port: int) -> tuple[str, int]:
     """Split ``HOST[:PORT]`` or ``[IPV6]:PORT``.
 
-    Raises:
-        UsageError: The port is not a number from 0 to 65535, or the host is empty.
+    Raises UsageError if the port is not a number from 0 to 65535, or the host is empty.
     """
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+))(?::(\d{1,6}))?", endpoint.strip())
     if not match or int(match[3] or 0) > 65535:

@@ -26,16 +26,8 @@ def parse(
 ) -> Options:
     """Parse and check typed options and torchrun's ``PET_*`` variables; the command line wins.
 
-    Args:
-        script: The script, module or program.
-        script_args: Its arguments, passed on unchanged.
-        typed: ``{name: text}`` of the options on the command line, True for a flag.
-        inherited: ``{name: text}`` from the environment.
-        starter_defaults: Options from Slurm, mpirun or a pod; the other two win.
-        preferred: Preferences of this user or site for all runs, with their sources.
-
-    Raises:
-        UsageError: A value is wrong, or options cannot work together.
+    ``inherited`` comes from the environment, ``starter_defaults`` from Slurm, mpirun or a pod
+    (the other two win). Raises UsageError if a value is wrong, or options cannot work together.
     """
     decided = preferences.apply(preferred or {}, typed=typed)
     raw: dict[str, Any] = dict(starter_defaults.values)

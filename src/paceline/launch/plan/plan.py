@@ -55,18 +55,17 @@ class Plan:
         return {name: value for name, value in asdict(self).items() if name != "port"}
 
 
-def make(options: Options, facts: HostFacts, *, environ: Mapping[str, str], source: str) -> Plan:
+def make(
+    options: Options,
+    facts: HostFacts,
+    *,
+    environ: Mapping[str, str],
+    source: str,  # of the script; empty if it cannot be read
+) -> Plan:
     """Return the plan of a run.
 
-    Args:
-        options: The options.
-        facts: Facts about this machine.
-        environ: The environment.
-        source: Text of the script, empty if it cannot be read.
-
-    Raises:
-        UsageError: Options do not fit each other or this machine.
-        SetupError: The platform is not supported, or there are too few GPUs.
+    Raises UsageError if options do not fit each other or this machine; SetupError if the platform
+    is not supported, or there are too few GPUs.
     """
     nproc = choose_nproc(options.nproc_per_node, facts)
     _check_against(options, facts, nproc.value, environ.get(env.CUDA_DEVICES))
@@ -106,8 +105,7 @@ def _default_grace(text: str) -> int:
 def choose_nproc(requested: str, facts: HostFacts) -> Choice:
     """Return the number of ranks of this node: as requested, else one per GPU, else one.
 
-    Raises:
-        SetupError: GPUs are requested and there are none.
+    Raises SetupError if GPUs are requested and there are none.
     """
     if requested.isdigit():
         return Choice(int(requested), "--nproc-per-node")
@@ -311,18 +309,16 @@ def _without_effect(options: Options, facts: HostFacts, nproc: int) -> Iterator[
 
 
 def describe(
-    plan: Plan, options: Options, *, head: str, run_dir: str, is_signed: bool = True
+    plan: Plan,
+    options: Options,
+    *,
+    head: str,  # of the store; its port is for nobody who reads the output of a job
+    run_dir: str,
+    is_signed: bool = True,  # launchers sign the values that they write to the store
 ) -> str:
     """Return the plan as the one line that is printed before the start.
 
     The line leaves out defaults; ``plan.json`` in the run folder has all of the plan, with reasons.
-
-    Args:
-        plan: The plan.
-        options: The options.
-        head: Host of the store. Its port is for nobody who reads the output of a job.
-        run_dir: The run folder.
-        is_signed: Whether launchers sign the values that they write to the store.
     """
     parts = [_layout(plan, options), plan.backend]
     if options.max_nodes > 1:
@@ -360,23 +356,16 @@ def rank_environment(
     *,
     options: Options,
     ranks: Mapping[str, int],
-    master: tuple[str, int],
+    master: tuple[str, int],  # of the ranks' store
     restart_count: int,
     run_id: str,
-    agent_store: bool,
-    visible_devices: str | None,
+    agent_store: bool,  # the launcher hosts that store
+    visible_devices: str | None,  # ``CUDA_VISIBLE_DEVICES`` of the launcher
 ) -> dict[str, str]:
     """Return the variables that torchrun 2.13 sets for a rank, with torchrun's values.
 
-    Args:
-        options: The options.
-        ranks: ``rank, local_rank, world_size, local_world_size, node_rank, num_nodes, role_rank,
-            role_world_size``.
-        master: Address and port of the ranks' store.
-        restart_count: Restarts so far.
-        run_id: Id of the rendezvous.
-        agent_store: Whether the launcher hosts that store.
-        visible_devices: ``CUDA_VISIBLE_DEVICES`` of the launcher, None if unset.
+    ``ranks`` has ``rank, local_rank, world_size, local_world_size, node_rank, num_nodes, role_rank,
+    role_world_size``.
     """
     values = {
         env.RANK: str(ranks["rank"]),

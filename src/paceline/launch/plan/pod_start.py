@@ -15,14 +15,9 @@ from paceline.world import Pod
 
 
 def choose_defaults(pod: Pod | None, *, requested: Mapping[str, object]) -> StarterDefaults:
-    """Return the defaults of a run's options from its pod.
+    """Return the defaults of a run's options from its pod; None if nothing says which one it is.
 
-    Args:
-        pod: This pod; None if nothing says which one it is.
-        requested: Options as typed or inherited from torchrun's variables, as text by name.
-
-    Raises:
-        UsageError: ``--nnodes`` does not allow the number of pods.
+    Raises UsageError if ``--nnodes`` does not allow the number of pods.
     """
     if is_alone(requested):
         return StarterDefaults()

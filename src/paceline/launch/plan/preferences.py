@@ -33,8 +33,7 @@ Preferences = Mapping[str, tuple[str, str]]  # option -> its value as typed, and
 def read(environ: Mapping[str, str]) -> Preferences:
     """Return the preferences, which apply to options that are not typed.
 
-    Raises:
-        UsageError: The file cannot be read, or a value in it or in the environment is wrong.
+    Raises UsageError if the file cannot be read, or a value in it or in the environment is wrong.
     """
     path = (
         Path(environ.get(env.CONFIG_HOME) or os.path.expanduser("~/.config"))
@@ -45,11 +44,7 @@ def read(environ: Mapping[str, str]) -> Preferences:
 
 
 def read_file(path: Path) -> str:
-    """Return the text of the configuration file, empty if there is none.
-
-    Raises:
-        UsageError: The file cannot be read.
-    """
+    """Return the text of the configuration file, empty if there is none."""
     try:
         return path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 def read(options: Options) -> str:
     """Check that the script can run, and return its text; empty if it has none that can be read.
 
-    Raises:
-        UsageError: The script does not exist, is a folder, or is not Python.
-        RunError: The script has a syntax error.
+    Raises UsageError if the script does not exist, is a folder, or is not Python; RunError if the
+    script has a syntax error.
     """
     if options.no_python:
         _require_program(options.script)

@@ -44,16 +44,10 @@ class Step:
 def read_step(environ: Mapping[str, str], *, in_terminal: bool = False) -> Step | None:
     """Return the step of which this process is a task.
 
-    The result is None outside a step, and in the terminal of ``srun --pty``.
-
-    Args:
-        environ: The environment.
-        in_terminal: Whether this process has a terminal. The variable of ``srun --pty`` alone
-            proves nothing, because everything that starts in that shell inherits it, srun included.
-
-    Raises:
-        UsageError: Slurm's variables contradict each other, for example because some were set
-            manually.
+    The result is None outside a step, and in the terminal of ``srun --pty``. The variable of ``srun
+    --pty`` alone proves nothing, because everything that starts in that shell inherits it, srun
+    included. Raises UsageError if Slurm's variables contradict each other, for example because some
+    were set manually.
     """
     number = environ.get(env.STEP_ID, "")
     is_terminal = in_terminal and bool(environ.get(env.PTY_PORT))
@@ -90,23 +84,15 @@ def read_step(environ: Mapping[str, str], *, in_terminal: bool = False) -> Step 
 def choose_defaults(
     environ: Mapping[str, str],
     *,
-    requested: Mapping[str, object],
-    program: Sequence[str],
+    requested: Mapping[str, object],  # typed or inherited from torchrun's variables, as text
+    program: Sequence[str],  # for lines to paste
+    # of a node by its name in Slurm; called for the first one only
     address_of: Callable[[str], str],
-    in_terminal: bool = False,
+    in_terminal: bool = False,  # this process has a terminal
 ) -> StarterDefaults:
     """Return the defaults of a run's options from Slurm.
 
-    Args:
-        environ: The environment.
-        requested: Options as typed or inherited from torchrun's variables, as text by name.
-        program: The script and its arguments, for lines to paste.
-        address_of: Returns the address of a node by its name in Slurm; called for the first node
-            only.
-        in_terminal: Whether this process has a terminal.
-
-    Raises:
-        UsageError: The step, or the lack of one, does not fit the options.
+    Raises UsageError if the step, or the lack of one, does not fit the options.
     """
     job = environ.get(env.JOB_ID, "")
     if not job:
@@ -139,16 +125,14 @@ def choose_defaults(
 
 
 def reachable(
-    environ: Mapping[str, str], requested: Mapping[str, Any], *, address_of: Callable[[str], str]
+    environ: Mapping[str, str],
+    requested: Mapping[str, Any],
+    *,
+    address_of: Callable[[str], str],  # of a node by its name in Slurm
 ) -> dict[str, Any]:
     """Return options in which the first node has an address that other nodes can reach.
 
     Job scripts use its name in Slurm, which may not resolve.
-
-    Args:
-        environ: The environment.
-        requested: Options as typed or inherited.
-        address_of: Returns the address of a node by its name in Slurm.
     """
     options = dict(requested)
     if not environ.get(env.JOB_ID) or options.get("no_slurm"):
@@ -304,11 +288,7 @@ def _cpus(environ: Mapping[str, str]) -> int:
 def srun(num_nodes: int, *, words: str, cpus: int = 0, overlap: bool = False) -> str:
     """Return the line that starts one ``paceline run`` on each node.
 
-    Args:
-        num_nodes: Number of nodes.
-        words: The command.
-        cpus: CPUs of each task; 0 for Slurm's default.
-        overlap: Whether the step shares its nodes with another step.
+    0 ``cpus`` is Slurm's default; ``overlap`` shares the nodes with another step.
     """
     tasks = (
         f"srun --nodes={num_nodes} --ntasks={num_nodes} --ntasks-per-node=1 "

@@ -32,12 +32,7 @@ class Limits:
 def shortest(own_s: int, limits: Limits, *, now_s: float) -> tuple[int, str]:
     """Return how long ranks have after Slurm's SIGTERM, and which limit that is.
 
-    The limit is empty if it is the launcher's own.
-
-    Args:
-        own_s: The launcher's own limit.
-        limits: Times that Slurm reports.
-        now_s: The time, on the monotonic clock.
+    The limit is empty if it is the launcher's own. ``now_s`` is on the monotonic clock.
     """
     remaining_s = None if limits.ends_s is None or limits.ends_s <= now_s else limits.ends_s - now_s
     limits_s = [

@@ -30,20 +30,13 @@ class Surroundings:
 def choose_defaults(
     environ: Mapping[str, str],
     *,
-    requested: Mapping[str, object],
-    program: Sequence[str],
-    surroundings: Surroundings,
+    requested: Mapping[str, object],  # typed or inherited from torchrun's variables, as text
+    program: Sequence[str],  # for lines to paste
+    surroundings: Surroundings,  # what is known on this machine only
 ) -> StarterDefaults:
     """Return the defaults of a run's options from its starter.
 
-    Args:
-        environ: The environment.
-        requested: Options as typed or inherited from torchrun's variables, as text by name.
-        program: The script and its arguments, for lines to paste.
-        surroundings: What is known on this machine only.
-
-    Raises:
-        UsageError: What the starter says does not fit the options, or contradicts itself.
+    Raises UsageError if what the starter says does not fit the options, or contradicts itself.
     """
     task = read_mpi_task(environ)
     if task is not None and task.size > 1 and not task.is_of_step(environ):

@@ -40,16 +40,13 @@ def without_node_options(requested: Mapping[str, object], program: Sequence[str]
 
 
 def other_number(
-    requested: Mapping[str, object], num_nodes: int, *, where: str, starter: str
+    requested: Mapping[str, object],
+    num_nodes: int,
+    *,
+    where: str,  # who starts the nodes, for the finding
+    starter: str,  # what it says, as a phrase
 ) -> Finding | None:
-    """Return the finding that ``--nnodes`` excludes the number of nodes that are started, or None.
-
-    Args:
-        requested: Options as typed or inherited.
-        num_nodes: How many nodes are started.
-        where: Who starts them, for the finding.
-        starter: What it says, as a phrase.
-    """
+    """Return the finding that ``--nnodes`` excludes the number of started nodes, or None."""
     nnodes = str(requested.get("nnodes") or "").strip()
     low, colon, high = nnodes.partition(":")
     is_range = low.isdecimal() and (not colon or high.isdecimal())  # else the parser refuses it
@@ -64,16 +61,13 @@ def other_number(
 
 
 def other_rank(
-    requested: Mapping[str, object], node_rank: int, *, where: str, starter: str
+    requested: Mapping[str, object],
+    node_rank: int,
+    *,
+    where: str,  # this node, for the finding
+    starter: str,  # who starts the nodes
 ) -> Finding | None:
-    """Return the finding that ``--node-rank`` is not this node's, or None.
-
-    Args:
-        requested: Options as typed or inherited.
-        node_rank: The rank of this node.
-        where: This node, for the finding.
-        starter: Who starts the nodes.
-    """
+    """Return the finding that ``--node-rank`` is not this node's, or None."""
     rank = str(requested.get("node_rank") or "").strip()
     if not rank.isdecimal() or int(rank) == node_rank:
         return None

@@ -110,10 +110,8 @@ def _time(gloo: Any, num_bytes: int) -> float:
 def judge(speed: Speed, nodes: list[Facts], mbit: dict[int, int]) -> Finding | None:
     """Return the finding that the link is slow for its rate, or for any run if the rate is unknown.
 
-    Args:
-        speed: The measurement of the slowest group.
-        nodes: The facts of all nodes.
-        mbit: The rate of each node's chosen interface, in Mbit/s, by node rank.
+    ``speed`` is that of the slowest group, ``mbit`` the rate of each node's chosen interface in
+    Mbit/s.
     """
     rate = min((mbit.get(node.node, 0) for node in nodes), default=0)
     least_mbit = _SLOW * min(rate, _KNOWN_MBIT) if rate > 0 else _LEAST_MBIT

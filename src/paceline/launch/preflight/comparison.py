@@ -66,11 +66,7 @@ class Comparison:
         self._start_s = time.monotonic()
 
     def is_due(self, first: bool) -> bool:
-        """Return whether the nodes compare themselves; node 0 decides, only on its first attempt.
-
-        Args:
-            first: Whether this node has not met other nodes before.
-        """
+        """Return whether the nodes compare themselves; node 0 decides, on its first attempt."""
         if self._node == 0:
             if first:
                 with contextlib.suppress(OSError):
@@ -80,13 +76,9 @@ class Comparison:
         return self._wait("held", _HEAD_S) and self._store.get(_key("held")) == b"1"
 
     def run(self, gather: Callable[[int], Facts]) -> Result:
-        """Compare this node with the others.
+        """Compare this node with the others; ``gather`` takes the port of this node's server.
 
-        Args:
-            gather: Takes the port of this node's server and returns its facts.
-
-        Raises:
-            RunError: The nodes cannot work together; all get the same finding.
+        Raises RunError if the nodes cannot work together; all get the same finding.
         """
         echo = reachability.Echo(self._token, node=self._node)
         try:
@@ -105,8 +97,7 @@ class Comparison:
     def exchange(self, tried: Mapping[str, Any]) -> dict[str, Any] | None:
         """Publish what this node has tried and return the head's verdict; None after a timeout.
 
-        Args:
-            tried: The result of the tries. The node's facts must be posted before.
+        The node's facts must be posted before.
         """
         self.post("tried", tried)
         if self._node == 0:
@@ -286,7 +277,7 @@ class Comparison:
 
 
 def compare(
-    store: Any,
+    store: Any,  # of the attempt
     options: Options,
     plan: Plan,
     folder: Path,
@@ -294,24 +285,12 @@ def compare(
     node: int,
     num_nodes: int,
     token: str,
-    address: str,
-    first: bool,
+    address: str,  # of this node in the run
+    first: bool,  # this node has not met other nodes before
 ) -> Result:
     """Compare the nodes of a run; on one node, check only that node, and only with ``--check``.
 
-    Args:
-        store: The store of the attempt.
-        options: The options of the run.
-        plan: The plan of this node.
-        folder: The run folder.
-        node: Rank of this node.
-        num_nodes: Number of nodes.
-        token: The run's token.
-        address: Address of this node in the run.
-        first: Whether this node has not met other nodes before.
-
-    Raises:
-        RunError: The nodes cannot work together.
+    Raises RunError if the nodes cannot work together.
     """
 
     def gather(port: int) -> Facts:
@@ -330,12 +309,8 @@ def compare(
 def check_alone(mine: Facts, *, folder: str) -> str:
     """Check a node that runs alone, and return the line about it.
 
-    Args:
-        mine: The facts of this node.
-        folder: The run folder, already proven to be writable.
-
-    Raises:
-        RunError: An interface that the user has named does not exist.
+    The run folder is already proven to be writable. Raises RunError if an interface that the user
+    has named does not exist.
     """
     findings = interfaces.judge([mine], {})
     if findings:
@@ -377,21 +352,13 @@ def gather_reached(tried: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str
 
 def judge(
     nodes: list[Facts],
-    tried: Mapping[int, Mapping[str, Any]],
-    reached: interfaces.Reached,
+    tried: Mapping[int, Mapping[str, Any]],  # by each node
+    reached: interfaces.Reached,  # the same tries, by the node that was tried
     *,
     script: str,
     folder: str,
 ) -> tuple[list[Finding], list[Finding]]:
-    """Return the errors and the warnings about the nodes of a run.
-
-    Args:
-        nodes: The facts of all nodes, in the order of their ranks.
-        tried: What each node has tried.
-        reached: The same tries, by the node that was tried.
-        script: Name of the script.
-        folder: The run folder.
-    """
+    """Return the errors and the warnings about the nodes of a run."""
     sees_folder = {node: entry["folder"] for node, entry in tried.items()}
     offsets_s = {node: entry["ahead_s"] for node, entry in tried.items()}
     results = [

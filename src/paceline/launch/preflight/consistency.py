@@ -164,9 +164,7 @@ def _where(difference: Difference) -> str:
 def judge_clocks(nodes: Sequence[Facts], offsets_s: Mapping[int, float]) -> Finding | None:
     """Return the finding that clocks differ; None if they agree.
 
-    Args:
-        nodes: The facts of all nodes, the head first.
-        offsets_s: Seconds by which a node's clock is ahead of the head's, by node rank.
+    ``offsets_s``: by how much a node's clock is ahead of the head's, by node rank.
     """
     off = [node for node in nodes if abs(offsets_s.get(node.node, 0.0)) > _SKEW_S]
     if not off:
@@ -198,15 +196,12 @@ def _ahead(offset_s: float) -> str:
 
 
 def judge_folder(
-    nodes: Sequence[Facts], sees_folder: Mapping[int, bool], *, folder: str
+    nodes: Sequence[Facts],  # the head first
+    sees_folder: Mapping[int, bool],  # a node sees the head's file in the folder, by node rank
+    *,
+    folder: str,
 ) -> Finding | None:
-    """Return the finding that nodes do not see the head's run folder; None if all see it.
-
-    Args:
-        nodes: The facts of all nodes, the head first.
-        sees_folder: Whether a node sees the head's file in the folder, by node rank.
-        folder: The run folder.
-    """
+    """Return the finding that nodes do not see the head's run folder; None if all see it."""
     without_folder = [node.words for node in nodes if not sees_folder.get(node.node, True)]
     if not without_folder:
         return None

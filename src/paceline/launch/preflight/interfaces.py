@@ -104,9 +104,7 @@ def _set_for_gloo(node: Facts) -> list[Interface]:
 def judge(nodes: Sequence[Facts], reached: Reached) -> list[Finding]:
     """Return the findings about interfaces that the user has named, and nodes without a usable one.
 
-    Args:
-        nodes: The facts of all nodes.
-        reached: What nodes tried of each other; empty on one machine, where no link is used.
+    On one machine, where no link is used, ``reached`` is empty.
     """
     absent = [(node, name) for node in nodes for name in _absent(node)]
     if absent:

@@ -16,11 +16,7 @@ from paceline import counters
 
 
 def install(slot: memoryview[int]) -> Callable[[], None]:
-    """Start writing to ``slot`` which worker the rank waits for; return a function that stops it.
-
-    Args:
-        slot: The rank's counters.
-    """
+    """Start writing which worker the rank waits for; return a function that stops it."""
     from torch import multiprocessing
     from torch.utils.data import dataloader
 

@@ -19,12 +19,7 @@ from paceline.machine.compiled import left_alone, not_traced
 
 
 def install(slot: memoryview[int], *, rank: int) -> None:
-    """Raise when a loss or gradient is not finite.
-
-    Args:
-        slot: The rank's counters, in which the probe counts steps.
-        rank: The rank.
-    """
+    """Raise when a loss or gradient is not finite."""
     check = FiniteCheck(slot, rank)
     _follow_parameters(check.follow)
     register_optimizer_step_pre_hook(_unless_compiled(check.before_step))

@@ -35,10 +35,6 @@ class FiniteCheck:
 
     The flags stay on the device; the CPU waits for them once a step. A step that a gradient scaler
     skips does not count: the scaler does not call the optimizer, or passes ``found_inf`` to it.
-
-    Args:
-        slot: The rank's counters.
-        rank: The rank.
     """
 
     def __init__(self, slot: memoryview[int], rank: int) -> None:
@@ -88,8 +84,7 @@ class FiniteCheck:
     def look(self, optimizer: Optimizer) -> None:
         """Check the gradients that are about to be applied, and find out whose is not finite.
 
-        Raises:
-            RunError: A gradient is not finite.
+        Raises RunError if a gradient is not finite.
         """
         parameters = [
             parameter for group in optimizer.param_groups for parameter in group["params"]

@@ -32,13 +32,12 @@ _DISTINCT = 3  # with fewer distinct values, equal gradients prove nothing
 
 
 class LocalGradients:
-    """Sample the next backwards, and the parameters after the step that follows them.
+    """Sample the next backwards, and the parameters after the step that follows them."""
 
-    Args:
-        optimizer: The optimizer; kept as a weak reference.
-    """
-
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(
+        self,
+        optimizer: Any,  # kept as a weak reference
+    ) -> None:
         self._optimizer = weakref.ref(optimizer)
         self._backwards = 0
         self._samples: list[tuple[int, Any]] = []  # of the current backward
@@ -89,11 +88,7 @@ class LocalGradients:
             self.has_failed = True
 
     def end(self, losses: Iterable[Any]) -> None:
-        """Store the samples of the backward that has ended.
-
-        Args:
-            losses: The tensors with which it began.
-        """
+        """Store the samples of the backward that has ended."""
         if not self.is_under_way:
             return
         try:
@@ -111,8 +106,7 @@ class LocalGradients:
     def digest(self, entries: Callable[[], list[dict[str, Any]]]) -> int:
         """Return a hash of all samples and of the current parameters; 0 if they prove nothing.
 
-        Args:
-            entries: Returns the entries of torch's Flight Recorder.
+        ``entries`` returns those of torch's Flight Recorder.
         """
         optimizer = self._optimizer()
         if self.has_failed or not self.is_complete or optimizer is None:
@@ -145,11 +139,7 @@ def are_averaged(entries: Iterable[dict[str, Any]], num_elements: int, *, since_
     """Return whether consecutive reductions have exactly as many elements as the gradients. Pure.
 
     A model that is split manually reduces activations, which have another number of elements.
-
-    Args:
-        entries: Entries of torch's Flight Recorder, oldest first.
-        num_elements: Number of elements of all gradients.
-        since_ns: When the last backward began.
+    ``entries`` are those of torch's Flight Recorder, oldest first, since the last backward began.
     """
     reduced = [
         sum(_product(size) for size in entry.get("input_sizes", ()))
@@ -164,10 +154,6 @@ def exchanged(entries: Iterable[dict[str, Any]], *, since_ns: int) -> int:
     """Return how many elements ranks have exchanged, which may be gradients or activations. Pure.
 
     Figures such as a loss are left out. So are broadcasts, after which ranks have the same.
-
-    Args:
-        entries: Entries of torch's Flight Recorder.
-        since_ns: Since when.
     """
     total = 0
     for entry in entries:

@@ -27,11 +27,8 @@ _POLL_S = 0.005
 
 
 def watch(optimizers: Any, look: LastLook) -> Callable[[], None]:
-    """Follow every new optimizer, and check when the default group ends; return a function to stop.
-
-    Args:
-        optimizers: ``torch.optim.Optimizer``.
-        look: The rank's last look.
+    """Follow every new ``torch.optim.Optimizer``, and check when the default group ends; return a
+    function to stop.
     """
     distributed: Any = import_module("torch.distributed")
     # None where torch was built without it
@@ -64,11 +61,7 @@ def watch(optimizers: Any, look: LastLook) -> Callable[[], None]:
 
 
 class LastLook:
-    """Check parameters when training seems to be over; the counters get the name of one with NaN.
-
-    Args:
-        slot: The rank's counters.
-    """
+    """Check parameters when training seems to be over; the counters name one with NaN."""
 
     def __init__(self, slot: memoryview[int]) -> None:
         self._slot = slot
@@ -135,12 +128,7 @@ class LastLook:
 
 
 def first_nan(parameters: Iterable[Any], *, deadline_s: float) -> Any:
-    """Return the first parameter that has a NaN, None if none has or the deadline passes.
-
-    Args:
-        parameters: Tensors.
-        deadline_s: When to give up, on the monotonic clock.
-    """
+    """Return the first tensor that has a NaN, None if none has or the deadline passes."""
     import torch
 
     if torch._C._len_torch_dispatch_stack() > 0 or _is_capturing():

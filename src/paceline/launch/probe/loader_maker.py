@@ -54,12 +54,7 @@ class Makers:
         return self._of_frame(frame).place
 
     def find(self, frame: FrameType, dataset: Any) -> Maker:
-        """Return the maker of a loader.
-
-        Args:
-            frame: The frame that has called its constructor.
-            dataset: The loader's dataset.
-        """
+        """Return the maker of a loader, whose constructor the frame has called."""
         first = self._of_dataset(dataset)
         if first is not None and not self.is_users(frame.f_code.co_filename):
             return first

@@ -41,16 +41,12 @@ _MOST_DEPTH = 8  # of containers in a batch
 
 
 def install(
-    slot: memoryview[int], folder: Path, local_rank: int, is_users: Callable[[str], bool]
+    slot: memoryview[int],  # in which the probe counts steps
+    folder: Path,
+    local_rank: int,
+    is_users: Callable[[str], bool],  # whether a file is the user's
 ) -> None:
-    """Follow the commands in a folder.
-
-    Args:
-        slot: The rank's counters, in which the probe counts steps.
-        folder: The folder.
-        local_rank: Rank on this node.
-        is_users: Returns whether a file is the user's.
-    """
+    """Follow the commands in a folder."""
     from torch.utils.data import DataLoader
 
     trials = LoaderTrials(slot, CommandFiles(folder), local_rank)
@@ -145,13 +141,7 @@ class _Requests:
 
 
 class LoaderTrials:
-    """Serves the training loop of a rank, and records when it got its batches.
-
-    Args:
-        slot: The rank's counters.
-        files: Names of the files.
-        local_rank: Rank on this node.
-    """
+    """Serves the training loop of a rank, and records when it got its batches."""
 
     def __init__(self, slot: memoryview[int], files: CommandFiles, local_rank: int) -> None:
         self._slot, self._files, self._local_rank = slot, files, local_rank
@@ -270,12 +260,9 @@ class LoaderTrials:
 
 
 def open_with(loader: Any, setting: LoaderSetting, requests: Any) -> Iterator[Any]:
-    """Return an iterator over a copy of a loader with other settings.
+    """Return an iterator over a copy of torch's DataLoader, or a subclass, with other settings.
 
-    Args:
-        loader: torch's DataLoader, or one of a subclass.
-        setting: The settings.
-        requests: The sampler of the copy; None for a stream, which has none.
+    ``requests`` is the sampler of the copy; None for a stream, which has none.
     """
     from torch.utils.data import dataloader
 

@@ -114,11 +114,7 @@ class Loop:
 
 
 class Loops:
-    """The loops of this rank; writes what they show to the rank's counters.
-
-    Args:
-        slot: The rank's counters.
-    """
+    """The loops of this rank; writes what they show to the rank's counters."""
 
     def __init__(self, slot: memoryview[int]) -> None:
         self._slot = slot
@@ -159,11 +155,7 @@ class Loops:
     def look(self, loop: Loop, iterator: Any, batch: Any, *, batches: int) -> None:
         """Examine a loop at its first batch and at its last: some scripts do not request the end.
 
-        Args:
-            loop: The loop.
-            iterator: The DataLoader iterator of the loop.
-            batch: The batch that it has just yielded.
-            batches: Batches that the rank has taken from all loaders.
+        ``batches`` is how many the rank has taken from all loaders.
         """
         if loop.length is None:
             loop.length = _length(iterator)
@@ -179,12 +171,7 @@ class Loops:
             loop.due = 0
 
     def train(self, loop: Loop, optimizer: Any) -> None:
-        """Record that an optimizer step has followed a batch of a loop.
-
-        Args:
-            loop: The loop.
-            optimizer: The optimizer; None if it is unknown.
-        """
+        """Record that an optimizer step has followed a batch of a loop."""
         if not loop.trains:
             loop.trains = True
             loop.optimizer = _weakly(optimizer)
@@ -210,13 +197,7 @@ class Loops:
         self._training = loop
 
     def end(self, loop: Loop, *, yielded: int, batches: int) -> None:
-        """Record that a loop has reached its loader's end.
-
-        Args:
-            loop: The loop.
-            yielded: Batches that it has yielded.
-            batches: Batches that the rank has taken from all loaders.
-        """
+        """Record that a loop has reached its loader's end; ``batches`` are those of all loaders."""
         slot = self._slot
         if loop.has_ended:
             return  # the end was requested again
@@ -317,12 +298,7 @@ class Loops:
 
 
 def watch(iterators: Any, loops: Loops) -> Callable[[], None]:
-    """Make ``loops`` follow every iterator of torch's DataLoader; return a function that ends it.
-
-    Args:
-        iterators: ``torch.utils.data.dataloader._BaseDataLoaderIter``.
-        loops: The loops of the rank.
-    """
+    """Make ``loops`` follow every iterator of a DataLoader; return a function that ends it."""
     make, reset = iterators.__init__, iterators._reset
     atexit.register(loops.settle)
 

@@ -39,37 +39,23 @@ _MOST_BACKWARDS = 256  # with one batch: a loop that takes no further one would 
 
 
 class LossProof:
-    """Serves a script's training loop the passes of the proof.
-
-    Args:
-        is_double: Whether to compute in float64.
-        place: Returns the line of the script that runs.
-        note: Called with what is known so far.
-        end: Called with the result; it does not return.
-
-    Attributes:
-        random: Follows operations while a pass is under way.
-        optimizers: The optimizers of the script.
-        current: The pass that is under way; None before the first.
-        has_session: Whether the script trains with a Session.
-        weight: What its next loss counts; None is its number of rows.
-    """
+    """Serves a script's training loop the passes of the proof."""
 
     def __init__(
         self,
         *,
-        is_double: bool,
-        place: Callable[[], str],
-        note: Callable[[Proof], None],
-        end: Callable[[Proof], NoReturn],
+        is_double: bool,  # compute in float64
+        place: Callable[[], str],  # returns the line of the script that runs
+        note: Callable[[Proof], None],  # called with what is known so far
+        end: Callable[[Proof], NoReturn],  # called with the result; it does not return
     ) -> None:
         self._is_double, self._note, self._end = is_double, note, end
         self._process = os.getpid()  # a worker may have its own DataLoader
-        self.random = RandomRows(place)
-        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.current: Pass | None = None
-        self.has_session = False
-        self.weight: float | None = None
+        self.random = RandomRows(place)  # follows operations while a pass is under way
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers of the script
+        self.current: Pass | None = None  # pass that is under way; None before the first
+        self.has_session = False  # the script trains with a Session
+        self.weight: float | None = None  # what its next loss counts; None is its number of rows
         # Before it is known which loop trains: requests and first batch of each.
         self._begun: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
         self._last: ServedLoop | None = None

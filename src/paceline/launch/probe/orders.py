@@ -37,12 +37,7 @@ def same_thing(one: Any, other: Any) -> bool:
 
 
 def whole_numbers(requested: Any, most: int | None = FIRST) -> list[int] | None:
-    """Return the indices that a sampler requested, None if they are not integers.
-
-    Args:
-        requested: An index, or those of a batch.
-        most: Return at most the first so many; None for all.
-    """
+    """Return the first indices that a sampler requested, at most so many; None if not integers."""
     try:
         values = requested.tolist() if hasattr(requested, "tolist") else requested
         first = [values] if isinstance(values, int) else values[:most]
@@ -113,14 +108,9 @@ def _samples(part: Any, depth: int = 0) -> int:
 
 
 def row_hashes(batch: Any, count: int) -> list[list[int]]:
-    """Return a hash of each sample in each column of a batch, such as inputs and labels.
+    """Return ``count`` hashes for each of the first columns of a batch, such as inputs and labels.
 
-    Args:
-        batch: A batch in CPU memory.
-        count: Number of its samples.
-
-    Returns:
-        A list of ``count`` hashes for each of the first columns that has as many samples.
+    There is one for each sample of a batch in CPU memory; columns with fewer or more are left out.
     """
     columns = parts_of(batch) or [batch]
     try:

@@ -63,11 +63,8 @@ def is_scored_together(entries: Iterable[dict[str, Any]], padding: Padding) -> b
     """Return whether ranks have combined figures of their shares, not results of samples. Pure.
 
     Results may be gathered, or each written to its sample's place in a tensor for the whole dataset
-    and the tensors reduced; both leave a sample that was seen twice counted once.
-
-    Args:
-        entries: Entries of torch's Flight Recorder.
-        padding: Padding of the loop to which the figures may belong.
+    and the tensors reduced; both leave a sample that was seen twice counted once. ``entries`` are
+    those of torch's Flight Recorder.
     """
     since = [entry for entry in entries if entry["time_created_ns"] >= padding.since_ns]
     reduced = [entry for entry in since if "reduce" in _name(entry)]
@@ -79,12 +76,7 @@ def is_scored_together(entries: Iterable[dict[str, Any]], padding: Padding) -> b
 
 
 def have_combined(entries: Iterable[dict[str, Any]], *, since_ns: int) -> bool:
-    """Return whether ranks have brought values of all of them together. Pure.
-
-    Args:
-        entries: Entries of torch's Flight Recorder.
-        since_ns: Since when.
-    """
+    """Return whether ranks have brought values of all of them together since then. Pure."""
     names = [_name(entry) for entry in entries if entry["time_created_ns"] >= since_ns]
     return any("reduce" in name or not _has_figures_only(name) for name in names)
 
@@ -109,20 +101,13 @@ def _elements(entry: dict[str, Any]) -> int:
 
 
 class Evaluations:
-    """Evaluations over samplers that pad.
-
-    Args:
-        slot: The rank's counters.
-
-    Attributes:
-        pending: The last loop that may be an evaluation, until something else begins.
-    """
+    """Evaluations over samplers that pad."""
 
     def __init__(self, slot: memoryview[int]) -> None:
         self._slot = slot
         self._trained: list[Any] = []  # datasets, weakly
         self._looks = _ENOUGH
-        self.pending: Any = None
+        self.pending: Any = None  # last loop that may be an evaluation, until something else begins
 
     def exclude(self, dataset: Any) -> None:
         """Record that a dataset is trained on: statistics of it are not a score."""
@@ -140,11 +125,7 @@ class Evaluations:
             self.pending = loop
 
     def settle(self, entries: Callable[[], list[dict[str, Any]]]) -> None:
-        """Check the pending loop, and write its lengths to the counters if its score is wrong.
-
-        Args:
-            entries: Returns the entries of torch's Flight Recorder.
-        """
+        """Check the pending loop, and write its lengths to the counters if its score is wrong."""
         loop, self.pending = self.pending, None
         if loop is None or loop.padding is None:
             return

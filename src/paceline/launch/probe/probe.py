@@ -37,15 +37,12 @@ _looks: list[last_look.LastLook] = []  # of this rank, once torch has been impor
 
 
 def install(
-    slot: memoryview[int], *, every: int = 0, parameters_file: Path = Path(os.devnull)
+    slot: memoryview[int],  # ``counters.SLOT_LENGTH`` signed 64-bit integers
+    *,
+    every: int = 0,  # steps between two checks of replicas, beside those after 1, 2, 4, 8, ...
+    parameters_file: Path = Path(os.devnull),  # for the fingerprints of each parameter
 ) -> Callable[[], None]:
-    """Start counting into ``slot``; return a function that stops it.
-
-    Args:
-        slot: The rank's counters, ``counters.SLOT_LENGTH`` signed 64-bit integers.
-        every: Steps between two checks of replicas, beside those after steps 1, 2, 4, 8, ...
-        parameters_file: File for the fingerprints of each parameter.
-    """
+    """Start counting into ``slot``; return a function that stops it."""
     from torch import autograd
     from torch.optim import optimizer as optimizers
     from torch.utils.data import dataloader
@@ -201,16 +198,12 @@ def _count(  # noqa: PLR0915  # functions that share local variables: attributes
 
 
 class _Compiled:
-    """State that a compiled optimizer step leaves for the next function that is not compiled.
-
-    Attributes:
-        stepped: A step was made that is not counted yet.
-    """
+    """State that a compiled optimizer step leaves for the next function that is not compiled."""
 
     __slots__ = ("stepped",)
 
     def __init__(self) -> None:
-        self.stepped = False
+        self.stepped = False  # a step was made that is not counted yet
 
     def count_step(self, after_step: Callable[..., None]) -> None:
         """Count the step that is not counted yet, if there is one."""

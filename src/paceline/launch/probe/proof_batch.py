@@ -18,8 +18,7 @@ class NotCut(Exception):
 def kept(batch: Any) -> Any:
     """Return a copy of a batch, which its script cannot change.
 
-    Raises:
-        NotCut: The batch cannot be copied.
+    Raises NotCut if the batch cannot be copied.
     """
     try:
         return copy.deepcopy(batch)
@@ -28,11 +27,7 @@ def kept(batch: Any) -> Any:
 
 
 def num_rows(loader: Any, batch: Any) -> int:
-    """Return the number of rows of a loader's first batch.
-
-    Raises:
-        NotCut: It is unknown, or a part of the batch has other rows.
-    """
+    """Return the rows of a loader's first batch; NotCut if unknown, or if parts differ."""
     found = size_of(batch)[0]
     sampler = getattr(loader, "batch_sampler", None)
     size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or found
@@ -76,10 +71,7 @@ def divisions(num_rows: int) -> list[tuple[Rows, Rows]]:
 
     There are several ways because what a mean counts, such as tokens, may be in proportion in one.
     The sizes have large common factors with the number of rows, since loops cut batches into equal
-    chunks or pairs.
-
-    Raises:
-        NotCut: There is one row only.
+    chunks or pairs. Raises NotCut if there is one row only.
     """
     if num_rows < 2:
         raise NotCut("its batch has one row")

@@ -28,14 +28,12 @@ from paceline.train.session import Gradients
 _LEAST_LENGTH = 16
 
 
-def install(file: Path, slot: memoryview[int], is_users: Callable[[str], bool]) -> None:
-    """Prove the loss of this rank's script.
-
-    Args:
-        file: Takes what is found. If it exists, float64 has failed.
-        slot: The rank's counters.
-        is_users: Returns whether a file is the user's.
-    """
+def install(
+    file: Path,  # takes what is found; if it exists, float64 has failed
+    slot: memoryview[int],
+    is_users: Callable[[str], bool],
+) -> None:
+    """Prove the loss of this rank's script."""
     makers = Makers(is_users)
 
     def end(proof: Proof) -> NoReturn:

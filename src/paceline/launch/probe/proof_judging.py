@@ -82,12 +82,9 @@ class _Comparison:
 
 
 def why_not_repeated(one: Pass, again: Pass, earlier: int) -> str:
-    """Return why two passes over the same batch are no base for a proof; empty if they are.
+    """Return why two passes over one batch are no base for a proof; empty if they are.
 
-    Args:
-        one: The first pass.
-        again: The second one, which should be the same.
-        earlier: Number of backwards of the script's first batch.
+    ``earlier`` is the number of backwards of the script's first batch.
     """
     counts = {len(one.backwards), len(again.backwards), earlier}
     if len(counts) > 1:
@@ -109,14 +106,12 @@ def why_not_repeated(one: Pass, again: Pass, earlier: int) -> str:
     return ""
 
 
-def judge(whole: Pass, parts: Sequence[Pass], facts: Facts) -> Proof:
-    """Return what the passes over a batch and its parts show.
-
-    Args:
-        whole: The pass over the whole batch.
-        parts: The passes over its parts, which have all of its rows.
-        facts: What else is known.
-    """
+def judge(
+    whole: Pass,
+    parts: Sequence[Pass],  # the passes over its parts, which have all of its rows
+    facts: Facts,
+) -> Proof:
+    """Return what the passes over a batch and its parts show."""
     if any(len(part.backwards) != len(whole.backwards) for part in parts):
         return _not_judged("the number of its backwards depends on the number of rows", facts)
     # A loop that cuts its batch into chunks has other rows in each: only their sum is compared.

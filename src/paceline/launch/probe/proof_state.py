@@ -25,21 +25,14 @@ Gradients = dict[int, torch.Tensor]  # by the place of the parameter
 
 
 class TrainingState:
-    """The state of this rank's training.
-
-    Args:
-        optimizers: The optimizers of the script.
-
-    Attributes:
-        parameters: The parameters that are trained.
-        names: Their names.
-    """
+    """The state of this rank's training."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._modules = [module for module in modules() if not _is_lazy(module)]
         held = [p for each in optimizers for group in each.param_groups for p in group["params"]]
         of_modules = [p for each in self._modules for p in each.parameters(recurse=False)]
         every = {id(p): p for p in (*of_modules, *held)}
+        # parameters that are trained
         self.parameters = [p for p in every.values() if p.requires_grad]
         self.names = names_of(self.parameters)
         # a script may put another tensor in the place of a buffer

@@ -36,36 +36,29 @@ class _Draw:
 
 
 class RandomRows(TorchDispatchMode):
-    """Records the random operations of one pass, and repeats them in others.
+    """Records the random operations of one pass, and repeats them in others."""
 
-    Args:
-        place: Returns the line of the script that runs.
-
-    Attributes:
-        is_double: Whether to compute in float64.
-        coarsest: The type to which something was rounded all the same; None if nothing was.
-        doubt: Why numbers of this pass may not be those of the rows in the whole batch.
-        collective: The last collective of this pass that others may have seen.
-        last_place: The line of the script of the last operation.
-    """
-
-    def __init__(self, place: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        place: Callable[[], str],  # returns the line of the script that runs
+    ) -> None:
         super().__init__()
         self._place = place
-        self.is_double = self._is_on = self._records = False
+        self.is_double = self._is_on = self._records = False  # compute in float64
+        # type to which something was rounded all the same; None if nothing was
         self.coarsest: torch.dtype | None = None
+        # line of the script of the last operation
+        # last collective of this pass that others may have seen
+        # why numbers of this pass may not be those of the rows in the whole batch
         self.doubt = self.collective = self.last_place = ""
         self._size, self._rows = 0, list[int]()
         self._drawn: list[_Draw] = []
         self._next = 0
 
     def begin(self, size: int, rows: list[int], *, records: bool) -> None:
-        """Begin a pass.
+        """Begin a pass over some rows of a whole batch of ``size``.
 
-        Args:
-            size: Rows of the whole batch.
-            rows: The rows of this pass.
-            records: Whether its random operations are recorded; otherwise they repeat those.
+        Its random operations are recorded, or repeat those.
         """
         self._is_on, self._records = True, records
         self._size, self._rows, self._next = size, rows, 0

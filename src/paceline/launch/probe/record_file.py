@@ -18,12 +18,12 @@ class RecordFile:
 
     What is written is on its way at once, because a trial ends its ranks without warning. A record
     that does not fit the limit ends the file, and says so: the run must continue.
-
-    Args:
-        path: The file, which must not exist.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self,
+        path: Path,  # must not exist
+    ) -> None:
         self._file = path.open("xb", buffering=0)
         self._process = os.getpid()
         self._left = _MOST_BYTES

@@ -69,26 +69,20 @@ class RecordedLoop:
 
 
 class LoopRecords:
-    """The loops of this rank.
+    """The loops of this rank."""
 
-    Args:
-        file: Takes the records.
-        place: Returns the line of the script that runs, as ``train.py:24``.
-
-    Attributes:
-        file: Takes the records.
-        last: The loop of which a batch was taken last; None before the first.
-        training: The same, among those with gradients.
-        taken_ns: When that batch was taken.
-    """
-
-    def __init__(self, file: RecordFile, place: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        file: RecordFile,
+        place: Callable[[], str],  # the line of the script that runs, as ``train.py:24``
+    ) -> None:
         self.file, self._place = file, place
         self._num_loops = 0
         self._rows_left = _MOST_ROWS
+        # loop of which a batch was taken last; None before the first
         self.last: RecordedLoop | None = None
-        self.training: RecordedLoop | None = None
-        self.taken_ns = 0
+        self.training: RecordedLoop | None = None  # the same, among those with gradients
+        self.taken_ns = 0  # when that batch was taken
         self._work = 0  # backwards and optimizer steps so far
 
     def begin(self, iterator: Any, loader: Any) -> None:
@@ -100,12 +94,7 @@ class LoopRecords:
             iterator._sampler_iter = _noted(iterator._sampler_iter, loop)
 
     def take(self, loop: RecordedLoop | None, batch: Any) -> None:
-        """Record a batch that a loop has yielded.
-
-        Args:
-            loop: The loop; None if it began before the recorder.
-            batch: The batch.
-        """
+        """Record a batch that a loop has yielded; None for one that began before the recorder."""
         if loop is None:
             return
         if loop.number < 0:
@@ -213,12 +202,7 @@ class LoopRecords:
 
 
 def watch(iterators: Any, records: LoopRecords) -> None:
-    """Make ``records`` follow every iterator of torch's DataLoader.
-
-    Args:
-        iterators: ``torch.utils.data.dataloader._BaseDataLoaderIter``.
-        records: The loops of the rank.
-    """
+    """Make ``records`` follow every iterator of torch's DataLoader."""
     make, reset, fetch = iterators.__init__, iterators._reset, iterators.__next__
     guarded = records.file.guarded
     begin, take, end = guarded(records.begin), guarded(records.take), guarded(records.end)

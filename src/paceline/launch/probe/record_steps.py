@@ -39,18 +39,14 @@ class _Followed:
 
 
 class StepRecords:
-    """The optimizer steps of this rank.
+    """The optimizer steps of this rank."""
 
-    Args:
-        file: Takes the records.
-        loops: The loops of the rank.
-        place: Returns the line of the script that runs.
-
-    Attributes:
-        file: Takes the records.
-    """
-
-    def __init__(self, file: RecordFile, loops: LoopRecords, place: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        file: RecordFile,
+        loops: LoopRecords,
+        place: Callable[[], str],  # the line of the script that runs
+    ) -> None:
         self.file, self._loops, self._place = file, loops, place
         self._optimizers: dict[int, _Followed] = {}
         self._alive: list[Any] = []  # so that no id is given twice

@@ -31,11 +31,7 @@ _MOST_CHARACTERS = 160
 
 
 def install(is_users: Callable[[str], bool]) -> None:
-    """Record into the run folder of this rank; a run whose file cannot be created is left alone.
-
-    Args:
-        is_users: Returns whether a file is the user's.
-    """
+    """Record into the run folder of this rank; a run whose file cannot be created is left alone."""
     folder, rank = env.read(env.RUN_DIR), env.read(env.RANK)
     if folder is None or rank is None:
         return
@@ -80,18 +76,14 @@ def _settling(loops: LoopRecords) -> Callable[..., None]:
 
 
 class Printed:
-    """Lines with a figure that rank 0 prints after an evaluation.
+    """Lines with a figure that rank 0 prints after an evaluation."""
 
-    Args:
-        file: Takes the records.
-        loops: The loops of the rank.
-        place: Returns the line of the script that runs.
-
-    Attributes:
-        file: Takes the records.
-    """
-
-    def __init__(self, file: RecordFile, loops: LoopRecords, place: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        file: RecordFile,
+        loops: LoopRecords,
+        place: Callable[[], str],  # the line of the script that runs
+    ) -> None:
         self.file, self._loops, self._place = file, loops, place
         self._line = ""
         self._left = _MOST_LINES

@@ -30,24 +30,15 @@ class ReplicaCheck:
     """Fingerprints this rank's replicas before the backward that follows a step.
 
     By then everything that follows a step is done, such as a broadcast of parameters.
-
-    Args:
-        slot: The rank's counters.
-        every: Steps between two further checks; 0 for none.
-        file: File for the fingerprints of each parameter.
-        optimizers: Returns the optimizers of the script.
-
-    Attributes:
-        due: The number of steps after which the next check is due.
     """
 
     def __init__(
         self,
         slot: memoryview[int],
         *,
-        every: int,
-        file: Path,
-        optimizers: Callable[[], Iterable[Any]],
+        every: int,  # steps between two further checks; 0 for none
+        file: Path,  # for the fingerprints of each parameter
+        optimizers: Callable[[], Iterable[Any]],  # those of the script
     ) -> None:
         self._slot, self._every, self._file = slot, every, file
         self._optimizers = optimizers
@@ -55,7 +46,7 @@ class ReplicaCheck:
         self._apart: weakref.WeakSet[Any] = weakref.WeakSet()  # those that make local steps
         self._lists: dict[int, tuple[int, list[Value]]] = {}  # by place in the counters
         self._step = 0
-        self.due = 1
+        self.due = 1  # number of steps after which the next check is due
         # torch.compile may trace the script's step, and the backward in it.
         left_alone(ReplicaCheck.run_backward)
         not_compiled(ReplicaCheck.note_step)

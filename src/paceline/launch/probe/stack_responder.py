@@ -38,8 +38,7 @@ SIGNAL = int(getattr(signal, "SIGRTMAX", 3)) - 3
 def install(stacks: int) -> None:
     """Start answering requests for this rank's position.
 
-    Args:
-        stacks: Descriptor that faulthandler writes to; must stay open.
+    ``stacks`` is the descriptor that faulthandler writes to, which must stay open.
     """
     if SIGNAL:
         faulthandler.register(SIGNAL, file=stacks, all_threads=True)

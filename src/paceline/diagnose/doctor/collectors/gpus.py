@@ -39,13 +39,11 @@ class Gpus:
     pairs: tuple[GpuPair, ...] = ()  # the connection of each pair of GPUs
 
 
-def gather_gpus(library: Any = None, pci: Path = _PCI) -> Gpus:
-    """Read the driver, the GPUs and their links from NVML.
-
-    Args:
-        library: ``pynvml`` or a substitute; None imports it.
-        pci: The kernel's folder of PCI devices.
-    """
+def gather_gpus(
+    library: Any = None,  # ``pynvml`` or a substitute; None imports it
+    pci: Path = _PCI,  # the kernel's folder of PCI devices
+) -> Gpus:
+    """Read the driver, the GPUs and their links from NVML."""
     on_bus = count_on_bus(pci)
     try:
         with Nvml(library) as nvml:
@@ -224,14 +222,13 @@ def _read_pair(
     )
 
 
-def count_nvlinks(one: Gpu, other: Gpu, *, driver_says: bool | None) -> int:
-    """Return the number of NVLinks between two GPUs, direct or through switches.
-
-    Args:
-        one: The first GPU.
-        other: The second GPU.
-        driver_says: Whether the driver reports an NVLink connection; None if it is unknown.
-    """
+def count_nvlinks(
+    one: Gpu,
+    other: Gpu,
+    *,
+    driver_says: bool | None,  # of an NVLink connection; None if it is unknown
+) -> int:
+    """Return the number of NVLinks between two GPUs, direct or through switches."""
     active = [link for link in one.nvlinks if link.active]
     direct = sum(link.remote_bus_id == other.bus_id and link.remote != "switch" for link in active)
     if direct:

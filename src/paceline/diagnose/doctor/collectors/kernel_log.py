@@ -28,10 +28,7 @@ def gather_xids() -> tuple[Xid, ...] | None:
 def find_xids(text: str, *, now_s: float) -> tuple[Xid, ...]:
     """Return the errors in a kernel log, the last of each kind and GPU. Pure.
 
-    Args:
-        text: The log. Each line has the seconds since boot:
-            ``[12.3] NVRM: Xid (PCI:0000:3b:00): 79, ...``.
-        now_s: The current time in seconds since boot.
+    Each line has the seconds since boot: ``[12.3] NVRM: Xid (PCI:0000:3b:00): 79, ...``.
     """
     xids = {}
     for line in text.splitlines():

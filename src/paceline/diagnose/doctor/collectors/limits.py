@@ -55,11 +55,7 @@ def may_lock_any(status: str, uid_map: str) -> bool:
     """Return whether the kernel lets this process lock memory beyond its limit. Pure.
 
     This needs the capability CAP_IPC_LOCK in the initial user namespace. Root in a rootless
-    container has the capability, but without effect.
-
-    Args:
-        status: The content of ``/proc/self/status``.
-        uid_map: The content of ``/proc/self/uid_map``.
+    container has the capability, but without effect. Takes the texts of ``/proc/self``.
     """
     held = parse_status(status).get("CapEff", "0")
     return bool(int(held, 16) >> _CAP_IPC_LOCK & 1) and uid_map.split() == ["0", "0", "4294967295"]

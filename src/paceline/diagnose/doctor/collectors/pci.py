@@ -52,11 +52,7 @@ def _read_config(path: Path) -> bytes:
 
 
 def acs_control(config: bytes) -> int | None:
-    """Return a device's ACS control register; None if it is absent or the data is truncated.
-
-    Args:
-        config: The PCI configuration space, 4096 bytes.
-    """
+    """Return the ACS control register in a PCI configuration space; None if absent or cut off."""
     offset = 0x100
     for _ in range(48):  # a longer list would be circular
         if offset < 0x100 or offset + 8 > len(config):

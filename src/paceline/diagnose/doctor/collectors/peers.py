@@ -32,15 +32,12 @@ class Trial:
 
 
 def try_pairs(
-    uuids: Sequence[str], *, limit_s: float = LIMIT_S, command: Sequence[str] = ()
+    uuids: Sequence[str],  # in NVML's order; CUDA's may differ
+    *,
+    limit_s: float = LIMIT_S,  # for all copies together
+    command: Sequence[str] = (),  # replaces the trial in a test
 ) -> dict[Any, Trial]:
-    """Try a copy between every two GPUs; return the results by pair, without the untried pairs.
-
-    Args:
-        uuids: The GPUs' ids, in NVML's order. CUDA's order may differ.
-        limit_s: Timeout for all copies together.
-        command: A command that replaces the trial in a test.
-    """
+    """Try a copy between every two GPUs; return the results by pair, without the untried pairs."""
     arguments = list(command) or own_process.command(module=_PROGRAM)
     try:
         child = subprocess.Popen(
@@ -93,15 +90,15 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 
 def read_trials(
-    lines: Iterable[str], uuids: Sequence[str], *, silent_s: float
+    lines: Iterable[str],
+    uuids: Sequence[str],  # in NVML's order
+    *,
+    silent_s: float,  # without output when the timeout expired; 0 if the trial ended normally
 ) -> dict[tuple[int, int], Trial]:
     """Parse the output of the trial into results by pair of GPU indices. Pure.
 
-    Args:
-        lines: JSON objects, one per line, with the ids of two GPUs (``from``, ``to``) and
-            ``state``: ``begin``, ``ok``, ``wrong-data`` or ``not-possible``.
-        uuids: The GPUs' ids, in NVML's order.
-        silent_s: Seconds without output when the timeout expired; 0 if the trial ended normally.
+    Each line is a JSON object with the ids of two GPUs (``from``, ``to``) and ``state``: ``begin``,
+    ``ok``, ``wrong-data`` or ``not-possible``.
     """
     number = {uuid: place for place, uuid in enumerate(uuids)}
     trials: dict[tuple[int, int], Trial] = {}

@@ -21,42 +21,24 @@ GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gre
 
 @dataclass(frozen=True)
 class Job:
-    """The allocation of one job.
-
-    Attributes:
-        nodes: Number of nodes.
-        has_nodes: True if ``--nodes`` is set.
-        ntasks: Number of tasks, set or derived.
-        has_ntasks: True if ``--ntasks`` is set.
-        tasks_per_node: Tasks on each node.
-        has_tasks_per_node: True if ``--ntasks-per-node`` is set.
-        gpus_per_node: GPUs on each node, None if none are requested or their number is unknown.
-        requests_gpus: True if any option requests GPUs.
-        gpus_per_task: GPUs that are bound to each task, None without such a request.
-        shared_gpus: True if tasks may share a GPU (MPS, shards, --ntasks-per-gpu).
-        cpus_per_task: CPUs of a task.
-        requests_cpus: True if any option requests CPUs.
-        exclusive: True if nodes are not shared.
-        requests_memory: True if any option requests memory.
-        mixed: True for a heterogeneous job, which is not analysed.
-        directives: The directives of the script.
-    """
+    """The allocation of one job."""
 
     nodes: int | None
-    has_nodes: bool
-    ntasks: int | None
-    has_ntasks: bool
+    has_nodes: bool  # ``--nodes`` is set
+    ntasks: int | None  # number of tasks, set or derived
+    has_ntasks: bool  # ``--ntasks`` is set
     tasks_per_node: int | None
-    has_tasks_per_node: bool
+    has_tasks_per_node: bool  # ``--ntasks-per-node`` is set
+    # GPUs on each node, None if none are requested or their number is unknown
     gpus_per_node: int | None
-    requests_gpus: bool
-    gpus_per_task: int | None
-    shared_gpus: bool
+    requests_gpus: bool  # any option requests GPUs
+    gpus_per_task: int | None  # GPUs that are bound to each task, None without such a request
+    shared_gpus: bool  # tasks may share a GPU (MPS, shards, --ntasks-per-gpu)
     cpus_per_task: int | None
-    requests_cpus: bool
-    exclusive: bool
-    requests_memory: bool
-    mixed: bool
+    requests_cpus: bool  # any option requests CPUs
+    exclusive: bool  # nodes are not shared
+    requests_memory: bool  # any option requests memory
+    mixed: bool  # True for a heterogeneous job, which is not analysed
     directives: Directives
 
     @property

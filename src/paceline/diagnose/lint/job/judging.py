@@ -37,24 +37,17 @@ def read(source: str, name: str) -> Case:
 
 
 def judge(source: str, name: str) -> list[Finding]:
-    """Return the findings of a job script.
-
-    Returns:
-        Findings by line, each name once per line.
-    """
+    """Return the findings of a job script by line, each name once per line."""
     return judge_case(read(source, name), {})
 
 
 def judge_case(
-    case: Case, programs: Mapping[str, Program], site: Site | None = None
+    case: Case,
+    programs: Mapping[str, Program],  # their expectations, by their paths in the launches
+    site: Site | None = None,  # of the cluster, as far as it is known
 ) -> list[Finding]:
     """Return the findings of a parsed job script, checked together with the training scripts that
     it starts.
-
-    Args:
-        case: The job script.
-        programs: The expectations of those scripts, by their paths in the launches.
-        site: The configuration of the cluster, as far as it is known.
     """
     case = replace(case, programs=programs, site=site or Site())
     findings: dict[tuple[str, str], Finding] = {}

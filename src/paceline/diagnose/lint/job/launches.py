@@ -388,12 +388,7 @@ def nnodes(launch: Launch) -> tuple[int, int] | None:
 
 
 def argument(launch: Launch, names: Sequence[str]) -> tuple[str, Arg] | None:
-    """Return the value of one of the program's own arguments, and the argument itself.
-
-    Args:
-        launch: The launch.
-        names: Patterns of names without dashes.
-    """
+    """Return the value of a program's own argument, named without dashes, and the argument."""
     pattern = re.compile(rf"-{{0,2}}({'|'.join(names)})(?:=(.*))?$", re.DOTALL)
     for at, arg in enumerate(launch.arguments):
         match = pattern.match(arg.text)

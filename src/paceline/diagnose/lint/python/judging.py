@@ -11,25 +11,13 @@ from paceline.errors import Finding
 
 
 def judge(source: str, name: str) -> list[Finding]:
-    """Return the findings of a training script, in the order of its lines.
-
-    Args:
-        source: The text of the file.
-        name: Its path as typed; findings are placed at ``name:line``.
-
-    Returns:
-        The findings; a single one if the text is not Python.
-    """
+    """Return the findings of a training script by line; a single one if it is not Python."""
     return examine(source, name)[0]
 
 
 def examine(source: str, name: str) -> tuple[list[Finding], Program | None]:
     """Return the findings of a training script, and what the script expects of the job that starts
-    it.
-
-    Returns:
-        The same findings as `judge`, and the expectations, None if the text is not a training
-        script.
+    it; None if the text is not a training script.
     """
     script = read(source, name)
     if isinstance(script, Finding):

@@ -66,11 +66,7 @@ def made_by(script: Script, call: ast.Call) -> str:
 def kinds(script: Script, node: ast.AST, at: ast.AST | None = None, depth: int = 0) -> set[str]:
     """Return the possible kinds of an expression by all its assignments, empty if unknown.
 
-    Args:
-        script: The file.
-        node: An expression, or the call that creates the object.
-        at: The node from which a name is looked up. Default: the expression itself.
-        depth: Number of lookups so far.
+    A name is looked up from ``at``, by default from the expression itself.
     """
     if depth > _MAX_DEPTH:
         return set()

@@ -26,9 +26,6 @@ _MAX_CHARACTERS = 4_000_000
 def read(source: str, name: str) -> Script | Finding | None:
     """Return the parsed file, a finding if it is not Python, or None if it is too deep, too long or
     irrelevant.
-
-    Returns:
-        A script, ``script-syntax-error``, or None.
     """
     if len(source) > _MAX_CHARACTERS:
         return None

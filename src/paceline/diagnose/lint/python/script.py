@@ -85,18 +85,13 @@ class Script:
 
     def nearest(
         self,
-        question: str,
-        node: ast.AST,
+        question: str,  # the name under which results are cached
+        node: ast.AST,  # the search goes up from it
+        # takes a parent and the child on the path; returns None to continue
         look: Callable[[Script, ast.AST, ast.AST], tuple[T] | None],
     ) -> T | None:
         """Return the result of the nearest parent for which ``look`` has one, computed once per
         parent.
-
-        Args:
-            question: The name under which results are cached.
-            node: The node from which the search goes up.
-            look: Takes a parent and the child on the path; returns the result in a tuple, or None
-                to continue.
         """
         path: list[ast.AST] = []
         answer: T | None = None

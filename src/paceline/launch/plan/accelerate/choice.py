@@ -40,11 +40,6 @@ def named(settings: Settings, path: str, environ: Mapping[str, str]) -> Choice:
     """Return the choice for a named configuration.
 
     As in accelerate, it takes precedence over the environment.
-
-    Args:
-        settings: The evaluated configuration.
-        path: Path of the configuration, for messages.
-        environ: The environment.
     """
     replaced = [
         name for name, value in settings.environment.items() if environ.get(name, value) != value
@@ -63,13 +58,6 @@ def by_default(
     The run uses nothing of it if the environment already configures the training, or if it would
     make an otherwise working run fail. A configuration for another kind of machine is not
     mentioned.
-
-    Args:
-        settings: The evaluated configuration.
-        path: Path of the configuration, for messages.
-        environ: The environment.
-        num_gpus: GPUs of this machine.
-        has_deepspeed: Whether DeepSpeed is installed.
     """
     if not settings.asks or "ACCELERATE_MIXED_PRECISION" in environ:
         return Choice()
@@ -126,9 +114,7 @@ def _not_set(settings: Settings, path: str, reason: str) -> tuple[Finding]:
 def layout(settings: Settings, *, decided: Mapping[str, object]) -> dict[str, str]:
     """Return the options of a named configuration that nothing else has decided.
 
-    Args:
-        settings: The evaluated configuration.
-        decided: Options typed, inherited from torchrun's variables, or taken from Slurm.
+    ``decided`` are those typed, inherited from torchrun's variables, or taken from Slurm.
     """
     passed_over = set(_LAYOUT if _LAYOUT & set(decided) else ())
     passed_over |= {name for name, value in settings.options.items() if value == HEAD}

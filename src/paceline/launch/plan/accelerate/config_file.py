@@ -26,21 +26,15 @@ def default_path(environ: Mapping[str, str]) -> Path:
 def settings_of(file: str) -> Settings:
     """Return the settings that ``accelerate launch --config_file FILE`` would use.
 
-    Raises:
-        UsageError: The file cannot be read, or requires a launch that paceline does not support.
-        SetupError: The file is YAML and no YAML parser is installed.
+    Raises UsageError if the file cannot be read, or requires a launch that paceline does not
+    support; SetupError if the file is YAML and no YAML parser is installed.
     """
     return settle({}, read(Path(file)), source=file)
 
 
 @functools.lru_cache(maxsize=1)  # a pipe can be read once
 def read(path: Path) -> Mapping[str, Any]:
-    """Return the content of a configuration.
-
-    Raises:
-        UsageError: The file cannot be read, or is not a configuration.
-        SetupError: The file is YAML and no YAML parser is installed.
-    """
+    """Return the content of a configuration."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -33,18 +33,15 @@ class Settings:
 
 
 def settle(
-    typed: Mapping[str, str], config: Mapping[str, Any] | None, *, source: str = _SOURCE
+    typed: Mapping[str, str],  # ``""`` for a flag
+    config: Mapping[str, Any] | None,
+    *,
+    source: str = _SOURCE,  # of the configuration, for messages
 ) -> Settings:
     """Return the settings that ``accelerate launch`` would use.
 
-    Args:
-        typed: Options of the command line; ``""`` for a flag.
-        config: The configuration; None without one.
-        source: Where the configuration comes from, for messages.
-
-    Raises:
-        UsageError: The configuration requires a TPU or SageMaker, which paceline does not support,
-            or contradicts itself.
+    Raises UsageError if the configuration requires a TPU or SageMaker, which paceline does not
+    support, or contradicts itself.
     """
     values = {**table.DEFAULTS, **{name: _typed_value(name, text) for name, text in typed.items()}}
     notes = []

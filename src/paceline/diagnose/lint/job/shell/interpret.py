@@ -70,13 +70,7 @@ class _Frame:
 
 
 def interpret(script: Script, presets: Mapping[str, str], symbols: Symbols) -> Trace:
-    """Walk a batch script.
-
-    Args:
-        script: The syntax tree from ``shell.parse``.
-        presets: Slurm's variables that follow from the directives.
-        symbols: The table of symbols.
-    """
+    """Walk a batch script; ``presets`` are Slurm's variables that follow from the directives."""
     trace = Trace(symbols)
     walker = _Walker(trace, Expander(symbols, {}, presets=presets), set(), _Budget())
     walker.walk(script.nodes, _Frame())
