@@ -54,6 +54,7 @@ CODES = {
     "torch-too-old": "ENV030",
     "world-contradicted": "ENV031",
     "dubious-ownership": "ENV032",
+    "host-oom": "ENV033",
     "duplicate-gpu": "GPU001",
     "invalid-device-ordinal": "GPU002",
     "gpu-busy": "GPU003",

@@ -9,10 +9,15 @@ and ``pairs`` say which of them explains another, and ``ranking`` orders the res
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from paceline.diagnose.explain.answer import Answer
+from paceline.errors import Finding
 
-__all__ = ["explain"]
+if TYPE_CHECKING:
+    from paceline.diagnose.explain.scan import Scanned
+
+__all__ = ["explain", "known_fault"]
 
 
 def explain(subject: str) -> Answer:
@@ -43,10 +48,23 @@ def explain(subject: str) -> Answer:
 
 def judge(lines: Iterable[str]) -> Answer:
     """Explain the lines of a log."""
-    from paceline.diagnose.explain import ranking, reading, scan
+    from paceline.diagnose.explain import ranking
+
+    return ranking.judge_scanned(_scanned(lines))
+
+
+def known_fault(lines: Iterable[str]) -> Finding | None:
+    """Return the fault that a signature names in the last words of a rank; None if none does."""
+    from paceline.diagnose.explain import ranking
+
+    return ranking.known_fault(_scanned(lines))
+
+
+def _scanned(lines: Iterable[str]) -> Scanned:
+    from paceline.diagnose.explain import reading, scan
 
     scanner = scan.Scanner()
     text = "\n".join(lines).encode("utf-8", "replace")
     for some in reading.split([text]):
         scanner.feed(some)
-    return ranking.judge_scanned(scanner.finish())
+    return scanner.finish()

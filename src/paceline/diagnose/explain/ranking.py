@@ -30,6 +30,7 @@ _ELSEWHERE = re.compile(
 )
 _ALSO = "Also in the text:"
 _SURVIVED = "Earlier, and training continued after it:"
+_WITHOUT_SIGNATURE = ("", "alone")  # keys of exceptions, and of what several lines show
 _MAX_FINDINGS = 12
 _TAIL = 8
 
@@ -51,6 +52,14 @@ def judge_scanned(scanned: Scanned) -> Answer:
         tail=_tail(scanned, ordered) if findings[0].name in _UNCERTAIN else (),
         headings=_headings(ordered),
     )
+
+
+def known_fault(scanned: Scanned) -> Finding | None:
+    """Return the likeliest fault if a signature names it; None for any other text."""
+    for first in _ordered(_candidates(scanned))[:1]:
+        if first.key not in _WITHOUT_SIGNATURE and first.tier >= Tier.BROAD:
+            return _finding(first, first.what, first.severity)
+    return None
 
 
 def _candidates(scanned: Scanned) -> list[Candidate]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from paceline.diagnose.explain import known_fault
 from paceline.errors import EXIT_UNFINISHED, TRACEBACK, Finding
 from paceline.launch.channel import silence
 from paceline.launch.channel.silence import Loss
@@ -15,7 +16,7 @@ from paceline.launch.monitor.child_processes import signal_name
 from paceline.launch.outcome import weight
 from paceline.launch.outcome.rank_exit import Failure, RankExit
 from paceline.signatures import rank_errors, texts
-from paceline.text.wording import named
+from paceline.text.wording import named, shorten
 
 _WORKER_ERROR = re.compile(r"Caught (\w+) in DataLoader worker process")
 # The loader raises this in a signal handler, so it appears on whichever line was running.
@@ -27,6 +28,7 @@ _NO_METHOD = re.compile(
     r"'(\w+)' object has no attribute '(gradient_checkpointing_(?:en|dis)able)'"
 )
 _LAUNCHER_GONE = "the launcher on {} has gone: it was killed, or it crashed"
+_MOST_RAISED = 160  # characters of an exception below the fault that it names
 _WHAT_IS_LOST = {
     silence.CLOSED: _LAUNCHER_GONE,
     silence.REFUSED: _LAUNCHER_GONE,
@@ -56,7 +58,7 @@ def explain(end: RankExit, *, causes: tuple[int, ...], num_ranks: int) -> Findin
     if end.code < 0:
         explain_signal = _BY_SIGNAL.get(-end.code, _explain_other_signal)
         return explain_signal(end, ranks)
-    return Finding(
+    return _known_in_log(end, ranks) or Finding(
         "rank-ended-early",
         f"{ranks} ended with exit code {end.code} and left no exception",
         where=_where(end),
@@ -132,7 +134,17 @@ def _explain_exception(end: RankExit, failure: Failure, *, ranks: str, is_alone:
         evidence = [*_place_lines(end, failure), *failure.finding.evidence]
         return replace(failure.finding, where=_where(end), evidence=tuple(evidence))
     name = _name_of(failure, is_alone=is_alone)
+    known = _by_signature([failure.root, failure.message])
     text, evidence = _message(end, failure)
+    if known is not None and not _NO_METHOD.search(text):
+        raised = shorten(_describe(failure, text, ranks=ranks), _MOST_RAISED)
+        return replace(
+            known,
+            name=name if known.name == "user-exception" else known.name,
+            what=f"{ranks}: {known.what}",
+            where=_where(end),
+            evidence=(raised, *evidence[:1]),
+        )
     if failure.chained:
         evidence.append(f"first: {failure.root}")
     if end.oom_kills and _WORKER_KILLED.search(failure.message):
@@ -145,6 +157,29 @@ def _explain_exception(end: RankExit, failure: Failure, *, ranks: str, is_alone:
         evidence=tuple(evidence),
         fix=_fix_of(end, failure, text),
     )
+
+
+def _by_signature(words: Sequence[str]) -> Finding | None:
+    """Return the fault that a signature names in what a rank said of itself; None without one.
+
+    What a rank says of its connections is read by ``rank_errors``.
+    """
+    if any(rank_errors.read(text).wait for text in words):
+        return None
+    known = known_fault(words)
+    is_own = known is not None and (known.code[:3] != "NET" or known.name == "port-in-use")
+    return known if is_own else None
+
+
+def _known_in_log(end: RankExit, ranks: str) -> Finding | None:
+    """Return the fault that a signature names in the last lines of a rank without an exception."""
+    known = _by_signature(end.log_tail)
+    if known is None:
+        return None
+    what = f"{ranks} ended with exit code {end.code}: {known.what}"
+    if end.code is not None and end.code < 0:
+        what = f"{ranks} was ended by {signal_name(-end.code)}: {known.what}"
+    return replace(known, what=what, where=_where(end))
 
 
 def _name_of(failure: Failure, *, is_alone: bool) -> str:
@@ -324,7 +359,7 @@ def _explain_other_signal(end: RankExit, ranks: str) -> Finding:
     sender = ", which this launcher did not send; who did is not visible"
     if number == signal.SIGABRT:
         sender = ""  # a process sends it to itself
-    return Finding(
+    return _known_in_log(end, ranks) or Finding(
         "rank-died-signal",
         f"{ranks} was ended by {signal_name(number)}{sender}",
         where=_where(end),

@@ -56,12 +56,23 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "gpus-fewer-than-processes",
-        "but your machine only has|no cuda gpus are available|found no nvidia driver|not compiled"
-        " with cuda enabled|no cuda-capable device|torch.cuda.is_available() is false|available"
+        "not compiled with cuda enabled",
+        r"Torch not compiled with CUDA enabled",
+        what="the program asks for a GPU, and this torch is built for CPUs only",
+        fix=(
+            "install a torch with CUDA (pytorch.org/get-started), or choose the device:"
+            " torch.accelerator.current_accelerator() or 'cpu'"
+        ),
+        key="cpu-build",
+    ),
+    cause(
+        "gpus-fewer-than-processes",
+        "but your machine only has|no cuda gpus are available|found no nvidia driver"
+        "|no cuda-capable device|torch.cuda.is_available() is false|available"
         " gpus|no supported gpu",
         r"You requested (?:GPUs?|gpu): *(?P<want>\[[^\]]*\]|\d+)|But your machine only has:"
         r" *(?P<have>\[[^\]]*\])"
-        r"|No CUDA GPUs are available|Found no NVIDIA driver|Torch not compiled with CUDA enabled"
+        r"|No CUDA GPUs are available|Found no NVIDIA driver"
         r"|no CUDA-capable device is detected|torch\.cuda\.is_available\(\) is False|No supported"
         r" gpu backend found",
         what=(

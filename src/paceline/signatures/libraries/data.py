@@ -67,14 +67,21 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "disk-full",
-        "pytorchstreamwriter|unexpected pos|inline_container",
+        "pytorchstreamwriter|unexpected pos|inline_container|basic_ios::clear",
         r"PytorchStreamWriter failed writing file|unexpected pos \d+ vs \d+|basic_ios::clear:"
         r" iostream error",
         what=(
             "a checkpoint could not be written: the disk is full, or the quota is reached (likely)"
         ),
-        fix="df -h and quota -s for the checkpoint folder",
-        tier=Tier.HINTED,
+        fix="df -h and quota -s for the checkpoint folder; ulimit -f must say unlimited",
+        tier=Tier.COARSE,
+    ),
+    cause(
+        "disk-full",
+        "file too large",
+        r"\[Errno 27\]|: File too large\b",
+        what="a file has reached the size that this process may write (ulimit -f)",
+        fix="ulimit -f unlimited before the start; ulimit -H -f shows what is allowed",
     ),
     cause(
         "folder-not-writable",

@@ -220,6 +220,18 @@ SIGNATURES: tuple[Signature, ...] = (
         why=THREAD_LIMIT_WHY,
     ),
     cause(
+        "user-exception",
+        "bdbquit",
+        r"\bBdbQuit\b",
+        what="the debugger (pdb, breakpoint()) got no input, and quit",
+        fix=(
+            "take breakpoint() out, or start the script in a terminal without a launcher: python"
+            " script.py"
+        ),
+        why="ranks have no terminal for input: each would have to type to its own debugger",
+        key="bdbquit",
+    ),
+    cause(
         "rank-died-signal",
         "signalexception",
         r"SignalException",

@@ -145,4 +145,21 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         tier=Tier.COARSE,
     ),
+    cause(
+        "host-oom",
+        "defaultcpuallocator|memoryerror|cannot allocate memory|bad_alloc",
+        r"DefaultCPUAllocator: (?:can't allocate memory: you tried to allocate (?P<bytes>\d+)"
+        r"|not enough memory)|(?:^|[\s.:\])])_?(?:Array)?MemoryError(?::|$)"
+        r"|\[Errno 12\] Cannot allocate memory|'?std::bad_alloc\b",
+        what=(
+            "the host has not the memory for {bytes} bytes on the CPU",
+            "the host has not the memory that was asked for on the CPU",
+        ),
+        fix=(
+            "free -h and ulimit -v on the node; a smaller batch, fewer ranks or DataLoader workers,"
+            " torch.load(..., mmap=True), or more memory for the job"
+        ),
+        tier=Tier.COARSE,
+        unless=r"nccl|ibv_|InfiniBand|posix_fallocate|/dev/shm|shared memory",
+    ),
 )

@@ -253,7 +253,9 @@ def test_exceptions(kind, message, frames, weight):
     ],
 )
 def test_a_users_own_broken_connection_is_a_cause(kind, message, frames):
-    assert weigh(failed(0, kind, message, frames=frames)) == CAUSE
+    ended = failed(0, kind, message, frames=frames)
+    assert weigh(ended) == CAUSE
+    assert judge([ended]).finding.name == USER
 
 
 DURING = "During handling of the above exception, another exception occurred:"
@@ -1010,6 +1012,53 @@ def test_exceptions_in_threads_are_in_the_block_and_accuse_nobody():
 
 # ------------------------------------------------------------------------- the same names as `paceline explain` gives
 
+UNUSED = (
+    "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that"
+    " your module has parameters that were not used in producing loss. "
+    + "You can enable it. "
+    * 20
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "name", "what", "fix"),
+    [
+        (
+            "RuntimeError",
+            UNUSED,
+            "unused-parameters",
+            "took no part",
+            "find_unused_parameters=True",
+        ),
+        ("OSError", "[Errno 28] No space left on device", "disk-full", "no space left", "df -h"),
+        ("OSError", "[Errno 27] File too large", "disk-full", "(ulimit -f)", "ulimit -f unlimited"),
+        ("MemoryError", "", "host-oom", "the host has not the memory", "free -h"),
+        ("ValueError", "loss is nan", USER, "became NaN or Inf", "set_detect_anomaly(True)"),
+        ("BdbQuit", "", USER, "got no input", "take breakpoint() out"),
+        ("AssertionError", "Torch not compiled with CUDA enabled", None, "CPUs only", "install"),
+    ],
+)
+def test_what_a_signature_knows_is_named_with_its_fix_at_the_end_of_a_run(
+    kind, message, name, what, fix
+):
+    finding = told(failed(0, kind, message), failed(1, kind, message))
+    assert finding.name == (name or "gpus-fewer-than-processes")
+    assert finding.what.startswith("ranks 0-1: ")
+    assert what in finding.what
+    assert fix in finding.fix
+    assert finding.evidence[0].startswith(f"ranks 0-1 raised {kind}")
+    assert len(finding.evidence[0]) <= 160, "a long text of a library does not fill the screen"
+    assert "/home/me/train.py:12 in main: value = compute()" in finding.evidence
+
+
+def test_the_last_lines_of_a_rank_without_an_exception_are_known_too():
+    for code in (1, -SIGFPE):
+        finding = told(
+            fine(0),
+            end(1, code=code, log_tail=("epoch 1", "OSError: [Errno 28] No space left on device")),
+        )
+        assert (finding.name, "df -h" in finding.fix) == ("disk-full", True)
+
 
 @pytest.mark.parametrize(
     ("message", "name"),
@@ -1035,6 +1084,12 @@ def test_exceptions_in_threads_are_in_the_block_and_accuse_nobody():
         ("CUDA out of memory. Tried to allocate 2.00 GiB", "cuda-oom"),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "cuda-oom"),
         ("the shared memory of the plant", USER),
+        ("[enforce fail at inline_container.cc:672] . unexpected pos 128 vs 22", "disk-full"),
+        ("basic_ios::clear: iostream error", "disk-full"),
+        ("[Errno 27] File too large: 'weights.pt'", "disk-full"),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes", "host-oom"),
+        ("Torch not compiled with CUDA enabled", "gpus-fewer-than-processes"),
+        (UNUSED, "unused-parameters"),
     ],
 )
 def test_a_text_of_a_library_has_one_name(message, name):
