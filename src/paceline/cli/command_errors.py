@@ -2,40 +2,82 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shlex
 import signal
 import sys
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
 import click
 
 from paceline.errors import EXIT_MISUSE, PacelineError, UsageError, closest, option_invalid
-from paceline.launch.plan import parsing
 from paceline.text import terminal
+from paceline.text.wording import few, has_or_have
 
 _TOGETHER_S = 1.0  # the tasks of a Slurm step reach this point within this time
+_MOST_COMMANDS = 4  # an option of more of them, such as --json, does not say which is meant
 
 
-def unknown_option(error: click.exceptions.NoSuchOption) -> UsageError:
-    """Return the error for an unknown option, with the nearest existing one."""
-    typed, context = error.option_name, error.ctx
-    if context is None or (context.parent is not None and context.command.name == "run"):
-        return parsing.unknown_option(typed)
-    if context.parent is None:
-        return _unknown("paceline", typed, fix=f"paceline run {typed} ...")
-    if context.command.name == "submit":
+def unknown_option(error: click.exceptions.NoSuchOption, words: Sequence[str]) -> UsageError:
+    """Return the error for an unknown option, with the option or the line that may be meant.
+
+    Args:
+        error: The error of click.
+        words: The command line, without the program's name.
+    """
+    if error.ctx is None:
+        return misused(error)
+    typed, path = error.option_name.split("=")[0], error.ctx.command_path
+    what, fix, root = f"{path} has no option {typed}", "", error.ctx.find_root()
+    names = path.removeprefix(str(root.info_name)).split()
+    if names == ["submit"]:
         from paceline.slurm import request
 
-        return request.unknown_option(typed)
-    forms = [form for parameter in context.command.params for form in parameter.opts]
-    path = context.command_path
-    return _unknown(path, typed, fix=f"{path} {closest(typed, forms) or '--help'}")
-
-
-def _unknown(command: str, typed: str, *, fix: str) -> UsageError:
-    what = f"{command} has no option {typed}"
+        why, fix = request.instead_of_sbatchs(typed)
+        what += why and f": {why}"
+    forms = _forms(error.ctx.command, typed)
+    fix = fix or _question(form for form in forms if form.startswith(typed))
+    others = {} if fix else _commands_with(typed, root.command)
+    if 0 < len(others) <= _MOST_COMMANDS:
+        what += f"; {few(list(others))} {has_or_have(others)} it"
+        fix = _line_of(others, typed, words[len(names) :])
+    every = "--help-all" if "--help-all" in forms else "--help"
+    fix = fix or _question(filter(None, [closest(typed, forms)])) or f"{path} {every} lists them"
     return UsageError.of("option-unknown", what, where="command line", fix=fix)
+
+
+def _forms(command: click.Command, typed: str) -> list[str]:
+    """Return the options of a command, those with underscores only if one is typed so."""
+    forms = [form for parameter in command.params for form in parameter.opts if form[0] == "-"]
+    return [form for form in forms if "_" in typed or "_" not in form]
+
+
+def _question(forms: Iterable[str]) -> str:
+    near = " or ".join(forms)
+    return f"did you mean {near}?" if near else ""
+
+
+def _commands_with(option: str, group: click.Command, path: str = "") -> dict[str, click.Command]:
+    """Return the commands that have an option, by what follows ``paceline``."""
+    having: dict[str, click.Command] = {}
+    for name, command in getattr(group, "commands", {}).items():
+        if not command.hidden:
+            having |= {path + name: command} if option in _forms(command, option) else {}
+            having |= _commands_with(option, command, f"{path}{name} ")
+    return having
+
+
+def _line_of(commands: Mapping[str, click.Command], option: str, words: Sequence[str]) -> str:
+    """Return the line of the first command that knows all typed options."""
+    for name, command in commands.items():
+        parser = command.make_parser(click.Context(command, allow_interspersed_args=False))
+        with contextlib.suppress(click.UsageError):
+            parser.parse_args(list(words))
+            return shlex.join(["paceline", *name.split(), *words])
+    return f"paceline {next(iter(commands))} {option} ..."
 
 
 def misused(error: click.ClickException) -> UsageError:

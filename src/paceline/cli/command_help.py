@@ -27,10 +27,46 @@ GROUPS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "run": _in_groups(OPTIONS),
     "submit": _in_groups(OWN),
 }
+# The options that people use first; --help-all shows the others too.
+FIRST: Mapping[str, Sequence[str]] = {
+    "run": (
+        *("nproc_per_node", "nnodes", "node_rank", "master_addr", "max_restarts"),
+        *("module", "check_only", "hang_timeout", "max_time", "run_dir"),
+    ),
+    "submit": (
+        *("nodes", "gpus_per_node", "cpus_per_gpu", "time", "partition"),
+        *("account", "profile", "param", "follow", "dry_run"),
+    ),
+}
+_ALL = "paceline.help_all"  # where a context says that all options are shown
+COMMANDS: Mapping[str, Sequence[str]] = {
+    "Start": ("new", "run", "submit", "translate"),
+    "Measure": ("bench", "tune", "forecast", "top", "report", "verify"),
+    "Diagnose": ("doctor", "lint", "explain", "why"),
+    "Jobs and folders": ("jobs", "follow", "cancel", "checkpoint", "profile", "completion"),
+}
 FURTHER = {"run": "Further options", "submit": "Options of paceline run", "": "Options"}
 
 # The option of every command that prints data.
 JSON = click.option("--json", "as_json", is_flag=True, help="Print data for a program.")
+
+
+def _show_all(ctx: click.Context, _: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+# The option of the commands that show only some of their options at first.
+HELP_ALL = click.option(
+    "--help-all",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_all,
+    help="Show all options, and exit.",
+)
 
 EXAMPLES: Mapping[str, tuple[str, str]] = {
     "paceline": ("paceline run --nproc-per-node 4 train.py", "paceline explain run.log"),
@@ -129,15 +165,20 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings, and the examples after them."""
         name = str(ctx.command.name)
+        groups, rest = GROUPS.get(name, {}), FURTHER.get(name, FURTHER[""])
         records = {
             parameter.name: parameter
             for parameter in self.get_params(ctx)
             if isinstance(parameter, click.Option)
         }
-        for heading, names in GROUPS.get(name, {}).items():
+        if name in FIRST and _ALL not in ctx.meta:
+            first = (*FIRST[name], "help_all", [*records][-1])  # the last is --help
+            records = {member: records[member] for member in first}
+            groups, rest = {}, "Options that people use first"
+        for heading, names in groups.items():
             members = [records.pop(member) for member in names if member in records]
             _write(ctx, formatter, heading, members)
-        _write(ctx, formatter, FURTHER.get(name, FURTHER[""]), list(records.values()))
+        _write(ctx, formatter, rest, list(records.values()))
         _write_examples(ctx, formatter)
 
 
@@ -147,15 +188,14 @@ class Group(click.Group):
     command_class = Command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write every command with the whole first sentence of its help, and the examples after
-        them.
+        """Write every command that people type with the whole first sentence of its help, under
+        its heading, and the examples after them.
         """
-        names = self.list_commands(ctx)
-        commands = [(name, self.get_command(ctx, name)) for name in names]
-        rows = [(name, _summary(command)) for name, command in commands if command is not None]
-        if rows:
-            with formatter.section("Commands"):
-                formatter.write_dl(rows)
+        typed = [name for name, command in self.commands.items() if not command.hidden]
+        sections = COMMANDS if ctx.parent is None else {"Commands": sorted(typed)}
+        for heading, names in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, _summary(self.commands[name])) for name in names])
         _write_examples(ctx, formatter)
 
 

@@ -149,7 +149,7 @@ def _export(path: Path, outfile: Path) -> Action:
     return action
 
 
-@cli.command("endpoint")
+@cli.command("endpoint", hidden=True)
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="Reserve it; refuse if a living run has it."
 )
@@ -301,7 +301,7 @@ def _cancel(runs: tuple[str, ...]) -> Action:
     return action
 
 
-@cli.command("requeue")
+@cli.command("requeue", hidden=True)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--status", type=int, required=True, metavar="N", help="Exit status of the run.")
 def _requeue(run: Path, status: int) -> Action:
@@ -323,7 +323,7 @@ def _requeue(run: Path, status: int) -> Action:
     return action
 
 
-@cli.command("call")
+@cli.command("call", hidden=True)
 @click.argument("run", type=click.Path(path_type=Path))
 def _call(run: Path) -> Action:
     """Make the call of a function that paceline.submit or paceline.map has stored; for job scripts.
@@ -435,7 +435,7 @@ def _parse_command_line() -> Action:
     try:
         outcome: Any = cli.main(standalone_mode=False)
     except click.exceptions.NoSuchOption as error:
-        command_errors.refuse(command_errors.unknown_option(error))
+        command_errors.refuse(command_errors.unknown_option(error, sys.argv[1:]))
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         sys.exit(EXIT_OK)

@@ -155,6 +155,7 @@ def _command(
     function = click.argument("script", required=False, default="", shell_complete=is_file)(
         function
     )
+    function = command_help.HELP_ALL(function)
     for option in reversed(options):
         function = _declare(option)(function)
     return click.command(name, cls=cls)(function)

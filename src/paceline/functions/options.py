@@ -64,7 +64,7 @@ def _unknown(name: str) -> Finding:
         f"{name}= is not an option of paceline submit",
         where="keyword arguments",
         why="arguments that the function takes by name: functools.partial(function, name=value)",
-        fix=f"{near}=" if near else "paceline submit --help lists them",
+        fix=f"{near}=" if near else "paceline submit --help-all lists them",
     )
 
 

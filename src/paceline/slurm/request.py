@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
-from paceline.errors import UsageError, closest, option_contradicted
+from paceline.errors import option_contradicted
 from paceline.launch.plan import option_values, parsing
 from paceline.launch.plan.option import long_form
 from paceline.launch.plan.options import Options
@@ -21,7 +21,6 @@ from paceline.slurm.option_table import (
     NEVER,
     NEVER_FIX,
     ON_NODE_LOSS,
-    OWN,
 )
 from paceline.slurm.profile import Profile
 from paceline.slurm.sweep import Sweep
@@ -361,40 +360,19 @@ def clock(seconds: float) -> str:
     return (f"{days}-" if days else "") + f"{hour:02d}:{minute:02d}:{second:02d}"
 
 
-def unknown_option(typed: str) -> UsageError:
-    """Return the error for an option that submit does not have, with the option to use instead."""
+def instead_of_sbatchs(word: str) -> tuple[str, str]:
+    """Return why submit does not have an option of sbatch, and what to use; empty for others."""
     from paceline.diagnose.lint import sbatch_option
 
-    word = typed.split("=", maxsplit=1)[0]
     name = word.lstrip("-").replace("_", "-")
     is_short = len(name) == 1
     sbatch_name, kind = sbatch_option(name) if word.startswith("--") or is_short else ("", "")
-    what = f"paceline submit has no option {word}"
     if name in _SYNONYMS:
-        fix = f"--{_SYNONYMS[name]}"
-    elif sbatch_name in NEVER:
-        what += f": {NEVER[sbatch_name]}"
-        fix = NEVER_FIX.get(sbatch_name, "leave it out")
-    elif sbatch_name in INSTEAD:
-        fix = INSTEAD[sbatch_name]
-    elif sbatch_name == name or is_short:
-        fix = _through_sbatch(sbatch_name, kind)
-    else:
-        fix = _similar(word)
-    fix = fix or "paceline submit --help lists them"
-    return UsageError.of("option-unknown", what, where="command line", fix=fix)
-
-
-def _through_sbatch(name: str, kind: str) -> str:
-    """Return how an option of sbatch is passed on; empty without a name."""
-    if not name:
-        return ""
-    return f"--sbatch --{name}=VALUE" if kind == "value" else f"--sbatch --{name}"
-
-
-def _similar(word: str) -> str:
-    """Return a question for the option that a word resembles; empty if there is none."""
-    forms = [option.long for option in (*OWN, *FORWARDED)]
-    completion = next((form for form in forms if form.startswith(word)), "")
-    near = completion or closest(word, forms)
-    return f"did you mean {near}?" if near else ""
+        return "", f"--{_SYNONYMS[name]}"
+    if sbatch_name in NEVER:
+        return NEVER[sbatch_name], NEVER_FIX.get(sbatch_name, "leave it out")
+    if sbatch_name in INSTEAD:
+        return "", INSTEAD[sbatch_name]
+    if sbatch_name and (sbatch_name == name or is_short):
+        return "", f"--sbatch --{sbatch_name}" + ("=VALUE" if kind == "value" else "")
+    return "", ""

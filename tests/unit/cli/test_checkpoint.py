@@ -196,15 +196,6 @@ def test_other_state_of_a_model_needs_torch_save(command, tmp_path):
     assert "_extra_state" in err
 
 
-def test_a_misspelt_option_is_answered_with_the_nearest_of_that_command(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["paceline", "checkpoint", "list", "--jsn"])
-    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # click names itself after it
-    with pytest.raises(SystemExit) as stopped:
-        module.main()
-    assert stopped.value.code == 2
-    assert "fix: paceline checkpoint list --json" in capsys.readouterr().err
-
-
 def test_the_commands_have_help():
     shown = CliRunner().invoke(module.cli, ["checkpoint", "--help"]).output
     assert [name in shown for name in ("list", "verify", "export")] == [True] * 3

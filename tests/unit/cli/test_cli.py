@@ -144,7 +144,7 @@ def test_help_is_data_on_stdout(command, words):
 
 
 def test_help_shows_every_option_with_its_default(command):
-    _, out, _ = command("run", "--help")
+    _, out, _ = command("run", "--help-all")
     flat = " ".join(out.split())
     assert [option.long for option in OPTIONS if option.long not in flat] == []
     assert "[SIGTERM,SIGINT,SIGHUP,SIGQUIT]" in flat
@@ -163,7 +163,30 @@ def test_help_shows_every_option_with_its_default(command):
             "option-unknown",
             "did you mean --nproc_per_node?",
         ),
+        (["run", "--nproc_per_nodes=2", "x.py"], "option-unknown", "mean --nproc_per_node?"),
         (["run", "-q", "train.py"], "option-unknown", "no option -q"),
+        (["run", "--qqqqqq", "x.py"], "option-unknown", "fix: paceline run --help-all lists them"),
+        (["jobs", "--qqqqqq"], "option-unknown", "fix: paceline jobs --help lists them"),
+        (["checkpoint", "list", "--jsn"], "option-unknown", "did you mean --json?"),
+        (["submit", "--constrain", "a", "x.py"], "option-unknown", "did you mean --constraint?"),
+        (["submit", "--wrap", "x"], "option-unknown", "--wrap: the script is written by paceline"),
+        (["run", "--world", "1,2", "x.py", "-b", "1"], "option-unknown", "; bench, verify, "),
+        (
+            ["run", "--world", "1,2", "x.py"],
+            "option-unknown",
+            "fix: paceline bench --world 1,2 x.py",
+        ),
+        (
+            ["bench", "--nproc-per-node", "2", "x.py", "-b", "1"],
+            "option-unknown",
+            "fix: paceline run --nproc-per-node 2 x.py -b 1\n",
+        ),
+        (
+            ["bench", "--nodes", "2", "--rounds", "1"],
+            "option-unknown",
+            "paceline submit --nodes ...",
+        ),
+        (["follow", "--json"], "option-unknown", "fix: paceline follow --help lists them"),
         (["run"], "option-invalid", "paceline run --help"),
         (["run", "--nproc-per-node"], "option-invalid", "--nproc-per-node"),
         (["run", "--nproc-per-node", "0", "train.py"], "option-invalid", "fix: --nproc-per-node 1"),

@@ -9,7 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from paceline.cli.command_help import EXAMPLES, GROUPS
+from paceline.cli.command_help import COMMANDS as SECTIONS
+from paceline.cli.command_help import EXAMPLES, FIRST, GROUPS
 from paceline.cli.main import cli
 
 
@@ -25,9 +26,9 @@ def commands(group=cli, path="paceline"):
 COMMANDS = dict(commands())
 
 
-def shown(path, width=80):
+def shown(path, option="--help"):
     result = CliRunner().invoke(
-        cli, [*path.split()[1:], "--help"], terminal_width=width, prog_name="paceline"
+        cli, [*path.split()[1:], option], terminal_width=80, prog_name="paceline"
     )
     assert result.exit_code == 0
     return result.output
@@ -44,13 +45,35 @@ def test_a_help_fits_80_columns_and_is_whole(path):
 @pytest.mark.parametrize("path", COMMANDS)
 def test_every_option_is_shown_once(path):
     command = COMMANDS[path]
-    text = shown(path).partition("Examples:")[0]
+    all_of_them = "--help-all" if command.name in FIRST else "--help"
+    text = shown(path, all_of_them).partition("Examples:")[0]
     listed = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)
     options = {
         each.opts[-1].replace("_", "-") for each in command.params if isinstance(each, click.Option)
     }
     assert sorted(listed) == sorted({*options, "--help"})
     assert not re.search(r"^ +(?:-\w, )?--\w+_\w+", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_ten_options_are_shown_first(name):
+    text = shown(f"paceline {name}")
+    listed = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text.partition("Examples:")[0], re.MULTILINE)
+    assert len(listed) == len(FIRST[name]) + 2 == 12
+    assert {"--help", "--help-all"} < {*listed}
+
+
+def test_every_command_that_people_type_is_listed_under_one_of_four_headings():
+    text = shown("paceline").partition("Examples:")[0]
+    parts = re.split(r"^(\w.*):\n", text, flags=re.MULTILINE)[3:]
+    listed = {
+        heading: re.findall(r"^  (\w+) ", part, re.MULTILINE)
+        for heading, part in zip(parts[::2], parts[1::2], strict=True)
+    }
+    assert listed == {heading: list(names) for heading, names in SECTIONS.items()}
+    assert len(listed) == 4
+    names = [name for part in listed.values() for name in part]
+    assert sorted([*names, "call", "endpoint", "requeue"]) == sorted(cli.commands)
 
 
 @pytest.mark.parametrize("path", COMMANDS)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.errors import UsageError, closest
 from paceline.launch.plan import option_fit, preferences
 from paceline.launch.plan.options import OPTION, OPTIONS, Options
 from paceline.launch.plan.preferences import Preferences
@@ -70,17 +69,3 @@ def _values(raw: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None:
             values[option.same_as or option.name] = value
     return values
-
-
-def unknown_option(typed: str) -> UsageError:
-    """Return the error for an option that does not exist, with the closest match."""
-    word = typed.split("=", maxsplit=1)[0]
-    forms = [f"--{option.name}" if "_" in word else option.long for option in OPTIONS]
-    completions = [form for form in forms if form.startswith(word)]
-    near = " or ".join(completions) or closest(word, forms)
-    return UsageError.of(
-        "option-unknown",
-        f"paceline run has no option {word}",
-        where="command line",
-        fix=f"did you mean {near}?" if near else "paceline run --help lists them",
-    )

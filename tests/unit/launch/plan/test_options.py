@@ -9,7 +9,7 @@ from paceline.errors import UsageError
 from paceline.launch.plan import options
 from paceline.launch.plan.option_values import split_endpoint, streams_of
 from paceline.launch.plan.options import OPTIONS, Options
-from paceline.launch.plan.parsing import parse, unknown_option
+from paceline.launch.plan.parsing import parse
 from refusals import refusal
 from typed import words
 
@@ -443,25 +443,6 @@ def test_settings_of_a_plug_in_are_left_to_it():
 )
 def test_what_fits_together_is_accepted(typed):
     assert parsed(**words(typed)).warnings == ()
-
-
-@pytest.mark.parametrize(
-    ("typed", "fix"),
-    [
-        ("--nproc-per-nod", "did you mean --nproc-per-node?"),
-        ("--nproc_per_nod=2", "did you mean --nproc_per_node?"),
-        ("--max-restart", "did you mean --max-restarts?"),
-        ("--rdzv_e", "did you mean --rdzv_endpoint?"),
-        ("--logs-", "did you mean --logs-specs?"),
-        ("--master", "did you mean --master-addr or --master-port?"),
-        ("--nporc-per-node", "did you mean --nproc-per-node?"),
-        ("--qqqqqqqqqqqq", "paceline run --help lists them"),
-    ],
-)
-def test_an_unknown_option_is_answered_with_the_closest(typed, fix):
-    finding = unknown_option(typed).finding
-    assert (finding.name, finding.fix) == ("option-unknown", fix)
-    assert "=" not in finding.what
 
 
 # -------------------------------------------------------------------------------------------------- parts
