@@ -32,7 +32,7 @@ _VISIBLE_S = 10.0  # until then a file that a node has written usually becomes v
 class JobError(RunError):
     """A job has failed, was cancelled, or ran out of time.
 
-    Its ``__cause__`` is the exception of the function, if it could be pickled.
+    Its ``__cause__`` is the exception of the function, if what it holds can be pickled.
 
     Attributes:
         finding: Why, as ``paceline run`` reports it.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import io
 import json
 import os
 import pickle
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MethodDescriptorType
 from typing import IO, Any
 
 import cloudpickle
@@ -46,6 +48,34 @@ class Packed:
             file.write(self.content)
 
 
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles an exception so that it is made again without its constructor.
+
+    ``BaseException.__reduce__`` calls the class with ``args``. These are what the constructor has
+    passed on: usually one message, where the class itself takes two arguments.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        is_error = isinstance(value, BaseException)
+        if not is_error or not isinstance(type(value).__reduce__, MethodDescriptorType):
+            return super().reducer_override(value)  # not an exception, or one with its own way
+        reduced = tuple(value.__reduce__())
+        return _remade, reduced[:2], *reduced[2:]
+
+
+def _remade(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    builtin = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    error: BaseException = builtin.__new__(kind, *args)
+    builtin.__init__(error, *args)  # type: ignore[misc]  # an OSError gets its errno there
+    return error
+
+
+def _pickled(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
 def pack_function(function: Any) -> Packed:
     """Pickle a function; raise UsageError if it is not callable, or cannot be pickled."""
     name = name_of(function)
@@ -64,7 +94,7 @@ def pack_arguments(arguments: Sequence[Any]) -> Packed:
 
 def _packed(value: Any, *, what: str, culprits: Callable[[], Iterator[tuple[str, Any]]]) -> Packed:
     try:
-        return Packed(_header() + cloudpickle.dumps(value))
+        return Packed(_header() + _pickled(value))
     except Exception as error:  # a __reduce__ of the user may raise anything
         parts = _unpicklable(culprits())
         raise UsageError(_not_picklable(what, error, parts)) from None
@@ -128,7 +158,7 @@ def write_result(path: Path, value: Any) -> None:
 def _dump(file: IO[bytes], value: Any) -> int:
     file.write(_header())
     try:
-        cloudpickle.dump(value, file)
+        _Pickler(file).dump(value)
     except OSError:
         raise
     except Exception as error:
@@ -159,7 +189,7 @@ def _unwritable(path: Path, error: OSError, num_written: int) -> Finding:
 def write_exception(path: Path, error: BaseException) -> None:
     """Write the exception of a function, as far as it can be pickled and written."""
     try:
-        packed = Packed(_header() + cloudpickle.dumps(error))
+        packed = Packed(_header() + _pickled(error))
         packed.write(path)
     except Exception:
         return  # its text is in the error file of the rank

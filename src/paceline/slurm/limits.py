@@ -240,7 +240,8 @@ def _too_many_gpus(
     if most:
         limit = f"the most is {most}"
         prefix = f"{kind}:" if kind else ""
-        fix = f"{_more_nodes(request, kind, most)}--gpus-per-node {prefix}{most}{elsewhere}"
+        nodes = _more_nodes(request, partition, kind, most)
+        fix = f"{nodes}--gpus-per-node {prefix}{most}{elsewhere}"
     else:
         limit = "there are none"
         fix = elsewhere.removeprefix(", or ") or "leave out --gpus-per-node"
@@ -253,13 +254,18 @@ def _too_many_gpus(
     )
 
 
-def _more_nodes(request: Request, kind: str, gpus_per_node: int) -> str:
-    """Return ``--nodes N`` for as many GPUs in total on smaller nodes; empty if there is no N."""
+def _more_nodes(request: Request, partition: Partition, kind: str, gpus_per_node: int) -> str:
+    """Return ``--nodes N`` for as many GPUs in total on smaller nodes, as far as there are nodes.
+
+    Empty if the GPUs of N such nodes are not the total.
+    """
     is_fixed = request.min_nodes == request.max_nodes
     total = request.num_gpus * request.max_nodes
     if kind or not is_fixed or total % gpus_per_node:
         return ""
-    return f"--nodes {total // gpus_per_node} "
+    existing = sum(node.count for node in partition.kinds if node.num_gpus() >= gpus_per_node)
+    num_nodes = min(total // gpus_per_node, existing, partition.max_nodes or existing)
+    return f"--nodes {num_nodes} "
 
 
 def _cpus(request: Request, partition: Partition) -> Iterator[Finding]:

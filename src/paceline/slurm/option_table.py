@@ -128,7 +128,7 @@ OWN: tuple[Option, ...] = (
     ),
     Option(
         "param",
-        "values typed here: lr=0.1,0.01; several give every combination",
+        "values typed here: lr=0.1,0.01 or fold=range(5); several give every combination",
         many=True,
         metavar="NAME=VALUES",
         group=SWEEPS,

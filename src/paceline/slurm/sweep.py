@@ -22,6 +22,10 @@ INDEX = "index"  # the placeholder for the element's own number
 _NAME = r"[A-Za-z_][\w.-]*"
 # Doubled braces are literal, as in str.format; other braces, as in JSON, are left alone.
 _PLACEHOLDER = re.compile(rf"\{{\{{({_NAME})\}}\}}|\{{({_NAME})\}}")
+_PAIRS = ("[]", "()", "{}")
+# The inside of a list on the command line, and an item of it, which may be a list itself.
+_LIST = re.compile(r"\[((?:[^][]|\[[^][]*\])*)\]")
+_ITEM = re.compile(r"""\s*("[^"]*"|'[^']*'|\[[^]]*\]|\([^)]*\)|\{[^}]*\}|[^,]+?)\s*(?:,|$)""")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 
 
@@ -207,7 +211,7 @@ def from_command_line(words: Sequence[str]) -> list[dict[str, str]]:
     axes: dict[str, list[str]] = {}
     for word in words:
         name, separator, listed = word.partition("=")
-        texts = listed.split(",")
+        texts = _values(word, listed.strip())
         if not separator or not is_name(name) or name == INDEX or not all(texts):
             raise _invalid_param(word, "is a name and its values", "--param lr=0.1,0.01")
         if CONTROL.search(word):
@@ -217,6 +221,37 @@ def from_command_line(words: Sequence[str]) -> list[dict[str, str]]:
             raise _invalid_param(word, rule, f"--param {name}={','.join(axes[name])},{listed}")
         axes[name] = texts
     return combinations(axes)
+
+
+def _values(word: str, listed: str) -> list[str]:
+    """Return the texts of ``0.1,0.01``, of a list ``[0.1, 0.01]`` or of ``range(3)``.
+
+    Raises:
+        UsageError: A bracket has no counterpart, or the range is empty.
+    """
+    if listed.startswith("range("):
+        return _numbers(word, listed)
+    if match := _LIST.fullmatch(listed):
+        items = _ITEM.findall(match[1]) or [""]
+        return [re.sub(r"""^(["'])(.*)\1$""", r"\2", item) for item in items]
+    texts = listed.split(",")
+    pairs = _PAIRS if len(texts) > 1 else _PAIRS[:1]
+    if any(text.count(pair[0]) != text.count(pair[1]) for text in texts for pair in pairs):
+        fix = f"--param {word.partition('=')[0]}={re.sub('[][(){} ]', '', listed)}"
+        raise _invalid_param(word, "has a bracket without its counterpart", fix)
+    return texts
+
+
+def _numbers(word: str, listed: str) -> list[str]:
+    match = re.fullmatch(r"range\((-?\d+(?:, *-?\d+){0,2})\)", listed)
+    try:
+        numbers = range(*map(int, match[1].split(","))) if match else range(0)
+    except ValueError:  # a step of 0
+        numbers = range(0)
+    if not numbers:
+        fix = f"--param {word.partition('=')[0]}=range(5)"
+        raise _invalid_param(word, "is a range of whole numbers, with one at least", fix)
+    return [str(number) for number in numbers[: MOST_ELEMENTS + 1]]
 
 
 def combinations(axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:

@@ -76,13 +76,12 @@ def test_a_result_that_cannot_be_pickled_leaves_no_file(tmp_path):
 
 
 def test_a_result_larger_than_the_disk_leaves_no_file(tmp_path, monkeypatch):
-    """The device takes the first part of the result and no more."""
+    """The device takes the header of the result and no more."""
 
-    def dump(value, file):
-        file.write(b"x" * 1000)
+    def dump(pickler, value):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(pickles.cloudpickle, "dump", dump)
+    monkeypatch.setattr(pickles.cloudpickle.Pickler, "dump", dump)
     finding = refusal(SetupError, pickles.write_result, tmp_path / "result.pkl", 1)
     assert finding.name == "disk-full"
     assert list(tmp_path.iterdir()) == []
@@ -133,3 +132,26 @@ def test_an_exception_that_cannot_be_pickled_is_left_out(tmp_path):
     assert list(tmp_path.iterdir()) == []
     pickles.write_exception(tmp_path / "exception.pkl", ValueError("three"))
     assert repr(pickles.load(tmp_path / "exception.pkl")) == "ValueError('three')"
+
+
+class Refused(Exception):
+    def __init__(self, code, reason):
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+
+
+class Unreachable(OSError):
+    def __init__(self, host, after_s):
+        super().__init__(errno.EHOSTUNREACH, "no route", host)
+        self.after_s = after_s
+
+
+def test_an_exception_whose_constructor_takes_other_arguments_comes_back(tmp_path):
+    path = tmp_path / "exception.pkl"
+    for error in (Refused(7, "no"), Unreachable("node-b", 3), KeyError("k"), OSError(2, "m", "f")):
+        pickles.write_exception(path, error)
+        back = pickles.load(path)
+        assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))
+        assert getattr(back, "errno", None) == getattr(error, "errno", None)
+    pickles.write_result(path, [Refused(7, "no")])
+    assert pickles.load(path)[0].code == 7

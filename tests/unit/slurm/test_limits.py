@@ -52,6 +52,11 @@ IMPOSSIBLE = [
         "--nodes 2 --gpus-per-node 4, or --partition gpu",
     ),
     (
+        {"gpus_per_node": "8", "nodes": "2", "partition": "short"},
+        "no node of partition short has 8 GPUs; the most is 4",
+        "--nodes 2 --gpus-per-node 4, or --partition gpu",  # it lets a job have two nodes
+    ),
+    (
         {"gpus_per_node": "a100:8"},
         "no node of partition gpu has 8 a100 GPUs; the most is 4",
         "--gpus-per-node a100:4",

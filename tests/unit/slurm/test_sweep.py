@@ -203,6 +203,29 @@ def test_typed_parameters_are_a_grid():
     assert refusal(UsageError, sweep.from_command_line, ["lr=1", "lr=2"]).fix == "--param lr=1,2"
 
 
+LISTS = {
+    "[1e-5, 1e-4]": ["1e-5", "1e-4"],
+    '["adam", "sgd, fused"]': ["adam", "sgd, fused"],
+    "[[1, 2], [3], (4, 5)]": ["[1, 2]", "[3]", "(4, 5)"],
+    "range(1, 7, 2)": ["1", "3", "5"],
+    "a[0-9],:)": None,
+    "hi :)": ["hi :)"],
+    "[1e-5, 1e-4": None,
+    "1e-5, 1e-4]": None,
+    "(0.9,0.99)": None,
+    "range(0)": None,
+}
+
+
+@pytest.mark.parametrize(("typed", "texts"), LISTS.items())
+def test_a_list_or_a_range_is_several_values_and_half_a_list_is_refused(typed, texts):
+    if texts is None:
+        finding = refusal(UsageError, sweep.from_command_line, [f"p={typed}"])
+        assert sweep.from_command_line([finding.fix.removeprefix("--param ")])
+    else:
+        assert [element["p"] for element in sweep.from_command_line([f"p={typed}"])] == texts
+
+
 @pytest.mark.parametrize(
     ("typed", "arguments", "expected"),
     [

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import IO
 
 from paceline.diagnose.explain import compressed, reading
 from paceline.rundir.files import open_file
@@ -73,7 +74,8 @@ def of_folder(folder: Path) -> tuple[list[Part], list[LeftOut]]:
 def of_log(subject: str) -> Part:
     """Return the text of a log file, decompressed if necessary."""
     with reading.open_subject(subject) as file, compressed.unpacked(file, subject) as stream:
-        return _part("log.txt", reading.chunks(stream, subject))
+        chunks = reading.chunks(stream, subject)
+        return _part("log.txt", chunks, file if stream is file else None)
 
 
 def _names(folder: Path) -> Iterator[str]:
@@ -100,15 +102,21 @@ def _of_file(path: Path, name: str) -> Part | LeftOut:
         return LeftOut(name, "a link")
     try:
         with open_file(path) as file:
-            return _part(f"run/{name}", iter(lambda: file.read(_CHUNK_BYTES), b""))
+            return _part(f"run/{name}", iter(lambda: file.read(_CHUNK_BYTES), b""), file)
     except OSError as error:
         return LeftOut(name, f"cannot be read: {(error.strerror or str(error)).lower()}")
 
 
-def _part(name: str, chunks: Iterable[bytes]) -> Part:
+def _part(name: str, chunks: Iterable[bytes], file: IO[bytes] | None) -> Part:
     """Return a text as far as it fits: its beginning and its end, in whole lines.
 
     A secret that is cut in two is not recognized, so a line is kept whole or not at all.
+
+    Args:
+        name: Its name in the archive.
+        chunks: The text, in pieces.
+        file: The file that the pieces are read from, whose middle is not read; None if it is
+            compressed.
     """
     recent: collections.deque[bytes] = collections.deque()
     head, num_tail, size = b"", 0, 0
@@ -118,6 +126,13 @@ def _part(name: str, chunks: Iterable[bytes]) -> Part:
         head += chunk[:missing]
         recent.append(chunk[missing:])
         num_tail += len(recent[-1])
+        num_skipped = _skip_middle(file) if file is not None and num_tail else 0
+        if num_skipped:
+            size += num_skipped
+            recent.clear()
+            num_tail = 0
+            file = None
+            continue
         while num_tail - len(recent[0]) >= TAIL_BYTES:
             num_tail -= len(recent.popleft())
     tail = b"".join(recent)
@@ -128,6 +143,16 @@ def _part(name: str, chunks: Iterable[bytes]) -> Part:
     num_left_out = size - len(head) - len(tail)
     marker = f"\n[... {num_left_out:,} bytes are left out here ...]\n\n"
     return Part(name, _text(head) + marker + _text(tail), size, cut=True)
+
+
+def _skip_middle(file: IO[bytes]) -> int:
+    """Go to the last bytes of a file, and return how many were skipped."""
+    left = os.fstat(file.fileno()).st_size - file.tell()
+    num_skipped = (left - TAIL_BYTES) & ~1  # even, since a character of UTF-16 has two bytes
+    if num_skipped <= 0:
+        return 0
+    file.seek(num_skipped, os.SEEK_CUR)
+    return num_skipped
 
 
 def _after_first_line(data: bytes) -> bytes:

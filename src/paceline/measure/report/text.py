@@ -12,6 +12,7 @@ from paceline.measure.report import labels, overview
 from paceline.measure.report.facts import Run, Series
 from paceline.measure.report.network_plots import size_text
 from paceline.text.quoting import printable
+from paceline.text.table import aligned
 from paceline.text.wording import shorten
 
 _COLUMNS = 80
@@ -34,15 +35,13 @@ def render(runs: Sequence[Run]) -> str:
 
 def _comparison(runs: Sequence[Run]) -> list[str]:
     """Return a table with a line for each run."""
-    lines = [f"{'run':29}{'state':11}{'steps':>9}{'step':>10}{'samples/s':>11}{'loss':>10}"]
+    columns = ("run", "state", "steps", "step", "samples/s", "loss")
+    rows = []
     for run, name in zip(runs, labels.of_runs(runs), strict=True):
-        values = overview.figures(run)
-        throughput = values.get("throughput", "-").removesuffix(" samples/s")
-        lines.append(
-            f"{name:29}{values.get('state', '-'):11}{values.get('steps', '-'):>9}"
-            f"{values.get('step', '-'):>10}{throughput:>11}{values.get('loss', '-'):>10}"
-        )
-    return lines
+        values = {"run": name, **overview.figures(run)}
+        values["samples/s"] = values.get("throughput", "-").removesuffix(" samples/s")
+        rows.append([values.get(column, "-") for column in columns])
+    return aligned(columns, rows, right=columns[2:])
 
 
 def _run(run: Run) -> list[str]:

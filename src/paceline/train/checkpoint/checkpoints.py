@@ -299,9 +299,13 @@ class Checkpoints:
             folder.remove_stale(self._folder)
             (self._folder / name).touch()
         except OSError as error:
-            where, free = self._exchange.where, folder.free_bytes(self._folder)
             raise findings.of_os_error(
-                error, folder=self._folder, where=where, needed_bytes=0, free_bytes=free
+                error,
+                folder=self._folder,
+                where=self._exchange.where,
+                needed_bytes=0,
+                free_bytes=folder.free_bytes(self._folder),
+                has_earlier=folder.last_committed(self._folder) is not None,
             ) from error
         return name
 

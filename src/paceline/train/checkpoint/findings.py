@@ -57,29 +57,30 @@ def _unexpected(error: BaseException, *, where: str) -> RunError:
 
 
 def of_os_error(
-    error: OSError, *, folder: Path, where: str, needed_bytes: int, free_bytes: int | None
+    error: OSError,
+    *,
+    folder: Path,
+    where: str,
+    needed_bytes: int,
+    free_bytes: int | None,
+    has_earlier: bool,
 ) -> PacelineError:
     """Return the error for a file system error while a checkpoint is written."""
-    if error.errno in _FULL:
-        return disk_full(
-            folder, where=where, needed_bytes=needed_bytes, free_bytes=free_bytes, error=str(error)
-        )
-    return not_writable(folder, where=where, error=f"{type(error).__name__}: {error}")
-
-
-def disk_full(
-    folder: Path, *, where: str, needed_bytes: int, free_bytes: int | None, error: str
-) -> RunError:
-    """Return the error that the disk has no space for a checkpoint."""
+    if error.errno not in _FULL:
+        return not_writable(folder, where=where, error=f"{type(error).__name__}: {error}")
     free = "unknown" if free_bytes is None else f"{free_bytes:,} bytes"
+    if has_earlier:
+        earlier = "earlier ones are intact"
+        why = "they are deleted only after it is committed: keep_last=2 needs space for three"
+    else:
+        earlier = "there is no earlier one"
+        why = "without it nothing of this run can be resumed"
     return RunError.of(
         "disk-full",
-        "no space left for a checkpoint; earlier ones are intact",
+        f"no space left for a checkpoint; {earlier}",
         where=f"{where}, {folder}",
-        evidence=(f"needed by this rank: {needed_bytes:,} bytes; free: {free}", error),
-        why=(
-            "earlier ones are deleted only after it is committed: keep_last=2 needs space for three"
-        ),
+        evidence=(f"needed by this rank: {needed_bytes:,} bytes; free: {free}", str(error)),
+        why=why,
         fix=f"free space, keep fewer, or write elsewhere; what fills the disk: du -sh {folder}/*",
     )
 

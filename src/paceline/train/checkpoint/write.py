@@ -263,6 +263,7 @@ class _Work:
                 where=where,
                 needed_bytes=needed_bytes,
                 free_bytes=folder.free_bytes(self._to),
+                has_earlier=folder.last_committed(self._to) is not None,
             ) from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -66,14 +67,17 @@ def test_the_text_of_several_runs_begins_with_a_comparison(tmp_path):
     assert lines[1].split()[-2:] == ["320", "0.008333"]
 
 
-def test_a_small_loss_does_not_touch_the_rate_beside_it(tmp_path):
+def test_no_figure_of_the_comparison_touches_the_one_beside_it(tmp_path):
     metrics = "step,loss\n1,0.0003987\n2,0.0003987\n"
     folders = [
         report_runs.write_run(tmp_path / name, command=("train.py", name), metrics=metrics)
         for name in ("one", "two")
     ]
-    lines = text.render(run_of(*folders)).splitlines()
+    one, two = run_of(*folders)
+    two = replace(two, speed=[replace(point, samples_per_step=0) for point in two.speed])
+    lines = text.render([one, two]).splitlines()
     assert lines[1].split()[-2:] == ["320", "0.0003987"]
+    assert lines[2].endswith("  5.00 steps/s  0.0003987")
 
 
 def test_an_interval_of_no_width_is_not_printed(tmp_path):

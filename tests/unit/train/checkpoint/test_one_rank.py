@@ -341,6 +341,7 @@ def test_what_goes_wrong_in_the_background_is_said_once_by_what_is_called_next(
     finding = refusal(RunError, calls[raiser])
     assert finding.name == "disk-full"
     assert str(place) in finding.where
+    assert "there is no earlier one" in finding.what
     assert names(place) == []
     monkeypatch.undo()
     here.wait()
