@@ -23,12 +23,7 @@ class Parameters:
 
 
 def compare(values_by_rank: Mapping[int, Sequence[Value]], *, step: int) -> Finding | None:
-    """Return a finding if fingerprints of ranks are further apart than rounding.
-
-    Args:
-        values_by_rank: The fingerprints of each rank.
-        step: The optimizer step after which they were taken.
-    """
+    """Return a finding if fingerprints of ranks differ by more than rounding after a step."""
     finding = replicas(groups_of(values_by_rank), step=step)
     if finding is None:
         return None
@@ -54,24 +49,15 @@ def compare(values_by_rank: Mapping[int, Sequence[Value]], *, step: int) -> Find
 
 def last_line(
     *,
-    checks: int,
-    step: int,
-    differs: bool,
-    loss: str,
+    checks: int,  # comparisons of ranks
+    step: int,  # of the last one
+    differs: bool,  # ranks were seen to differ
+    loss: str,  # what is known of it
+    # to be a mean over rows; False if shown not to be one, None if neither is known
     is_proven: bool | None,
-    others: Sequence[str],
+    others: Sequence[str],  # the other parts of the line
 ) -> str:
-    """Return what a run has shown about its result, as one line.
-
-    Args:
-        checks: Comparisons of ranks.
-        step: Step of the last one.
-        differs: Whether ranks were seen to differ.
-        loss: What is known of the loss.
-        is_proven: True if it is proven to be a mean over rows, False if it is shown not to be one,
-            None if neither is known.
-        others: The other parts of the line.
-    """
+    """Return what a run has shown about its result, as one line."""
     begin = "not the same result" if differs or is_proven is False else "result"
     if checks and is_proven and not differs:
         begin = "same result"
@@ -103,12 +89,7 @@ def _kind(value: Value, distinct: dict[str, list[Value]]) -> int:
 
 
 def replicas(groups: Sequence[Parameters], *, step: int) -> Finding | None:
-    """Return a finding if ranks have different parameters after an optimizer step.
-
-    Args:
-        groups: The parameters of groups of ranks that agree.
-        step: The optimizer step.
-    """
+    """Return a finding if groups of ranks have different parameters after an optimizer step."""
     if len(groups) < 2:
         return None
     most = max(groups, key=lambda group: (len(group.ranks), -min(group.ranks)))

@@ -28,9 +28,7 @@ def usable_cpus() -> tuple[int, str]:
 def of_ranks(world: World, *, granted: str) -> int:
     """Return the number of CPUs that the ranks of this node may use together.
 
-    Args:
-        world: The ranks.
-        granted: Slurm's number of CPUs per task; empty if Slurm does not set it.
+    ``granted`` is Slurm's number of CPUs per task; empty if Slurm does not set it.
     """
     usable, _ = usable_cpus()
     if world.launcher == "mpi" and env.read(env.OMPI_BOUND) is not None:

@@ -19,20 +19,15 @@ def within(seconds: float, ask: Callable[[], _Answer], otherwise: _Answer) -> _A
 
 def within_why(
     seconds: float,
-    ask: Callable[[], _Answer],
-    otherwise: _Answer,
+    ask: Callable[[], _Answer],  # called in a separate thread
+    otherwise: _Answer,  # the result if ``ask`` fails or does not return in time
     *,
+    # returned as the reason; for others, the thread prints the traceback
     errors: tuple[type[Exception], ...] = (Exception,),
 ) -> tuple[_Answer, str]:
     """Return the result of ``ask`` and an empty text, or ``otherwise`` and the reason.
 
     A thread that hangs is left running. It is a daemon thread, so the process can still exit.
-
-    Args:
-        seconds: Timeout.
-        ask: The function, called in a separate thread.
-        otherwise: The result if the function fails or does not return in time.
-        errors: Exceptions to return as the reason. For others, the thread prints the traceback.
     """
     answers: queue.SimpleQueue[tuple[_Answer, str]] = queue.SimpleQueue()
 

@@ -47,12 +47,8 @@ def fingerprints(
 
     Only whole, dense parameters that are trained are looked at, and optimizers only if they are
     classes of torch.optim that hold all of these together, and no others: further classes, and
-    optimizers of some parameters, may be those of a rank that keeps a part of the state.
-
-    Args:
-        parameters: Parameters of the models, by name.
-        optimizers: Optimizers that may hold them.
-        steps: Optimizer steps since ranks were equal.
+    optimizers of some parameters, may be those of a rank that keeps a part of the state. ``steps``
+    are counted since ranks were equal.
     """
     whole = {name: tensor for name, tensor in parameters.items() if _is_whole(tensor)}
     names = {id(tensor): name for name, tensor in whole.items()}

@@ -68,11 +68,7 @@ def _load(nvml: Nvml, place: int, handle: Any) -> Load:
 
 
 def count(visible_devices: str | None) -> tuple[int, str]:
-    """Return the number of GPUs visible to CUDA, and the reason.
-
-    Args:
-        visible_devices: The value of ``CUDA_VISIBLE_DEVICES``; None if unset.
-    """
+    """Return the number of GPUs that CUDA_VISIBLE_DEVICES shows (None if unset), and the reason."""
     gpus = gather()
     if gpus is None:
         return 0, "no NVIDIA driver answers"
@@ -97,10 +93,6 @@ def visible_entries(visible_devices: str, is_gpu: Callable[[str], bool]) -> list
 
     CUDA stops at the first entry that names no GPU, and shows no GPU if an entry is repeated
     (see ``torch.cuda._parse_visible_devices``).
-
-    Args:
-        visible_devices: The value of the variable.
-        is_gpu: Returns whether an entry names a GPU.
     """
     leading = list(takewhile(is_gpu, entries(visible_devices)))
     has_duplicates = len(set(leading)) < len(leading)

@@ -36,15 +36,12 @@ class HostFacts:
 
 
 def gather(
-    visible_devices: str | None, *, granted_cpus: int | None = None, granted_gpus: int = 0
+    visible_devices: str | None,  # ``CUDA_VISIBLE_DEVICES``; None if unset
+    *,
+    granted_cpus: int | None = None,  # by a scheduler to this process; None without one
+    granted_gpus: int = 0,  # by a scheduler; 0 if unknown
 ) -> HostFacts:
-    """Read the facts about this machine.
-
-    Args:
-        visible_devices: The value of ``CUDA_VISIBLE_DEVICES``; None if unset.
-        granted_cpus: CPUs that a scheduler assigned to this process; None without a scheduler.
-        granted_gpus: GPUs that a scheduler assigned; 0 if unknown.
-    """
+    """Read the facts about this machine."""
     cpus, cpu_reason = usable_cpus()
     if granted_cpus is not None and granted_cpus < cpus:
         cpus, cpu_reason = granted_cpus, env.CPUS_PER_TASK
@@ -65,8 +62,8 @@ def gather(
 def python_flags(command: Sequence[str]) -> tuple[str, ...]:
     """Return the flags of a Python command that affect a script, except -u, which all ranks have.
 
-    Args:
-        command: ``sys.orig_argv``: the interpreter, its flags, then ``-m`` and a module, or a file.
+    ``command`` is ``sys.orig_argv``: the interpreter, its flags, then ``-m`` and a module, or a
+    file.
     """
     flags: list[str] = []
     words = iter(command[1:])
@@ -84,11 +81,7 @@ def python_flags(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def count_devices_by_torch(kind: str) -> int:
-    """Return the number of accelerators that only torch can count.
-
-    Args:
-        kind: ``"xpu"``, or ``"auto"`` for any kind.
-    """
+    """Return the number of accelerators, ``"xpu"`` or ``"auto"``, that only torch can count."""
     torch_requirements.require()
     import torch
 
@@ -108,8 +101,7 @@ def is_numeric(name: str) -> bool:
 def resolve(name: str) -> tuple[str, ...]:
     """Return the numeric addresses of a host name, IPv4 first.
 
-    Raises:
-        OSError: The name does not resolve.
+    Raises OSError if the name does not resolve.
     """
     entries = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
     ordered = sorted(entries, key=lambda entry: entry[0] == socket.AF_INET6)
@@ -119,8 +111,7 @@ def resolve(name: str) -> tuple[str, ...]:
 def address_towards(target: str) -> str:
     """Return this machine's source address for packets to ``target``, without sending any.
 
-    Raises:
-        OSError: The target cannot be routed to.
+    Raises OSError if the target cannot be routed to.
     """
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -131,15 +122,10 @@ def address_towards(target: str) -> str:
 def listen(address: str, port: int, *, only: bool = False) -> socket.socket:
     """Return a socket that listens on the port and stays open until the store takes it over.
 
-    Args:
-        address: Any numeric address of the desired family. The socket listens on all interfaces,
-            because ranks of other nodes may arrive through any of them.
-        port: The port; 0 lets the kernel choose.
-        only: Whether all clients use ``address``: then listen only there, if it is an address of
-            this host.
-
-    Raises:
-        OSError: The port is in use (``errno.EADDRINUSE``) or not permitted.
+    ``address`` is any numeric address of the desired family. The socket listens on all interfaces,
+    because ranks of other nodes may arrive through any of them; with ``only`` all clients use
+    ``address``, and it listens only there if that is an address of this host. 0 lets the kernel
+    choose the port. Raises OSError if the port is in use (``errno.EADDRINUSE``) or not permitted.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)

@@ -41,14 +41,7 @@ def gather(net: Path = _NET) -> tuple[Interface, ...]:
 
 
 def describe(name: str, addresses: Sequence[str], speed: int, *, net: Path = _NET) -> Interface:
-    """Return an interface with the kernel's description.
-
-    Args:
-        name: Name of the interface.
-        addresses: Numeric addresses.
-        speed: The kernel's rate in Mbit/s.
-        net: The kernel's folder of interfaces.
-    """
+    """Return an interface with the kernel's description; the speed is in Mbit/s."""
     loopback = all(map(is_loopback, addresses))
     outside = not net.exists() or _leads_outside(net, name)
     return Interface(

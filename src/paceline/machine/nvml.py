@@ -15,14 +15,14 @@ _CLOSED = "permission"
 class Nvml:
     """An NVML session, open inside the ``with`` block.
 
-    Args:
-        library: ``pynvml``, or a substitute in a test; None imports it.
-
-    Raises:
-        Exception: The library, the driver or a device is missing; NVML has an exception for each.
+    Raises Exception if the library, the driver or a device is missing; NVML has an exception for
+    each.
     """
 
-    def __init__(self, library: Any = None) -> None:
+    def __init__(
+        self,
+        library: Any = None,  # ``pynvml``, or a substitute in a test; None imports it
+    ) -> None:
         self.library = library or importlib.import_module("pynvml")
 
     def __enter__(self) -> Nvml:

@@ -13,13 +13,7 @@ import sys
 
 
 def command(*words: str, module: str = "paceline", python: str = "") -> list[str]:
-    """Return the command that runs a module of paceline.
-
-    Args:
-        *words: Arguments of the module.
-        module: The module.
-        python: The interpreter, this one by default.
-    """
+    """Return the command that runs a module of paceline."""
     return [python or sys.executable, __file__, module, *words]
 
 

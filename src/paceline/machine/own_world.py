@@ -17,9 +17,8 @@ _PROXIES = frozenset(("hydra_pmi_proxy", "pmi_proxy", "mpiexec.hydra", "mpispawn
 def read() -> World:
     """Return the world of this process.
 
-    Raises:
-        UsageError: The environment describes none, or rank 0 is not on the host where all ranks
-            would look for it.
+    Raises UsageError if the environment describes none, or rank 0 is not on the host where all
+    ranks would look for it.
     """
     world = from_environ(env.snapshot(), in_terminal=env.in_terminal(), starter_pid=mpi_proxy_pid)
     if world.rank == 0 and world.head_source:
@@ -30,12 +29,7 @@ def read() -> World:
 def require_head_here(address: str, source: str) -> None:
     """Check that the head is this machine, in the task that hosts the store.
 
-    Args:
-        address: Name or address of the head.
-        source: Where it comes from, as a phrase.
-
-    Raises:
-        UsageError: It is another machine.
+    ``source`` is where its name or address comes from, as a phrase. Raises UsageError if it is not.
     """
     if not _is_here(address):
         raise UsageError(_head_elsewhere(address, source))

@@ -15,11 +15,8 @@ _LONGEST = 80
 def is_alive(host: str, pid: int, before_s: float) -> bool | None:
     """Return whether a process is alive; None if its host is another one.
 
-    Args:
-        host: Name of the host.
-        pid: The process.
-        before_s: When it was alive, in seconds since the epoch. A process that was created later
-            has the same id by chance.
+    ``before_s`` is when it was alive, in seconds since the epoch. A process that was created later
+    has the same id by chance.
     """
     import psutil
 

@@ -17,12 +17,7 @@ _FIXED = {8: 20, 9: 20, 10: 15, 11: 10}
 
 
 def has_bug(version: tuple[int, ...] | None = None, *, implementation: str = "") -> bool:
-    """Return whether a Python can deadlock in the child of a fork.
-
-    Args:
-        version: Version; None means this Python's.
-        implementation: Implementation; empty means this Python's. Only CPython has the bug.
-    """
+    """Return whether a Python can deadlock in the child of a fork; only CPython has the bug."""
     major, minor, micro = (version or sys.version_info)[:3]
     is_cpython = (implementation or sys.implementation.name) == "cpython"
     if not is_cpython or sys.platform == "win32":

@@ -18,15 +18,15 @@ class SignedStore:
 
     A message without a valid signature counts as missing. If another program has overwritten a
     message, the writer may write it again.
-
-    Args:
-        store: The store.
-        signing: How to sign messages; without it none is signed and all are accepted.
-        scope: Separates stores with the same keys, such as those of two attempts: a message of one
-            is invalid in the other.
     """
 
-    def __init__(self, store: Any, signing: Signing | None = None, *, scope: str = "") -> None:
+    def __init__(
+        self,
+        store: Any,  # or a prefix of one
+        signing: Signing | None = None,  # without it no message is signed and all are accepted
+        *,
+        scope: str = "",  # separates stores with the same keys, such as those of two attempts
+    ) -> None:
         self.underlying_store = store
         self.signing = signing or Signing()
         self._scope = scope
@@ -108,8 +108,7 @@ class SignedStore:
     def get(self, key: str) -> bytes:
         """Return a value; wait until it is there.
 
-        Raises:
-            DistStoreError: The value has not come in time.
+        Raises DistStoreError if the value has not come in time.
         """
         self.wait([key], _TIMEOUT)
         value = self.find(key)
@@ -118,8 +117,7 @@ class SignedStore:
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
         """Wait until values are there.
 
-        Raises:
-            DistStoreError: Some values have not come in time.
+        Raises DistStoreError if some values have not come in time.
         """
         from torch.distributed import DistStoreError
 

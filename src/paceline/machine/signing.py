@@ -84,19 +84,15 @@ def derive(secret: bytes, purpose: str) -> str:
 
 
 class Signing:
-    """How this launcher signs what it writes, and which messages it accepts.
-
-    Args:
-        secret: The run's secret; empty for a run without one, in which all messages are accepted.
-        token: The run's token.
-        on_ignored: Called once for each kind of key under which a message was rejected.
-    """
+    """How this launcher signs what it writes, and which messages it accepts."""
 
     def __init__(
         self,
+        # of the run; empty for one without, in which all messages are accepted
         secret: bytes = b"",
         *,
         token: str = "",
+        # called once for each kind of key under which a message was rejected
         on_ignored: Callable[[str], None] = lambda key: None,
     ) -> None:
         self._secret = secret

@@ -61,12 +61,9 @@ def outside() -> dict[str, str]:
 
 
 def run(*words: str, timeout_s: float = 30.0, environ: Mapping[str, str] | None = None) -> Reply:
-    """Run a command that has an effect, such as sbatch.
+    """Run a command that has an effect, such as sbatch; it is ended after the timeout.
 
-    Args:
-        words: The command and its arguments.
-        timeout_s: Timeout in seconds; the command is then ended.
-        environ: Environment of the command, which sbatch passes to the job; None means ours.
+    ``environ`` is what sbatch passes to the job; None means ours.
     """
     try:
         child = subprocess.Popen(

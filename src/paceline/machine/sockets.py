@@ -27,17 +27,11 @@ _TIMEOUT_S = 1.0
 
 
 def counts(pids: Iterable[int], *, leave_out: Collection[int] = ()) -> dict[int, int]:
-    """Return the number of bytes that the TCP sockets of processes have moved.
+    """Return the number of bytes that the TCP sockets of processes have moved, by process id.
 
     Bytes in the send queue, and bytes that the process has read, count too: the number increases
-    with every movement.
-
-    Args:
-        pids: Process ids.
-        leave_out: Ports of connections to ignore, such as the port of the run's store.
-
-    Returns:
-        Bytes by process id, without processes whose sockets cannot be read.
+    with every movement. Connections with a port in ``leave_out``, such as that of the run's store,
+    are left out, and so are processes whose sockets cannot be read.
     """
     sockets = {pid: _sockets_of(pid) for pid in pids}
     visible = {pid: inodes for pid, inodes in sockets.items() if inodes is not None}

@@ -25,8 +25,7 @@ class TorchRequiredError(SetupError, ImportError):
 def require_installed() -> None:
     """Check that torch is installed, without importing it.
 
-    Raises:
-        TorchRequiredError: torch is not installed.
+    Raises TorchRequiredError if torch is not installed.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:  # a folder named torch without Python code
@@ -36,8 +35,8 @@ def require_installed() -> None:
 def require() -> None:
     """Import torch.
 
-    Raises:
-        TorchRequiredError: torch is not installed, cannot be loaded, or is too old for paceline.
+    Raises TorchRequiredError if torch is not installed, cannot be loaded, or is too old for
+    paceline.
     """
     require_installed()
     try:
@@ -49,12 +48,7 @@ def require() -> None:
 
 
 def require_numa_binding() -> None:
-    """Check that torch can bind ranks to CPUs.
-
-    Raises:
-        TorchRequiredError: torch cannot be used at all.
-        UsageError: This torch does not support ``--numa-binding`` yet.
-    """
+    """Check that torch can bind ranks to CPUs."""
     require()
     import torch
 

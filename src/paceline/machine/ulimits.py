@@ -9,11 +9,7 @@ _KINDS = {"nofile": "RLIMIT_NOFILE", "memlock": "RLIMIT_MEMLOCK", "stack": "RLIM
 
 
 def soft(name: str) -> int | None:
-    """Return the limit in effect: -1 means unlimited, None that the system has no such limit.
-
-    Args:
-        name: ``nofile``, ``memlock`` or ``stack``.
-    """
+    """Return the limit in effect, such as ``nofile``: -1 is unlimited, None that there is none."""
     return _limits(name)[0]
 
 

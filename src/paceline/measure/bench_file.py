@@ -95,9 +95,8 @@ class BenchFile:
     def from_json(cls, values: Mapping[str, Any]) -> BenchFile:
         """Return the bench from the data that ``to_json`` returned.
 
-        Raises:
-            ValueError: The data are of another kind or version.
-            KeyError: A field is missing.
+        Raises ValueError if the data are of another kind or version; KeyError if a field is
+        missing.
         """
         if values["kind"] != KIND:
             raise ValueError(f"not a bench but {values['kind']!r}")
@@ -123,11 +122,7 @@ class BenchFile:
 
 
 def read(run_dir: RunDir) -> BenchFile:
-    """Return the bench of a run folder.
-
-    Raises:
-        SetupError: The folder has none, or it cannot be read.
-    """
+    """Return the bench of a run folder."""
     try:
         return BenchFile.from_json(files.read_json(run_dir.bench, most_bytes=_MOST_BYTES))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -142,9 +137,5 @@ def read(run_dir: RunDir) -> BenchFile:
 
 
 def write(bench: BenchFile, run_dir: RunDir) -> None:
-    """Write a bench into its run folder.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
+    """Write a bench into its run folder; raise OSError if the folder cannot be written."""
     files.write_whole(run_dir.bench, json.dumps(bench.to_json()) + "\n")

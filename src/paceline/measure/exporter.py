@@ -43,9 +43,8 @@ _GPU_METRICS = (
 def serve(run: str, *, port: int, host: str = "127.0.0.1") -> None:
     """Serve a run's metrics over HTTP until Ctrl-C, or until the run has ended.
 
-    Raises:
-        SetupError: The run does not exist, prometheus-client is not installed, or the port is in
-            use.
+    Raises SetupError if the run does not exist, prometheus-client is not installed, or the port is
+    in use.
     """
     run_dir = speed.find(run)
     speed.read(run_dir)  # a run without a description is refused before anything is served

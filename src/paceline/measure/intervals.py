@@ -49,12 +49,7 @@ def ratio(numerator: Blocks, denominator: Blocks) -> Interval:
 def bootstrap(estimate: Callable[[list[Blocks]], float], samples: Sequence[Blocks]) -> Interval:
     """Return an estimate from several samples, and its interval.
 
-    Args:
-        estimate: Computes the figure from the samples.
-        samples: Each a list of blocks of values.
-
-    Raises:
-        ValueError: A sample has no values.
+    Samples are lists of blocks of values. Raises ValueError if one has no values.
     """
     if not all(flat(blocks) for blocks in samples):
         raise ValueError("a sample has no values")

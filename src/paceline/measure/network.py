@@ -23,17 +23,16 @@ from paceline.world import World
 _RANKS_WITHOUT_GPUS = 2
 
 
-def main(*, nproc_per_node: int | None, seconds: float, rounds: int, as_json: bool) -> int:
+def main(
+    *,
+    nproc_per_node: int | None,  # None for one per GPU, two without GPUs
+    seconds: float,  # time budget of the measurement
+    rounds: int,  # how often each size is measured
+    as_json: bool,  # print data for a program
+) -> int:
     """Measure, print the table, and return the exit status.
 
-    Args:
-        nproc_per_node: Ranks on this node; None for one per GPU, two without GPUs.
-        seconds: Time budget of the measurement.
-        rounds: How often each size is measured.
-        as_json: Whether to print data for a program.
-
-    Raises:
-        UsageError: There is one rank only, or the launcher has chosen the ranks.
+    Raises UsageError if there is one rank only, or the launcher has chosen the ranks.
     """
     world = own_world.read()
     if world.world_size > 1:

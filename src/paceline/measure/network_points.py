@@ -20,16 +20,14 @@ _WIDE = 0.2  # an interval of more than this share on each side is pointed out
 
 
 def describe(
-    blocks: Mapping[int, Blocks], *, backend: str, hosts: Sequence[str], num_nodes: int
+    # seconds of all-reduces, a block for each round, by size in bytes
+    blocks: Mapping[int, Blocks],
+    *,
+    backend: str,  # "nccl" or "gloo"
+    hosts: Sequence[str],  # of each rank
+    num_nodes: int,
 ) -> dict[str, Any]:
-    """Return what ``bench network --json`` prints.
-
-    Args:
-        blocks: Seconds of all-reduces, a block for each round, by size in bytes.
-        backend: ``"nccl"`` or ``"gloo"``.
-        hosts: Host of each rank.
-        num_nodes: Number of nodes.
-    """
+    """Return what ``bench network --json`` prints."""
     world = len(hosts)
     return {
         "version": VERSION,

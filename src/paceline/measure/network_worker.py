@@ -35,11 +35,7 @@ _FLOAT_BYTES = 4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure as a rank of a run, and return the exit status.
-
-    Args:
-        argv: Words of the command line; those of this process if None.
-    """
+    """Measure as a rank of a run, and return the exit status."""
     options = _parse(argv)
     try:
         result = measure(rounds=options.rounds, budget_s=options.seconds)
@@ -73,17 +69,10 @@ def _write(result: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def measure(*, rounds: int, budget_s: float) -> dict[str, Any] | None:
-    """Measure between the ranks that a launcher has started.
+    """Measure between the ranks that a launcher has started; return what rank 0 prints, else None.
 
-    Args:
-        rounds: How often each size is timed.
-        budget_s: Seconds after which sizes stop growing; a size is never cut off.
-
-    Returns:
-        What ``bench network --json`` prints on rank 0, else None.
-
-    Raises:
-        UsageError: There is one rank only.
+    Sizes stop growing after ``budget_s``; a size is never cut off. Raises UsageError if there is
+    one rank only.
     """
     world = own_world.read()
     if world.world_size < 2:

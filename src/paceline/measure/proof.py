@@ -32,12 +32,7 @@ _NO_LOOP = (
 
 
 def prove(options: Options) -> int:
-    """Prove the loss of a script, print the result, and keep it; return the exit status.
-
-    Raises:
-        UsageError: There is no such script.
-        RunError: The script has a syntax error.
-    """
+    """Prove the loss of a script, print the result, and keep it; return the exit status."""
     text = script.read(options)
     with tempfile.TemporaryDirectory(prefix="paceline-prove-") as scratch:
         proof, evidence = ask(options, text, Path(scratch))
@@ -46,16 +41,14 @@ def prove(options: Options) -> int:
 
 
 def ask(
-    options: Options, text: str, folder: Path, *, tick: Callable[[], None] = lambda: None
+    options: Options,  # the script, its arguments, and options of ``paceline run`` as typed
+    text: str,  # of the script
+    folder: Path,  # for its run folders
+    *,
+    # called several times a second while it runs; an exception ends it
+    tick: Callable[[], None] = lambda: None,
 ) -> tuple[Proof, tuple[str, ...]]:
-    """Start a script, and keep what it has shown; return it, and why the script has failed, if so.
-
-    Args:
-        options: The script, its arguments, and options of ``paceline run`` as typed.
-        text: The text of the script.
-        folder: For its run folders.
-        tick: Called several times a second while it runs; an exception ends it.
-    """
+    """Start a script, and keep what it has shown; return it, and why it has failed, if so."""
     folder.mkdir(exist_ok=True)
     proof, evidence = _ask(options, folder, tick)
     path = proofs.path_of(

@@ -10,14 +10,9 @@ from paceline.rundir.files import RunDir
 
 
 def named(run: str, *, advice: Finding) -> RunDir:
-    """Return the folder of a run.
+    """Return the folder of a run: a run folder, or the name of one below ``paceline-runs``.
 
-    Args:
-        run: A run folder, or the name of one below ``paceline-runs``.
-        advice: The finding to raise; its ``what`` is replaced.
-
-    Raises:
-        SetupError: The folder does not exist.
+    Raises ``advice``, with another ``what``, if the folder does not exist.
     """
     places = [Path(run), *(folder / run for folder in files.run_folders())]
     for place in places:
@@ -29,12 +24,7 @@ def named(run: str, *, advice: Finding) -> RunDir:
 def latest(*names: str, advice: Finding) -> RunDir:
     """Return the run in ``paceline-runs`` in which one of some files was written last.
 
-    Args:
-        names: Names of the files in a run folder.
-        advice: The finding to raise; its ``what`` says that no run has one of them.
-
-    Raises:
-        SetupError: No run has one of them.
+    Raises ``advice`` with another ``what`` if no run has one of them.
     """
     written = [
         (path.stat().st_mtime, path.parent)

@@ -22,14 +22,10 @@ _MOST_BYTES = 1 << 24
 
 
 def find(run: str) -> RunDir:
-    """Return the folder of a run.
+    """Return the folder of a run: a run folder, or the name of one below ``paceline-runs``.
 
-    Args:
-        run: A run folder, or the name of one below ``paceline-runs``; empty for the run there
-            whose speed was written last.
-
-    Raises:
-        SetupError: The folder does not exist, or no run has written its speed.
+    Empty means the run there whose speed was written last. Raises SetupError if the folder does not
+    exist, or no run has written its speed.
     """
     if run:
         return run_choice.named(run, advice=_unreadable(""))
@@ -46,8 +42,7 @@ def read(run_dir: RunDir) -> dict[str, Any]:
     loop (None if it is unknown), and ``outcome`` is how the run ended: "" while it runs, else
     "succeeded", "failed", "unfinished" or "stopped".
 
-    Raises:
-        SetupError: The run has written none, or the file is damaged.
+    Raises SetupError if the run has written none, or the file is damaged.
     """
     try:
         description = files.read_json(run_dir.speed, most_bytes=_MOST_BYTES)
@@ -77,12 +72,9 @@ def _script(run_dir: RunDir) -> str:
 
 
 def with_rates(description: Mapping[str, Any], *, now_s: float, script: str = "") -> dict[str, Any]:
-    """Return a description and what follows from it. Pure.
+    """Return a description, which the launcher wrote, and what follows from it. Pure.
 
-    Args:
-        description: What the launcher wrote.
-        now_s: The time, in seconds since the epoch.
-        script: The script with its arguments, to paste; empty if unknown.
+    ``script`` has its arguments, to paste; empty if unknown.
     """
     batches_per_s = description["steps_per_s"] * description["batches_per_step"]
     return {

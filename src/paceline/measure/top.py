@@ -129,16 +129,9 @@ def _gpus(loads: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def show(run: str, *, once: bool, as_json: bool, interval_s: float) -> None:
-    """Show a run's speed once, or again and again until Ctrl-C.
+    """Show a run's speed, as JSON an object a line, once or again and again until Ctrl-C.
 
-    Args:
-        run: As in ``speed.find``.
-        once: Whether to show it once; text for anything but a terminal is shown once too.
-        as_json: Whether to print JSON, an object a line.
-        interval_s: Seconds between two times.
-
-    Raises:
-        SetupError: There is nothing to show.
+    Anything but a terminal gets it once. ``run`` is as in ``speed.find``.
     """
     run_dir = speed.find(run)
     if as_json:

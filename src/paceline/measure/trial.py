@@ -75,12 +75,7 @@ class TrialResult:
 
 
 def run(trial: Trial, tick: Callable[[], None] = lambda: None) -> TrialResult:
-    """Run a trial to its end.
-
-    Args:
-        trial: The trial.
-        tick: Called several times a second while it runs, to move a progress bar.
-    """
+    """Run a trial to its end; ``tick`` is called several times a second, for a progress bar."""
     start_s = time.monotonic()
     status, output = launch(trial, tick)
     seconds = time.monotonic() - start_s
@@ -183,20 +178,12 @@ def _mean_losses(facts: list[dict[str, Any]]) -> dict[int, float]:
 def judge(
     trial: Trial,
     *,
-    exit_status: int | None,
-    report: Mapping[str, Any],
-    counts: Sequence[int],
-    steps: Mapping[int, object],
+    exit_status: int | None,  # of the launcher; None if the trial took too long
+    report: Mapping[str, Any],  # of the launcher
+    counts: Sequence[int],  # optimizer steps of each rank
+    steps: Mapping[int, object],  # those that were timed
 ) -> Finding | None:
-    """Decide why a trial is of no use; return None if it went well. Pure.
-
-    Args:
-        trial: The trial.
-        exit_status: Exit status of the launcher; None if the trial took too long.
-        report: The report of the launcher.
-        counts: Optimizer steps of each rank.
-        steps: The steps that were timed.
-    """
+    """Decide why a trial is of no use; return None if it went well. Pure."""
     reached = min(counts, default=0)
     if exit_status is None:
         return _too_slow(trial, reached)

@@ -19,16 +19,9 @@ Say = Callable[[str], Callable[[], None]]
 
 
 def new_folder(command: str, script: str, requested: Path | None) -> Path:
-    """Create the run folder of a command that runs trials, with one for their run folders.
+    """Create the run folder of a command such as ``"bench"``, with one for those of trials.
 
-    Args:
-        command: The command, such as ``"bench"``.
-        script: The script that it tries.
-        requested: The folder that the user has named; None for a new one.
-
-    Raises:
-        UsageError: The folder has trials.
-        SetupError: The folder cannot be written.
+    Raises UsageError if the requested folder has trials, SetupError if it cannot be written.
     """
     name = f"{command}-{files.script_stem(script)}"
     new_id = files.new_run_id(name, now_s=time.time(), salt=secrets.token_hex(2))

@@ -80,8 +80,7 @@ class History:
 def append(path: Path, *, node: int, kind: str, **fields: Any) -> None:
     """Append one event.
 
-    Raises:
-        ValueError: The kind is unknown or its fields are not those of the schema.
+    Raises ValueError if the kind is unknown or its fields are not those of the schema.
     """
     if EVENTS.get(kind) != frozenset(fields):
         raise ValueError(f"event {kind!r} does not take the fields {sorted(fields)}")
@@ -100,8 +99,7 @@ def paths(folder: Path) -> list[Path]:
     """Return the event files of a run folder, that of node 0 first, whose outcome is the most
     complete.
 
-    Raises:
-        OSError: The folder cannot be read, or the path is not a folder.
+    Raises OSError if the folder cannot be read, or the path is not a folder.
     """
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries)
@@ -111,12 +109,7 @@ def paths(folder: Path) -> list[Path]:
 def read(path: Path, *, tail_bytes: int | None = None) -> list[dict[str, Any]]:
     """Return the events of a file. Lines that are cut off, or that are not events, are left out.
 
-    Args:
-        path: The file.
-        tail_bytes: Read only the end of the file; None reads it whole.
-
-    Raises:
-        OSError: The file cannot be read.
+    ``tail_bytes`` reads only the end of the file. Raises OSError if it cannot be read.
     """
     with open_file(path) as file:
         if tail_bytes is not None:
@@ -148,9 +141,7 @@ def _is_event(event: dict[str, Any]) -> bool:
 def read_history(folder: Path, *, since_ns: int = 0) -> History:
     """Return what the last events of a run folder say, as far as it can be read.
 
-    Args:
-        folder: The run folder.
-        since_ns: Ends that are older do not count: the job has been queued again since.
+    Ends before ``since_ns`` do not count: the job has been queued again since.
     """
     try:
         files = [_read_tail(path) for path in paths(folder)]
@@ -201,12 +192,9 @@ def _last_attempt(events: Sequence[dict[str, Any]], since_ns: int) -> _Attempt:
 def state_by_processes(history: History, alive: Callable[[str, int, float], bool | None]) -> str:
     """Return the state of a run that has recorded no outcome, in one word. Pure.
 
-    Nothing but its launchers' processes shows whether such a run lives.
-
-    Args:
-        history: The events of the run.
-        alive: Returns whether a process of a host that started before a time, in seconds since the
-            epoch, is alive; None if that is unknown.
+    Nothing but its launchers' processes shows whether such a run lives. ``alive`` returns whether a
+    process of a host that started before a time, in seconds since the epoch, is alive; None if that
+    is unknown.
     """
     living = [alive(host, pid, history.started_ns / 1e9) for host, pid in history.launchers]
     if any(living):

@@ -237,13 +237,8 @@ class RunDir:
     def create(self, *, new: bool = False) -> None:
         """Create the folders.
 
-        Args:
-            new: Whether the folder must not exist yet, so that only one of two runs gets the same
-                name.
-
-        Raises:
-            FileExistsError: The folder must be new, and exists.
-            OSError: The folder cannot be created or written.
+        A ``new`` folder must not exist yet, so that only one of two runs gets the same name. Raises
+        FileExistsError if it does, OSError if the folder cannot be created or written.
         """
         if new:
             self.root.parent.mkdir(parents=True, exist_ok=True)
@@ -256,8 +251,7 @@ class RunDir:
 def require_space(folder: Path) -> None:
     """Create a folder, and check that a file with some content can be written there.
 
-    Raises:
-        OSError: The folder cannot be created or written, or its disk is full.
+    Raises OSError if the folder cannot be created or written, or its disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -282,11 +276,8 @@ def new_run_id(script: str, *, now_s: float, salt: str, job: str = "") -> str:
     """Return an id that sorts by time and names script and job:
     ``20261120-233309-digits-job-4711-3f2a``.
 
-    Args:
-        script: The script, or the name of a function.
-        now_s: The time, in seconds since the epoch.
-        salt: Makes ids of the same second differ.
-        job: The Slurm job, ``4711`` or ``4711_2`` for an array element; empty outside of Slurm.
+    ``script`` may be the name of a function, ``job`` is ``4711`` or ``4711_2`` for an array
+    element, empty outside of Slurm. ``salt`` makes ids of the same second differ.
     """
     start = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
     words = (start, script_stem(script), f"job-{job}" if job else "", salt[:4])
@@ -307,8 +298,7 @@ def open_file(path: Path) -> IO[bytes]:
     """Open a regular file for reading: a FIFO would wait for a writer, and a device may have no
     end.
 
-    Raises:
-        OSError: The file cannot be opened, or is not a regular file.
+    Raises OSError if the file cannot be opened, or is not a regular file.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -329,9 +319,8 @@ def not_permitted(
 def read_json(path: Path, *, most_bytes: int = 1 << 20) -> Any:
     """Return the JSON content of a file of a run folder, which is not trusted.
 
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The content is not JSON, longer than ``most_bytes``, or nested too deeply.
+    Raises OSError if the file cannot be read; ValueError if the content is not JSON, longer than
+    ``most_bytes``, or nested too deeply.
     """
     content = read_bytes(path, most_bytes=most_bytes)
     try:
@@ -343,9 +332,7 @@ def read_json(path: Path, *, most_bytes: int = 1 << 20) -> Any:
 def read_bytes(path: Path, *, most_bytes: int) -> bytes:
     """Return the content of a file that anybody may have written.
 
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file is longer than ``most_bytes``.
+    Raises OSError if the file cannot be read; ValueError if the file is longer than ``most_bytes``.
     """
     with open_file(path) as file:
         content = file.read(most_bytes + 1)
@@ -364,12 +351,8 @@ def write_whole(path: Path, text: str, *, mode: int = _MODE) -> None:
 def whole(path: Path, *, mode: int = _MODE) -> Iterator[IO[bytes]]:
     """Open a file that takes its place only when it is complete (temporary name, fsync, rename).
 
-    Args:
-        path: The file.
-        mode: Its mode from the start, also if there is an older file with another one.
-
-    Raises:
-        OSError: The file cannot be written, for example on a full disk; what was written is gone.
+    Its mode is there from the start, also if there is an older file with another one. Raises
+    OSError if it cannot be written, for example on a full disk; what was written is gone.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -386,8 +369,7 @@ def whole(path: Path, *, mode: int = _MODE) -> Iterator[IO[bytes]]:
 def write_secret(path: Path, text: str) -> None:
     """Write a new file that only this user can read.
 
-    Raises:
-        OSError: The file exists, or cannot be written.
+    Raises OSError if the file exists, or cannot be written.
     """
     handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, SECRET_MODE)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -399,9 +381,8 @@ def write_secret(path: Path, text: str) -> None:
 def read_secret(path: Path) -> str:
     """Return the content of a file that only this user can read.
 
-    Raises:
-        PermissionError: The file belongs to another user, or others may read or write it.
-        OSError: The file cannot be read.
+    Raises PermissionError if the file belongs to another user, or others may read or write it;
+    OSError if the file cannot be read.
     """
     with path.open(encoding="utf-8") as file:
         attributes = os.fstat(file.fileno())

@@ -38,10 +38,7 @@ FREE, LIVING, UNKNOWN = "free", "living", "unknown"
 def judge(owner: Owner, mine: Owner, *, alive: bool | None) -> str:
     """Return whether an owner lives, as far as known at the first look. Pure.
 
-    Args:
-        owner: The owner of the folder.
-        mine: The newcomer.
-        alive: Whether the owner's process exists; None if it is not visible from here.
+    ``alive``: the owner's process exists; None if it is not visible from here.
     """
     if alive is not None:
         return LIVING if alive else FREE
@@ -63,13 +60,7 @@ class Watch:
     _has_changed: bool = False
 
     def sees(self, owner: Owner, now_s: float, *, alive: bool | None) -> str:
-        """Return ``LIVING`` or ``FREE`` once that is known, until then ``UNKNOWN``.
-
-        Args:
-            owner: The current content of the lease.
-            now_s: The time.
-            alive: Whether the owner's process exists; None if it is not visible from here.
-        """
+        """Return ``LIVING`` or ``FREE`` once that is known, else ``UNKNOWN`` (see ``judge``)."""
         mark = (owner.token, owner.count)
         if self._mark is None:
             self._first_s = now_s
@@ -172,19 +163,15 @@ class Lease:
 
 
 def take(
-    folder: Path, mine: Owner, *, say: Say, ended: Callable[[str], bool] | None = None
+    folder: Path,  # the run folder; it exists
+    mine: Owner,
+    *,
+    say: Say,  # prints a line, also from that thread
+    ended: Callable[[str], bool] | None = None,  # returns whether a Slurm job has certainly ended
 ) -> Lease:
     """Make this process the owner of a folder, and send heartbeats from a thread.
 
-    Args:
-        folder: The run folder; it exists.
-        mine: This process.
-        say: Prints a line, also from that thread.
-        ended: Returns whether a Slurm job has certainly ended.
-
-    Raises:
-        UsageError: A living run owns the folder.
-        OSError: The folder cannot be written.
+    Raises UsageError if a living run owns the folder; OSError if the folder cannot be written.
     """
     _heartbeats.release_pending()
     own_lease = _heartbeats.lease_of(folder)

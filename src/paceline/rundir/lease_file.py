@@ -51,9 +51,7 @@ class Owner:
 def this_process(token: str = "", *, element: str = "") -> Owner:
     """Return this process as the owner of a folder.
 
-    Args:
-        token: Token of its run; a new one if empty.
-        element: The array element, for messages.
+    The token is that of its run, a new one if empty; the array element is for messages.
     """
     return replace(
         this_job(element=element),
@@ -90,8 +88,7 @@ def read(folder: Path) -> Owner | None:
     """Return the owner of a folder, None if there is none; an owner without a token if the lease is
     not readable.
 
-    Raises:
-        OSError: The folder cannot be read.
+    Raises OSError if the folder cannot be read.
     """
     try:
         text = RunDir(folder).lease.read_text(encoding="utf-8")
@@ -110,8 +107,7 @@ def read(folder: Path) -> Owner | None:
 def create(folder: Path, owner: Owner) -> bool:
     """Create a lease; return False if another process was faster.
 
-    Raises:
-        OSError: The file cannot be written.
+    Raises OSError if the file cannot be written.
     """
     try:
         _write(folder, owner, flags=os.O_CREAT | os.O_EXCL)
@@ -123,8 +119,7 @@ def create(folder: Path, owner: Owner) -> bool:
 def write(folder: Path, owner: Owner) -> None:
     """Write the lease of a folder, in place of any other.
 
-    Raises:
-        OSError: The file cannot be written.
+    Raises OSError if the file cannot be written.
     """
     _write(folder, owner, flags=os.O_CREAT)
 
@@ -132,8 +127,7 @@ def write(folder: Path, owner: Owner) -> None:
 def remove(folder: Path, owner: Owner) -> None:
     """Remove the lease of a folder if it is this owner's.
 
-    Raises:
-        OSError: The file cannot be read or removed.
+    Raises OSError if the file cannot be read or removed.
     """
     current = read(folder)
     if current is not None and current.token == owner.token:
@@ -144,10 +138,7 @@ def replace_owner(folder: Path, previous: Owner, mine: Owner) -> bool:
     """Overwrite the lease of an owner that is gone; return whether it was still that owner's.
 
     A lock file that is created exclusively admits one newcomer at a time, on network file systems
-    too.
-
-    Raises:
-        OSError: The lease or the lock cannot be written.
+    too. Raises OSError if the lease or the lock cannot be written.
     """
     lock = RunDir(folder).lease.with_suffix(".next")
     try:

@@ -20,10 +20,8 @@ from paceline.text.quoting import printable
 def require(path: Path, *, fix: str, trusts_group: bool = False) -> None:
     """Refuse a file or folder that was found and that others own or may write.
 
-    Args:
-        path: The file, which is judged with its folder, or a folder.
-        fix: The line that names it explicitly.
-        trusts_group: Whether its group may write it, as in the folder of a project.
+    A file is judged with its folder. ``fix`` names it explicitly. With ``trusts_group`` its group
+    may write it, as in the folder of a project.
     """
     finding = judge(path, fix=fix, trusts_group=trusts_group)
     if finding is not None:

@@ -46,16 +46,13 @@ class Proof:
 
 
 def read_proof(
-    script: str, arguments: Sequence[str], *, folder: Path = RUNS, text: str | None = None
+    script: str,  # as it was started, or the name of a module
+    arguments: Sequence[str],
+    *,
+    folder: Path = RUNS,  # of the run folders
+    text: str | None = None,  # of a script that is no file, as of a module
 ) -> Proof | None:
-    """Return what was proven of a script as it is now; None if it was not asked.
-
-    Args:
-        script: The script as it was started, or the name of a module.
-        arguments: Its arguments.
-        folder: The folder of the run folders.
-        text: The script's text if it is no file, as of a module.
-    """
+    """Return what was proven of a script as it is now; None if it was not asked."""
     return read_at(path_of(script, arguments, folder=folder, text=text))
 
 

@@ -66,8 +66,7 @@ def element_option(job_id: str) -> tuple[str, ...]:
 def write(folder: Path, record: SweepRecord) -> None:
     """Write the record of a sweep into its folder.
 
-    Raises:
-        OSError: The folder cannot be written.
+    Raises OSError if the folder cannot be written.
     """
     write_whole(RunDir(folder).sweep, json.dumps(record.to_json(), indent=1) + "\n")
 
@@ -75,9 +74,7 @@ def write(folder: Path, record: SweepRecord) -> None:
 def load(folder: Path) -> SweepRecord | None:
     """Return the record of a sweep, None if the folder is not that of a sweep.
 
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file is not a record.
+    Raises OSError if the file cannot be read; ValueError if the file is not a record.
     """
     try:
         values = read_json(RunDir(folder).sweep, most_bytes=_MOST_BYTES)

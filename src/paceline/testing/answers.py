@@ -28,25 +28,15 @@ _LAST_MESSAGE_S = 0.2
 
 
 class Answers:
-    """The answers to one job.
-
-    Args:
-        channels: Of each rank.
-        pids: Process id of each rank.
-        control: The control channel of the server, which says which rank has ended.
-        folder: Folder of the ranks' files.
-
-    Attributes:
-        outcomes: The outcomes so far, by rank.
-    """
+    """The answers to one job."""
 
     def __init__(
         self,
-        channels: Mapping[int, Channel],
-        pids: Mapping[int, int],
+        channels: Mapping[int, Channel],  # of each rank
+        pids: Mapping[int, int],  # of each rank
         *,
-        control: Channel,
-        folder: Path,
+        control: Channel,  # of the server, which says which rank has ended
+        folder: Path,  # of the ranks' files
     ) -> None:
         self._channels, self._pids = channels, pids
         self._control, self._folder = control, folder
@@ -54,13 +44,9 @@ class Answers:
         self._statuses: dict[int, int] = {}
 
     def collect(self, deadline_s: float) -> None:
-        """Wait until all ranks have ended their part; look at those that do not.
+        """Wait until all ranks have ended their part, or the deadline; look at those that do not.
 
-        Args:
-            deadline_s: Until when, on the monotonic clock.
-
-        Raises:
-            EOFError: The server has ended.
+        Raises EOFError if the server has ended.
         """
         __tracebackhide__ = True
         while self._missing():

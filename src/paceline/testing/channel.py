@@ -19,11 +19,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class Channel:
-    """One end of a connection.
-
-    Args:
-        end: A connected stream socket, which the channel owns.
-    """
+    """One end of a connection: a connected stream socket, which the channel owns."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
@@ -33,20 +29,12 @@ class Channel:
         return self.socket.fileno()
 
     def send(self, message: Any) -> None:
-        """Send an object.
-
-        Raises:
-            OSError: The other end is closed.
-        """
+        """Send an object; raise OSError if the other end is closed."""
         content = pickle.dumps(message)
         self.socket.sendall(_LENGTH.pack(len(content)) + content)
 
     def receive(self) -> Any:
-        """Return the next object; wait for it.
-
-        Raises:
-            EOFError: The other end is closed.
-        """
+        """Return the next object; wait for it. Raise EOFError if the other end is closed."""
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         return pickle.loads(self._read(length))
 
@@ -82,15 +70,10 @@ class _RecordingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no an
 
 
 def pack(value: Any) -> tuple[bytes, tuple[str, ...]]:
-    """Pickle an object for another process.
+    """Pickle an object for another process; return the names of the modules that it needs too.
 
-    Functions and classes of modules are pickled by name, others such as lambdas by value.
-
-    Returns:
-        The pickle, and the names of the modules that it needs.
-
-    Raises:
-        Exception: The object cannot be pickled; a ``__reduce__`` may raise anything.
+    Functions and classes of modules are pickled by name, others such as lambdas by value. A
+    ``__reduce__`` may raise anything.
     """
     file = io.BytesIO()
     pickler = _RecordingPickler(file)
@@ -99,9 +82,5 @@ def pack(value: Any) -> tuple[bytes, tuple[str, ...]]:
 
 
 def unpack(content: bytes) -> Any:
-    """Return the object that ``pack`` has pickled.
-
-    Raises:
-        Exception: What unpickling raises, such as ModuleNotFoundError.
-    """
+    """Return the object that ``pack`` has pickled; raises what unpickling raises."""
     return pickle.loads(content)

@@ -67,11 +67,7 @@ def forget() -> None:
 
 
 def require_happened() -> None:
-    """Check that all faults have happened.
-
-    Raises:
-        AssertionError: One has not.
-    """
+    """Check that all faults have happened."""
     for fault in _here.faults if _here else ():
         if not fault.happened:
             raise AssertionError(

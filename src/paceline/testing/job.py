@@ -41,27 +41,18 @@ class ModuleSource:
 
 @dataclass(frozen=True)
 class Job:
-    """One call that ranks make.
+    """One call that ranks make."""
 
-    Attributes:
-        start: How they find each other.
-        environ: The environment of the test process.
-        folder: Its working folder.
-        path: Its ``sys.path``.
-        modules: Modules to import before ``call`` is unpickled, parents first.
-        call: ``(warning filters, function, arguments, keyword arguments)``, pickled.
-        shows_locals: Whether tracebacks show local variables.
-        is_short: Whether tracebacks show single lines.
-    """
-
-    start: Start
-    environ: dict[str, str] = field(repr=False)
-    folder: str
-    path: tuple[str, ...]
+    start: Start  # how they find each other
+    environ: dict[str, str] = field(repr=False)  # environment of the test process
+    folder: str  # its working folder
+    path: tuple[str, ...]  # its ``sys.path``
+    # modules to import before ``call`` is unpickled, parents first
     modules: tuple[ModuleSource, ...]
+    # ``(warning filters, function, arguments, keyword arguments)``, pickled
     call: bytes = field(repr=False)
-    shows_locals: bool = False
-    is_short: bool = False
+    shows_locals: bool = False  # tracebacks show local variables
+    is_short: bool = False  # tracebacks show single lines
 
 
 @dataclass(frozen=True)

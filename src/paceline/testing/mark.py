@@ -29,15 +29,9 @@ class RanksMark:
 
 
 def parse(args: Sequence[Any], kwargs: Mapping[str, Any], *, where: str = "") -> RanksMark:
-    """Return what a mark asks for.
+    """Return what a mark of a test, named in findings, asks for.
 
-    Args:
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        where: The test, for the finding.
-
-    Raises:
-        UsageError: A size or an option is invalid.
+    Raises UsageError if a size or an option is invalid.
     """
     sizes = tuple(args)
     if not sizes:

@@ -21,13 +21,9 @@ _HOOK = "AssertionRewritingHook"
 
 
 def describe(names: Iterable[str]) -> tuple[ModuleSource, ...]:
-    """Return the modules that ranks cannot import by name alone: those of the user.
+    """Return the modules that ranks cannot import by name alone, each after its packages.
 
-    Args:
-        names: Full names of modules. Unknown ones and those of installed packages are left out.
-
-    Returns:
-        Each module after the packages that it is in.
+    Those are the user's; unknown ones and those of installed packages are left out.
     """
     sources: dict[str, ModuleSource] = {}
     for name in names:
@@ -58,11 +54,7 @@ def _source(name: str, module: ModuleType) -> ModuleSource:
 
 
 def load(sources: Iterable[ModuleSource]) -> None:
-    """Import modules in a rank, unless they are imported already.
-
-    Raises:
-        Exception: What a module raises.
-    """
+    """Import modules in a rank, unless they are imported already."""
     for source in sources:
         imported = sys.modules.get(source.name)
         if imported is None or (getattr(imported, "__file__", None) or "") != source.file:

@@ -14,11 +14,7 @@ _PLAIN = (str, bytes, bool, type(None))
 
 
 class SameAtAnySize:
-    """What the fixture ``same_at_any_size`` gives.
-
-    Args:
-        ranks: The ranks.
-    """
+    """What the fixture ``same_at_any_size`` gives."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -74,15 +70,8 @@ class SameAtAnySize:
 def require_close(result: Any, expected: Any, *, label: str, rtol: float, atol: float) -> None:
     """Check that two results are equal within a tolerance; what is not a number must be equal.
 
-    Args:
-        result: Numbers, tensors, or lists, tuples and dictionaries of them.
-        expected: The same of another run.
-        label: What differs, for the message.
-        rtol: Relative tolerance.
-        atol: Absolute tolerance.
-
-    Raises:
-        AssertionError: They differ.
+    Results are numbers, tensors, or lists, tuples and dictionaries of them. Raises AssertionError
+    with ``label`` if they differ.
     """
     __tracebackhide__ = True
     if _shape(result) != _shape(expected):

@@ -154,18 +154,15 @@ def world_size(request: pytest.FixtureRequest) -> int:
 
 
 class RanksRepr:
-    """A failure as pytest shows it: printed, in its summary and in JUnit's XML.
+    """A failure as pytest shows it: printed, in its summary and in JUnit's XML."""
 
-    Args:
-        failure: The failure.
-        path: The file of the test.
-
-    Attributes:
-        reprcrash: What pytest's summary takes the line from.
-    """
-
-    def __init__(self, failure: RanksFailed, path: str) -> None:
+    def __init__(
+        self,
+        failure: RanksFailed,
+        path: str,  # of the test
+    ) -> None:
         self._text = str(failure)
+        # what pytest's summary takes the line from
         self.reprcrash = SimpleNamespace(path=path, lineno=0, message=failure.headline)
 
     def __str__(self) -> str:

@@ -157,8 +157,7 @@ class Ranks:
     def start(self) -> None:
         """Start, and return before torch is imported; else the first call starts.
 
-        Raises:
-            SetupError: This system cannot fork, or torch is not installed.
+        Raises SetupError if this system cannot fork, or torch is not installed.
         """
         self._started().start()
 
@@ -212,11 +211,7 @@ class Ranks:
 
 
 def _packed(call: Call) -> tuple[bytes, tuple[ModuleSource, ...]]:
-    """Pickle a call with the warning filters of this moment.
-
-    Raises:
-        UsageError: Something cannot be pickled.
-    """
+    """Pickle a call with the warning filters of this moment."""
     kwargs = dict(call.kwargs or {})
     whole = (list(warnings.filters), call.function, tuple(call.args), kwargs)
     try:

@@ -60,25 +60,20 @@ class Style:
 
 
 class RankProcesses:
-    """The server and the ranks that it has forked.
+    """The server and the ranks that it has forked."""
 
-    Args:
-        style: How pytest shows failures.
-        preload: Names of modules that are imported before ranks are forked.
-
-    Attributes:
-        channels: Of each rank.
-        pids: Process id of each rank.
-    """
-
-    def __init__(self, style: Style, preload: Sequence[str]) -> None:
+    def __init__(
+        self,
+        style: Style,  # how pytest shows failures
+        preload: Sequence[str],  # modules that are imported before ranks are forked
+    ) -> None:
         self._style, self._preload = style, tuple(preload)
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-ranks-")
         self._process: subprocess.Popen[bytes] | None = None
         self._control: Channel | None = None
         self._is_ready = False
-        self.channels: dict[int, Channel] = {}
-        self.pids: dict[int, int] = {}
+        self.channels: dict[int, Channel] = {}  # of each rank
+        self.pids: dict[int, int] = {}  # of each rank
 
     @property
     def folder(self) -> Path:
@@ -94,8 +89,7 @@ class RankProcesses:
     def start(self) -> None:
         """Start the server, and return before it has imported torch.
 
-        Raises:
-            SetupError: This system cannot fork, or torch is not installed.
+        Raises SetupError if this system cannot fork, or torch is not installed.
         """
         if self._process is not None:
             return
@@ -123,14 +117,9 @@ class RankProcesses:
         theirs.close()
 
     def require(self, world_size: int, *, fresh: bool) -> None:
-        """Have at least so many ranks, which wait for a job.
+        """Have at least so many ranks, which wait for a job; new processes if ``fresh``.
 
-        Args:
-            world_size: Number of ranks.
-            fresh: Whether they are new processes.
-
-        Raises:
-            SetupError: They cannot be started.
+        Raises SetupError if they cannot be started.
         """
         self.start()
         if not self._is_ready:
@@ -202,12 +191,7 @@ class RankProcesses:
 
 
 class Output:
-    """What ranks print from now on.
-
-    Args:
-        folder: The folder of the ranks' files.
-        ranks: The ranks.
-    """
+    """What ranks print from now on; ``folder`` is that of their files."""
 
     def __init__(self, folder: Path, ranks: Iterable[int]) -> None:
         self._files = {

@@ -59,13 +59,7 @@ class Files:
 
 
 def serve(channel: Channel, rank: int, files: Files) -> None:
-    """Perform jobs until the channel is closed.
-
-    Args:
-        channel: Brings jobs and takes outcomes.
-        rank: The number of this rank.
-        files: Where its output goes.
-    """
+    """Perform jobs until the channel is closed; it brings jobs and takes outcomes."""
     _redirect(files)
     # Jobs leave process groups behind that are destroyed and not yet collected. A loader worker
     # that collects one, in a fork where its threads are gone, ends by SIGSEGV in torch 2.15.

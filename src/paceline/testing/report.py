@@ -41,12 +41,7 @@ def headline(outcomes: Mapping[int, Outcome]) -> str:
 
 
 def render(outcomes: Mapping[int, Outcome], *, limit_s: float) -> str:
-    """Return the failure of a test on several ranks as text.
-
-    Args:
-        outcomes: The outcomes of all ranks; at least one has failed.
-        limit_s: How long the ranks had, in seconds.
-    """
+    """Return the failure of a test on several ranks, which had ``limit_s``, as text."""
     failed = failures(outcomes)
     if all(outcome.kind == STUCK for outcome in failed.values()):
         return "\n".join(_hang(outcomes, limit_s))

@@ -69,11 +69,7 @@ def main(text: str) -> None:
 
 
 class Server:
-    """The server, as a plugin of pytest.
-
-    Args:
-        settings: What it was started with.
-    """
+    """The server, as a plugin of pytest; ``settings`` is what it was started with."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

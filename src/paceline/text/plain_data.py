@@ -14,13 +14,9 @@ _Kind = TypeVar("_Kind")
 def read_as(kind: type[_Kind], values: Any) -> _Kind:
     """Convert ``values`` to ``kind``, a dataclass of dataclasses, lists, mappings and plain values.
 
-    Args:
-        kind: The dataclass.
-        values: The output of ``asdict``, possibly after a round trip through JSON. Absent fields
-            get their default. Unknown fields are ignored: another version may have written them.
-
-    Raises:
-        ValueError: A value does not have the type of its field.
+    ``values`` is the output of ``asdict``, possibly after a round trip through JSON. Absent fields
+    get their default. Unknown fields are ignored: another version may have written them. Raises
+    ValueError if a value does not have the type of its field.
     """
     instance = _read_dataclass(kind, values, kind.__name__)
     assert isinstance(instance, kind)

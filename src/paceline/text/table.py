@@ -6,15 +6,12 @@ from collections.abc import Collection, Sequence
 
 
 def aligned(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = ()
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Collection[str] = (),  # columns whose cells are aligned to the right, as numbers are
 ) -> list[str]:
-    """Return the lines of a table, the header first.
-
-    Args:
-        columns: Names of the columns.
-        rows: A cell for each column in each row.
-        right: Columns whose cells are aligned to the right, as numbers are.
-    """
+    """Return the lines of a table, the header first."""
     lines = [columns, *rows]
     widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
     return [

@@ -43,12 +43,7 @@ def say(text: str) -> None:
 
 
 def show(text: str, stream: TextIO | None = None) -> None:
-    """Print text, wrapped to the terminal's width if the stream is a terminal.
-
-    Args:
-        text: One line or several.
-        stream: The output; stdout if None.
-    """
+    """Print text, wrapped to the terminal's width if the stream, by default stdout, is one."""
     stream = sys.stdout if stream is None else stream
     print(fitted(text, columns_of(stream)), file=stream, flush=True)
 
@@ -63,12 +58,7 @@ def columns_of(stream: TextIO | int) -> int:
 
 
 def fitted(text: str, columns: int) -> str:
-    """Escape control characters, and wrap text to a number of columns.
-
-    Args:
-        text: One line or several.
-        columns: Width of the terminal; 0 leaves lines as long as they are.
-    """
+    """Escape control characters, and wrap text to some columns; 0 leaves lines as they are."""
     text = printable_lines(text)
     if not columns:
         return text

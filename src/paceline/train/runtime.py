@@ -55,8 +55,7 @@ def actual_world(world: World) -> World:
 def take_device(world: World) -> torch.device:
     """Return this rank's device, the GPU of its local rank or the CPU, and make it the current one.
 
-    Raises:
-        SetupError: There are GPUs, but fewer than ranks on this node.
+    Raises SetupError if there are GPUs, but fewer than ranks on this node.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -103,16 +102,9 @@ def open_group(world: World, device: torch.device, *, timeout_s: float | None = 
     """Initialize torch's default process group, and close it at the end of a script that succeeds.
 
     Does nothing in a world of one, or if a default group exists; an existing group is left open. On
-    GPUs the group also reduces CPU tensors, over gloo.
-
-    Args:
-        world: The ranks and their rendezvous address.
-        device: Device of this rank.
-        timeout_s: Seconds after which a collective fails; torch's default if None (gloo 1800, NCCL
-            600).
-
-    Raises:
-        UsageError: ``timeout_s`` is not positive, or is given although a group exists.
+    GPUs the group also reduces CPU tensors, over gloo. ``timeout_s`` is that of collectives;
+    torch's default if None (gloo 1800, NCCL 600). Raises UsageError if it is not positive, or is
+    given although a group exists.
     """
     _check_timeout(timeout_s)
     _spare_children()
@@ -169,16 +161,10 @@ def close_group() -> None:
 def sum_over_ranks(value: Any) -> Any:
     """Return the sum of ``value`` over all ranks, in the same type.
 
-    Every rank must call this with the same structure.
-
-    Args:
-        value: An int (summed exactly), a float (in float64), a tensor of any shape (the same on all
-            ranks), or a dict, list or tuple of them. A bool counts as the int 0 or 1. Tensors of
-            booleans or narrow integers are summed and returned as int64, as by ``torch.sum``;
-            others keep their dtype.
-
-    Raises:
-        UsageError: ``value`` is, or holds, another type.
+    Every rank must call this with the same structure: an int (summed exactly), a float (in
+    float64), a tensor of any shape (the same on all ranks), or a dict, list or tuple of them. A
+    bool counts as the int 0 or 1. Tensors of booleans or narrow integers are summed and returned as
+    int64, as by ``torch.sum``; others keep their dtype. Raises UsageError for another type.
     """
     if isinstance(value, torch.Tensor):
         return _sum_tensor(value)
@@ -252,12 +238,9 @@ def _reduced(values: list[int], how: Any) -> list[int]:
 def all_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     """Return the rows of all ranks, concatenated by rank, and the number of rows of each rank.
 
-    Args:
-        tensor: Shape ``[rows, ...]``. The number of rows may differ between ranks; other dimensions
-            may differ only on ranks without rows.
-
-    Raises:
-        UsageError: Ranks hold rows of different shape or type; raised on all ranks.
+    ``tensor`` has the shape ``[rows, ...]``. The number of rows may differ between ranks; other
+    dimensions may differ only on ranks without rows. Raises UsageError on all ranks if shapes or
+    types differ.
     """
     if not dist.is_initialized():
         return tensor.detach(), [len(tensor)]
@@ -349,12 +332,7 @@ def copy_from_main(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | N
 
 
 def bytes_of(rank: int, content: bytes) -> bytes:
-    """Return the bytes of one rank, on all ranks.
-
-    Args:
-        rank: Rank that has the bytes.
-        content: The bytes on that rank; ignored on other ranks.
-    """
+    """Return the bytes of one rank, on all ranks; ``content`` is ignored on the others."""
     device = _reducible(torch.device("cpu"))
     length = torch.tensor([len(content)], device=device)
     dist.broadcast(length, src=rank)

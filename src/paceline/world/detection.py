@@ -21,25 +21,19 @@ LAUNCHERS = ("paceline", "torchrun", "slurm", "mpi", "kubernetes", "none")
 def from_environ(
     environ: Mapping[str, str],
     *,
-    in_terminal: bool = False,
+    in_terminal: bool = False,  # a person types here
+    # of mpirun's part on this node, the same for all of its tasks; 0 if unknown
     starter_pid: Callable[[], int] = lambda: 0,
 ) -> World:
     """Return the world that ``environ`` describes.
 
     ``PACELINE_LAUNCHER`` decides if it is set. Otherwise the first of these does: torchrun's
     variables, which paceline's launcher sets too; several tasks of mpirun; a Slurm step of several
-    tasks; several pods of Kubernetes. One task of mpirun says nothing.
-
-    Args:
-        environ: The environment.
-        in_terminal: Whether a person types here, which distinguishes the shell of ``srun --pty`` or
-            ``kubectl exec`` from what is started in every task or pod.
-        starter_pid: Returns the process id of mpirun's part on this node, the same for all of its
-            tasks; 0 if unknown. Called if nothing else distinguishes two starts.
-
-    Raises:
-        UsageError: The value of ``PACELINE_LAUNCHER`` is unknown, required variables are missing,
-            or variables contradict each other.
+    tasks; several pods of Kubernetes. One task of mpirun says nothing. A terminal distinguishes the
+    shell of ``srun --pty`` or ``kubectl exec`` from what is started in every task or pod.
+    ``starter_pid`` is called if nothing else distinguishes two starts. Raises UsageError if the
+    value of ``PACELINE_LAUNCHER`` is unknown, required variables are missing, or variables
+    contradict each other.
     """
     requested = environ.get(env.LAUNCHER, "")
     if requested:

@@ -18,16 +18,15 @@ class BatchJob:
 
 
 def read_batch_job(
-    environ: Mapping[str, str], *, read_file: Callable[[str], str] = lambda path: ""
+    environ: Mapping[str, str],
+    *,
+    # returns the text of a file; empty if it cannot be read
+    read_file: Callable[[str], str] = lambda path: "",
 ) -> BatchJob | None:
     """Return the PBS or LSF job of this process; None outside one.
 
     LSF gives all tasks its hosts in a variable, ``hostA 4 hostB 4`` (``bsub(1)``). PBS names a file
     with a line for each slot, which exists on the first host only (``qsub(1B)``).
-
-    Args:
-        environ: The environment.
-        read_file: Returns the text of a file; empty if it cannot be read.
     """
     if environ.get(env.LSF_JOB_ID) and environ.get(env.LSF_HOSTS):
         hosts = environ[env.LSF_HOSTS].split()[::2]

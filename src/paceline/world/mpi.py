@@ -110,8 +110,7 @@ def port_of(start_id: str) -> int:
 def read_mpi_task(environ: Mapping[str, str]) -> MpiTask | None:
     """Return the task of mpirun that this process is; None if it is none.
 
-    Raises:
-        UsageError: The variables do not fit each other, or the rank on the node is unknown.
+    Raises UsageError if the variables do not fit each other, or the rank on the node is unknown.
     """
     family = next((f for f in _FAMILIES if {f.rank, f.local_rank} <= environ.keys()), None)
     if family is None:
@@ -198,21 +197,16 @@ def _head(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def world_of_task(
-    task: MpiTask, environ: Mapping[str, str], *, starter_pid: Callable[[], int]
+    task: MpiTask,
+    environ: Mapping[str, str],
+    *,
+    # of the launcher's part on this node, the same for all of its tasks; 0 if unknown
+    starter_pid: Callable[[], int],
 ) -> World:
     """Return the world of a task of mpirun.
 
     Nodes are counted from this node's tasks, which is exact where all nodes have as many; only
-    messages use that number.
-
-    Args:
-        task: The task.
-        environ: The environment.
-        starter_pid: Returns the process id of the launcher's part on this node, the same for all
-            of its tasks; 0 if unknown.
-
-    Raises:
-        UsageError: It is not known where ranks meet.
+    messages use that number. Raises UsageError if it is not known where ranks meet.
     """
     address, source = _meeting_host(task, environ)
     num_nodes = -(-task.size // task.local_size)

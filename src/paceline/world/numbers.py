@@ -10,8 +10,7 @@ from paceline.errors import option_invalid
 def whole(environ: Mapping[str, str], name: str) -> int:
     """Return the value of a variable that is set as a whole number from 0 on.
 
-    Raises:
-        UsageError: It is something else.
+    Raises UsageError if it is something else.
     """
     text = environ[name].strip()
     if not text.isdecimal():

@@ -71,8 +71,7 @@ def counts_pods(environ: Mapping[str, str]) -> bool:
 def read_pod(environ: Mapping[str, str]) -> Pod | None:
     """Return this pod; None outside Kubernetes, in a rank, and if nothing says which pod it is.
 
-    Raises:
-        UsageError: A variable is not a number, or the variables do not fit each other.
+    Raises UsageError if a variable is not a number, or the variables do not fit each other.
     """
     if not is_pod(environ) or torchrun.is_started_rank(environ):
         return None
@@ -127,8 +126,7 @@ def _index_variable(environ: Mapping[str, str]) -> str:
 def world_of_pod(pod: Pod) -> World:
     """Return the world of a script that each pod starts once, without a launcher.
 
-    Raises:
-        UsageError: Each pod was to start several ranks, or the pods have no common address.
+    Raises UsageError if each pod was to start several ranks, or the pods have no common address.
     """
     if pod.index is None or not pod.master_addr:
         missing = "its index" if pod.index is None else env.MASTER_ADDR

@@ -25,8 +25,7 @@ def is_task(environ: Mapping[str, str], in_terminal: bool) -> bool:
 def world_of_task(environ: Mapping[str, str]) -> World:
     """Return the world of a task of a Slurm step.
 
-    Raises:
-        UsageError: Variables of the step are missing, or ``MASTER_PORT`` is not a number.
+    Raises UsageError if variables of the step are missing, or ``MASTER_PORT`` is not a number.
     """
     needed = (env.PROCID, env.LOCALID, env.NODEID, env.STEP_NUM_TASKS, env.STEP_NODELIST)
     missing = [name for name in needed if name not in environ]
@@ -74,8 +73,7 @@ def step_port(environ: Mapping[str, str]) -> int:
 def expand_nodelist(text: str) -> list[str]:
     """Expand a Slurm node list: ``rack[1,3]node[2-5]`` becomes the eight names, in Slurm's order.
 
-    Raises:
-        ValueError: A bracket is not closed or a range is not numeric.
+    Raises ValueError if a bracket is not closed or a range is not numeric.
     """
     return [name for part in _split_outside_brackets(text) for name in _expand_one(part)]
 

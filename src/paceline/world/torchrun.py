@@ -19,14 +19,9 @@ def is_started_rank(environ: Mapping[str, str]) -> bool:
 
 
 def world_of_rank(environ: Mapping[str, str], requested: str) -> World:
-    """Return the world of a rank.
+    """Return the world of a rank; ``requested`` is PACELINE_LAUNCHER, empty without one.
 
-    Args:
-        environ: The environment.
-        requested: The value of ``PACELINE_LAUNCHER``; empty without one.
-
-    Raises:
-        UsageError: A variable is missing, or is not a number.
+    Raises UsageError if a variable is missing, or is not a number.
     """
     needed = (env.RANK, env.WORLD_SIZE, env.LOCAL_RANK, env.MASTER_ADDR, env.MASTER_PORT)
     missing = [name for name in needed if name not in environ]

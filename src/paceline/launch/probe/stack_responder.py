@@ -102,18 +102,12 @@ def state() -> dict[str, Any]:
 
 
 def describe(
-    records: Sequence[dict[str, Any]],
+    records: Sequence[dict[str, Any]],  # oldest first
     *,
-    members: dict[str, list[int]],
-    threads: list[dict[str, Any]],
+    members: dict[str, list[int]],  # global ranks of each process group
+    threads: list[dict[str, Any]],  # stacks of the Python threads
 ) -> dict[str, Any]:
-    """Return the result of ``state`` for entries of the Flight Recorder. Pure.
-
-    Args:
-        records: The entries, oldest first.
-        members: Global ranks of each process group.
-        threads: Stacks of the Python threads.
-    """
+    """Return the result of ``state`` for entries of the Flight Recorder. Pure."""
     collectives = [entry for entry in records if not entry.get("is_p2p")]
     recent = _by_group(collectives)
     return {
@@ -203,10 +197,9 @@ def _collective(entry: dict[str, Any]) -> list[Any]:
 def recorded() -> dict[str, Any]:
     """Return the last collective that this process has begun, from torch's Flight Recorder.
 
-    Returns:
-        ``call`` (``"all_reduce"``), ``seq`` (its number in its process group), ``group``,
-        ``timeout_s``, ``flying`` (it has not returned); empty if there is none. A collective that
-        has not returned takes precedence over later ones of other process groups.
+    It has ``call`` (``"all_reduce"``), ``seq`` (its number in its process group), ``group``,
+    ``timeout_s`` and ``flying`` (it has not returned); empty if there is none. A collective that
+    has not returned takes precedence over later ones of other process groups.
     """
     return _last(entries())
 
@@ -230,8 +223,7 @@ def _last(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def entries(*, last: int = 0) -> list[dict[str, Any]]:
     """Return the entries of the Flight Recorders of gloo and NCCL, oldest first.
 
-    Args:
-        last: Return at least this many of the newest entries, if there are more; 0 for all.
+    At least the ``last`` newest are there, if there are more; 0 is all.
     """
     c10d = sys.modules.get("torch._C._distributed_c10d")
     all_entries: list[dict[str, Any]] = []

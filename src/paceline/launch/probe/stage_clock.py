@@ -33,21 +33,19 @@ MAX_MARKS = 512  # a step with more marks, by gradient accumulation, is not time
 
 
 class StageClock:
-    """Times some steps of this rank and writes them to its counters.
+    """Times some steps of this rank and writes them to its counters."""
 
-    Args:
-        slot: The rank's slot.
-        times_all: Whether to time every step, also where that costs much.
-
-    Attributes:
-        fetches: Batches of each timed step, if all are timed: several if it accumulates gradients.
-    """
-
-    def __init__(self, slot: memoryview[int], *, times_all: bool = False) -> None:
+    def __init__(
+        self,
+        slot: memoryview[int],
+        *,
+        times_all: bool = False,  # also where that costs much
+    ) -> None:
         for function in (*vars(StageClock).values(), *_functions()):
             left_alone(function)  # they may be called while torch.compile traces a script
         self._slot = slot
         self._times_all = times_all
+        # batches of each timed step, if all are timed: several if it accumulates gradients
         self.fetches: list[int] = []
         self._marks: list[Any] = []
         self._stages: list[int] = []
@@ -63,14 +61,8 @@ class StageClock:
     def advance(self, steps: int, step_ns: int, released: int, now: int) -> tuple[bool, int]:
         """Finish the step that was timed, and decide which one is timed next.
 
-        Args:
-            steps: Number of optimizer steps so far.
-            step_ns: Mean time of a step.
-            released: When the last backward ended.
-            now: When the optimizer step ended.
-
-        Returns:
-            Whether the next step is timed, and the number of steps at which to call this again.
+        Returns whether the next step is timed, and the number of steps at which to call this again.
+        ``released`` is when the last backward ended, ``now`` when the optimizer step did.
         """
         release: Any = released
         end_of_step: Any = now

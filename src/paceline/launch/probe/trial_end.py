@@ -37,11 +37,7 @@ _ENDED = (counters.RETURNED, counters.FINISHED, counters.LEFT)
 
 
 def num_steps() -> int:
-    """Return the number of optimizer steps after which ranks end; ``NO_END`` in usual runs.
-
-    Raises:
-        UsageError: The variable has no number of steps.
-    """
+    """Return the number of optimizer steps after which ranks end; ``NO_END`` in usual runs."""
     text = env.read(env.STOP_AFTER)
     if text is None:
         return NO_END
@@ -52,12 +48,7 @@ def num_steps() -> int:
 
 
 def end_rank(slot: memoryview[int], stages: StageClock) -> NoReturn:
-    """End this rank in success, together with the other ranks of its node.
-
-    Args:
-        slot: The rank's counters.
-        stages: The clock that has timed its steps.
-    """
+    """End this rank in success, together with the other ranks of its node."""
     _synchronise_gpu()
     stages.close()
     with contextlib.suppress(OSError):

@@ -27,26 +27,18 @@ _CLOSED_S = 4.0
 
 
 class Gathering:
-    """This node's heartbeat, and the state of the other nodes.
-
-    Args:
-        store: The store of the run.
-        members: The nodes that begin the run, on the node that hosts the store; else empty.
-        launcher: Name of this node's launcher, as ``liveness.name_of`` returns it.
-        num_nodes: Number of nodes.
-        inform: Prints a notice.
-        node_timeout_s: How long a node may be silent, in seconds.
-    """
+    """This node's heartbeat, and the state of the other nodes."""
 
     def __init__(
         self,
-        store: Any,
+        store: Any,  # of the run
+        # those that begin the run, on the node that hosts the store; else empty
         members: Sequence[Arrived],
         *,
-        launcher: str,
+        launcher: str,  # this node's, as ``liveness.name_of`` returns it
         num_nodes: int,
         inform: Callable[[Notice], None],
-        node_timeout_s: float,
+        node_timeout_s: float,  # how long a node may be silent
     ) -> None:
         self._store = SignedStore.of(store).clone()
         self._members = {liveness.name_of(member.host, member.pid): member for member in members}

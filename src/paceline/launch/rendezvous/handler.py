@@ -82,9 +82,8 @@ class Meeting:
     def scope(self, port: int) -> str:
         """Return what identifies the current attempt: its signatures are invalid in all others.
 
-        Args:
-            port: The port where its ranks meet; c10d rendezvous opens one for each attempt. The
-                address is not used: nodes may know the head by different addresses.
+        It is the port where its ranks meet; c10d rendezvous opens one for each attempt. The address
+        is not used: nodes may know the head by different addresses.
         """
         rounds = self.handler.rounds if isinstance(self.handler, HeldRendezvous) else 0
         return f"{port}/{rounds}"
@@ -106,24 +105,15 @@ def meet(
     options: Options,
     plan: Plan,
     *,
-    script: str,
-    run_name: str,
-    first_attempt: int,
+    script: str,  # its name, part of the run's identity
+    run_name: str,  # name of the run folder, published by the head
+    first_attempt: int,  # in that folder, published by the head
     inform: Callable[[Notice], None],
 ) -> Meeting:
     """Open or reach the store of the run, wait for the other nodes, and return how to meet there.
 
-    Args:
-        options: The options of this launcher.
-        plan: The plan of the run.
-        script: Name of the script, part of the run's identity.
-        run_name: Name of the run folder, published by the head.
-        first_attempt: Number of the first attempt in that folder, published by the head.
-        inform: Prints a notice.
-
-    Raises:
-        SetupError: The port is taken, or a name does not resolve.
-        RunError: Another run answers, nothing answers in time, or nodes are missing or disagree.
+    Raises SetupError if the port is taken, or a name does not resolve; RunError if another run
+    answers, nothing answers in time, or nodes are missing or disagree.
     """
     identity = {**_identity(options, script, run_name), "first_attempt": first_attempt}
     if plan.rendezvous not in ("local", "static", "c10d"):
@@ -245,8 +235,7 @@ def _own_address(head: str, local: tuple[str, ...]) -> str:
 def _await_nodes(node: _Node, entry: _Entry, secret_file: SharedFile) -> Gathering | None:
     """Call the roll, and return what watches the nodes from then on.
 
-    Raises:
-        RunError: Nodes are missing or disagree, or this node does not have the run's secret.
+    Raises RunError if nodes are missing or disagree, or this node does not have the run's secret.
     """
     is_quiet = (
         node.options.starter_defaults.shared_output and not entry.is_head

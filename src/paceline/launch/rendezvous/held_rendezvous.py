@@ -31,29 +31,19 @@ class HeldRendezvous(RendezvousHandler):
 
     torch's own static handler creates the store itself, on a port number that the user guessed, and
     waits for the other nodes inside a constructor that no signal can interrupt.
-
-    Args:
-        store: The store of the run.
-        rank: Rank of this node.
-        num_nodes: Number of nodes.
-        run_id: The run's id.
-        address: Numeric address of the head.
-        join_s: How long to wait for the other nodes, in seconds.
-        inform: Prints a notice.
-        signing: How launchers sign what they write for each other; None for a run that does not
-            sign.
     """
 
     def __init__(
         self,
-        store: TCPStore,
+        store: TCPStore,  # of the run
         *,
         rank: int,
         num_nodes: int,
         run_id: str,
-        address: str,
-        join_s: float,
+        address: str,  # numeric, of the head
+        join_s: float,  # how long to wait for the other nodes
         inform: Callable[[Notice], None],
+        # of what launchers write for each other; None for a run that does not sign
         signing: Signing | None = None,
     ) -> None:
         self._signing = signing
@@ -101,9 +91,8 @@ class HeldRendezvous(RendezvousHandler):
     def _await_all(self, store: SignedStore) -> None:
         """Announce this node and wait for the others, where a signal can interrupt the wait.
 
-        Raises:
-            RunError: Another node has this node's rank, a node is lost, or some have not come in
-                time.
+        Raises RunError if another node has this node's rank, a node is lost, or some have not come
+        in time.
         """
         nodes = (self._num_nodes, self._num_nodes)
         me = Arrived(0, self._rank, socket.gethostname(), os.getpid(), nodes)

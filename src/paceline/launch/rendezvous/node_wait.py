@@ -46,14 +46,14 @@ def rejoin_limit_s(options: Options) -> float:
 
 
 class Waiting:
-    """One wait for other nodes.
+    """One wait for other nodes."""
 
-    Args:
-        inform: Prints a notice.
-        limit_s: How long the wait may last, in seconds.
-    """
-
-    def __init__(self, inform: Callable[[Notice], None], *, limit_s: float) -> None:
+    def __init__(
+        self,
+        inform: Callable[[Notice], None],
+        *,
+        limit_s: float,  # how long the wait may last
+    ) -> None:
         self._inform = inform
         self.limit_s = limit_s
         self._start_s = time.monotonic()
@@ -78,9 +78,8 @@ class Waiting:
     def show(self, picture: Notice, *, until: str = "") -> None:
         """Print the notice of this wait, if it is due and has changed.
 
-        Args:
-            picture: The notice, without the time that has passed and the limit.
-            until: When the wait ends; empty for the usual limit.
+        ``picture`` has neither the time that has passed nor the limit. The wait ends with
+        ``until``; empty for the usual limit.
         """
         if not self.is_due or picture == self._printed:
             return

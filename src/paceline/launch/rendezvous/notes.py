@@ -53,14 +53,13 @@ class Note:
 
 
 class Notes:
-    """The notes of the nodes of one run, and this node's note.
+    """The notes of the nodes of one run, and this node's note."""
 
-    Args:
-        folder: The folder for notes; created when the first note is written.
-        mine: This node's note at the start of the wait.
-    """
-
-    def __init__(self, folder: Path, mine: Note) -> None:
+    def __init__(
+        self,
+        folder: Path,  # created when the first note is written
+        mine: Note,  # at the start of the wait
+    ) -> None:
         self.folder = folder
         self.mine = mine
         self._written = 0.0
@@ -70,11 +69,7 @@ class Notes:
         atexit.register(self.remove)  # a signal may end the launcher while its node still waits
 
     def leave(self, **changes: Any) -> None:
-        """Write or renew this node's note.
-
-        Args:
-            changes: Fields of the note that have changed.
-        """
+        """Write or renew this node's note; ``changes`` are the fields that have changed."""
         now = time.monotonic()
         changed = replace(self.mine, **changes)
         if changed == self.mine and self._written and now - self._written < _RENEW_S:

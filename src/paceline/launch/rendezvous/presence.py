@@ -42,17 +42,12 @@ class Verdict:
 
 
 def judge(present: Sequence[Arrived], *, head: Arrived, sure: frozenset[int]) -> Verdict | None:
-    """Decide whether the nodes that have arrived can begin the run.
+    """Decide whether the nodes that have arrived can begin the run; None while some are awaited.
 
-    Args:
-        present: Nodes with a recent sign of life, the head included, in the order of their tickets.
-        head: The node that hosts the store.
-        sure: Tickets of nodes that gave a sign of life after the newest node came. Only these
-            are compared with each other: a node that was interrupted and started again does not
-            take its rank twice.
-
-    Returns:
-        The verdict; None while nodes are still awaited.
+    ``present`` have a recent sign of life, the head included, in the order of their tickets.
+    ``sure`` are the tickets of those that gave one after the newest node came. Only these are
+    compared with each other: a node that was interrupted and started again does not take its rank
+    twice.
     """
     for node in present:
         if node.nodes != head.nodes:
@@ -74,13 +69,7 @@ def _order(node: Arrived) -> int:
 
 
 def judge_newcomer(me: Arrived, verdict: Verdict, *, head: Arrived) -> Finding | None:
-    """Return why a node that comes after the roll call cannot join; None if torch may admit it.
-
-    Args:
-        me: The node that comes late.
-        verdict: The result of the roll call.
-        head: The node that hosts the store.
-    """
+    """Return why a node that comes after the roll call cannot join; None if torch may admit it."""
     if verdict.finding is not None:
         return too_late(me, verdict.finding)
     most = head.nodes[1]
@@ -154,19 +143,11 @@ def missing(
     present: Sequence[Arrived],
     *,
     head: Arrived,
-    waited_s: float,
-    hosts: Sequence[str],
-    evidence: Sequence[str],
+    waited_s: float,  # by the head
+    hosts: Sequence[str],  # of each node rank; empty if unknown
+    evidence: Sequence[str],  # about the nodes that did not come
 ) -> Finding:
-    """Return the finding that nodes have not come in time.
-
-    Args:
-        present: Nodes that have arrived.
-        head: The node that hosts the store.
-        waited_s: How long the head has waited, in seconds.
-        hosts: Host of each node rank; empty if unknown.
-        evidence: Evidence about the nodes that did not come.
-    """
+    """Return the finding that nodes have not come in time."""
     least, most = head.nodes
     if head.rank is None:
         num_absent = least - len(present)
@@ -195,19 +176,11 @@ def notice(
     present: Sequence[Arrived],
     *,
     head: Arrived,
-    hosts: Sequence[str],
-    evidence: Sequence[str],
-    fix: str,
+    hosts: Sequence[str],  # of each node rank; empty if unknown
+    evidence: Sequence[str],  # about the nodes that did not come
+    fix: str,  # for nodes that are up but cannot connect; empty if none is known
 ) -> Notice:
-    """Return the notice about awaited and present nodes, which all nodes print.
-
-    Args:
-        present: Nodes that have arrived.
-        head: The node that hosts the store.
-        hosts: Host of each node rank; empty if unknown.
-        evidence: Evidence about the nodes that did not come.
-        fix: The fix for nodes that are up but cannot connect; empty if no such node is known.
-    """
+    """Return the notice about awaited and present nodes, which all nodes print."""
     absent = missing(present, head=head, waited_s=0, hosts=hosts, evidence=evidence)
     where = (absent.where,) if hosts and head.rank is not None else ()
     usual = absent.fix.partition(";")[0]

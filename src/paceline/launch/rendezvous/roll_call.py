@@ -55,34 +55,21 @@ class _Presence:
 
 
 class Roll:
-    """The roll call, as one node takes part in it.
-
-    Args:
-        store: The store of the run.
-        me: This node; its ticket is not known yet.
-        head: The node that hosts the store.
-        is_head: Whether this node is the head.
-        limit_s: How long to wait for nodes, in seconds.
-        hosts_by_rank: Host of each node rank, if a scheduler provides it; else empty.
-        notes: The notes of the nodes in the shared folder.
-        inform: Prints a notice.
-        needs_secret: Whether nodes that do not sign are excluded from the run.
-        in_pods: Whether the nodes are pods, which nobody starts by hand.
-    """
+    """The roll call, as one node takes part in it."""
 
     def __init__(
         self,
         store: Any,
-        me: Arrived,
+        me: Arrived,  # its ticket is not known yet
         head: Arrived,
         *,
         is_head: bool,
-        limit_s: float,
-        hosts_by_rank: list[str],
-        notes: Notes,
+        limit_s: float,  # how long to wait for nodes
+        hosts_by_rank: list[str],  # if a scheduler provides them; else empty
+        notes: Notes,  # of the nodes in the shared folder
         inform: Callable[[Notice], None],
-        needs_secret: bool = False,
-        in_pods: bool = False,
+        needs_secret: bool = False,  # nodes that do not sign are excluded from the run
+        in_pods: bool = False,  # nobody starts the nodes by hand
     ) -> None:
         self._store = SignedStore.of(store)
         self._needs_secret = needs_secret
@@ -106,8 +93,7 @@ class Roll:
     def answer(self) -> None:
         """Announce this node and return when the run can begin.
 
-        Raises:
-            RunError: The run cannot begin; all nodes that are up get the same finding.
+        Raises RunError if the run cannot begin; all nodes that are up get the same finding.
         """
         if self._store.find(_VERDICT) is not None:
             self._come_late()

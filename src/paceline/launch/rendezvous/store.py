@@ -57,12 +57,9 @@ def open_or_reach(
 ) -> tuple[TCPStore, str, bool]:
     """Host the store of the run, or connect to it.
 
-    Returns:
-        The store, the head's numeric address, and whether this node hosts the store.
-
-    Raises:
-        SetupError: The port is taken, or a name does not resolve.
-        RunError: Nothing has answered in time, or the server on that port is not a store.
+    Returns the store, the head's numeric address, and whether this node hosts the store. Raises
+    SetupError if the port is taken or a name does not resolve, RunError if nothing has answered in
+    time or the server on that port is not a store.
     """
     port = int(plan.port.value)
     reaching = _Reaching(options, plan.host, port, notes=notes, inform=inform)
@@ -103,10 +100,9 @@ def _hosts_store(options: Options, plan: Plan, *, head: str, local: tuple[str, .
 def _open_or_join(
     head: str, port: int, identity: dict[str, Any], *, options: Options, plan: Plan
 ) -> tuple[TCPStore | None, bool]:
-    """Host the store, or return a client if another launcher of this run already hosts it.
+    """Host the store; if another launcher of this run does, return a client, None with c10d.
 
-    Returns:
-        The store, None if another node hosts it with c10d; and whether this node hosts it.
+    Also returns whether this node hosts it.
     """
     must = plan.rendezvous != "c10d" or options.one_node
     try:
@@ -172,14 +168,8 @@ def _is_plain(name: object) -> bool:
 def open_store(head: str, port: int, *, must: bool, only: bool = False) -> TCPStore | None:
     """Host the store on a port that is bound now; None if it is taken and another node may host.
 
-    Args:
-        head: Address of this node.
-        port: The port; 0 lets the kernel choose one.
-        must: Whether no other node can be the host.
-        only: Whether to listen on that address only.
-
-    Raises:
-        SetupError: The port is taken, and no other node can be the host.
+    ``port`` 0 lets the kernel choose, ``must``: no other node can be the host, ``only``: listen on
+    that address only. Raises SetupError if the port is taken, and no other node can be the host.
     """
     try:
         listener = host.listen(head, port, only=only)
@@ -241,24 +231,16 @@ class _Reaching:
         self._is_limited |= options.starter_defaults.starter == POD
 
     def await_name(self) -> str:
-        """Return the head's numeric address as soon as its name resolves.
-
-        Raises:
-            SetupError: The name does not resolve in time.
-        """
+        """Return the head's numeric address as soon as its name resolves."""
         while isinstance(addresses := look_up(self._name), str):
             self._wait(ConnectionProbe("unresolved", detail=addresses))
         return addresses[0]
 
     def reach(self) -> tuple[TCPStore, str]:
-        """Connect to the head's store as soon as it listens.
+        """Connect to the head's store once it listens; return it and the head's numeric address.
 
-        Returns:
-            The store and the head's numeric address.
-
-        Raises:
-            SetupError: The head's name does not resolve.
-            RunError: Nothing has answered in time, or the server on that port is not a store.
+        Raises SetupError if the head's name does not resolve, RunError if nothing has answered in
+        time or the server on that port is not a store.
         """
         while (probe := probe_port(self._name, self._port)).kind != "open":
             self._wait(probe)
@@ -327,13 +309,8 @@ def publish_identity(store: TCPStore, identity: dict[str, Any]) -> None:
 def read_identity(store: TCPStore, mine: dict[str, Any], *, place: str) -> dict[str, Any]:
     """Return the run's identity, as the head published it, and refuse to join another run.
 
-    Args:
-        store: A client of the store.
-        mine: The identity of this run, as this node would publish it.
-        place: ``HOST:PORT`` of the store.
-
-    Raises:
-        RunError: The store belongs to another run, or to a program that is not paceline.
+    ``mine`` is what this node would publish. Raises RunError if the store belongs to another run,
+    or to a program that is not paceline.
     """
     theirs = _identity_in(store)
     if theirs is None:

@@ -37,16 +37,13 @@ def in_words(probe: ConnectionProbe) -> str:
 
 
 def judge(
-    probe: ConnectionProbe, mine: Note, others: Sequence[Note], *, waited_s: float
+    probe: ConnectionProbe,  # the last one
+    mine: Note,
+    others: Sequence[Note],  # of other nodes of the run; a node without a note is not listed
+    *,
+    waited_s: float,  # how long this node tried
 ) -> Finding:
-    """Return why this node could not reach the head.
-
-    Args:
-        probe: The last connection probe.
-        mine: The note of this node.
-        others: Notes of other nodes of the run. A node without a note is not listed.
-        waited_s: How long this node tried, in seconds.
-    """
+    """Return why this node could not reach the head."""
     head = next((note for note in others if note.listens), None)
     finding = _not_reached(probe, mine, waited_s=waited_s)
     if probe.kind == "unresolved":
@@ -171,10 +168,7 @@ def evidence(mine: Note, others: Sequence[Note]) -> list[str]:
 def advice(mine: Note, others: Sequence[Note], *, num_missing: int) -> str:
     """Return the fix for nodes that are up but cannot connect; empty if some nodes are not up.
 
-    Args:
-        mine: The note of the head.
-        others: Notes of the nodes that could not connect.
-        num_missing: How many nodes are missing.
+    ``mine`` is the note of the head, ``others`` those of the nodes that could not connect.
     """
     place = f"{_outer_address(mine)}:{mine.port}"
     if any(note.port != mine.port or _is_elsewhere(note, mine) for note in others):

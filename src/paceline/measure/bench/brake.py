@@ -84,16 +84,13 @@ class Case:
 
 
 def judge(
-    figures: Sequence[WorldFigures], *, is_weak: bool, script: str, gradient_bytes: int | None
+    figures: Sequence[WorldFigures],  # the smallest number of ranks first
+    *,
+    is_weak: bool,  # the batch of a rank is the same on all of them
+    script: str,  # for the advice
+    gradient_bytes: int | None,  # reduced in a step; None if unknown
 ) -> Brake:
-    """Return what holds the largest number of ranks back.
-
-    Args:
-        figures: The figures of each number of ranks, the smallest first.
-        is_weak: Whether the batch of a rank is the same on all of them.
-        script: The script, for the advice.
-        gradient_bytes: Bytes that are reduced in a step; None if unknown.
-    """
+    """Return what holds the largest number of ranks back."""
     case = Case(figures[0], figures[-1], is_weak, script, gradient_bytes)
     brake = _brake(case, is_alone=len(figures) == 1)
     name = _FINDINGS.get(brake.name, "")

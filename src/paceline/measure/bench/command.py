@@ -42,10 +42,9 @@ def devices() -> Devices:
 def bench(requested: Request, *, as_json: bool) -> int:
     """Measure, write ``bench.json``, print the result, and return the exit status.
 
-    Raises:
-        UsageError: The request cannot be measured here, or its script does not exist.
-        SetupError: The run folder cannot be written.
-        RunError: No trial went well, or the script has a syntax error.
+    Raises UsageError if the request cannot be measured here, or its script does not exist;
+    SetupError if the run folder cannot be written; RunError if no trial went well, or the script
+    has a syntax error.
     """
     _require_one_task()
     node = devices()

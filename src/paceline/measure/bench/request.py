@@ -61,11 +61,7 @@ class Request:
 
 
 def parse_worlds(text: str) -> tuple[int, ...]:
-    """Return the numbers of ranks of ``--world``, the smallest first.
-
-    Raises:
-        UsageError: The text is not a list of numbers above 0.
-    """
+    """Return the numbers of ranks of ``--world``, the smallest first."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         what = f"--world is numbers of ranks, separated by commas, and not {text!r}"

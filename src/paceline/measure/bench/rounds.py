@@ -40,16 +40,10 @@ class Measured:
 
 
 def measure(request: Request, folder: Path, *, variables: Mapping[str, str], say: Say) -> Measured:
-    """Run all trials of a bench.
+    """Run all trials of a bench; their run folders are created in ``folder``.
 
-    Args:
-        request: The bench.
-        folder: Where the run folders of the trials are created.
-        variables: Environment variables of every trial.
-        say: Takes what is measured now; returns what moves the progress bar.
-
-    Raises:
-        UsageError: The script does not follow ``--batch-option``.
+    ``say`` takes what is measured now, and returns what moves the progress bar. Raises UsageError
+    if the script does not follow ``--batch-option``.
     """
     measured = Measured(global_batch=request.global_batch)
     for number, size in _turns(request):
@@ -117,10 +111,7 @@ def _check_batch(measured: Measured, request: Request, one: Trial, result: Trial
 def to_bench(request: Request, measured: Measured, *, oversubscribed: bool) -> BenchFile:
     """Return what was measured, without the steps of the warm-up. Pure.
 
-    Args:
-        request: The bench.
-        measured: Its trials, at least one of which went well.
-        oversubscribed: Whether ranks share devices.
+    At least one trial went well. ``oversubscribed``: ranks share devices.
     """
     slow = slow_steps(measured)
     first = UNTIMED + slow

@@ -18,23 +18,14 @@ _NO_SETTING = Setting("no setting", "")
 
 def measure(
     request: Request,
-    measured: Measured,
-    folder: Path,
+    measured: Measured,  # at least one of its trials went well
+    folder: Path,  # where the run folders of the trials are created
     *,
     offers: Sequence[Setting],
     variables: Mapping[str, str],
-    say: Say,
+    say: Say,  # takes what is measured now; returns what moves the progress bar
 ) -> list[Worth]:
-    """Run the trials of all settings; return what each setting is worth.
-
-    Args:
-        request: The bench.
-        measured: Its trials, at least one of which went well.
-        folder: Where the run folders of the trials are created.
-        offers: The settings.
-        variables: Environment variables of every trial.
-        say: Takes what is measured now; returns what moves the progress bar.
-    """
+    """Run the trials of all settings; return what each setting is worth."""
     size = max(measured.results)
     candidates = [_NO_SETTING, *offers]
     results: list[list[TrialResult]] = [[] for _ in candidates]

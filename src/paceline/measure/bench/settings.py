@@ -103,14 +103,9 @@ def variable(text: str) -> Setting:
 
 
 def choose(text: str, offers: Sequence[Setting]) -> list[Setting]:
-    """Return the settings that ``--settings`` names.
+    """Return the settings that ``--settings`` names: ``all``, or names and ``VARIABLE=VALUE``.
 
-    Args:
-        text: ``all``, or names and ``VARIABLE=VALUE`` separated by commas.
-        offers: What ``offered`` returned.
-
-    Raises:
-        UsageError: A name is unknown.
+    Raises UsageError if a name is unknown.
     """
     if text == ALL:
         return list(offers)
@@ -134,19 +129,12 @@ def _named(word: str, by_name: Mapping[str, Setting]) -> Setting:
 
 def judge(
     setting: Setting,
-    results: Sequence[TrialResult],
-    without: Sequence[TrialResult],
+    results: Sequence[TrialResult],  # its trials
+    without: Sequence[TrialResult],  # the trials without it, all of which went well
     *,
-    first: int,
+    first: int,  # the first step that counts, after the warm-up
 ) -> Worth:
-    """Return what a setting is worth.
-
-    Args:
-        setting: The setting.
-        results: Its trials.
-        without: The trials without it, all of which went well.
-        first: The first step that counts, after the warm-up.
-    """
+    """Return what a setting is worth."""
     worth = Worth(
         setting.name,
         setting.line,
@@ -195,13 +183,8 @@ def accumulation(world: WorldBench) -> Worth | None:
     """Return what accumulating gradients over ``ACCUMULATED`` batches would be worth.
 
     It cannot be tried in a script that makes a step with each batch. Exchanging once instead of
-    ``ACCUMULATED`` times saves the other exchanges, as far as no computing hides them.
-
-    Args:
-        world: The measured steps of several ranks.
-
-    Returns:
-        None for a single rank, which exchanges nothing.
+    ``ACCUMULATED`` times saves the other exchanges, as far as no computing hides them. None for a
+    single rank, which exchanges nothing.
     """
     size = len(world.hosts)
     if size < 2:

@@ -17,13 +17,7 @@ _LEAST_SHARE = 0.02  # of a step; smaller differences are not a warm-up
 
 
 def slow_steps(times: Sequence[float]) -> int:
-    """Return the number of steps at the start that are slower than the last third.
-
-    At most half of all steps.
-
-    Args:
-        times: Duration of each step, in order.
-    """
+    """Return the number of steps at the start that are slower than the last third, at most half."""
     half = len(times) // 2
     if half < WINDOW:
         return 0

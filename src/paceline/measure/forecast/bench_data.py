@@ -102,12 +102,8 @@ class Bench:
 def summarize(file: BenchFile, networks: Sequence[Mapping[str, Any]] = ()) -> Bench:
     """Return what a forecast needs of a bench.
 
-    Args:
-        file: The bench.
-        networks: What ``bench network --json`` has printed, besides what the bench contains.
-
-    Raises:
-        SetupError: The bench is damaged.
+    ``networks``: what ``bench network --json`` has printed, besides what the bench contains. Raises
+    SetupError if the bench is damaged.
     """
     measured_networks = [file.network] if file.network else []
     try:

@@ -102,15 +102,10 @@ class Exchange:
     hidden_s: float | None = None
 
     def exposed_s(self, network: Network, world: int, backward_s: float) -> float:
-        """Return the seconds of communication that backward does not hide.
+        """Return the seconds of communication that a rank's own backward does not hide.
 
         A bucket is sent when backward has computed its gradients and the bucket before is sent.
         Gradients are taken to be computed at a constant rate.
-
-        Args:
-            network: The links.
-            world: Number of ranks.
-            backward_s: Seconds of a rank's own backward.
         """
         if world == 1:
             return 0.0
@@ -136,17 +131,10 @@ def default_buckets(gradient_bytes: float) -> tuple[float, ...]:
 
 
 def fit_link(points: Sequence[tuple[float, float]], world: int) -> tuple[Link, float]:
-    """Fit a link to measured all-reduces: least squares of relative errors.
+    """Fit a link to measured all-reduces: least squares of relative errors; return their RMS too.
 
     Relative errors, because times span five orders of magnitude and the small sizes determine the
-    latency.
-
-    Args:
-        points: Bytes and seconds of each all-reduce; two or more sizes.
-        world: Number of ranks.
-
-    Returns:
-        The link, and the root mean square of the relative errors.
+    latency. ``points`` are bytes and seconds of each all-reduce, of two or more sizes.
     """
     rows = [(2 * (world - 1) / t, 2 * (world - 1) / world * size / t) for size, t in points]
     latency_s, s_per_byte = _least_squares(rows)

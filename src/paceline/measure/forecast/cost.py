@@ -26,10 +26,8 @@ class Cost:
 def costs(forecast: Forecast, samples: float, price: float | None) -> list[Cost]:
     """Return what training on so many samples costs at each point of a forecast.
 
-    Args:
-        forecast: The forecast.
-        samples: Samples of the whole training run, all epochs together.
-        price: Price of a GPU hour, in any currency; None to leave money out.
+    Samples are those of all epochs. ``price`` is that of a GPU hour, in any currency; None to leave
+    money out.
     """
     return [_cost(point, samples, price) for point in forecast.points]
 

@@ -11,16 +11,13 @@ _CONTENTION = 0.05  # longer own work that is worth a note
 
 
 def describe(
-    bench: Bench, what_if: WhatIf, *, ranks_per_node: int, has_bounds: bool
+    bench: Bench,
+    what_if: WhatIf,  # what is different from it
+    *,
+    ranks_per_node: int,
+    has_bounds: bool,  # points need a link that was never measured
 ) -> Iterator[str]:
-    """Yield the notes of a forecast.
-
-    Args:
-        bench: The bench.
-        what_if: What is different from it.
-        ranks_per_node: Ranks of a node.
-        has_bounds: Whether points need a link that was never measured.
-    """
+    """Yield the notes of a forecast."""
     yield from _of_nodes(bench, ranks_per_node, has_bounds)
     yield from _of_shared_devices(bench)
     if what_if.link_bits_per_s is not None:

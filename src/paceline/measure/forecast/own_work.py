@@ -34,15 +34,14 @@ class OwnWork:
 
 
 class Differences:
-    """The distribution of what differs between ranks in a step.
+    """The distribution of what differs between ranks in a step."""
 
-    Args:
-        deviations_s: Deviations from the mean, in seconds, in any order.
-        tail_factor: By how much the upper tail is stretched: 1 as the sample suggests, 0 for a
-            tail that ends with the sample.
-    """
-
-    def __init__(self, deviations_s: Sequence[float], tail_factor: float) -> None:
+    def __init__(
+        self,
+        deviations_s: Sequence[float],  # from the mean, in any order
+        # by how much the upper tail is stretched: 1 as in the sample, 0 to end with it
+        tail_factor: float,
+    ) -> None:
         self._ordered = sorted(deviations_s)
         self._tail_begin_s = self._tail_s = 0.0
         if len(self._ordered) >= 2 * _CONTINUED:
@@ -109,8 +108,7 @@ class Spread:
 def spread(rounds: Sequence[Sequence[Sequence[float]]]) -> Spread:
     """Take the variation of own work apart.
 
-    Args:
-        rounds: Seconds by round, step and rank; two or more steps in each round.
+    ``rounds`` are seconds by round, step and rank; two or more steps in each round.
     """
     ranks = range(len(rounds[0][0]))
     round_means = [[statistics.fmean(s[rank] for s in steps) for rank in ranks] for steps in rounds]

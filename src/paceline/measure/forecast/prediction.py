@@ -84,22 +84,14 @@ def predict(
     file: BenchFile,
     *,
     worlds: Sequence[int] = WORLDS,
-    networks: Sequence[Mapping[str, Any]] = (),
-    ranks_per_node: int | None = None,
-    link_bits_per_s: float | None = None,
+    networks: Sequence[Mapping[str, Any]] = (),  # what ``bench network --json`` has printed
+    ranks_per_node: int | None = None,  # None as in the bench
+    link_bits_per_s: float | None = None,  # between nodes; None as measured
 ) -> Forecast:
     """Predict the throughput of other world sizes.
 
-    Args:
-        file: The bench.
-        worlds: World sizes.
-        networks: What ``bench network --json`` has printed, on one node or on several.
-        ranks_per_node: Ranks of a node; None as in the bench.
-        link_bits_per_s: Rate of the link between nodes; None as measured.
-
-    Raises:
-        SetupError: The bench is damaged, or not enough for a forecast.
-        UsageError: ``link_bits_per_s`` is given, and the bench does not know the gradients' bytes.
+    Raises SetupError if the bench is damaged, or not enough for a forecast; UsageError if
+    ``link_bits_per_s`` is given, and the bench does not know the gradients' bytes.
     """
     bench = bench_data.summarize(file, networks)
     check(bench)

@@ -27,11 +27,7 @@ def write(run_dir: RunDir, forecast: dict[str, Any]) -> None:
 
 
 def network(file: str) -> dict[str, Any]:
-    """Return what ``bench network --json`` has written to a file.
-
-    Raises:
-        SetupError: It cannot be read, or is something else.
-    """
+    """Return what ``bench network --json`` has written to a file."""
     try:
         values = files.read_json(Path(file), most_bytes=_MOST_BYTES)
         if values["kind"] == "network" and values["version"] == network_points.VERSION:
@@ -50,12 +46,9 @@ def network(file: str) -> dict[str, Any]:
 def find(run: str) -> RunDir:
     """Return the run folder of a bench.
 
-    Args:
-        run: A run folder, the name of one below ``paceline-runs``, or the path of a bench.json;
-            empty for the newest bench there.
-
-    Raises:
-        SetupError: The folder does not exist, or no run is a bench.
+    ``run`` is a run folder, the name of one below ``paceline-runs``, or the path of a bench.json;
+    empty for the newest bench there. Raises SetupError if the folder does not exist, or no run is a
+    bench.
     """
     if not run:
         benches = [

@@ -17,33 +17,21 @@ _MOST_RANKS = 1_000_000
 
 
 def answer(
-    run: str,
+    run: str,  # run folder of a bench; empty for the newest
     *,
     as_json: bool = False,
-    worlds: str = "",
-    networks: Sequence[str] = (),
-    gpus_per_node: int | None = None,
-    link: str | None = None,
-    samples: float | None = None,
-    epochs: float | None = None,
-    price: float | None = None,
+    worlds: str = "",  # ``N,N,...``; empty for powers of two up to 4,096
+    networks: Sequence[str] = (),  # files with what ``bench network --json`` has printed
+    gpus_per_node: int | None = None,  # None as measured
+    link: str | None = None,  # between nodes; None as measured
+    samples: float | None = None,  # of an epoch; None to leave costs out
+    epochs: float | None = None,  # None for 1
+    price: float | None = None,  # of a GPU hour; None to leave money out
 ) -> str:
     """Return what ``paceline forecast`` prints.
 
-    Args:
-        run: The run folder of a bench; empty for the newest.
-        as_json: Whether to return data for a program.
-        worlds: World sizes, ``N,N,...``; empty for powers of two up to 4,096.
-        networks: Files with what ``bench network --json`` has printed.
-        gpus_per_node: Ranks of a node; None as measured.
-        link: Rate of the link between nodes; None as measured.
-        samples: Samples of an epoch; None to leave costs out.
-        epochs: Number of epochs; None for 1.
-        price: Price of a GPU hour; None to leave money out.
-
-    Raises:
-        UsageError: A value is invalid, or has no effect.
-        SetupError: There is no bench, or it is not enough.
+    Raises UsageError if a value is invalid, or has no effect; SetupError if there is no bench, or
+    it is not enough.
     """
     if samples is None:
         _require_samples(epochs=epochs, price=price)
@@ -85,11 +73,7 @@ def _without_samples() -> Finding:
 
 
 def world_sizes(words: str) -> list[int]:
-    """Return the world sizes of ``2,4,8``.
-
-    Raises:
-        UsageError: One is not a number of ranks.
-    """
+    """Return the world sizes of ``2,4,8``; raise UsageError if one is not a number of ranks."""
     sizes = []
     for word in words.split(","):
         size = int(word) if word.strip().isdecimal() and len(word) < 10 else 0
@@ -103,8 +87,7 @@ def world_sizes(words: str) -> list[int]:
 def bits_per_s(rate: str) -> float:
     """Return the rate of a link such as ``100Gbit`` or ``25 Gbit/s``, in bits per second.
 
-    Raises:
-        UsageError: It has no number, or no unit.
+    Raises UsageError if it has no number, or no unit.
     """
     match = _RATE.fullmatch(rate.strip())
     value = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0

@@ -13,12 +13,7 @@ _LONGEST_COMMAND = 60
 
 
 def render(forecast: Forecast, costs: Sequence[Cost] = ()) -> str:
-    """Return the forecast as text.
-
-    Args:
-        forecast: The forecast.
-        costs: What training costs at each point; empty to leave it out.
-    """
+    """Return the forecast as text; without costs what training costs is left out."""
     lines = [
         f"forecast of {_command(forecast)}",
         "",

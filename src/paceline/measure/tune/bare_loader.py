@@ -14,11 +14,7 @@ from paceline.errors import Finding, UsageError
 
 
 def load(subject: str) -> Any:
-    """Return the dataset that ``module:dataset`` names; a function or class is called.
-
-    Raises:
-        UsageError: The module or name does not exist, or the dataset is empty.
-    """
+    """Return the dataset that ``module:dataset`` names; a function or class is called."""
     from torch.utils.data import IterableDataset
 
     module_name, _, path = subject.partition(":")

@@ -55,9 +55,8 @@ class BatchTuning:
     def run(self, progress: Progress) -> BatchAnswer:
         """Measure larger and larger batches.
 
-        Raises:
-            RunError: The script fails with its own batch size in the option.
-            UsageError: The option does not change the batches.
+        Raises RunError if the script fails with its own batch size in the option; UsageError if the
+        option does not change the batches.
         """
         deadline_s = time.monotonic() + self.seconds
         free_bytes = psutil.virtual_memory().available

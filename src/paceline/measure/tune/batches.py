@@ -39,9 +39,8 @@ class BatchSize:
 def next_size(sizes: Sequence[BatchSize], *, free_bytes: int) -> tuple[int, str]:
     """Return the next number to try; 0 with the reason if there is none.
 
-    Args:
-        sizes: What was measured, the smallest first; not empty.
-        free_bytes: Free memory of the machine before the first size.
+    ``sizes`` are those measured, the smallest first; not empty. ``free_bytes`` is the free memory
+    of the machine before the first size.
     """
     last = sizes[-1]
     if len(sizes) >= _MOST_SIZES:

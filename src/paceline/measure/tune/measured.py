@@ -107,11 +107,9 @@ class Measured:
 
 
 def waiting_share(memory: intervals.Blocks, loading: intervals.Blocks) -> Interval:
-    """Return the share of a step in which the loop waits for data.
+    """Return the share of a step in which the loop waits for data, from seconds per batch.
 
-    Args:
-        memory: Seconds per batch where the loop gets the same batch again and again.
-        loading: Seconds per batch with the loader.
+    In ``memory`` the loop gets the same batch again and again; in ``loading`` the loader's.
     """
     ratio = intervals.ratio(memory, loading)
     return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)

@@ -72,11 +72,7 @@ def placed(facts: LoaderFacts, setting: LoaderSetting) -> list[str]:
     """Return the lines to paste after their place in the script, on lines of 80 columns.
 
     Threads are set at the begin of a script, and TrainingArguments elsewhere than the place of the
-    loader, which is where the Trainer of transformers starts.
-
-    Args:
-        facts: The script's loader.
-        setting: The setting, another one than the script's.
+    loader, which is where the Trainer of transformers starts. The setting is not the script's.
     """
     call, *further = paste(facts, setting)
     is_call_there = call.startswith(("DataLoader", "session"))

@@ -44,12 +44,7 @@ LEAST_FREE_SHARE = 0.1
 
 
 class ScriptEnded(Exception):
-    """The script ended before a measurement was complete.
-
-    Attributes:
-        status: Exit status of ``paceline run``.
-        finding: What it found when the script failed; None if it found nothing.
-    """
+    """The script ended before a measurement was complete."""
 
     def __init__(self, status: int, finding: Finding | None) -> None:
         super().__init__(f"exit status {status}")
@@ -82,17 +77,15 @@ class Start:
 
 
 class TrialRun:
-    """A script that trains, whose loader takes commands; a context that ends it.
-
-    Args:
-        start: What to start.
-        folder: An empty folder for everything that is written.
-        deadline_s: When to give up, on the clock of ``time.monotonic``.
-        tick: Called several times a second while something is awaited.
-    """
+    """A script that trains, whose loader takes commands; a context that ends it."""
 
     def __init__(
-        self, start: Start, folder: Path, *, deadline_s: float, tick: Callable[[], None]
+        self,
+        start: Start,
+        folder: Path,  # empty; for everything that is written
+        *,
+        deadline_s: float,  # on the clock of ``time.monotonic``
+        tick: Callable[[], None],  # called several times a second while something is awaited
     ) -> None:
         self._start, self._folder = start, folder
         self._deadline_s, self._tick = deadline_s, tick
@@ -123,9 +116,7 @@ class TrialRun:
     def facts(self) -> tuple[LoaderFacts, int]:
         """Wait until all ranks train; return what rank 0 sees of its loader, and the ranks here.
 
-        Raises:
-            ScriptEnded: The script ended before that.
-            TimeIsUp: The deadline passed.
+        Raises ScriptEnded if the script ended before that; TimeIsUp if the deadline passed.
         """
         while not self._are_ready():
             self._pause()
@@ -148,20 +139,12 @@ class TrialRun:
         return int(plan["nproc"]["value"])
 
     def measure(self, source: str, setting: LoaderSetting, *, least_s: float) -> Window:
-        """Let the training loop read in one way for a while.
+        """Let the training loop read in one way, ``CACHED`` or ``CHANGED``, for a while.
 
-        Args:
-            source: ``CACHED`` or ``CHANGED``.
-            setting: The settings, those of the script for ``CACHED``.
-            least_s: Length of the measurement in seconds; it takes longer, up to
-                ``MOST_WINDOW_S``, where batches are slow.
-
-        Raises:
-            ScriptEnded: The script ended.
-            TimeIsUp: The deadline passed.
-            TooSlow: ``MOST_WINDOW_S`` passed with too few batches.
-            SettingFailed: The loader does not work with these settings.
-            MemoryIsShort: The machine has little memory left.
+        It takes longer than ``least_s``, up to ``MOST_WINDOW_S``, where batches are slow.
+        ``CACHED`` has the settings of the script. Raises ScriptEnded, TimeIsUp, TooSlow if
+        ``MOST_WINDOW_S`` passed with too few batches, SettingFailed if the loader does not work
+        with these settings, and MemoryIsShort if the machine has little memory left.
         """
         num_workers = setting.num_workers
         number = self._order(source, setting)
@@ -210,9 +193,8 @@ class TrialRun:
     def _pause(self) -> None:
         """Wait a moment.
 
-        Raises:
-            TimeIsUp: The deadline has passed.
-            MemoryIsShort: The machine has little memory left.
+        Raises TimeIsUp if the deadline has passed; MemoryIsShort if the machine has little memory
+        left.
         """
         self._tick()
         if time.monotonic() > self._deadline_s:

@@ -57,9 +57,8 @@ class Tuning:
     def run(self, progress: Progress) -> Answer:
         """Measure until nothing is left to learn or the time is up.
 
-        Raises:
-            RunError: The script failed, ended or was too slow before its own settings were
-                measured.
+        Raises RunError if the script failed, ended or was too slow before its own settings were
+        measured.
         """
         deadline_s = time.monotonic() + self.seconds
         cut_short = self._measure(deadline_s, progress)

@@ -46,15 +46,11 @@ def measure(by_rank: Mapping[int, Iterable[Delivery]], number: int, *, num_worke
 
 
 def rounds(times_ns: Sequence[int], num_workers: int) -> list[float]:
-    """Return the seconds per batch of each round.
+    """Return the seconds per batch of each round, from the times when batches came.
 
     The first batches are left out: while the loop waits for the first one, the other workers read
     theirs, so up to ``num_workers`` more batches are there sooner than they will be later. So are
-    all batches of the first moment.
-
-    Args:
-        times_ns: When batches came.
-        num_workers: Workers that read them; 0 for the training process.
+    all batches of the first moment. 0 workers: the training process reads them.
     """
     begin_ns = times_ns[0] + _SETTLE_NS if times_ns else 0
     settled = [time for time in times_ns[1 + num_workers :] if time >= begin_ns]
@@ -68,13 +64,9 @@ def rounds(times_ns: Sequence[int], num_workers: int) -> list[float]:
 
 
 def is_enough(window: Window, num_ranks: int, *, least_s: float, is_last: bool) -> bool:
-    """Return whether a window is long enough.
+    """Return whether a window is long enough: ``least_s`` if rounds are short.
 
-    Args:
-        window: What was measured so far.
-        num_ranks: Number of ranks.
-        least_s: Length of a window in seconds, if rounds are short.
-        is_last: Whether the window cannot become longer; fewer rounds are enough then.
+    Fewer rounds are enough if ``is_last``: the window cannot become longer.
     """
     least = _LAST_ROUNDS if is_last else _LEAST_ROUNDS
     has_rounds = len(window.seconds) >= least * num_ranks

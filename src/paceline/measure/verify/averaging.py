@@ -49,12 +49,7 @@ def main_training(world: World) -> tuple[Training, ...] | None:
 
 
 def are_averaged(ranks: Sequence[Training], *, until: int | None = None) -> bool:
-    """Return whether ranks apply equal gradients, which differ from step to step.
-
-    Args:
-        ranks: The records of an optimizer, of every rank.
-        until: The last step to look at; None for all.
-    """
+    """Return whether ranks apply equal gradients, up to a step, which differ from step to step."""
     gradients = _gradients(ranks, until=until)
     equal = [values[0] for values in gradients if len(set(values)) == 1 and values[0] is not None]
     is_enough = len(equal) >= min(_LEAST_STEPS, len(gradients)) and len(equal) > 0

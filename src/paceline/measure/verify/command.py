@@ -66,13 +66,7 @@ class _TooLongError(Exception):
 
 
 class _Proof(threading.Thread):
-    """The proof of the loss: another start of the script, beside the trials.
-
-    Args:
-        requested: The script.
-        text: Its text.
-        folder: For its run folders.
-    """
+    """The proof of the loss: another start of the script, beside the trials."""
 
     def __init__(self, requested: Request, text: str, folder: Path) -> None:
         super().__init__(daemon=True)
@@ -106,18 +100,11 @@ class _Proof(threading.Thread):
 def verify(requested: Request, *, as_json: bool, is_apart: bool = False) -> int:
     """Run the script on each number of ranks, print what was compared, and return the exit status.
 
-    Args:
-        requested: The script, the numbers of ranks and the steps. ``scaling`` is ``"strong"`` if it
-            has a ``batch_option``.
-        as_json: Whether to print data for a program.
-        is_apart: Whether ranks train apart on purpose.
-
-    Raises:
-        UsageError: The request cannot be carried out, or the script does not follow
-            ``--batch-option``.
-        SetupError: The run folder cannot be written.
-        RunError: The script has run on no number of ranks, or nothing in it could be compared and
-            it made no optimizer step.
+    ``scaling`` is ``"strong"`` if the request has a ``batch_option``; with ``is_apart`` ranks train
+    apart on purpose. Raises UsageError if the request cannot be carried out, or the script does not
+    follow ``--batch-option``; SetupError if the run folder cannot be written; RunError if the
+    script has run on no number of ranks, or nothing could be compared and it made no optimizer
+    step.
     """
     text = script.read(Options(script=requested.command[0], module=requested.is_module))
     if requested.global_batch is not None:
@@ -198,8 +185,7 @@ def _trial(requested: Request, size: int, folder: Path) -> Trial:
 def _with_batch(requested: Request, world: World) -> Request:
     """Return the request with the global batch of its first trial, which the others must have.
 
-    Raises:
-        UsageError: The batch is unknown, cannot be divided, or does not follow the option.
+    Raises UsageError if the batch is unknown, cannot be divided, or does not follow the option.
     """
     measured, expected = batch_of(world), requested.global_batch
     if not measured:
@@ -213,11 +199,7 @@ def _with_batch(requested: Request, world: World) -> Request:
 
 
 def _require_something(runs: Runs, properties: Sequence[Property]) -> None:
-    """Refuse a result in which nothing was trained and nothing is judged: it looks like a success.
-
-    Raises:
-        RunError: No optimizer step was made, and no property could be compared.
-    """
+    """Refuse a result in which nothing was trained or judged: it looks like a success."""
     verdicts = [verdict for compared in properties for verdict in compared.verdicts.values()]
     is_nothing_judged = {verdict.state for verdict in verdicts} == {NOT_JUDGED}
     has_trained = any(_num_steps(world) for world in runs.worlds.values())
@@ -234,8 +216,8 @@ def _num_steps(world: World) -> int:
 def require_batch_option(option: str, global_batch: int | None) -> None:
     """Check the options for the batch.
 
-    Raises:
-        UsageError: The option has no place for the batch of a rank, or the batch has no option.
+    Raises UsageError if the option has no place for the batch of a rank, or the batch has no
+    option.
     """
     if global_batch is not None and not option:
         what = "--global-batch has no effect without --batch-option"

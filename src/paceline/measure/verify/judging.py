@@ -27,12 +27,7 @@ Judge = Callable[[World, World | None], Verdict]
 
 
 def judge(worlds: Mapping[int, World], proof: Proof) -> list[Property]:
-    """Return the properties of a script, from what its ranks have recorded.
-
-    Args:
-        worlds: The records by number of ranks.
-        proof: What the proof of its loss has shown.
-    """
+    """Return the properties of a script, from what its ranks have recorded."""
     one = worlds.get(1)
     proven = Property("rows", "loss is a mean over rows", {min(worlds): _of_proof(proof)})
     return [proven] + [

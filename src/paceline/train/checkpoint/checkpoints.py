@@ -37,21 +37,15 @@ class Checkpoints:
     A state is a flat mapping from names to tensors, plain or sharded (DTensor), or to picklable
     objects. Everything is the same on all ranks, except sharded tensors and the names under
     ``rank/<r>/``, which only rank r has.
-
-    Args:
-        folder: Folder of the checkpoints, one subfolder each; created by the first save.
-        world: The ranks.
-        device: Device of this rank.
-        guard: Called on rank 0 before a checkpoint is committed; raises if the folder now belongs
-            to another run.
     """
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path,  # with a subfolder for each; created by the first save
         *,
         world: World,
-        device: torch.device,
+        device: torch.device,  # of this rank
+        # called on rank 0 before a commit; raises if the folder now belongs to another run
         guard: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder, self._guard = Path(folder), guard
@@ -65,37 +59,26 @@ class Checkpoints:
 
     def save(
         self,
-        state: Mapping[str, Any],
+        state: Mapping[str, Any],  # each rank copies and writes its share of what all ranks have
         *,
-        step: int,
+        step: int,  # optimizer steps
         epoch: int,
-        metric: float | torch.Tensor | None = None,
-        mode: str = "max",
+        metric: float | torch.Tensor | None = None,  # for choosing the best; None without a metric
+        mode: str = "max",  # "max" if a greater metric is better, or "min"
+        # of this training run, including this one; those of others are never deleted
         keep_last: int = 2,
-        keep_best: int = 1,
+        keep_best: int = 1,  # of each mode, beside them
+        # return only after the commit, which saves the memory of the copy on a CPU
         wait: bool = False,
     ) -> None:
         """Save a state; a collective.
 
         Returns when the state has been copied and may change; writing continues in the background.
-        A save waits for the one before it, so at most one is in flight.
-
-        Args:
-            state: What to save. Each rank copies and writes its share of what all ranks have.
-            step: Number of optimizer steps.
-            epoch: Current epoch.
-            metric: Quality of the model, for choosing the best; None without a metric.
-            mode: ``"max"`` if a greater metric is better, ``"min"`` if a smaller one is.
-            keep_last: Number of latest checkpoints of this training run to keep, including this
-                one. Checkpoints of other training runs in the folder are never deleted.
-            keep_best: Number of best checkpoints of each mode to keep beside them.
-            wait: Whether to return only after the commit. Saves the memory of the copy on a CPU.
-
-        Raises:
-            UsageError: An option is invalid, an object cannot be pickled, or ranks differ.
-            SetupError: The folder cannot be written to, or is not the same for all ranks.
-            RunError: The disk is full. This, like every error after the copy, is raised by the next
-                ``save``, ``wait``, ``find``, ``load`` or ``close``.
+        A save waits for the one before it, so at most one is in flight. Raises UsageError if an
+        option is invalid, an object cannot be pickled, or ranks differ; SetupError if the folder
+        cannot be written to, or is not the same for all ranks; RunError if the disk is full. This,
+        like every error after the copy, is raised by the next ``save``, ``wait``, ``find``,
+        ``load`` or ``close``.
         """
         from paceline.train.checkpoint import write
 
@@ -126,18 +109,13 @@ class Checkpoints:
             self._background.start(partial(self._write, work))
 
     def wait(self) -> None:
-        """Wait until the save in flight is committed.
-
-        Raises:
-            PacelineError: The save failed.
-        """
+        """Wait until the save in flight is committed; raise PacelineError if it failed."""
         self._background.wait()
 
     def close(self) -> None:
         """Wait for the save in flight, and release all resources; may be called twice.
 
-        Raises:
-            PacelineError: The save failed.
+        Raises PacelineError if the save failed.
         """
         try:
             self._background.wait()
@@ -148,18 +126,12 @@ class Checkpoints:
     def find(self, which: str | os.PathLike[str], *, without: Collection[str] = ()) -> Saved | None:
         """Return a checkpoint; a collective. Rank 0 searches and sends the result to all ranks.
 
-        Args:
-            which: ``"latest"`` (last committed), ``"best"``, or a path: the folder of a checkpoint,
-                its name alone, or a run folder, meaning its latest.
-            without: Folders of damaged checkpoints, which the search for the latest skips.
-
-        Returns:
-            The checkpoint; None if the latest or best is requested and the folder is empty.
-
-        Raises:
-            UsageError: The path does not exist or was not committed, or the best is requested and
-                no checkpoint has a metric.
-            RunError: The checkpoint is damaged.
+        ``which`` is ``"latest"`` (last committed), ``"best"``, or a path: the folder of a
+        checkpoint, its name alone, or a run folder, meaning its latest. The search for the latest
+        skips the folders of damaged checkpoints in ``without``. Returns None if the latest or best
+        is requested and the folder is empty. Raises UsageError if the path does not exist or was
+        not committed, or the best is requested and no checkpoint has a metric; RunError if the
+        checkpoint is damaged.
         """
         # Import now, at the start of a script, rather than in its first save.
         from paceline.train.checkpoint import read, write  # noqa: F401  imported for later use
@@ -177,31 +149,22 @@ class Checkpoints:
 
     def load(
         self,
-        saved: Saved,
+        saved: Saved,  # a result of ``find``
+        # filled in place: plain or sharded, on any device, of any type
         into: Mapping[str, torch.Tensor],
+        # names of the models' other entries; None if unknown
         beside: Collection[str] | None = None,
-        own: int | None = None,
+        own: int | None = None,  # the rank whose own entries are loaded; this rank if None
         *,
-        trust: bool = False,
+        trust: bool = False,  # unpickle objects of any class, which may run code of the file
     ) -> dict[str, Any]:
         """Load a checkpoint; a collective.
 
-        Args:
-            saved: A result of ``find``.
-            into: Tensors to fill in place: plain or sharded, on any device, of any type.
-            beside: Names of the models' other entries; None if unknown.
-            own: The rank whose own entries are loaded; this rank if None.
-            trust: Whether objects of any class are unpickled, which may run code of the file.
-
-        Returns:
-            All other entries by name: new tensors on the CPU, and objects, whose tensors are on
-            this rank's device if they were on a GPU. Entries of other ranks are left out.
-
-        Raises:
-            UsageError: The checkpoint is of another model, or holds objects of classes that are not
-                plain data, see ``unpickling.load``.
-            RunError: The checkpoint is damaged. Nothing was overwritten.
-            SetupError: A rank does not see the folder.
+        Returns all entries but ``into`` by name: new tensors on the CPU, and objects, whose tensors
+        are on this rank's device if they were on a GPU. Entries of other ranks are left out. Raises
+        UsageError if the checkpoint is of another model, or holds objects of classes that are not
+        plain data (see ``unpickling.load``); RunError if it is damaged, and nothing was
+        overwritten; SetupError if a rank does not see the folder.
         """
         from paceline.train.checkpoint import read
 

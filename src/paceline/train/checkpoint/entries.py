@@ -24,13 +24,9 @@ class Entries(NamedTuple):
 def load_entries(path: Path, *, trust: bool = False) -> Entries:
     """Return the model and the other state of a checkpoint; not a collective.
 
-    Args:
-        path: Folder of a checkpoint, or of checkpoints or of a run, meaning the latest in it.
-        trust: Whether objects may be of any class, see ``unpickling.load``.
-
-    Raises:
-        UsageError: There is no checkpoint, or it needs classes that are not plain data.
-        RunError: The checkpoint is damaged.
+    The folder of checkpoints or of a run means the latest in it. ``trust``: objects may be of any
+    class, see ``unpickling.load``. Raises UsageError if there is no checkpoint, or it needs classes
+    that are not plain data; RunError if it is damaged.
     """
     values = _read(path, lambda name: _is_of_session(name) or manifest.is_of_model(name), trust)
     state = portable.lower(values.get(_SESSION, {}), values)

@@ -69,15 +69,10 @@ class Exchange:
         return self._raise_failures(cast("list[T]", answer))[0]
 
     def decide(self, work: Callable[[], T], on_main: Callable[[list[T]], Sequence[R]]) -> R:
-        """Let rank 0 decide from the values of all ranks.
+        """Let rank 0 decide from the values of all ranks; return the answer for this rank.
 
-        Args:
-            work: Returns this rank's value.
-            on_main: Takes all values, in the order of ranks, and returns an answer for each rank.
-                It is not called if a rank has failed.
-
-        Returns:
-            The answer for this rank.
+        ``on_main`` takes all values, in the order of ranks, and returns an answer for each rank. It
+        is not called if a rank has failed.
         """
         mine = self._attempt(work)
         if self._world.world_size == 1:

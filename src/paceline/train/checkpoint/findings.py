@@ -98,12 +98,7 @@ def not_writable(folder: Path, *, where: str, error: str) -> SetupError:
 
 
 def not_shared(folder: Path, *, blind: Sequence[str]) -> SetupError:
-    """Return the error that some ranks do not see the folder of rank 0.
-
-    Args:
-        folder: The folder of checkpoints, or the checkpoint.
-        blind: The ranks that do not see it, as ``"rank 3 on node-b"``.
-    """
+    """Return the error that ranks, each as ``"rank 3 on node-b"``, do not see the folder."""
     return SetupError.of(
         "run-folder-not-shared",
         f"{len(blind)} rank{'s do' if len(blind) > 1 else ' does'} not see the files that rank"

@@ -39,13 +39,7 @@ def list_paths(folder: Path) -> dict[int, Path]:
 def list_committed(folder: Path, *, is_strict: bool = True) -> list[Committed]:
     """Return the committed checkpoints of a folder, the oldest first; none if there is no folder.
 
-    Args:
-        folder: Folder of checkpoints.
-        is_strict: Whether an unreadable manifest raises an error; otherwise its checkpoint is left
-            out.
-
-    Raises:
-        RunError: A manifest cannot be read.
+    An unreadable manifest raises RunError, or its checkpoint is left out unless ``is_strict``.
     """
     committed = []
     for serial, path in list_paths(folder).items():
@@ -71,11 +65,7 @@ def last_committed(folder: Path) -> Committed | None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return the manifest of the checkpoint ``path``.
-
-    Raises:
-        RunError: The manifest cannot be read.
-    """
+    """Return the manifest of the checkpoint ``path``; raise RunError if it cannot be read."""
     try:
         return manifest.parse(read_bytes(path / MANIFEST, most_bytes=_MANIFEST_BYTES))
     except (OSError, ValueError) as error:
@@ -85,11 +75,7 @@ def read_manifest(path: Path) -> Manifest:
 def resolve(path: Path) -> Path:
     """Return the checkpoint that a path refers to: the folder itself, or the latest one in it.
 
-    Args:
-        path: Folder of a checkpoint, of checkpoints, or of a run.
-
-    Raises:
-        UsageError: The path holds no checkpoint, or one that was not committed.
+    Raises UsageError if the path holds no checkpoint, or one that was not committed.
     """
     if manifest.is_temporary(path.name) and path.is_dir():
         raise findings.unfinished(path)
@@ -115,12 +101,9 @@ def checkpoints_of(path: Path) -> Path:
 def list_of(path: Path | None) -> tuple[Path, list[Committed]]:
     """Return a folder of checkpoints and the committed, readable ones in it, the oldest first.
 
-    Args:
-        path: Folder of a run, of checkpoints, or of a checkpoint. None means the run in
-            ``paceline-runs/`` (or ``runs/``, where earlier versions put them) with the last commit.
-
-    Raises:
-        UsageError: The folder does not exist, or no run has a checkpoint.
+    ``path`` is the folder of a run, of checkpoints, or of a checkpoint. None means the run in
+    ``paceline-runs/`` (or ``runs/``, where earlier versions put them) with the last commit. Raises
+    UsageError if the folder does not exist, or no run has a checkpoint.
     """
     if path is None:
         return _newest(run_folders())

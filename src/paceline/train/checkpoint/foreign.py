@@ -37,14 +37,9 @@ class Weights:
 def read_weights(path: Path, *, trust: bool) -> Weights:
     """Return the tensors of a model in a file or folder, on the CPU.
 
-    Args:
-        path: The file or folder.
-        trust: Whether to unpickle any class, see ``unpickling.load``.
-
-    Raises:
-        UsageError: The path does not exist, or holds no tensors, or needs other classes.
-        RunError: The file cannot be read.
-        SetupError: safetensors is not installed.
+    ``trust`` is as for ``unpickling.load``. Raises UsageError if the path does not exist, holds no
+    tensors, or needs other classes; RunError if the file cannot be read; SetupError if safetensors
+    is not installed.
     """
     if not path.exists():
         what = "this file or folder does not exist"
@@ -59,8 +54,7 @@ def read_weights(path: Path, *, trust: bool) -> Weights:
 def weights_in(content: Any, where: str) -> Weights:
     """Return the tensors in a loaded object: a state_dict, a dict that holds one, a module. Pure.
 
-    Raises:
-        UsageError: There is none, or there are several under unusual names.
+    Raises UsageError if there is none, or there are several under unusual names.
     """
     if isinstance(content, torch.nn.Module):
         return Weights(_tensors(content.state_dict()))
@@ -131,16 +125,10 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def read_saved(path: Path, *, trust: bool, map_location: Any = "cpu") -> Any:
-    """Return the object in a file of ``torch.save``.
+    """Return the object in a file of ``torch.save``; ``trust`` as for ``unpickling.load``.
 
-    Args:
-        path: The file.
-        trust: Whether to unpickle any class, see ``unpickling.load``.
-        map_location: As for ``torch.load``.
-
-    Raises:
-        UsageError: It needs classes that are not plain data.
-        RunError: The file is damaged, or is not such a file.
+    Raises UsageError if it needs classes that are not plain data, RunError if the file is damaged,
+    or is not such a file.
     """
     with path.open("rb") as file:
         try:

@@ -126,11 +126,7 @@ def is_temporary(name: str) -> bool:
 def is_stale(name: str, *, host: str, is_alive: Callable[[int], bool], age_s: float) -> bool:
     """Return whether a folder was left by a dead run and may be deleted.
 
-    Args:
-        name: Name of the folder.
-        host: This machine; for folders of other machines only the age decides.
-        is_alive: Returns whether a process of this machine exists.
-        age_s: Seconds since the last write in it.
+    For folders of other machines than ``host`` only the seconds since the last write decide.
     """
     if name.startswith(".trash-"):
         return True
@@ -155,8 +151,7 @@ def dump(manifest: Manifest) -> str:
 def parse(text: str | bytes) -> Manifest:
     """Return the manifest in a file's text.
 
-    Raises:
-        ValueError: The text is not a manifest, or its version is unknown.
+    Raises ValueError if the text is not a manifest, or its version is unknown.
     """
     try:
         content = json.loads(text)
@@ -245,14 +240,10 @@ def _by_age(checkpoints: Iterable[Committed]) -> list[Committed]:
 def compare(
     saved: Saved, here: Mapping[str, TensorInfo], beside: Collection[str] | None = None
 ) -> list[str]:
-    """Return the differences between a checkpoint and the state that it is loaded into.
+    """Return the differences between a checkpoint and the tensors that it is loaded into, by name.
 
-    Types may differ: values are converted.
-
-    Args:
-        saved: The checkpoint.
-        here: Tensors by name, of models and of everything else.
-        beside: Names of the models' other entries, of any shape; None if unknown.
+    Types may differ: values are converted. ``beside`` names the models' other entries, of any
+    shape; None if unknown.
     """
     lines = []
     for name, tensor in here.items():

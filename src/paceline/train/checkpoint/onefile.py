@@ -16,20 +16,12 @@ SAFETENSORS = ".safetensors"
 
 
 def export(path: Path, outfile: Path) -> list[str]:
-    """Write the model of a checkpoint to one file, under the keys of its ``state_dict``.
+    """Write the model of a checkpoint to one file, by the keys of its ``state_dict``; return them.
 
-    Args:
-        path: Folder of a checkpoint, or of a run, meaning its latest.
-        outfile: The file. The suffix ``.safetensors`` selects that format, any other
-            ``torch.save``.
-
-    Returns:
-        The written keys.
-
-    Raises:
-        UsageError: There is no checkpoint or no model in it, or safetensors cannot hold the model.
-        RunError: The checkpoint is damaged.
-        SetupError: safetensors is not installed, or the file cannot be written.
+    The suffix ``.safetensors`` selects that format, any other ``torch.save``. Raises UsageError if
+    there is no checkpoint or no model in it, or safetensors cannot hold the model; RunError if the
+    checkpoint is damaged; SetupError if safetensors is not installed, or the file cannot be
+    written.
     """
     values = read_model(folder.resolve(path))
     temporary = outfile.with_name(f".{outfile.name}.{secrets.token_hex(4)}")
@@ -50,13 +42,8 @@ def export(path: Path, outfile: Path) -> list[str]:
 def read_model(path: Path, *, trust: bool = True) -> dict[str, Any]:
     """Return the model of a checkpoint, by the keys of its ``state_dict``.
 
-    Args:
-        path: Folder of a checkpoint.
-        trust: Whether its extra state may be of any class, see ``unpickling.load``.
-
-    Raises:
-        UsageError: There is no model in it, or it needs classes that are not plain data.
-        RunError: The checkpoint is damaged.
+    ``trust``: its extra state may be of any class, see ``unpickling.load``. Raises UsageError if
+    there is no model in it, or it needs classes that are not plain data; RunError if it is damaged.
     """
     model = entries.load_model(path, trust=trust)
     if model:

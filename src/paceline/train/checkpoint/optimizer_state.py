@@ -44,16 +44,12 @@ def of_optimizer(
 
 
 def targets_of_optimizer(
-    saved: Mapping[str, Any], number: int, names: Mapping[nn.Parameter, str]
+    # shape (``.shape``) and type (``.dtype``, as text) of the checkpoint's tensors
+    saved: Mapping[str, Any],
+    number: int,  # of the optimizer
+    names: Mapping[nn.Parameter, str],  # of parameters
 ) -> dict[str, torch.Tensor]:
-    """Return tensors to load sharded state into: shards for sharded parameters, nothing for others.
-
-    Args:
-        saved: Shape (``.shape``) and type (``.dtype``, as text) of the checkpoint's tensors, by
-            name.
-        number: Number of the optimizer.
-        names: Names of parameters.
-    """
+    """Return tensors to load sharded state into: shards for sharded parameters, else nothing."""
     targets = {}
     for parameter, name in names.items():
         if not hasattr(parameter, "device_mesh"):
@@ -85,8 +81,7 @@ def load_optimizer(
 ) -> None:
     """Load the result of ``of_optimizer``.
 
-    Raises:
-        UsageError: The checkpoint has no such optimizer, or its groups hold other parameters.
+    Raises UsageError if the checkpoint has no such optimizer, or its groups hold other parameters.
     """
     prefix = f"optimizer/{number}/"
     saved = state.get(f"{prefix}groups")

@@ -56,10 +56,6 @@ def targets_of_models(
     The first part are the parameters and buffers themselves, which need nothing more. The second
     part are copies that a hook has made; ``load_models`` passes these to the model. All other
     entries, which modules define freely, may change shape and type, and are loaded as new objects.
-
-    Args:
-        models: The user's modules.
-        state: Result of ``of_models``.
     """
     held = {
         f"{_prefix(number)}/{name}": value
@@ -81,8 +77,7 @@ def targets_of_models(
 def load_models(models: Sequence[nn.Module], state: Mapping[str, Any]) -> None:
     """Load the entries that are not filled in place, such as a module's extra state.
 
-    Raises:
-        UsageError: A module does not accept an entry of its own ``state_dict``.
+    Raises UsageError if a module does not accept an entry of its own ``state_dict``.
     """
     for number, model in enumerate(models):
         prefix = f"{_prefix(number)}/"
@@ -128,22 +123,14 @@ class Source(Protocol):
 
 
 def snapshot(
-    models: Sequence[nn.Module],
+    models: Sequence[nn.Module],  # the user's modules
     optimizers: Sequence[Optimizer],
-    own: Any,
-    random: Any,
+    own: Any,  # all other state that is the same on all ranks, nested
+    random: Any,  # state of this rank
     *,
     rank: int,
 ) -> dict[str, Any]:
-    """Return the state of a training run.
-
-    Args:
-        models: The user's modules.
-        optimizers: Optimizers of the models.
-        own: All other state that is the same on all ranks, nested.
-        random: Random state of this rank.
-        rank: Global rank.
-    """
+    """Return the state of a training run."""
     names = parameter_names(models)
     state = of_models(models)
     for number, optimizer in enumerate(optimizers):
@@ -179,27 +166,18 @@ def _own_of(state: Mapping[str, Any], unpickle: Callable[[torch.Tensor], Any]) -
 
 
 def load(
-    source: Source,
+    source: Source,  # loads checkpoints
     saved: Saved,
     models: Sequence[nn.Module],
     optimizers: Sequence[Optimizer],
-    own: int | None = None,
+    own: int | None = None,  # the rank whose own entries are loaded; this rank if None
     *,
     trust: bool = False,
 ) -> dict[str, Any]:
-    """Load a snapshot.
+    """Load a snapshot into the user's models and their optimizers.
 
-    Args:
-        source: Loads checkpoints.
-        saved: The checkpoint.
-        models: The user's modules, to fill.
-        optimizers: Their optimizers, to fill.
-        own: The rank whose own entries are loaded; this rank if None.
-        trust: Whether objects of any class are unpickled, see ``unpickling.load``.
-
-    Returns:
-        Its ``session``, ``random`` (or None) and ``world_size``; and ``own``, the rank's own
-        entries.
+    Returns its ``session``, ``random`` (or None) and ``world_size``; and ``own``, the rank's own
+    entries. ``trust`` is as for ``unpickling.load``.
     """
     present = of_models(models)
     there = entries_elsewhere([*saved.tensors, *saved.objects], present)
@@ -249,14 +227,11 @@ def entries_elsewhere(saved: Collection[str], present: Collection[str]) -> dict[
 
 
 def parameter_names(
-    models: Sequence[nn.Module], elsewhere: Mapping[str, str] | None = None
+    models: Sequence[nn.Module],
+    # result of ``entries_elsewhere``, for the names in a checkpoint
+    elsewhere: Mapping[str, str] | None = None,
 ) -> dict[nn.Parameter, str]:
-    """Return a name for each parameter, unique over all models.
-
-    Args:
-        models: The user's modules.
-        elsewhere: Result of ``entries_elsewhere``, for the names in a checkpoint.
-    """
+    """Return a name for each parameter, unique over all models."""
     names: dict[nn.Parameter, str] = {}
     for number, model in enumerate(models):
         prefix = f"{_prefix(number)}/"

@@ -23,8 +23,7 @@ _CPU = torch.device("cpu")
 def describe(path: Path) -> Saved:
     """Return a description of the checkpoint in the folder ``path``.
 
-    Raises:
-        RunError: The checkpoint is damaged.
+    Raises RunError if the checkpoint is damaged.
     """
     content = folder.read_manifest(path)
     if lines := damages(path, content.files, [unpickling.INDEX]):
@@ -65,23 +64,15 @@ def _name(dtype: torch.dtype) -> str:
 
 def read(
     saved: Saved,
-    into: Mapping[str, torch.Tensor],
-    others: Sequence[str],
+    into: Mapping[str, torch.Tensor],  # filled; plain or sharded, on any device
+    others: Sequence[str],  # names of the entries to return
     *,
-    device: torch.device = _CPU,
+    device: torch.device = _CPU,  # target of those tensors inside objects that were on a GPU
     trust: bool = False,
 ) -> dict[str, Any]:
-    """Read values of a checkpoint; not a collective.
+    """Read values of a checkpoint; not a collective. Tensors are on the CPU.
 
-    Args:
-        saved: The checkpoint.
-        into: Tensors to fill, plain or sharded, on any device.
-        others: Names of the entries to return.
-        device: Target of those tensors inside objects that were on a GPU.
-        trust: Whether objects may be of any class, see ``unpickling.load``.
-
-    Returns:
-        The entries ``others``: tensors on the CPU, and objects.
+    ``trust`` is as for ``unpickling.load``.
     """
     fresh: dict[str, Any] = {name: _empty(saved.tensors.get(name)) for name in others}
     planner = _Planner({**into, **fresh}, device, trust=trust, where=str(saved.path))
@@ -123,8 +114,7 @@ def _empty(tensor: TensorInfo | None) -> torch.Tensor | None:
 def check(saved: Saved, into: Mapping[str, torch.Tensor], beside: Collection[str] | None) -> None:
     """Compare a checkpoint with the state to load it into, see ``manifest.compare``.
 
-    Raises:
-        UsageError: The checkpoint is of another model.
+    Raises UsageError if the checkpoint is of another model.
     """
     if lines := manifest.compare(
         saved, {name: info(tensor) for name, tensor in into.items()}, beside

@@ -22,13 +22,12 @@ _ALIGNMENT = 64  # bytes; a cache line, and a multiple of the size of every type
 
 
 class Staging:
-    """Copies of tensors on the CPU, in buffers that are reused if the next save is near.
+    """Copies of tensors on the CPU, in buffers that are reused if the next save is near."""
 
-    Args:
-        device: Device of this rank's tensors; for a GPU the buffers are pinned.
-    """
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self,
+        device: torch.device,  # of this rank's tensors; for a GPU the buffers are pinned
+    ) -> None:
         self._device = device
         self._pin = device.type == "cuda"
         self._buffers: dict[str, torch.Tensor] = {}
@@ -40,11 +39,9 @@ class Staging:
     def copy(
         self, tensors: Mapping[str, torch.Tensor]
     ) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
-        """Copy tensors.
+        """Copy tensors; return the copies by name, and a function to call before reading them.
 
-        Returns:
-            The copies by name, and a function to call before reading them. Copies from a GPU are
-            queued on its current stream.
+        Copies from a GPU are queued on its current stream.
         """
         self._cancel_release()
         self._note_begin()
@@ -112,14 +109,9 @@ class Staging:
 def choose_hold_s(*, num_bytes: int, interval_s: float | None, available_bytes: int) -> float:
     """Return for how many seconds after a commit the buffers stay. Pure.
 
-    Args:
-        num_bytes: Size of the buffers.
-        interval_s: Seconds between the last two saves; None after the first.
-        available_bytes: Memory that the system has left beside the buffers.
-
-    Returns:
-        Twice the interval, after which the next save is overdue; 0 if saves are rare, or if little
-        memory is left.
+    That is twice the interval, after which the next save is overdue; 0 if saves are rare, or if
+    little memory is left beside the buffers. ``interval_s`` is that of the last two saves, None
+    after the first.
     """
     if interval_s is None or interval_s > _NEAR_S:
         return 0.0

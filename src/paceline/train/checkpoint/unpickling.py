@@ -53,15 +53,9 @@ def allow(kind: Any) -> Any:
 def load(file: BinaryIO, *, trust: bool, where: str, map_location: Any = None) -> Any:
     """Return the object in a file of ``torch.save``.
 
-    Args:
-        file: The file.
-        trust: Whether to unpickle any class, which may run code that the file names.
-        where: The checkpoint, for the message.
-        map_location: As for ``torch.load``.
-
-    Raises:
-        UsageError: The file needs other classes, and is not to be trusted.
-        UnpicklingError: It is not a file of ``torch.save``.
+    ``trust`` unpickles any class, which may run code that the file names; ``where`` is for the
+    message. Raises UsageError if the file needs other classes, and is not to be trusted,
+    UnpicklingError if it is not a file of ``torch.save``.
     """
     try:
         with safe_globals(_allowed()):
@@ -168,11 +162,7 @@ class IndexReader(FileSystemReader):
         self._folder = path
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the index.
-
-        Raises:
-            UsageError: The index holds objects of other classes.
-        """
+        """Return the index; raise UsageError if it holds objects of other classes."""
         with (self._folder / INDEX).open("rb") as file:
             metadata: Metadata = _IndexUnpickler(file, str(self._folder)).load()
         storage = getattr(metadata, "storage_meta", None) or StorageMeta()

@@ -11,13 +11,9 @@ from paceline.train.checkpoint.manifest import FileInfo, Manifest
 
 
 def verify(path: Path) -> Manifest:
-    """Read every file of the checkpoint in the folder ``path``, and compare it with the manifest.
+    """Read every file of the checkpoint ``path``, and compare it with the manifest; return that.
 
-    Returns:
-        The manifest.
-
-    Raises:
-        RunError: A file is missing, truncated or changed.
+    Raises RunError if a file is missing, truncated or changed.
     """
     content = folder.read_manifest(path)
     if lines := damages(path, content.files, sorted(content.files)):

@@ -94,12 +94,8 @@ class _Planner(DefaultSavePlanner):
 def draft(state: Mapping[str, Any], *, rank: int, world_size: int, where: str, copy: Copy) -> Draft:
     """Return this rank's share of a state, copied.
 
-    Args:
-        state: Tensors and picklable objects, by name.
-        rank: Global rank.
-        world_size: Number of ranks.
-        where: This rank and its host, for messages.
-        copy: Copies tensors, or returns them unchanged.
+    ``where`` is this rank and its host, for messages. ``copy`` copies tensors, or returns them
+    unchanged.
     """
     share = _choose_share(state, rank, world_size)
     tensors = {
@@ -155,24 +151,16 @@ def _describe(state: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def write(
-    make_draft: Callable[[], Draft],
-    to: Path,
-    description: Manifest,
+    make_draft: Callable[[], Draft],  # or raises an error that all ranks must get
+    to: Path,  # folder of checkpoints
+    description: Manifest,  # the manifest without files
     *,
     keep: Keep,
     exchange: Exchange,
+    # on rank 0 before the commit; raises if another run now owns the folder
     guard: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write a checkpoint, commit it, and delete those that are not kept; a collective.
-
-    Args:
-        make_draft: Returns this rank's draft, or raises an error that all ranks must get.
-        to: Folder of checkpoints.
-        description: The manifest without files.
-        keep: Numbers of checkpoints to keep.
-        exchange: The ranks.
-        guard: Called on rank 0 before the commit; raises if the folder now belongs to another run.
-    """
+    """Write a checkpoint, commit it, and delete those that are not kept; a collective."""
     work = _Work(to, description, exchange, guard)
     try:
         order = exchange.decide(lambda: work.offer(make_draft()), work.plan)

@@ -63,13 +63,8 @@ def _begins_training(situation: Situation) -> bool:
 def emptied(batch: Any, situation: Situation, *, num_rows: int) -> Any:
     """Return a batch with zero rows; None if its type is unknown, so that it must be left out.
 
-    Args:
-        batch: A batch of real samples.
-        situation: The facts that decided for an empty batch.
-        num_rows: Number of samples in ``batch``.
-
-    Raises:
-        UsageError: The type is unknown, and other ranks wait for this one in the loop's body.
+    ``batch`` has real samples; ``situation`` decided for an empty batch. Raises UsageError if the
+    type is unknown, and other ranks wait for this one in the loop's body.
     """
     if can_be_emptied(batch, num_rows=num_rows):
         return without_rows(batch, num_rows=num_rows)
@@ -98,14 +93,7 @@ def _cannot_take_part(batch: Any) -> UsageError:
 def batch_size_for(length: int, batch_size: int, world_size: int, *, least: int = 2) -> int | None:
     """Return the closest batch size that gives every rank ``least`` rows of every batch.
 
-    Args:
-        length: Samples in the epoch.
-        batch_size: Current samples in a global batch.
-        world_size: Number of ranks.
-        least: Minimum rows per rank.
-
-    Returns:
-        The batch size; None if there are too few samples.
+    ``length`` is that of the epoch, in samples. None if there are too few.
     """
     needed = least * world_size
     most = min(length, max(needed, 2 * batch_size) + needed)
@@ -116,10 +104,8 @@ def batch_size_for(length: int, batch_size: int, world_size: int, *, least: int 
 def advice(length: int | None, batch_size: int, world: World) -> str:
     """Return a fix to paste: a batch size that gives every rank two rows of every batch.
 
-    Args:
-        length: Samples in the epoch; None if unknown, or if the last batch is dropped already.
-        batch_size: Current samples in a global batch.
-        world: The ranks.
+    ``length`` is that of the epoch, in samples; None if unknown, or if the last batch is dropped
+    already.
     """
     better = None if length is None else batch_size_for(length, batch_size, world.world_size)
     if better is None:

@@ -39,10 +39,7 @@ def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return a user's DataLoader as arguments for ``Loader``.
 
     Its batches are rebuilt from its dataset, sampler and collate function, which determine what it
-    yields.
-
-    Raises:
-        UsageError: The DataLoader overrides ``__iter__`` or has no batch size.
+    yields. Raises UsageError if the DataLoader overrides ``__iter__`` or has no batch size.
     """
     if type(loader).__iter__ is not DataLoader.__iter__ and not _is_stateful(loader):
         raise _refusal(
@@ -194,8 +191,7 @@ def _refusal_of_mapping(dataset: Mapping[Any, Any]) -> UsageError:
 def check_stream(stream: Any) -> None:
     """Refuse a stream that seems to divide itself among ranks; skipped if ``sharded`` was given.
 
-    Raises:
-        UsageError: The source of its ``__iter__`` mentions the rank.
+    Raises UsageError if the source of its ``__iter__`` mentions the rank.
     """
     try:
         source = inspect.getsource(type(stream).__iter__)
@@ -217,9 +213,7 @@ def check_library(stream: Any, *, world_size: int) -> None:
     """Refuse a stream that a library divided among ranks; skipped if ``sharded`` was given.
 
     Detects ``datasets.distributed.split_dataset_by_node`` and webdataset's ``split_by_node``.
-
-    Raises:
-        UsageError: Each rank would get a part of its part.
+    Raises UsageError if each rank would get a part of its part.
     """
     by = _shared_by(stream) if world_size > 1 else None
     if by is not None:

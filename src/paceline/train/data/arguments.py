@@ -35,9 +35,8 @@ def division(
 ) -> Division:
     """Return the division that the arguments of ``Session.loader`` describe.
 
-    Raises:
-        UsageError: Options exclude each other, a batch size is invalid, or the sampler divides
-            samples among ranks.
+    Raises UsageError if options exclude each other, a batch size is invalid, or the sampler divides
+    samples among ranks.
     """
     has_size = batch_size is not None or per_rank_batch_size is not None
     has_order = shuffle or sampler is not None
@@ -85,11 +84,7 @@ def contradiction(what: str) -> UsageError:
 
 
 def global_batch_size(batch_size: int | None, per_rank: int | None, world_size: int) -> int:
-    """Return the number of samples in a batch, over all ranks.
-
-    Raises:
-        UsageError: Neither or both sizes are given, or the size is not a positive int.
-    """
+    """Return the samples in a batch of all ranks; UsageError unless one size is given."""
     if (batch_size is None) == (per_rank is None):
         raise option_contradicted(
             "batch_size and per_rank_batch_size "
@@ -113,13 +108,9 @@ def global_batch_size(batch_size: int | None, per_rank: int | None, world_size: 
 def adopted(data: Any, arguments: dict[str, Any], *, per_rank: bool) -> tuple[Any, dict[str, Any]]:
     """Return the dataset and arguments of a loader, taken from a user's DataLoader if given.
 
-    Args:
-        data: A dataset or a DataLoader.
-        arguments: Arguments of ``Session.loader`` that are not None.
-        per_rank: Whether the DataLoader's batch size is per rank.
-
-    Raises:
-        UsageError: An argument conflicts with the DataLoader, or the DataLoader cannot be divided.
+    ``arguments`` of ``Session.loader`` are not None. ``per_rank``: the DataLoader's batch size is
+    per rank. Raises UsageError if an argument conflicts with the DataLoader, or that cannot be
+    divided.
     """
     if not isinstance(data, DataLoader):
         if per_rank:

@@ -171,11 +171,7 @@ class ArrayDataset(Dataset[tuple[torch.Tensor, ...]]):
 
 
 class _Field:
-    """One array, with a row for each sample.
-
-    Args:
-        values: NumPy array, tensor, or sequence of numbers.
-    """
+    """One array with a row for each sample: NumPy's, a tensor, or a sequence of numbers."""
 
     def __init__(self, values: Any) -> None:
         if isinstance(values, torch.Tensor):
@@ -238,24 +234,17 @@ def _has_channels_last(shape: tuple[int, ...], channels: str | None) -> bool:
 
 
 class ArrayReader:
-    """Reads the batches of an epoch for a loader.
-
-    Args:
-        dataset: The arrays.
-        subsets: Indices into the arrays, or into the next subset's indices; the outermost first.
-        seed: Seed of the run.
-        finishes: Whether to transform the rows, which else is done by ``finished`` on the device.
-        splits: Whether to return a list of samples, for a collate function.
-    """
+    """Reads the batches of an epoch for a loader."""
 
     def __init__(
         self,
         dataset: ArrayDataset,
+        # indices into the arrays, or into the next subset's; the outermost first
         subsets: Sequence[Sequence[int]],
         *,
         seed: int,
-        finishes: bool,
-        splits: bool,
+        finishes: bool,  # transform the rows, which else ``finished`` does on the device
+        splits: bool,  # return a list of samples, for a collate function
     ) -> None:
         self._dataset, self._subsets, self._seed = dataset, subsets, seed
         self._finishes, self._splits = finishes or splits, splits
@@ -285,12 +274,9 @@ def key_of(seed: int, epoch: int) -> int:
 def base_of(dataset: Any) -> tuple[ArrayDataset, list[Sequence[int]]] | None:
     """Return the arrays that a dataset reads, and the indices of the subsets around them.
 
-    Args:
-        dataset: Any dataset. A ``Subset``, as ``random_split`` makes it, leads to the dataset
-            inside; a class derived from it may change the samples.
-
-    Returns:
-        The two, the outermost subset first; None if the dataset does not only read from arrays.
+    The outermost subset is first; None if the dataset does not only read from arrays. A ``Subset``,
+    as ``random_split`` makes it, leads to the dataset inside; a class derived from it may change
+    samples.
     """
     subsets = []
     while type(dataset) is Subset:

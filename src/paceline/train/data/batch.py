@@ -23,15 +23,11 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def without_rows(batch: Any, *, num_rows: int = 1) -> Any:
-    """Return a batch of the same structure with zero rows.
+    """Return a batch of the same structure with zero rows, from one of real samples.
 
     A list holds either fields, each a stack of rows, or an entry for each sample, as
     ``tuple(zip(*samples))`` makes of pictures of many sizes. ``_has_entries`` decides from its
     length and content.
-
-    Args:
-        batch: A batch of real samples, for its structure.
-        num_rows: Number of samples in ``batch``.
     """
     return selected(batch, [], num_rows=num_rows)
 

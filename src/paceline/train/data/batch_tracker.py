@@ -61,12 +61,7 @@ class BatchTracker:
         return self.state_of(iteration, with_grad)
 
     def state_of(self, iteration: Iteration, with_grad: bool | None = None) -> LoopState:
-        """Return what a loop is doing.
-
-        Args:
-            iteration: The loop.
-            with_grad: Whether autograd is enabled; None means as for the last batch.
-        """
+        """Return what a loop is doing; ``with_grad`` None means as for the last batch."""
         if with_grad is None:
             with_grad = iteration.with_grad
         if not iteration.live:
@@ -146,17 +141,11 @@ class BatchTracker:
     def take(self, *, weighted: bool = False) -> Rows | None:
         """Return the rows of the batch that a backward belongs to, and reset the count of batches.
 
-        Args:
-            weighted: Whether the caller gives the weight. Several loops are possible then: the rows
-                are those of the first, and the group ends if it does for one of them.
-
-        Returns:
-            The rows of the batch yielded since the last call. Without a new batch, the rows of the
-            last call (a second loss of the same batch). None if no batch was yielded, or only by
-            evaluations.
-
-        Raises:
-            UsageError: The loss may belong to several batches.
+        They are those of the batch yielded since the last call; without a new batch, of the last
+        call (a second loss of the same batch). None if no batch was yielded, or only by
+        evaluations. If the caller gives the weight, several loops are possible: the rows are those
+        of the first, and the group ends if it does for one of them. Raises UsageError if the loss
+        may belong to several batches.
         """
         recent = [loop for loop in self._iterations if loop.num_batches]
         try:
@@ -217,8 +206,7 @@ class BatchTracker:
     def _record_weighted(self, source: Iteration, recent: list[Iteration]) -> None:
         """Record a backward that trains on the batches of all live loops, as in ``zip``.
 
-        Raises:
-            UsageError: The loss is of both another rank's rows and this rank's.
+        Raises UsageError if the loss is of both another rank's rows and this rank's.
         """
         zipped = [loop for loop in recent if loop.live and loop.with_grad]
         for loop in {source, *zipped}:

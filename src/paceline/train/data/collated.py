@@ -28,14 +28,14 @@ class Unit(NamedTuple):
 
 
 class Counted:
-    """A collate function that returns each batch with its unit, see ``unit_of``.
+    """A collate function that returns each batch with its unit, see ``unit_of``."""
 
-    Args:
-        collate: The user's function, or torch's.
-        of_rows: Whether it may change the number of rows, which torch's does not.
-    """
-
-    def __init__(self, collate: Callable[[Any], Any], *, of_rows: bool) -> None:
+    def __init__(
+        self,
+        collate: Callable[[Any], Any],  # the user's, or torch's
+        *,
+        of_rows: bool,  # it may change the number of rows, which torch's does not
+    ) -> None:
         self._collate, self._of_rows = collate, of_rows
         self._num_fields = 0  # length of a batch that is a list of fields, once that is certain
 
@@ -49,28 +49,27 @@ class Counted:
 
 
 class Units:
-    """The units of a loader's batches so far, over all ranks.
+    """The units of a loader's batches so far, over all ranks."""
 
-    Args:
-        first_of: Sets a store key if it is unset, and returns its value.
-        matter: Whether weights can matter: with several ranks, or with accumulation.
-    """
-
-    def __init__(self, first_of: Callable[[str, str], str], *, matter: bool) -> None:
+    def __init__(
+        self,
+        # sets a store key if it is unset, and returns its value
+        first_of: Callable[[str, str], str],
+        *,
+        matter: bool,  # weights can matter: with several ranks, or with accumulation
+    ) -> None:
         self._first_of, self.matter = first_of, matter
         self._usual: dict[str, int] = {}
         self.is_counted = False  # whether the collate function returns units beside batches
 
     def counted(
-        self, collate: Callable[[Any], Any] | None, *, only_labels: Sequence[Any] = ()
+        self,
+        collate: Callable[[Any], Any] | None,  # the user's; None for torch's
+        *,
+        # of a dataset whose batches are indexed at once and need no collation
+        only_labels: Sequence[Any] = (),
     ) -> Any:
-        """Return a collate function that returns units too, if they can matter.
-
-        Args:
-            collate: The user's function; None for torch's.
-            only_labels: Tensors or arrays of a dataset whose batches are indexed at once and need
-                no collation.
-        """
+        """Return a collate function that returns units too, if they can matter."""
         if not self.matter or (only_labels and not any(map(_may_ignore, only_labels))):
             return collate
         self.is_counted = True
@@ -79,9 +78,7 @@ class Units:
     def see(self, unit: Unit | None, num_rows: int) -> str:
         """Return why weighting by samples is wrong; empty while every sample has equally many.
 
-        Args:
-            unit: Unit of a batch.
-            num_rows: This rank's samples in the batch; borrowed rows have no weight.
+        ``num_rows`` are this rank's samples in the batch; borrowed rows have no weight.
         """
         if unit is None or not num_rows:
             return ""
@@ -111,9 +108,7 @@ def _may_ignore(labels: Any) -> bool:
 def unit_of(batch: Any, num_samples: int) -> Unit | None:
     """Return the rows or labels whose number per sample is not one; None if there are none.
 
-    Args:
-        batch: Result of the collate function.
-        num_samples: Number of its samples; 0 if the number of rows cannot differ.
+    ``num_samples`` is 0 if the number of rows cannot differ.
     """
     rows = _rows(batch, num_samples) if num_samples else None
     return rows or _labels(batch)

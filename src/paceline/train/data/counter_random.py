@@ -107,9 +107,8 @@ class SampleRandom:
 def mixed_numbers(key: int, numbers: np.ndarray) -> np.ndarray:
     """Return a random number of 64 bits for each of some numbers, a function of it and a key.
 
-    Args:
-        key: Number of at most 64 bits; of a longer one, the lowest 64.
-        numbers: A uint64 array. Different numbers have different results.
+    Of a longer key, the lowest 64 bits count. ``numbers`` is a uint64 array; different numbers have
+    different results.
     """
     start = np.uint64(key & 0xFFFFFFFFFFFFFFFF)
     return _mixed(start + GAMMA * (numbers + np.uint64(1)))
@@ -118,13 +117,8 @@ def mixed_numbers(key: int, numbers: np.ndarray) -> np.ndarray:
 def counted_bits(states: np.ndarray, first: int, count: int) -> Iterator[np.ndarray]:
     """Yield random numbers of 64 bits, ``first`` to ``first + count - 1`` of each state.
 
-    Args:
-        states: A uint64 array of shape ``[rows]``, from ``mixed_numbers``.
-        first: The first number's place, from 1.
-        count: Numbers for each row.
-
-    Yields:
-        For some of the rows at a time, a new uint64 array of shape ``[some, count]``.
+    ``states`` is a uint64 array of shape ``[rows]``, from ``mixed_numbers``; places count from 1.
+    For some of the rows at a time, it yields a new uint64 array of shape ``[some, count]``.
     """
     steps = GAMMA * np.arange(first, first + count, dtype=np.uint64)
     size = max(1, _BLOCK // max(1, count))

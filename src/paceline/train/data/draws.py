@@ -11,14 +11,13 @@ from paceline.train.data.order import derive
 
 
 class Draws:
-    """Draws from a sampler, with a random state that is a function of seed and epoch.
+    """Draws from a sampler, with a random state that is a function of seed and epoch."""
 
-    Args:
-        sampler: The user's sampler or batch sampler; None without one.
-        seed: Seed of the run.
-    """
-
-    def __init__(self, sampler: Any, seed: int) -> None:
+    def __init__(
+        self,
+        sampler: Any,  # the user's sampler or batch sampler; None without one
+        seed: int,
+    ) -> None:
         self._sampler, self._seed = sampler, seed
         self._generators = _generators_of(sampler)
         self._num_drawn = 0  # epochs drawn so far

@@ -112,12 +112,7 @@ def kept_state() -> Iterator[Fingerprint]:
 
 
 def changed_since(before: Fingerprint, *, except_for: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the names of the generators that were drawn from since ``kept_state`` was entered.
-
-    Args:
-        before: What ``kept_state`` has yielded.
-        except_for: Names of generators to skip.
-    """
+    """Return the names of the generators that were drawn from since ``kept_state`` was entered."""
     states = {
         "python": python_memory,
         "numpy": numpy_memory,

@@ -62,13 +62,10 @@ class Held:
 
 
 def find(root: Any, name: str = "dataset") -> list[Held]:
-    """Return the generators that an object holds, except for the global ones.
+    """Return the generators that a dataset or function holds, except for the global ones.
 
-    Nothing is called and no property is read. The order is the same in every process.
-
-    Args:
-        root: A dataset, or a function.
-        name: What to call it in ``Held.place``.
+    Nothing is called and no property is read. The order is the same in every process. ``name`` is
+    what it is called in ``Held.place``.
     """
     found: list[Held] = []
     pending = deque([(name, root, 0)])
@@ -296,12 +293,7 @@ def _setter_type(generator: Any) -> Any:
 
 
 def describe_unset(dataset: Any, *, by_sample: bool) -> str:
-    """Return a line about generators that cannot be set for each sample; empty without any.
-
-    Args:
-        dataset: The dataset.
-        by_sample: Whether samples are loaded one by one.
-    """
+    """Return a line about generators that cannot be set for each sample; empty without any."""
     unset = [held for held in find(dataset) if not (by_sample and held.can_be_set)]
     if not unset:
         return ""

@@ -75,8 +75,7 @@ class Iteration:
     def own_of(self, num_rows: int) -> list[int] | None:
         """Return which of a rank's collected rows are its own; None if all are.
 
-        Args:
-            num_rows: Number of collected rows: of the last batch, or of all batches so far.
+        The rows are those of the last batch, or of all batches so far.
         """
         if self.has_borrowed and num_rows == self.borrowed[-1][1]:
             return []
@@ -88,11 +87,7 @@ class Iteration:
         return [place for place in range(num_rows) if place not in others]
 
     def spans_of(self, sizes: list[int]) -> list[list[range]] | None:
-        """Return the positions of the ranks' rows; None if not of the last batch or of all.
-
-        Args:
-            sizes: Number of rows that each rank holds.
-        """
+        """Return the positions of the ranks' rows; None if not of the last batch or of all."""
         if self.shard is None or self.number < 0:
             return None
         shard = self.shard(self.end)

@@ -122,24 +122,17 @@ def _label_or_content(value: Any) -> tuple[bool, str]:
 
 
 class Likeness:
-    """Compares the data that ranks read through one loader.
-
-    Args:
-        first_of: Sets a store key if it is unset, and returns its value.
-        total: Returns the sums of ints over all ranks; a collective.
-        world: The ranks.
-        name: Type of the dataset.
-        alike: Whether ranks must read the same data.
-    """
+    """Compares the data that ranks read through one loader."""
 
     def __init__(
         self,
+        # sets a store key if it is unset, and returns its value
         first_of: Callable[[str, str], str],
-        total: Callable[[list[int]], list[int]],
+        total: Callable[[list[int]], list[int]],  # sums of ints over all ranks; a collective
         *,
         world: World,
-        name: str,
-        alike: bool,
+        name: str,  # type of the dataset
+        alike: bool,  # ranks must read the same data
     ) -> None:
         self._first_of, self._total, self._world, self._name = first_of, total, world, name
         self._is_checked = self._is_seen = world.world_size == 1 or not alike
@@ -147,8 +140,7 @@ class Likeness:
     def check(self, mark: Callable[[], object]) -> None:
         """Check once, in a collective, that all ranks have the same data, without reading it.
 
-        Raises:
-            UsageError: The datasets differ; raised on all ranks.
+        Raises UsageError if the datasets differ; raised on all ranks.
         """
         if not self._is_checked:
             self._is_checked = True
@@ -166,21 +158,15 @@ class Likeness:
     def check_drawn(self, drawn: list[Any], sampler: Any) -> None:
         """Check that a sampler drew the same on all ranks; a collective.
 
-        Raises:
-            UsageError: The orders differ; raised on all ranks.
+        Raises UsageError if the orders differ; raised on all ranks.
         """
         if not self._are_alike(drawn):
             raise _not_alike(f"{type(sampler).__name__} yields another order on each rank")
 
     def see_stream(self, key: str, mark: Mark) -> None:
-        """Compare samples of a stream.
+        """Compare samples of a stream at a place in it, by their digest.
 
-        Args:
-            key: Place in the stream.
-            mark: Digest of the samples there.
-
-        Raises:
-            UsageError: Another rank has read other samples.
+        Raises UsageError if another rank has read other samples.
         """
         first = Mark.parse(self._first_of(f"stream/{key}", str(mark)))
         if is_other(mark, first):

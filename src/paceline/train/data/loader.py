@@ -118,8 +118,7 @@ class Loader:
     def __len__(self) -> int:
         """Number of batches in a whole epoch, the same on all ranks.
 
-        Raises:
-            TypeError: The data is a stream, whose length is unknown.
+        Raises TypeError if the data is a stream, whose length is unknown.
         """
         return len(self._source)
 
@@ -339,8 +338,7 @@ class Loader:
     def take_place_of(self, former: Loader) -> None:
         """Continue with the next epoch of another loader, or with the rest of a restored one.
 
-        Raises:
-            UsageError: A loop over the other loader has not ended.
+        Raises UsageError if a loop over the other loader has not ended.
         """
         if former.iteration is not None and former.iteration.live:
             raise option_contradicted(

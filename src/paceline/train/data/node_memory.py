@@ -96,9 +96,8 @@ def _path_of_other(store: Any, key: str) -> str | None:
 def _mapped(path: str, like: np.ndarray, digest: str) -> np.ndarray:
     """Return the content of a file as a read-only array, of another array's type and shape.
 
-    Raises:
-        OSError: It is not this user's file with that digest: the process that made it may have
-            ended, and its number may belong to another one by now.
+    Raises OSError if it is not this user's file with that digest: the process that made it may have
+    ended, and its number may belong to another one by now.
     """
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a stranger may have named a pipe
     with open(number, "rb"):

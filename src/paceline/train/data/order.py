@@ -59,14 +59,15 @@ class CountedOrder:
     key and an xor with their own shift, modulo the next power of two. Each step is a bijection, so
     the whole is one. A result outside of the length passes through again until it is inside (cycle
     walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
-
-    Args:
-        length: Number of samples, at least 1.
-        seed: Seed of the run.
-        epoch: Number of the epoch.
     """
 
-    def __init__(self, length: int, *, seed: int, epoch: int) -> None:
+    def __init__(
+        self,
+        length: int,  # number of samples, at least 1
+        *,
+        seed: int,
+        epoch: int,
+    ) -> None:
         self._length = length
         bits = max(2, (length - 1).bit_length())
         # 32 bits if sufficient: processors multiply eight of them at once. Products may wrap,
@@ -131,12 +132,7 @@ def epoch_order(length: int, *, seed: int, epoch: int) -> array[int]:
 
 
 def blocks(order: Order, spans: Iterator[range]) -> Iterator[list[int]]:
-    """Yield the samples of each span, computed for many spans at once.
-
-    Args:
-        order: The order of the epoch.
-        spans: Positions, a range for each batch.
-    """
+    """Yield the samples of each span, a range of positions, computed for many spans at once."""
     first = next(spans, None)
     if first is None:
         return

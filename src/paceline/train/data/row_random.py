@@ -151,10 +151,8 @@ class RowRandom:
     ) -> torch.Tensor:
         """Return what a function makes of random bits, of shape ``[rows, *sizes]``.
 
-        Args:
-            count: Numbers of 64 bits for each row.
-            made_of: Returns numbers of some rows, given int64 bits, which it may overwrite.
-            sizes: Shape of a row's numbers.
+        It returns numbers of some rows, given ``count`` int64 bits for each, which it may
+        overwrite.
         """
         loop = self._loop()
         positions = np.array(_positions(loop, self._rank), dtype=np.uint64)

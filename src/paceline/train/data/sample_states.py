@@ -59,11 +59,8 @@ class SampleStates:
     ) -> Iterator[Any]:
         """Yield each index, with the generators in its state.
 
-        Args:
-            epoch: Number of the epoch.
-            indices: Indices of the samples: ints, or keys whose text is the same in each process.
-            names: Generators to set, of ``NAMES`` or ``names_of_held``. The state of one does not
-                depend on the others.
+        Indices are ints, or keys whose text is the same in each process. ``names`` are of ``NAMES``
+        or ``names_of_held``. The state of one generator does not depend on the others.
         """
         if epoch != self._epoch:
             self._begin(epoch)

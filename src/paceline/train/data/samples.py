@@ -42,15 +42,16 @@ class Samples(Dataset[Any]):
     again with that set too, as all later ones are. Those that the dataset holds are all set. They
     are looked for before the first batch of an epoch, and again after it, because some datasets
     make theirs then.
-
-    Args:
-        dataset: The user's dataset.
-        seed: Seed of the run.
-        reader: Returns a batch of an epoch at once, as the default collate function makes it, given
-            the epoch's number and indices; None to read sample by sample.
     """
 
-    def __init__(self, dataset: Any, *, seed: int, reader: Reader | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        seed: int,
+        # returns a batch of an epoch, given its number and indices; None to read by sample
+        reader: Reader | None = None,
+    ) -> None:
         self.dataset = dataset
         self._seed, self._reader = seed, reader
         self._in_memory = in_memory(dataset)

@@ -131,11 +131,8 @@ class Shard:
 def in_order(spans: Sequence[Sequence[range]]) -> list[int]:
     """Return the indices that sort concatenated rows of all ranks by position.
 
-    Args:
-        spans: For each rank, the positions of its shares in the order in which it collected them.
-
-    Returns:
-        Indices into the concatenation, in the order of positions.
+    ``spans`` has, for each rank, the positions of its shares in the order in which it collected
+    them.
     """
     positions = [position for of_rank in spans for span in of_rank for position in span]
     return sorted(range(len(positions)), key=positions.__getitem__)

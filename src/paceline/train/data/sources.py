@@ -42,15 +42,7 @@ ShardOf = Callable[[int], Shard] | None
 
 
 class Source:
-    """The common part of both sources: torch's DataLoader, whose workers may outlive an epoch.
-
-    Args:
-        dataset: The user's dataset.
-        context: The loader's context.
-        divided: How samples are divided into batches.
-        likeness: Checks that ranks read the same data.
-        collate: Makes a batch of a list of samples; None for torch's default.
-    """
+    """The common part of both sources: torch's DataLoader, whose workers may outlive an epoch."""
 
     has_position = True  # whether a checkpoint can be in the middle of an epoch
 
@@ -58,10 +50,10 @@ class Source:
         self,
         dataset: Any,
         context: LoaderContext,
-        divided: Division,
+        divided: Division,  # how samples are divided into batches
         *,
         likeness: Likeness,
-        collate: Collate | None,
+        collate: Collate | None,  # of a list of samples; None for torch's default
     ) -> None:
         self._dataset, self._context, self._divided = dataset, context, divided
         self._likeness = likeness
@@ -82,12 +74,7 @@ class Source:
         raise NotImplementedError
 
     def begin(self, epoch: int, start: int) -> tuple[ShardOf, Iterator[Served]]:
-        """Begin to read an epoch.
-
-        Args:
-            epoch: Number of the epoch, from 0.
-            start: Samples of the epoch that were served before.
-        """
+        """Begin to read an epoch, from 0, of which ``start`` samples were served before."""
         if callable(getattr(self._dataset, "set_epoch", None)):
             self._dataset.set_epoch(epoch)
         if self._weights_matter() and not self._units.matter:  # batches are accumulated from now on
@@ -108,12 +95,7 @@ class Source:
         raise NotImplementedError
 
     def finished(self, epoch: int, served: Iterator[Served]) -> Iterator[Served]:
-        """Yield batches that are on the device, after what is to be done there.
-
-        Args:
-            epoch: Number of the epoch, from 0.
-            served: The batches of ``begin``, moved to the device.
-        """
+        """Yield batches of ``begin``, moved to the device, after what is to be done there."""
         return served
 
     @property
@@ -304,28 +286,19 @@ class _Requests:
 class StreamBatches(Source):
     """Batches of a stream that is the same on all ranks, or different on each.
 
-    Args:
-        dataset: The user's stream of samples.
-        context: The loader's context.
-        divided: How samples are divided into batches.
-        settings: Settings of torch's DataLoader.
-        sharded: Whether each rank has a different stream; None if the user has not set it.
-        **common: As for ``Source``.
-
-    Raises:
-        UsageError: The stream seems to divide itself among ranks, or the batch size is not
-            divisible by the number of ranks.
+    Raises UsageError if the stream seems to divide itself among ranks, or the batch size is not
+    divisible by the number of ranks.
     """
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Any,  # the user's
         context: LoaderContext,
         divided: Division,
         *,
-        settings: dict[str, Any],
-        sharded: bool | None,
-        **common: Any,
+        settings: dict[str, Any],  # of torch's DataLoader
+        sharded: bool | None,  # each rank has a different stream; None if the user has not set it
+        **common: Any,  # as for ``Source``
     ) -> None:
         super().__init__(dataset, context, divided, **common)
         if sharded is None:

@@ -45,34 +45,22 @@ class Piece(NamedTuple):
 
 
 class Stream(IterableDataset[Piece]):
-    """A stream in pieces, made in the worker that reads it.
-
-    Args:
-        dataset: The user's stream of samples.
-        seed: Seed of the run.
-        batch_size: Samples in a global batch; in a rank's if the stream is sharded.
-        last: ``"exact"`` or ``"drop"``.
-        collate: Makes a batch of a list of samples.
-        is_counted: Whether ``collate`` also returns the batch's unit.
-        is_compared: Whether ranks compare what they read.
-        rank: Global rank; 0 if the stream is sharded.
-        world_size: Number of ranks; 1 if the stream is sharded.
-        share_of_seed: The rank if the stream is sharded, so that ranks draw different numbers.
-    """
+    """A stream in pieces, made in the worker that reads it."""
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Any,  # the user's
         *,
         seed: int,
-        batch_size: int,
-        last: str,
-        collate: Callable[[list[Any]], Any],
-        rank: int,
-        world_size: int,
+        batch_size: int,  # samples in a global batch; in a rank's if the stream is sharded
+        last: str,  # "exact" or "drop"
+        collate: Callable[[list[Any]], Any],  # of a list of samples
+        rank: int,  # global; 0 if the stream is sharded
+        world_size: int,  # 1 if the stream is sharded
+        # the rank if the stream is sharded, so that ranks draw different numbers
         share_of_seed: int = 0,
-        is_counted: bool = False,
-        is_compared: bool = False,
+        is_counted: bool = False,  # ``collate`` also returns the batch's unit
+        is_compared: bool = False,  # ranks compare what they read
     ) -> None:
         self.dataset = dataset
         self._is_counted, self._is_compared = is_counted, is_compared
@@ -188,12 +176,8 @@ def pieces_of_all(
 ) -> Iterator[tuple[Piece, int, bool]]:
     """Yield a rank's pieces until all ranks' streams have ended; an ended one repeats without rows.
 
-    Args:
-        pieces: The pieces of this rank's stream.
-        agree: Returns the sums of a list of ints over all ranks.
-
-    Yields:
-        A piece, the samples in all ranks' pieces, and whether it is the last on all ranks.
+    Each comes with the samples in all ranks' pieces, and whether it is the last on all ranks.
+    ``agree`` returns the sums of a list of ints over all ranks.
     """
     piece = next(pieces, None)
     (num_empty,) = agree([piece is None])

@@ -46,11 +46,7 @@ class RandomCrop:
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
     def __call__(self, images: torch.Tensor, random: SampleRandom) -> torch.Tensor:
-        """Return windows of images of shape ``[batch, channels, height, width]``.
-
-        Raises:
-            UsageError: The padded images are smaller than the window.
-        """
+        """Return windows of images of shape ``[batch, channels, height, width]``."""
         height, width = self._height_and_width
         padded = self._padded(images)
         num_tops = padded.shape[-2] - height + 1
@@ -128,11 +124,7 @@ class Normalize:
             raise _invalid(f"Normalize(dtype={self.dtype}) is not a floating-point type")
 
     def __call__(self, images: torch.Tensor, random: SampleRandom) -> torch.Tensor:
-        """Return images of the same shape, of ``dtype``.
-
-        Raises:
-            UsageError: The images have another number of channels.
-        """
+        """Return images of the same shape, of ``dtype``."""
         _check_images(images, self)
         mean, std = self._numbers
         for numbers in self._numbers:
@@ -150,21 +142,16 @@ class Normalize:
 
 
 def windows(
-    images: torch.Tensor, tops: torch.Tensor, lefts: torch.Tensor, *, size: tuple[int, int]
+    images: torch.Tensor,  # shape ``[batch, channels, height, width]``
+    tops: torch.Tensor,  # first row of each window, integers of shape ``[batch]``
+    lefts: torch.Tensor,  # first column of each window, integers of shape ``[batch]``
+    *,
+    size: tuple[int, int],  # height and width
 ) -> torch.Tensor:
-    """Return a window of each image.
+    """Return a window of each image, in a new tensor of shape ``[batch, channels, *size]``.
 
     All windows of an image are a view of it, so that one indexing operation copies those of a whole
     batch.
-
-    Args:
-        images: Shape ``[batch, channels, height, width]``.
-        tops: First row of each window, integers of shape ``[batch]``.
-        lefts: First column of each window, integers of shape ``[batch]``.
-        size: Height and width of the windows.
-
-    Returns:
-        A new tensor of shape ``[batch, channels, *size]``.
     """
     if _has_numpy_type(images):  # a fifth of torch's time, which copies element by element
         every = sliding_window_view(images.numpy(), size, axis=(-2, -1))

@@ -31,18 +31,15 @@ class Loading:
 
 
 def choose(
-    *, cpus: int, ranks: int, in_memory: bool, stream: bool, on_gpu: bool, can_fork: bool
+    *,
+    cpus: int,  # that the ranks of this node may use
+    ranks: int,  # on this node
+    in_memory: bool,  # reading a sample is only a lookup
+    stream: bool,  # the data is read in sequence, so that each worker reads all of it
+    on_gpu: bool,  # batches are copied to a GPU
+    can_fork: bool,  # workers inherit the dataset; otherwise pickling it may fail
 ) -> Loading:
-    """Return settings for a rank's loader.
-
-    Args:
-        cpus: CPUs that the ranks of this node may use.
-        ranks: Ranks on this node.
-        in_memory: Whether reading a sample is only a lookup.
-        stream: Whether the data is read in sequence, so that each worker reads all of it.
-        on_gpu: Whether batches are copied to a GPU.
-        can_fork: Whether workers inherit the dataset; otherwise pickling it may fail.
-    """
+    """Return settings for a rank's loader."""
     pinned = ", pinned memory for the copy to the GPU" if on_gpu else ""
     spare = max(0, cpus // ranks - 1)
     if in_memory:
@@ -71,18 +68,14 @@ def _workers(number: int) -> str:
 
 
 def settings(
-    num_workers: int | None, options: dict[str, Any], dataset: Any, context: LoaderContext
+    num_workers: int | None,  # the user's; None if left open
+    options: dict[str, Any],  # the user's other settings; None means left open
+    dataset: Any,
+    context: LoaderContext,
 ) -> tuple[dict[str, Any], str]:
     """Return torch's DataLoader settings, and the reason if the number of workers was chosen.
 
-    Args:
-        num_workers: The user's setting; None if left open.
-        options: The user's other settings; None means left open.
-        dataset: The user's dataset.
-        context: The loader's context.
-
-    Raises:
-        UsageError: An option is unknown, or it needs workers and there are none.
+    Raises UsageError if an option is unknown, or it needs workers and there are none.
     """
     for name in options:
         if name not in _OF_TORCH:

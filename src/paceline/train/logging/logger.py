@@ -25,11 +25,7 @@ class Logger(Protocol):
 
 
 def require(package: str, logger: str) -> None:
-    """Check that the package of a logger is installed; it is imported at the first number.
-
-    Raises:
-        SetupError: It is not installed.
-    """
+    """Check that the package of a logger is installed; it is imported at the first number."""
     if importlib.util.find_spec(package) is None:
         raise SetupError.of(
             "module-not-found",

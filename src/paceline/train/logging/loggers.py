@@ -37,9 +37,7 @@ class Kind(Enum):
 def of_name(logger: Logger | str, run_dir: RunDir) -> Logger:
     """Return the logger of a name, in a run folder, or a given logger, bound to the folder.
 
-    Raises:
-        UsageError: The name is unknown.
-        SetupError: The logger's package is not installed.
+    Raises UsageError if the name is unknown; SetupError if the logger's package is not installed.
     """
     if isinstance(logger, str) and logger not in NAMES:
         near = closest(logger, NAMES) or "csv"
@@ -62,19 +60,13 @@ class Printer(Protocol):
 
 
 class Loggers:
-    """The loggers of a session; they write on rank 0 only.
-
-    Args:
-        loggers: Names and objects; None for none.
-        run_dir: The run folder.
-        printer: Knows whether this is rank 0, and prints there.
-    """
+    """The loggers of a session; they write on rank 0 only."""
 
     def __init__(
         self,
-        loggers: Sequence[Logger | str] | None,
+        loggers: Sequence[Logger | str] | None,  # names and objects; None for none
         run_dir: RunDir,
-        printer: Printer,
+        printer: Printer,  # knows whether this is rank 0, and prints there
     ) -> None:
         if isinstance(loggers, str):
             loggers = (loggers,)
@@ -85,10 +77,7 @@ class Loggers:
     def log(self, values: Mapping[str, Any], step: int) -> None:
         """Pass values on by their kind: numbers together, images and texts one by one.
 
-        Values are checked on every rank, so that a mistake ends all of them.
-
-        Raises:
-            UsageError: A value is neither, or the values are not in a dict.
+        Values are checked on every rank, so that a mistake (UsageError) ends all of them.
         """
         _require_dict(values, "log")
         kinds = {name: _kind(name, value) for name, value in values.items()}
@@ -107,11 +96,7 @@ class Loggers:
                 logger.log(numbers, step)
 
     def log_hyperparameters(self, values: Mapping[str, Any]) -> None:
-        """Pass the arguments of the run on.
-
-        Raises:
-            UsageError: The values are not in a dict.
-        """
+        """Pass the arguments of the run on; raise UsageError if the values are not in a dict."""
         _require_dict(values, "log_hyperparameters")
         self._pass_on("log_hyperparameters", dict(values))
 
@@ -153,9 +138,8 @@ def _is_image(value: Any) -> bool:
 def _as_array(image: Any) -> Any:
     """Return an image as an array of bytes, shape ``[height, width, channels]``.
 
-    Args:
-        image: An image of Pillow; or an array or tensor of shape ``[channels, height, width]`` or
-            ``[height, width, channels]``: bytes, or floats from 0 to 1.
+    The image is Pillow's; or an array or tensor of shape ``[channels, height, width]`` or
+    ``[height, width, channels]``: bytes, or floats from 0 to 1.
     """
     import numpy as np
     import torch
@@ -176,8 +160,7 @@ def _as_array(image: Any) -> Any:
 def _kind(name: str, value: Any) -> Kind:
     """Return what a value is, without a look at its memory.
 
-    Raises:
-        UsageError: It is neither a number, a text nor an image.
+    Raises UsageError if it is neither a number, a text nor an image.
     """
     if isinstance(value, str):
         return Kind.TEXT

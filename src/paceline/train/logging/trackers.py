@@ -24,13 +24,12 @@ from paceline.train.logging.logger import require
 
 
 class Identity:
-    """The names of the training run in trackers, kept in its run folder.
+    """The names of the training run in trackers, kept in its run folder."""
 
-    Args:
-        run_dir: The run folder; None for a run of this process alone.
-    """
-
-    def __init__(self, run_dir: RunDir | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: RunDir | None = None,  # None for a run of this process alone
+    ) -> None:
         self._file = None if run_dir is None else run_dir.trackers
         self.name = "run" if run_dir is None else Path(run_dir.root).resolve().name
 

@@ -20,14 +20,9 @@ def recompute(model: nn.Module, layers: tuple[type[nn.Module], ...] | None) -> i
     """Make layers of a model recompute their activations; return the number of these layers.
 
     Only the ``forward`` of these instances changes: classes, attributes and keys remain unchanged.
-    The second forward leaves the running statistics of batch norm alone.
-
-    Args:
-        model: The user's module.
-        layers: Classes of these layers; None means the outermost entries of every ``ModuleList``.
-
-    Raises:
-        UsageError: The model has no such layer.
+    The second forward leaves the running statistics of batch norm alone. ``layers`` are their
+    classes; None means the outermost entries of every ``ModuleList``. Raises UsageError if the
+    model has no such layer.
     """
     if layers is None:
         selected = blocks_of(model)

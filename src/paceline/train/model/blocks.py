@@ -8,9 +8,7 @@ from torch import nn
 def blocks_of(model: nn.Module, *, listed: bool = False) -> list[nn.Module]:
     """Return the outermost modules in ``ModuleList`` that can be called, each once, in order.
 
-    Args:
-        model: The model.
-        listed: Whether the model itself is in a ``ModuleList``.
+    ``listed``: the model itself is in a ``ModuleList``.
     """
     blocks: list[nn.Module] = []
     for child in model.children():

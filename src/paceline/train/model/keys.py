@@ -20,11 +20,9 @@ def without_wrappers(key: str) -> str:
 
 
 def match(keys: Iterable[str], own: Iterable[str]) -> dict[str, str]:
-    """Return the module's key for each key that names it in another way.
+    """Return the module's key by each of the state's that names it in another way.
 
-    Returns:
-        The module's key by the state's. Keys that are equal, fit none, or fit several are left
-        out.
+    Keys that are equal, fit none, or fit several are left out.
     """
     keys, own = list(keys), set(own)
     free = own - set(keys)

@@ -83,10 +83,6 @@ class ParallelModel(DistributedDataParallel):
 
     DDP's own state is in another object, ``_replica``, so that a module may have attributes whose
     names DDP uses too, such as ``dim`` or ``logger``.
-
-    Args:
-        replica: The ``DistributedDataParallel`` that averages the gradients.
-        note_copy: Called with each deep copy of the module, which has no DDP.
     """
 
     module: nn.Module
@@ -95,7 +91,10 @@ class ParallelModel(DistributedDataParallel):
     _trained: list[str]
 
     def __init__(
-        self, replica: DistributedDataParallel, note_copy: Callable[[nn.Module], None]
+        self,
+        replica: DistributedDataParallel,  # averages the gradients
+        # called with each deep copy of the module, which has no DDP
+        note_copy: Callable[[nn.Module], None],
     ) -> None:
         object.__setattr__(self, "_replica", replica)
         object.__setattr__(self, "_note_copy", note_copy)
@@ -109,8 +108,8 @@ class ParallelModel(DistributedDataParallel):
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Run the module's forward, and prepare DDP for the backward.
 
-        Raises:
-            UsageError: Parameters took no part in the last backward, so DDP still waits for them.
+        Raises UsageError if parameters took no part in the last backward, so DDP still waits for
+        them.
         """
         try:
             return self._replica(*inputs, **named)

@@ -48,9 +48,8 @@ PRECISIONS = {
 def choose(name: str, device: torch.device) -> Precision:
     """Return the precision of a name.
 
-    Raises:
-        UsageError: The name is unknown.
-        SetupError: The GPU only emulates bfloat16, which is slower than float32.
+    Raises UsageError if the name is unknown; SetupError if the GPU only emulates bfloat16, which is
+    slower than float32.
     """
     precision = PRECISIONS.get(str(name))
     if precision is None:
@@ -200,12 +199,10 @@ class LossScale:
         return self._scaler.get_scale()
 
     def scale(self, loss: torch.Tensor, parameters: Iterable[nn.Parameter]) -> torch.Tensor:
-        """Return the loss times the scale, divided by the number of ranks.
+        """Return the loss, shape ``[]``, times the scale, divided by the number of ranks.
 
-        Args:
-            loss: The loss, shape ``[]``.
-            parameters: All parameters that may hold gradients. Existing gradients, for example of
-                another loss, are scaled too, because those of this loss are added to them.
+        The parameters are all that may hold gradients. Existing ones, for example of another loss,
+        are scaled too, because those of this loss are added to them.
         """
         if self._unscaled:
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -215,14 +212,10 @@ class LossScale:
         return self._scaler.scale(loss) / self._world_size
 
     def settle(self, parameters: Iterable[nn.Parameter], agree: Callable[[bool], bool]) -> bool:
-        """Unscale gradients, or drop all of them if one is not finite; adapt the scale.
+        """Unscale gradients, or drop all if one is not finite; return whether they were kept.
 
-        Args:
-            parameters: All parameters that may hold gradients.
-            agree: Returns whether any rank passes True; trivial if ranks hold the same gradients.
-
-        Returns:
-            Whether the gradients were kept.
+        The scale is adapted. ``agree`` returns whether any rank passes True; trivial if ranks hold
+        the same gradients.
         """
         self._unscaled = True
         held = [parameter for parameter in parameters if parameter.grad is not None]

@@ -67,11 +67,7 @@ Strategy = DDP | FSDP
 
 
 def choose(strategy: str | Strategy, device: torch.device) -> Strategy:
-    """Return the strategy of a name, or the given strategy.
-
-    Raises:
-        UsageError: The strategy is unknown, or its options are invalid.
-    """
+    """Return the strategy of a name, or the given strategy."""
     named: dict[str, Strategy] = {"ddp": DDP(), "fsdp": FSDP()}
     options = named.get(strategy) if isinstance(strategy, str) else strategy
     if not isinstance(options, DDP | FSDP):
@@ -105,11 +101,7 @@ def _check(options: DDP, device: torch.device) -> None:
 
 
 def check_whole(model: nn.Module) -> None:
-    """Refuse a model that is sharded already, which neither ddp nor fsdp can start from.
-
-    Raises:
-        UsageError: The model is sharded.
-    """
+    """Refuse a model that is sharded already, which neither ddp nor fsdp can start from."""
     sharded = [
         name for name, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")
     ]
@@ -165,8 +157,7 @@ def shard(
 def replace_parameters(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Parameter]) -> None:
     """Make an existing optimizer update the shards, and shard its state.
 
-    Raises:
-        UsageError: The optimizer cannot work on shards, or its state cannot be sharded.
+    Raises UsageError if the optimizer cannot work on shards, or its state cannot be sharded.
     """
     if isinstance(optimizer, torch.optim.LBFGS) and _holds_shards(optimizer, shards):
         raise option_contradicted(

@@ -36,25 +36,19 @@ class Store(Protocol):
 class Agreement:
     """One rank's part in the agreement.
 
-    Args:
-        asked_by: Returns what has asked this rank to stop; empty without a request.
-        store: The store of all ranks; None in a world of one.
-        rank: Global rank.
-        world_size: Number of ranks.
-        synchronize: Waits until this rank's device has done its work. Launching a step on a GPU
-            does not wait for the other ranks, only its end does.
-        clock: Returns the time in seconds.
+    Launching a step on a GPU does not wait for the other ranks, only its end does.
     """
 
     def __init__(
         self,
-        asked_by: Callable[[], str],
-        store: Store | None,
+        asked_by: Callable[[], str],  # what has asked this rank to stop; empty without a request
+        store: Store | None,  # of all ranks; None in a world of one
         *,
         rank: int,
         world_size: int,
+        # waits until this rank's device has done its work
         synchronize: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,  # in seconds
     ) -> None:
         self._asked_by, self._store, self._synchronize = asked_by, store, synchronize
         self._rank, self._world_size, self._clock = rank, world_size, clock

@@ -33,9 +33,7 @@ class Owner(Protocol):
     def continues(self, follower: Follower, before: Random | None) -> None:
         """Act before a batch after the first is handed out.
 
-        Args:
-            follower: The loop.
-            before: Global random state before the batch was read; None if it was not read yet.
+        ``before`` is the global random state before it was read; None if it was not read yet.
         """
 
     def read_random(self) -> Random:
@@ -51,24 +49,18 @@ class Owner(Protocol):
 class Follower:
     """The loops over one loader.
 
-    Args:
-        loader: A DataLoader, or what Fabric or Accelerate made of one, or another iterable object.
-        owner: Decides where loops end and begin.
-
-    Attributes:
-        history: A character for each loop that has ended: ``TRAINED`` or ``LOOKED``.
-        served: Batches that the current loop has yielded, also before a resume.
-        is_under_way: Whether a loop has begun and not ended.
-        trains: Whether an optimizer has stepped in the current loop.
-
-    Raises:
-        UsageError: The loader is not an object whose loops can be followed.
+    Raises UsageError if the loader is not an object whose loops can be followed.
     """
 
-    def __init__(self, loader: Any, owner: Owner) -> None:
+    def __init__(
+        self,
+        # a DataLoader, what Fabric or Accelerate made of one, or another iterable object
+        loader: Any,
+        owner: Owner,  # decides where loops end and begin
+    ) -> None:
         self._owner = owner
         self._inner = _weakly(loader_of(loader))
-        self.history = ""
+        self.history = ""  # one character for each loop that has ended: ``TRAINED`` or ``LOOKED``
         self.served, self.is_under_way, self.trains = 0, False, False
         self._before = 0  # units of the epoch that were done with other numbers of ranks
         self._length: int | None = None
@@ -174,13 +166,10 @@ class Follower:
         return sampler_state.read(self._outer())
 
     def resume(self, position: Position, stopped: Random | None, *, is_first: bool) -> None:
-        """Let the loop that begins now continue from a position.
+        """Let the loop that begins now continue from a result of ``position``.
 
-        Args:
-            position: Result of ``position``.
-            stopped: Global random state at the stop; None if the number of ranks has changed.
-            is_first: Whether it sets the global random state to that at the stop. Loops over
-                other loaders begin later, and leave the state as it is.
+        ``stopped`` is the global random state at the stop; None if the number of ranks has changed.
+        The first loop sets it; loops over other loaders begin later, and leave the state as it is.
         """
         sampler_state.write(self._outer(), position["samplers"])
         self._begun = self._state()
@@ -198,6 +187,7 @@ class Follower:
             self._to_read = (num_done, after)
 
     def _resume_exactly(self, feed: IndexFeed, position: Position, stopped: Random | None) -> None:
+        # batches that the current loop has yielded, also before a resume
         self.served = position["served"]
         read = position["read_random"]
         after: tuple[Random, ...] | None = None
@@ -251,14 +241,13 @@ class Follower:
 
 
 class Batches:
-    """The batches of one training loop.
+    """The batches of one training loop."""
 
-    Args:
-        follower: Decides before each batch, and counts it.
-        batches: The loader's own iterator.
-    """
-
-    def __init__(self, follower: Follower, batches: Iterator[Any]) -> None:
+    def __init__(
+        self,
+        follower: Follower,  # decides before each batch, and counts it
+        batches: Iterator[Any],  # the loader's own iterator
+    ) -> None:
         self._follower, self._batches = follower, batches
 
     def __iter__(self) -> Batches:

@@ -44,22 +44,15 @@ class Requests:
 
 
 class IndexFeed:
-    """Stands for the sampler of a DataLoader; everything but iteration is the sampler's.
-
-    Args:
-        sampler: The sampler that the DataLoader asks: its batch sampler, or its sampler.
-        read_random: Returns the global random state.
-        set_random: Sets it.
-        differs: Called if a sampler repeats its order differently.
-    """
+    """Stands for the sampler of a DataLoader; everything but iteration is the sampler's."""
 
     def __init__(
         self,
-        sampler: Any,
+        sampler: Any,  # that the DataLoader asks: its batch sampler, or its sampler
         *,
-        read_random: Callable[[], Random],
+        read_random: Callable[[], Random],  # the global random state
         set_random: Callable[[Random], None],
-        differs: Callable[[], None],
+        differs: Callable[[], None],  # called if a sampler repeats its order differently
     ) -> None:
         self._sampler, self._differs = sampler, differs
         self._read_random, self._set_random = read_random, set_random

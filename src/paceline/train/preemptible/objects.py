@@ -33,15 +33,10 @@ class Objects:
 
 
 def sort(objects: Iterable[Any], named: Mapping[str, Any]) -> Objects:
-    """Sort objects by their types; None is left out.
+    """Sort objects by their types; others without a name get that of their class.
 
-    Args:
-        objects: Models, optimizers and others, in any order; others are named after their class.
-        named: Others by name.
-
-    Raises:
-        UsageError: An object has no state, the model or the optimizer is missing, or an optimizer
-            has parameters of no model.
+    None is left out. Raises UsageError if an object has no state, the model or the optimizer is
+    missing, or an optimizer has parameters of no model.
     """
     present = [value for value in objects if value is not None]
     models = [value for value in present if isinstance(value, nn.Module)]

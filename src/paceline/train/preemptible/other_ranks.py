@@ -22,9 +22,8 @@ Layout = dict[str, Any]
 def layout_of(loader: DataLoader[Any] | None) -> Layout | None:
     """Return how a loader's sampler deals an epoch to the ranks; None if that is unknown.
 
-    Returns:
-        ``unit``: what is dealt. ``each``: how many units all ranks take in one step. What else has
-        to be equal for the order to be the same.
+    It is what is dealt (``unit``), how many units all ranks take in one step (``each``), and what
+    else has to be equal for the order to be the same.
     """
     batches: Any = getattr(loader, "batch_sampler", None)
     if type(batches).__name__ == "BatchSamplerShard":
@@ -51,11 +50,9 @@ def is_same_order(saved: Layout | None, present: Layout | None) -> bool:
 
 
 def remaining_batches(loader: DataLoader[Any], num_done: int) -> list[list[int]]:
-    """Return this rank's index batches of the rest of an epoch.
+    """Return this rank's index batches of an epoch of whose order some units are done.
 
-    Args:
-        loader: A loader whose ``layout_of`` is known; its sampler is as at the epoch's begin.
-        num_done: Units of the epoch's order that are done.
+    The loader's ``layout_of`` is known; its sampler is as at the epoch's begin.
     """
     batches: Any = loader.batch_sampler
     if type(batches) is not BatchSampler:

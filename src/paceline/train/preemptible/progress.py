@@ -32,34 +32,20 @@ _POSITIONS = "loops"  # name of each rank's own entry in a checkpoint
 
 
 class Progress:
-    """The position of a user's training loop, and the state that restores it.
-
-    Args:
-        objects: What is trained.
-        loaders: What the loop is over; the first one decides where a step is complete.
-        world: The ranks.
-        checkpoints: Writes and reads the state.
-        place: The run folder of the checkpoints.
-        agreement: Decides at which step all ranks stop.
-        say: Prints a line on rank 0, once.
-
-    Attributes:
-        step: Number of steps of the first optimizer, also before a resume.
-        epoch: Number of the current epoch, if the script has asked for it.
-    """
+    """The position of a user's training loop, and the state that restores it."""
 
     def __init__(
         self,
         objects: Objects,
-        loaders: Sequence[Any],
+        loaders: Sequence[Any],  # the first one decides where a step is complete
         *,
         world: World,
         checkpoints: Checkpoints,
-        place: Place,
-        agreement: Agreement,
-        say: Callable[[str], None],
+        place: Place,  # the run folder of the checkpoints
+        agreement: Agreement,  # at which step all ranks stop
+        say: Callable[[str], None],  # prints a line on rank 0, once
     ) -> None:
-        self.step = 0
+        self.step = 0  # number of steps of the first optimizer, also before a resume
         self._objects, self._world, self._device = objects, world, objects.device
         self._checkpoints, self._place, self._agreement = checkpoints, place, agreement
         self.say = say
@@ -184,9 +170,7 @@ class Progress:
     def continues(self, follower: Follower, before: dict[str, Any] | None) -> None:
         """Act before a batch after the first is handed out.
 
-        Args:
-            follower: The loop.
-            before: Global random state before the batch was read; None if it was not read yet.
+        ``before`` is the global random state before it was read; None if it was not read yet.
         """
         is_complete = bool(self._ever) and self._ever <= self._stepped
         if is_complete and follower is self._followers[0]:

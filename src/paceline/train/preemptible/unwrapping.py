@@ -28,8 +28,7 @@ _OLD_SHARDS = "FullyShardedDataParallel"  # its parameters are pieces of flatten
 def module_of(model: nn.Module) -> nn.Module:
     """Return the user's module inside a model.
 
-    Raises:
-        UsageError: The model is sharded by torch's older ``FullyShardedDataParallel``.
+    Raises UsageError if the model is sharded by torch's older ``FullyShardedDataParallel``.
     """
     if any(type(part).__name__ == _OLD_SHARDS for part in model.modules()):
         raise option_invalid(

@@ -51,16 +51,12 @@ class Group:
     _unit: float = 0.0  # divisor of the earlier batches, while the total is unknown
 
     def add(self, rows: Rows | None, weight: float | None, *, again: bool = False) -> Part:
-        """Return the factors for the next loss.
+        """Return the factors for the next loss, of a batch with ``rows`` (None without a loader).
 
-        Args:
-            rows: Rows of the loss's batch; None without a loader.
-            weight: Weight of this rank's loss, in any unit; replaces the number of rows.
-            again: Whether this is a second loss of the same batch.
-
-        Raises:
-            UsageError: The weight is negative or not finite, or this is a second loss of a batch in
-                a group whose total is known only at its end, so the two losses cannot be separated.
+        ``weight`` is that of this rank's loss, in any unit; it replaces the number of rows.
+        ``again``: a second loss of the same batch. Raises UsageError if the weight is negative or
+        not finite, or if it is a second loss in a group whose total is known only at its end, so
+        the losses cannot be separated.
         """
         if weight is not None and not 0 <= weight < math.inf:
             raise _refusal(

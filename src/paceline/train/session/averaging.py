@@ -21,19 +21,17 @@ _WHERE = "session.average(model, decay=...)"
 
 
 def average(
-    model: nn.Module, decay: float, optimizers: Sequence[Optimizer], *, say: Callable[[str], None]
+    model: nn.Module,  # set up
+    decay: float,  # weight of the average so far, from 0 to 1, without both
+    # of the session; the last that holds a parameter of the model updates the average
+    optimizers: Sequence[Optimizer],
+    *,
+    say: Callable[[str], None],  # prints a line on rank 0
 ) -> AveragedModel:
     """Return the average of a model, which each step of its optimizer updates.
 
-    Args:
-        model: The user's module, set up.
-        decay: Weight of the average so far, from 0 to 1, without both.
-        optimizers: All optimizers of the session; the last one that holds a parameter of the model
-            updates the average.
-        say: Prints a line on rank 0.
-
-    Raises:
-        UsageError: ``decay`` is not such a number, or no optimizer holds a parameter of the model.
+    Raises UsageError if ``decay`` is not such a number, or no optimizer holds a parameter of the
+    model.
     """
     _check_decay(decay)
     optimizer = _last_of(model, optimizers)

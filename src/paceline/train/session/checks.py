@@ -18,11 +18,7 @@ from paceline.errors import UsageError, closest, option_contradicted, option_inv
 
 
 def check_is_plain(model: nn.Module) -> None:
-    """Refuse a model that is parallel already.
-
-    Raises:
-        UsageError: The model is a ``DistributedDataParallel``, also one that ``setup`` returned.
-    """
+    """Refuse a model that is parallel already, also one that ``setup`` returned."""
     if isinstance(model, DistributedDataParallel):
         raise option_contradicted(
             "the model is a DistributedDataParallel already",
@@ -32,11 +28,7 @@ def check_is_plain(model: nn.Module) -> None:
 
 
 def check_is_set_up(model: Any, models: list[nn.Module], *, where: str) -> None:
-    """Refuse a model that ``setup`` has not seen.
-
-    Raises:
-        UsageError: The model is not among ``models``.
-    """
+    """Refuse a model that ``setup`` has not seen."""
     if any(model is other for other in models):
         return
     raise option_invalid(
@@ -76,8 +68,7 @@ def check_kinds(model: Any, optimizers: tuple[Any, ...]) -> None:
 def require_loss(loss: Any) -> None:
     """Refuse what backward cannot start from.
 
-    Raises:
-        UsageError: The loss is not a tensor or not one number, or no parameter has a gradient.
+    Raises UsageError if the loss is not a tensor or not one number, or no parameter has a gradient.
     """
     if not isinstance(loss, torch.Tensor):
         raise _not_a_tensor(loss)
@@ -126,11 +117,7 @@ def _without_graph(loss: torch.Tensor, *, is_recording: bool) -> UsageError:
 
 
 def check_accumulate(accumulate: int) -> None:
-    """Refuse a value that is not a positive number of batches.
-
-    Raises:
-        UsageError: The value is not a positive int.
-    """
+    """Refuse a value that is not a positive number of batches."""
     if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
         raise option_invalid(
             f"accumulate={accumulate!r} is not a positive int",
@@ -150,11 +137,7 @@ def inside_a_loop() -> UsageError:
 
 
 def check_names(kind: type, options: Mapping[str, object]) -> None:
-    """Refuse options that a class does not have.
-
-    Raises:
-        UsageError: The constructor has no parameter of this name.
-    """
+    """Refuse options that a class does not have."""
     parameters = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return

@@ -35,11 +35,7 @@ class Copies:
         step_hooks.watch(self)
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Refuse a step with gradients of a copy.
-
-        Raises:
-            UsageError: The optimizer holds a parameter of a copy that has a gradient.
-        """
+        """Refuse a step with gradients of a copy."""
         held = held_by(optimizer)
         count = sum(parameter.grad is not None and _is_watched(parameter) for parameter in held)
         if count:

@@ -29,15 +29,11 @@ class Proven:
 
 
 def finish(
-    checkpoints: Checkpoints, loggers: logging.Loggers | None, proven: Proven | None = None
+    checkpoints: Checkpoints,  # their writes
+    loggers: logging.Loggers | None,  # what they have not written yet
+    proven: Proven | None = None,  # what to print in the last line; None without one
 ) -> None:
-    """Finish the pending writes of a script that succeeded; exit with status 1 if one fails.
-
-    Args:
-        checkpoints: Their writes.
-        loggers: What they have not written yet.
-        proven: What to print in the last line; None without one.
-    """
+    """Finish the pending writes of a script that succeeded; exit with status 1 if one fails."""
     if hasattr(sys, "last_type"):
         return
     try:

@@ -37,16 +37,10 @@ def whole_state(module: nn.Module) -> dict[str, Any] | None:
 
 
 def save(module: Any, state: dict[str, Any] | None, folder: str | os.PathLike[str]) -> None:
-    """Call ``save_pretrained``.
+    """Call ``save_pretrained``; ``state`` is the module's whole one, if it is sharded.
 
-    Args:
-        module: The user's module.
-        state: Its whole state, if it is sharded.
-        folder: Where to write.
-
-    Raises:
-        UsageError: The module is sharded, and its method takes no state.
-        SetupError: The folder cannot be written.
+    Raises UsageError if the module is sharded, and its method takes no state, SetupError if the
+    folder cannot be written.
     """
     options: dict[str, Any] = {}
     if state is not None:

@@ -23,27 +23,23 @@ _GATHERS = ("allgather", "_allgather_base")
 
 
 class FewRows:
-    """Watches a session's models while this rank has few rows.
-
-    Args:
-        models: The user's modules, before they are made parallel.
-        gathers_itself: Returns whether every forward runs collectives, as with fsdp.
-        rank: Global rank, for messages.
-    """
+    """Watches a session's models while this rank has few rows."""
 
     def __init__(
-        self, models: list[nn.Module], gathers_itself: Callable[[], bool], *, rank: int
+        self,
+        models: list[nn.Module],  # before they are made parallel
+        gathers_itself: Callable[[], bool],  # every forward runs collectives, as with fsdp
+        *,
+        rank: int,  # global, for messages
     ) -> None:
         self._models, self._gathers_itself, self._rank = models, gathers_itself, rank
         self._has_warned = False
         self._undo: list[Callable[[], None]] = []
 
     def watch(self, rows: Rows | None, advice: str) -> None:
-        """Watch a batch that has few rows on this rank.
+        """Watch a batch that has few rows on this rank; None ends the watch.
 
-        Args:
-            rows: Rows of the batch; None ends the watch.
-            advice: Fix to show if the batch cannot be computed.
+        ``advice`` is the fix to show if the batch cannot be computed.
         """
         self.stop()
         if rows is None or any(map(_is_compiled, self._models)):
@@ -56,9 +52,8 @@ class FewRows:
     def borrow(self, advice: str, *, is_left_out: bool) -> None:
         """Refuse to gather the borrowed row on other ranks until this rank's backward.
 
-        Args:
-            advice: Fix to show if the script gathers it.
-            is_left_out: Whether the caller already leaves borrowed rows out of its sums.
+        ``advice`` is the fix to show if the script gathers it. ``is_left_out``: the caller already
+        leaves borrowed rows out of its sums.
         """
         if not (is_left_out or self._has_warned):
             self._has_warned = True
@@ -146,13 +141,13 @@ def _refusing(original: Any, advice: str) -> Callable[..., Any]:
 
 
 class _Swap:
-    """Hooks of a model that gets an empty batch.
+    """Hooks of a model that gets an empty batch."""
 
-    Args:
-        real: For the ``id`` of each empty tensor or TensorDict, that and the one it was cut from.
-    """
-
-    def __init__(self, real: dict[int, tuple[Any, Any]]) -> None:
+    def __init__(
+        self,
+        # by ``id`` of each empty tensor or TensorDict: it, and what it was cut from
+        real: dict[int, tuple[Any, Any]],
+    ) -> None:
         self._real, self._has_swapped = real, False
 
     def before(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:

@@ -14,14 +14,10 @@ from paceline.errors import UsageError
 
 
 class ForwardTracker:
-    """Tracks which parallel models ran since their last reduced backward; only these are averaged.
-
-    Attributes:
-        models: The tracked models, in the order of ``watch``.
-    """
+    """Tracks which parallel models ran since their reduced backward; only these are averaged."""
 
     def __init__(self) -> None:
-        self.models: list[DistributedDataParallel] = []
+        self.models: list[DistributedDataParallel] = []  # tracked models, in the order of ``watch``
         self._ready: dict[int, None] = {}  # numbers of the models that have run
 
     def __bool__(self) -> bool:
@@ -52,8 +48,7 @@ class ForwardTracker:
     def reduced_backward(self) -> Iterator[None]:
         """Enclose the reduced backward of one of several models, and clear the models it reached.
 
-        Raises:
-            UsageError: The backward changed gradients of a model that had not run.
+        Raises UsageError if the backward changed gradients of a model that had not run.
         """
         before = [_versions_of_gradients(model) for model in self.models]
         yield

@@ -18,10 +18,8 @@ from paceline.train import runtime
 def rows_of_all(value: torch.Tensor, *, has_weight: bool) -> tuple[torch.Tensor, list[int]]:
     """Return the rows of all ranks, by rank, and the number of rows of each; differentiable.
 
-    Args:
-        value: This rank's rows, shape ``[rows, ...]``.
-        has_weight: Whether this rank's loss counts. The gradients of a loss without weight may be
-            NaN, as that of a mean over no rows.
+    ``value`` has the shape ``[rows, ...]``. ``has_weight``: this rank's loss counts. The gradients
+    of a loss without weight may be NaN, as that of a mean over no rows.
     """
     sizes: list[int] = []
     rows: torch.Tensor = _Gather.apply(value, sizes, has_weight)

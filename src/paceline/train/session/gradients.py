@@ -37,28 +37,7 @@ LOSSES_INSPECTED = 3  # a script's losses are of one kind; inspecting one takes 
 
 
 class Gradients:
-    """A session's models, and the computation of their gradients.
-
-    Args:
-        world: The ranks.
-        device: Device of this rank.
-        precision: Precision of the models.
-        strategy: How models are made parallel.
-        accumulate: Batches in a step.
-        say: Prints a line on rank 0.
-        check_ranks: Whether ranks are compared after steps 1, 2, 4, 8, ... and at saves.
-
-    Attributes:
-        device: Device of this rank.
-        models: The user's modules, in the order of setup.
-        optimizers: The models' optimizers, in the order of setup.
-        scale: The loss scale; None unless the precision is float16.
-        steps: Number of completed steps.
-        tracker: Knows which batch a loss belongs to.
-        few_rows: Watches the models while a rank has few rows.
-        check: Compares ranks.
-        limits: What makes results depend on the number of ranks.
-    """
+    """A session's models, and the computation of their gradients."""
 
     def __init__(
         self,
@@ -67,17 +46,19 @@ class Gradients:
         device: torch.device,
         precision: precisions.Precision,
         strategy: strategies.Strategy,
-        accumulate: int,
-        say: Callable[[str], None],
-        check_ranks: bool = True,
+        accumulate: int,  # batches in a step
+        say: Callable[[str], None],  # prints a line on rank 0
+        check_ranks: bool = True,  # compare ranks after steps 1, 2, 4, 8, ... and at saves
     ) -> None:
-        self.models: list[nn.Module] = []
-        self.optimizers: list[Optimizer] = []
+        self.models: list[nn.Module] = []  # user's modules, in the order of setup
+        self.optimizers: list[Optimizer] = []  # models' optimizers, in the order of setup
+        # loss scale; None unless the precision is float16
         self.scale = precisions.LossScale(device, world.world_size) if precision.scaled else None
-        self.steps = 0
+        self.steps = 0  # number of completed steps
         self._world_size, self.device = world.world_size, device
         self._precision, self._strategy, self._say = precision, strategy, say
-        self.tracker = BatchTracker()
+        self.tracker = BatchTracker()  # knows which batch a loss belongs to
+        # watches the models while a rank has few rows
         self.few_rows = FewRows(self.models, self.forward_is_collective, rank=world.rank)
         self._group = Group(
             world.world_size, accumulate, lambda weight: float(runtime.sum_over_ranks(weight))
@@ -88,12 +69,13 @@ class Gradients:
         self._forwards = ForwardTracker()
         self._outside = OutsideBackward()
         self._copies = Copies()
+        # what makes results depend on the number of ranks
         self.limits = Limits(say, device=device, strategy=strategy)
         self._num_losses = 0  # losses inspected so far
         self._num_backwards, self._rank = 0, world.rank
         self._without_graph: set[DistributedDataParallel] = set()  # DDP has no static graph yet
         self._shards: dict[nn.Parameter, nn.Parameter] = {}  # parameter to its shard, with fsdp
-        self.check = RankCheck(is_on=check_ranks and world.world_size > 1)
+        self.check = RankCheck(is_on=check_ranks and world.world_size > 1)  # compares ranks
         self._guard: StepGuard | None = None
         if world.world_size > 1:
             self._guard = StepGuard(
@@ -239,12 +221,7 @@ class Gradients:
             loss.backward(gradient)
 
     def _inspect(self, loss: torch.Tensor, num_rows: int) -> None:
-        """Refuse a loss that is not a mean over rows; only warn with one rank, where it is right.
-
-        Raises:
-            UsageError: The loss is not a mean over rows, and there are several ranks or accumulated
-                batches.
-        """
+        """Refuse a loss that is not a mean over rows; warn with one rank, where it is right."""
         self._num_losses += 1
         is_alone = self._world_size == 1 and self.accumulate == 1
         if function := function_that_sums(loss, num_rows):
@@ -299,11 +276,7 @@ class Gradients:
             )
 
     def check_frozen(self) -> None:
-        """Refuse trained parameters that were frozen when their model was made parallel.
-
-        Raises:
-            UsageError: A trained parameter was frozen at ``session.setup``.
-        """
+        """Refuse trained parameters that were frozen when their model was made parallel."""
         trained = [name for parameter, name in self._frozen.items() if parameter.requires_grad]
         if trained:
             raise UsageError.of(
@@ -324,8 +297,7 @@ class Gradients:
     def module_of(self, model: nn.Module | None) -> nn.Module:
         """Return a module that was set up; the only one if None.
 
-        Raises:
-            UsageError: There are several, or none, or the module was not set up.
+        Raises UsageError if there are several, or none, or the module was not set up.
         """
         where = "session.load(FILE, model)"
         if model is not None:
@@ -345,8 +317,7 @@ class Gradients:
     def average(self, model: nn.Module, decay: float) -> AveragedModel:
         """Return the moving average of a module that was set up; updated after each step.
 
-        Raises:
-            UsageError: The module was not set up, or the strategy is not ddp.
+        Raises UsageError if the module was not set up, or the strategy is not ddp.
         """
         checks.check_is_set_up(model, self.models, where="session.average(model, decay=...)")
         if not isinstance(self._strategy, strategies.DDP) and self._world_size > 1:
@@ -361,8 +332,7 @@ class Gradients:
     def compare_ranks(self) -> None:
         """Compare what ranks hold after the steps so far; a collective.
 
-        Raises:
-            RunError: They differ, after the first steps or in what was never averaged.
+        Raises RunError if they differ, after the first steps or in what was never averaged.
         """
         self.check.compare(
             self.models, self.optimizers, step=self.steps, frozen=self._frozen.values()

@@ -23,25 +23,20 @@ DROPOUTS = (
 
 
 class Limits:
-    """Notes the models and random operations whose results are those of a rank's own rows.
-
-    Args:
-        say: Prints a line on rank 0, once.
-        device: Device of this rank.
-        strategy: How models are made parallel.
-
-    Attributes:
-        parts: What was noted, as parts of the last line of a run.
-        draws: Watches the first step for random operations; None when it is over.
-    """
+    """Notes the models and random operations whose results are those of a rank's own rows."""
 
     def __init__(
-        self, say: Callable[[str], None], *, device: torch.device, strategy: Strategy
+        self,
+        say: Callable[[str], None],  # prints a line on rank 0, once
+        *,
+        device: torch.device,
+        strategy: Strategy,
     ) -> None:
         self._say, self._device = say, device
         self._syncs_norms = isinstance(strategy, DDP) and strategy.sync_batchnorm
         self._has_dropout = False
-        self.parts: list[str] = []
+        self.parts: list[str] = []  # what was noted, as parts of the last line of a run
+        # watches the first step for random operations; None when it is over
         self.draws: LoopDraws | None = None
 
     def note_models(self, models: Sequence[nn.Module]) -> None:
@@ -63,9 +58,7 @@ class Limits:
     def watch_draws(self, tracker: BatchTracker, *, is_seeded: bool) -> None:
         """Say what the first step draws at random, on each rank for itself.
 
-        Args:
-            tracker: Tells when a batch is computed.
-            is_seeded: Whether the session has seeded ranks differently.
+        ``is_seeded``: the session has seeded ranks differently.
         """
 
         def report(draws: list[Draw]) -> None:

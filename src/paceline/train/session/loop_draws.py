@@ -63,17 +63,15 @@ class Draw(NamedTuple):
 
 
 class LoopDraws:
-    """Watches the first step for random operations, on rank 0 of several.
-
-    Args:
-        device: Device of this rank.
-        is_seeded: Whether ranks have different random states. Otherwise a script that has seeded
-            them alike may draw a number that is the same on all.
-        report: Called once with the operations up to the last backward of the step's first batch.
-    """
+    """Watches the first step for random operations, on rank 0 of several."""
 
     def __init__(
-        self, device: torch.device, *, is_seeded: bool, report: Callable[[list[Draw]], None]
+        self,
+        device: torch.device,
+        *,
+        is_seeded: bool,  # otherwise a script may draw a number that is the same on all ranks
+        # called once with the operations up to the first batch's last backward
+        report: Callable[[list[Draw]], None],
     ) -> None:
         self._device, self._is_seeded, self._report = device, is_seeded, report
         self._hook: Any = None  # the profile function
@@ -202,12 +200,7 @@ def _module_of(frame: FrameType) -> str:
 
 
 def lines_of(draws: list[Draw], *, says_dropout: bool) -> Iterator[str]:
-    """Yield what to say about the random operations of a step.
-
-    Args:
-        draws: The operations.
-        says_dropout: Whether dropout is to be named too.
-    """
+    """Yield what to say about the random operations of a step, dropout only if ``says_dropout``."""
     if says_dropout and any(draw.is_dropout for draw in draws):
         yield f"{DEPENDS}: {DROPOUT}"
     if others := [draw for draw in draws if not draw.is_dropout]:

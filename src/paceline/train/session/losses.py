@@ -47,14 +47,9 @@ _LEAF = "torch::autograd::AccumulateGrad"
 
 
 def function_that_sums(loss: torch.Tensor, num_rows: int) -> str:
-    """Return the operation that makes a loss, or a summand of it, a sum over rows.
+    """Return the operation that makes a loss, or a summand of it, a sum over this rank's rows.
 
-    Args:
-        loss: Shape ``[]``.
-        num_rows: This rank's rows of the batch.
-
-    Returns:
-        The operation as source text; empty if a sum is not proven.
+    It is source text; empty if a sum is not proven. The loss has the shape ``[]``.
     """
     return next(filter(None, (_function_of(node, num_rows) for node in _summands(loss))), "")
 
@@ -62,12 +57,8 @@ def function_that_sums(loss: torch.Tensor, num_rows: int) -> str:
 def other_than_rows(loss: torch.Tensor, num_rows: int) -> str:
     """Return what a loss, or a summand of it, averages over if that differs from row to row.
 
-    Args:
-        loss: Shape ``[]``.
-        num_rows: This rank's rows of the batch.
-
-    Returns:
-        A clause for a message; empty if the loss is not proven to average over something else.
+    It is a clause for a message; empty if the loss, of shape ``[]``, is not proven to average over
+    something else.
     """
     return next(filter(None, (_counted_by(node, num_rows) for node in _summands(loss))), "")
 

@@ -24,14 +24,10 @@ _ROUNDING = 1e-9
 def mean(value: Any, weight: Any, loops: Sequence[Iteration], last: Iteration | None) -> float:
     """Return the mean over the rows of all ranks.
 
-    Args:
-        value: A number of the last batch, or a list with one for each batch of a loop.
-        weight: The weight of each number, in any unit; None for its rows.
-        loops: The loops that the numbers may come from.
-        last: The loop that yielded a batch last.
-
-    Raises:
-        UsageError: A value is not a number, or it is unknown which rows it is the mean of.
+    ``value`` is a number of the last batch, or a list with one for each batch of a loop, ``weight``
+    that of each number, in any unit; None for its rows. The numbers may come from ``loops``;
+    ``last`` is the one that yielded a batch last. Raises UsageError if a value is not a number, or
+    it is unknown which rows it is the mean of.
     """
     values, is_list = _numbers(value), isinstance(value, list | tuple)
     loops = [loop for loop in loops if loop.rows is not None][-_MOST_LOOPS:]

@@ -44,11 +44,8 @@ class Store(Protocol):
 def perform(fn: Callable[[], Any], store: Store, key: str) -> tuple[Any, bytes]:
     """Run ``fn`` on this rank; send heartbeats to the other ranks, and then the outcome.
 
-    Returns:
-        The value of ``fn``, and its pickle.
-
-    Raises:
-        BaseException: ``fn`` raised it; the other ranks get a RunError.
+    Returns the value of ``fn``, and its pickle. What it raises is raised here; the other ranks get
+    a RunError.
     """
     ended = threading.Event()
     beating = threading.Thread(target=_beat, args=(store, key, ended), daemon=True)
@@ -73,8 +70,7 @@ def perform(fn: Callable[[], Any], store: Store, key: str) -> tuple[Any, bytes]:
 def await_end(store: Store, key: str, *, rank: int) -> None:
     """Wait until ``perform`` has ended on ``rank``.
 
-    Raises:
-        RunError: The function failed there, or no heartbeat came for ``SILENCE_S``.
+    Raises RunError if the function failed there, or no heartbeat came for ``SILENCE_S``.
     """
     beat: bytes | None = None
     heard_s = time.monotonic()

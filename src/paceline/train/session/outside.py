@@ -27,13 +27,10 @@ class OutsideBackward:
 
     Every trained parameter has a hook until the session's first backward. Afterwards one parameter
     of each model has one, which costs less than a microsecond a step.
-
-    Attributes:
-        is_inside: Whether a backward of the session runs.
     """
 
     def __init__(self) -> None:
-        self.is_inside = False
+        self.is_inside = False  # a backward of the session runs
         self._wide: list[_Watch] = []  # watches with hooks on all parameters of their model
         self._left: dict[torch.Tensor, None] = {}  # parameters with gradients from outside
 
@@ -53,11 +50,7 @@ class OutsideBackward:
         self._left[parameter] = None
 
     def __enter__(self) -> None:
-        """Begin a backward of the session.
-
-        Raises:
-            UsageError: The backward would add to gradients from outside the session.
-        """
+        """Begin a backward of the session."""
         if self._left:
             self._refuse(list(self._left), where="loss.backward() before session.backward(loss)")
         self.is_inside = True
@@ -68,11 +61,7 @@ class OutsideBackward:
             self._wide = [watch for watch in self._wide if not watch.keep_one()]
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Refuse a step with gradients from outside the session.
-
-        Raises:
-            UsageError: The optimizer holds such gradients.
-        """
+        """Refuse a step with gradients from outside the session."""
         held = set(held_by(optimizer))
         foreign = [parameter for parameter in self._left if parameter in held]
         if foreign:

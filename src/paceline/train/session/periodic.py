@@ -18,15 +18,13 @@ class Periodic:
 
     All ranks count the same steps. Their clocks differ, so a checkpoint that is due by time is
     saved when all ranks agree that it is late on one of them.
-
-    Args:
-        clock: Returns seconds.
-
-    Attributes:
-        keep_last: Number of latest checkpoints to keep; None until ``begin``.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,  # in seconds
+    ) -> None:
+        # number of latest checkpoints to keep; None until ``begin``
         self.keep_last: int | None = None
         self._clock = clock
         self._steps: int | None = None
@@ -36,8 +34,7 @@ class Periodic:
     def begin(self, *, steps: int | None, minutes: float | None, keep_last: int, step: int) -> None:
         """Save every so many steps or minutes from now on, whichever comes first.
 
-        Raises:
-            UsageError: Neither is given, or a value is not positive.
+        Raises UsageError if neither is given, or a value is not positive.
         """
         _check(steps, minutes, keep_last)
         self._steps, self.keep_last = steps, keep_last
@@ -53,12 +50,7 @@ class Periodic:
         return self._seconds is not None and self._clock() - self._saved_at_s >= self._seconds
 
     def is_due(self, step: int, *, is_late: bool) -> bool:
-        """Return whether to save after a step.
-
-        Args:
-            step: Number of completed steps.
-            is_late: Whether ranks agreed that a checkpoint is due by time.
-        """
+        """Return whether to save after a step; ``is_late``: ranks agreed that it is due."""
         if step == self._saved_step:
             return False
         is_due_by_steps = self._steps and step // self._steps > self._saved_step // self._steps

@@ -10,14 +10,7 @@ from paceline.world import World
 
 
 class MainPrinter:
-    """Prints lines on rank 0.
-
-    Args:
-        is_main: Whether this is rank 0.
-
-    Attributes:
-        is_main: Whether this is rank 0.
-    """
+    """Prints lines on rank 0."""
 
     def __init__(self, *, is_main: bool) -> None:
         self.is_main = is_main

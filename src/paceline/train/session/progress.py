@@ -34,23 +34,7 @@ from paceline.world import World
 
 
 class Progress:
-    """The position of a training run, and the state that restores it.
-
-    Args:
-        world: The ranks.
-        device: Device of this rank.
-        seed: Seed of the run.
-        gradients: Models, optimizers and steps.
-        checkpoints: Writes and reads the state.
-        place: The run folder of the checkpoints.
-        say: Prints a line on rank 0, once.
-        reseed: Seed of this rank's global generators from the first step on; None leaves them
-            unchanged.
-
-    Attributes:
-        has_restored: Whether the training run was resumed from a checkpoint.
-        stop: Receives requests to stop, and lets all ranks agree on them.
-    """
+    """The position of a training run, and the state that restores it."""
 
     def __init__(
         self,
@@ -60,15 +44,16 @@ class Progress:
         seed: int,
         gradients: Gradients,
         checkpoints: Checkpoints,
-        place: Place,
-        say: Callable[[str], None],
+        place: Place,  # run folder of the checkpoints
+        say: Callable[[str], None],  # prints a line on rank 0, once
+        # of this rank's generators from the first step on; None leaves them unchanged
         reseed: int | None,
     ) -> None:
-        self.has_restored = False
+        self.has_restored = False  # the training run was resumed from a checkpoint
         self._periodic = Periodic()
         self.stop = Stop(
             runtime.maxima, alone=world.world_size == 1, is_late=self._periodic.is_late
-        )
+        )  # receives requests to stop, and lets all ranks agree on them
         self._world, self._device, self._seed = world, device, seed
         self._gradients, self._checkpoints, self._say = gradients, checkpoints, say
         self._reseed, self._place = reseed, place
@@ -91,13 +76,8 @@ class Progress:
     def add_loader(self, loader: Loader, *, instead_of: Loader | None = None) -> None:
         """Track a loader's position; set it if a checkpoint holds one.
 
-        Args:
-            loader: The loader.
-            instead_of: A loader whose place it takes; None for a place of its own.
-
-        Raises:
-            UsageError: The loader shuffles and is made in every epoch, so its order would not
-                change; or the place to take is not that of a loader of this session.
+        It may take the place of another. Raises UsageError if the loader shuffles and is made in
+        every epoch, so its order would not change; or if the place to take is not of this session.
         """
         if instead_of is not None:
             number = self._number_of(instead_of)
@@ -125,9 +105,8 @@ class Progress:
     def register(self, name: str, value: Any) -> None:
         """Track an object's state; set it if a checkpoint holds one.
 
-        Raises:
-            UsageError: The object has no ``state_dict`` and ``load_state_dict``, or another object
-                has this name, whose state would be lost.
+        Raises UsageError if the object has no ``state_dict`` and ``load_state_dict``, or another
+        object has this name, whose state would be lost.
         """
         if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
             what = f"{name} ({type(value).__name__}) has no state_dict and load_state_dict"
@@ -243,10 +222,8 @@ class Progress:
     def at_boundary(self, begins: bool, is_of_training: bool) -> None:
         """Act at a boundary, where all ranks are and every step so far is complete.
 
-        Args:
-            begins: Whether a loop over a loader begins.
-            is_of_training: Whether the loop trains. Ranks do not stop in an evaluation, whose
-                result would be lost.
+        ``begins``: a loop over a loader begins. Ranks do not stop in an evaluation, whose result
+        would be lost.
         """
         if begins:
             self._gradients.check_frozen()
@@ -381,11 +358,7 @@ def _rates_of(optimizer: Optimizer) -> list[float]:
 
 
 def read_seed(seed: Any) -> int:
-    """Return a seed as an int; None means 0.
-
-    Raises:
-        UsageError: The seed is not an int.
-    """
+    """Return a seed as an int; None means 0. Raise UsageError if the seed is not an int."""
     try:
         return 0 if seed is None else operator.index(seed)
     except TypeError:

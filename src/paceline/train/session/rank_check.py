@@ -27,42 +27,26 @@ LAST_FATAL_STEP = 2
 
 
 class RankCheck:
-    """Compares the ranks of a session; each comparison is one small collective.
-
-    Args:
-        is_on: Whether to compare; never on a single rank.
-
-    Attributes:
-        num_steps: Steps of this process.
-        due: The number of them after which the next comparison is due; -1 if none is.
-        count: Comparisons so far.
-        last_step: Step of the last comparison.
-        differs_since: Step after which ranks were first seen to differ; 0 while they agree.
-    """
+    """Compares the ranks of a session, never a single one; each time one small collective."""
 
     def __init__(self, *, is_on: bool) -> None:
         self._is_on = is_on
+        # steps of this process, and that after which the next comparison is due; -1 if none is
         self.num_steps, self.due = 0, 1 if is_on else -1
+        # comparisons, the step of the last, and that after which ranks differed; 0 while they agree
         self.count = self.last_step = self.differs_since = 0
 
     def compare(
         self,
-        models: Sequence[nn.Module],
+        models: Sequence[nn.Module],  # that were set up
         optimizers: Iterable[Optimizer],
         *,
-        step: int,
-        frozen: Iterable[str] = (),
+        step: int,  # also counted before a restore
+        frozen: Iterable[str] = (),  # names of parameters that no gradient was ever averaged of
     ) -> None:
         """Compare what ranks hold after a step; a collective.
 
-        Args:
-            models: Modules that were set up.
-            optimizers: Their optimizers.
-            step: The step, also before a restore.
-            frozen: Names of parameters that no gradient was ever averaged of.
-
-        Raises:
-            RunError: Ranks differ after the first steps, or where nothing keeps them equal.
+        Raises RunError if ranks differ after the first steps, or where nothing keeps them equal.
         """
         if not self._is_on or not self.num_steps or (self.count and step == self.last_step):
             return

@@ -16,11 +16,7 @@ _DAMAGED = "checkpoint-damaged"
 
 
 def read_damaged(value: str | None) -> str:
-    """Return the policy for a damaged checkpoint, ``"refuse"`` by default.
-
-    Raises:
-        UsageError: The value is neither ``"refuse"`` nor ``"skip"``.
-    """
+    """Return the policy for a damaged checkpoint, ``"refuse"`` by default."""
     if value is None or value in (REFUSE, SKIP):
         return value or REFUSE
     what = f"damaged={value!r} is neither 'refuse' nor 'skip'"
@@ -31,25 +27,16 @@ def read_damaged(value: str | None) -> str:
 
 def find_intact(
     checkpoints: Checkpoints,
-    which: str | os.PathLike[str],
-    damaged: str,
+    which: str | os.PathLike[str],  # as for ``Session.restore``
+    damaged: str,  # "refuse" or "skip", for a damaged latest checkpoint
     *,
-    load: Callable[[Saved], dict[str, Any]],
-    inform: Callable[[Finding], None],
+    load: Callable[[Saved], dict[str, Any]],  # one checkpoint
+    inform: Callable[[Finding], None],  # prints a warning on rank 0
 ) -> tuple[Saved, dict[str, Any]] | None:
     """Find and load a checkpoint; return it with its values, or None if there is none.
 
-    Damage is reported alike on all ranks, so all ranks try an older checkpoint together.
-
-    Args:
-        checkpoints: Checkpoints of the run folder.
-        which: As for ``Session.restore``.
-        damaged: ``"refuse"`` or ``"skip"``, for a damaged latest checkpoint.
-        load: Loads one checkpoint.
-        inform: Prints a warning on rank 0.
-
-    Raises:
-        RunError: The checkpoint is damaged and must not be skipped, or no older one is intact.
+    Damage is reported alike on all ranks, so all ranks try an older checkpoint together. Raises
+    RunError if the checkpoint is damaged and must not be skipped, or no older one is intact.
     """
     skipped: list[Finding] = []
     while True:

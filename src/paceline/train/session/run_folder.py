@@ -56,15 +56,9 @@ class Place:
     """The run folder of one Session.
 
     Nothing is written before the Session saves, restores or trains after a restore. A Session that
-    only reads, for example to evaluate, may read the folder of a living run.
-
-    Args:
-        run_dir: The script's argument. None means the launcher's folder or a default; a RunDir
-            shares the folder of another Session on purpose.
-        world: The ranks. Rank 0 decides the folder, because arguments may differ between ranks.
-
-    Attributes:
-        run_dir: The run folder, the same on all ranks.
+    only reads, for example to evaluate, may read the folder of a living run. Rank 0 decides the
+    folder, because the script's arguments may differ between ranks: None means the launcher's
+    folder or a default; a RunDir shares the folder of another Session on purpose.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str] | RunDir | None, *, world: World) -> None:
@@ -85,6 +79,7 @@ class Place:
             session=session,
         )
         folder = self._choose(run_dir)
+        # the same on all ranks
         self.run_dir = RunDir(Path(self._of_main(lambda: str(folder))))
         self._is_launched = _is_in_launched(self.run_dir.root)
         self._is_decided = False
@@ -122,9 +117,8 @@ class Place:
     def claim(self) -> None:
         """Make the folder this Session's own, before it trains or saves; a collective.
 
-        Raises:
-            UsageError: The folder belongs to a living run, another array element or another Session
-                of this process.
+        Raises UsageError if the folder belongs to a living run, another array element or another
+        Session of this process.
         """
         self._decide()
         if self._refused is None:
@@ -144,8 +138,7 @@ class Place:
     def require_own(self) -> None:
         """Check on rank 0 before a commit that no other run has taken the folder.
 
-        Raises:
-            RunError: Another run has taken the folder.
+        Raises RunError if another run has taken the folder.
         """
         token = self._lease.owner.token if self._lease else env.read(env.RUN_TOKEN)
         owner = lease.new_owner(self._leased_folder(), token) if token else None

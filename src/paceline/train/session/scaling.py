@@ -26,11 +26,7 @@ class Scaling:
 
 
 def check_is_new(has_restored: bool) -> None:
-    """Refuse to scale learning rates that a checkpoint already holds scaled.
-
-    Raises:
-        UsageError: The training run was restored.
-    """
+    """Refuse to scale learning rates that a checkpoint already holds scaled."""
     if has_restored:
         raise option_contradicted(
             "the learning rates were restored from a checkpoint, scaled already",
@@ -42,8 +38,7 @@ def check_is_new(has_restored: bool) -> None:
 def choose(*, batch_size: int, base_batch_size: int, rule: str) -> Scaling:
     """Return the factor for a batch that grew from ``base_batch_size`` to ``batch_size``.
 
-    Raises:
-        UsageError: A size is not positive, or the rule is unknown.
+    Raises UsageError if a size is not positive, or the rule is unknown.
     """
     if rule not in RULES:
         near = closest(str(rule), RULES) or "linear"

@@ -39,20 +39,15 @@ class _Steps:
 
 
 class StepGuard:
-    """Looks at the optimizer steps of one of several ranks.
-
-    Args:
-        is_set_up: Returns whether a parameter is that of a model that was set up.
-        is_inside_group: Returns whether gradients are accumulated that were not averaged.
-        has_batch: Returns whether a loader of the session has shared out a batch.
-    """
+    """Looks at the optimizer steps of one of several ranks."""
 
     def __init__(
         self,
         *,
+        # returns whether a parameter is that of a model that was set up
         is_set_up: Callable[[torch.Tensor], bool],
-        is_inside_group: Callable[[], bool],
-        has_batch: Callable[[], bool],
+        is_inside_group: Callable[[], bool],  # gradients are accumulated that were not averaged
+        has_batch: Callable[[], bool],  # a loader of the session has shared out a batch
     ) -> None:
         self._is_set_up, self._is_inside_group = is_set_up, is_inside_group
         self._has_batch = has_batch
@@ -65,8 +60,7 @@ class StepGuard:
     def inspect(self, leaves: Iterable[torch.Tensor], *, has_models: bool) -> None:
         """Look for tensors that a backward reaches, and that nothing keeps equal on all ranks.
 
-        Raises:
-            UsageError: There are such tensors, and no model was set up.
+        Raises UsageError if there are such tensors, and no model was set up.
         """
         self.inspects = False
         unknown = [leaf for leaf in leaves if not self._is_set_up(leaf)]
@@ -78,11 +72,7 @@ class StepGuard:
             raise _without_model(next(iter(self._strangers)))
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Look at an optimizer that is about to step.
-
-        Raises:
-            UsageError: The step would let ranks drift apart.
-        """
+        """Look at an optimizer that is about to step."""
         steps = self._optimizers.get(optimizer)
         if steps is None or steps.num_groups != len(optimizer.param_groups):
             held = held_by(optimizer)

@@ -22,27 +22,18 @@ _SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGINT")
 
 
 class Stop:
-    """Whether this rank was asked to stop, and when ranks next agree about it.
-
-    Args:
-        greatest: Returns the element-wise maximum of a list of ints over all ranks; a collective.
-        alone: Whether there is only one rank.
-        is_late: Returns whether a checkpoint is due by this rank's clock.
-
-    Attributes:
-        asked_by: Signal name or call that requested the stop; empty without a request.
-        saves_now: Whether ranks have just agreed that a checkpoint is due.
-    """
+    """Whether this rank was asked to stop, and when ranks next agree about it."""
 
     def __init__(
         self,
+        # element-wise maximum of ints over all ranks; a collective
         greatest: Callable[[list[int]], list[int]],
         *,
-        alone: bool,
-        is_late: Callable[[], bool] = lambda: False,
+        alone: bool,  # there is only one rank
+        is_late: Callable[[], bool] = lambda: False,  # a checkpoint is due by this rank's clock
     ) -> None:
-        self.asked_by = ""  # a signal's name, or the script
-        self.saves_now = False
+        self.asked_by = ""  # a signal's name, or the script; empty without a request
+        self.saves_now = False  # ranks have just agreed that a checkpoint is due
         self._is_late = is_late
         self._greatest, self._alone = greatest, alone
         self._armed = False
@@ -76,8 +67,7 @@ class Stop:
     def agreed(self, *, now: bool = False) -> bool:
         """Return whether all ranks stop here; all ranks call it at the same boundaries.
 
-        Args:
-            now: Whether to run the collective in any case, as between epochs.
+        ``now`` runs the collective in any case, as between epochs.
         """
         if not self._armed and not now:
             return False  # a script that has not saved or restored agrees between epochs only

@@ -24,13 +24,8 @@ SCOPES = ("job", "node")
 def gather(value: Any, iteration: Iteration | None, *, gradients: bool = False) -> Any:
     """Return the rows of all ranks, in the order of the loop if their number fits it.
 
-    Args:
-        value: Tensors of shape ``[rows, ...]`` in dicts, lists and tuples.
-        iteration: The loop that the rows come from; None without a loop.
-        gradients: Whether a backward continues through the rows.
-
-    Raises:
-        UsageError: A value has no rows.
+    ``value`` holds tensors of shape ``[rows, ...]`` in dicts, lists and tuples. ``gradients``: a
+    backward continues through the rows. Raises UsageError if a value has no rows.
     """
     if isinstance(value, dict):
         # Ranks may have filled their dicts in different orders.
@@ -115,14 +110,8 @@ def _converted_number(value: float, kinds: list[Any]) -> Any:
 def do_once(fn: Callable[[], Any], scope: str, *, world: World) -> Any:
     """Run ``fn`` on one rank of the job or of each node; return its value on all ranks.
 
-    Args:
-        fn: Takes no argument; its return value must be picklable.
-        scope: One of ``SCOPES``.
-        world: The ranks.
-
-    Raises:
-        UsageError: The scope is unknown.
-        RunError: ``fn`` failed on another rank, or that rank has ended.
+    ``fn`` takes no argument and returns what can be pickled; ``scope`` is one of ``SCOPES``. Raises
+    UsageError if it is unknown, RunError if ``fn`` failed on another rank, or that rank has ended.
     """
     if scope not in SCOPES:
         what = f"scope={scope!r} is neither 'job' nor 'node'"

@@ -35,22 +35,15 @@ class Plan:
 
 
 def choose(
-    shapes: Mapping[str, tuple[int, ...]],
-    own: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int, ...]],  # of the file's tensors, by key
+    own: Mapping[str, tuple[int, ...]],  # of the model's tensors, by key
     *,
-    prefix: str | None,
-    where: str,
+    prefix: str | None,  # what the file's keys begin with; None to find out
+    where: str,  # the file, for the message
 ) -> Plan:
     """Return which weights of a file to load into a model. Pure.
 
-    Args:
-        shapes: Shapes of the file's tensors, by key.
-        own: Shapes of the model's tensors, by key.
-        prefix: What the file's keys begin with; None to find out.
-        where: The file, for the message.
-
-    Raises:
-        UsageError: Two prefixes fit equally well.
+    Raises UsageError if two prefixes fit equally well.
     """
     prefixes = _prefixes(shapes, own) if prefix is None else [(prefix, "")]
     plans = [_with_prefix(shapes, own, *pair) for pair in prefixes]
@@ -118,8 +111,8 @@ def check(
 ) -> None:
     """Refuse weights of another model. Pure.
 
-    Raises:
-        UsageError: Nothing fits, shapes differ, or with ``strict``, keys are missing or unused.
+    Raises UsageError if nothing fits, shapes differ, or with ``strict``, keys are missing or
+    unused.
     """
     lines = [
         f"{name} is {list(own[name])} here and {list(shapes[key])} in the file"
@@ -144,25 +137,18 @@ def fitting(
 
 
 def read(
+    # a file or folder, or what was loaded from one
     source: str | os.PathLike[str] | Mapping[str, Any],
     model: nn.Module,
     *,
-    prefix: str | None,
-    strict: bool,
-    trust: bool,
+    prefix: str | None,  # what the file's keys begin with; None to find out
+    strict: bool,  # every key must be on both sides
+    trust: bool,  # unpickle any class
 ) -> tuple[dict[str, torch.Tensor], str]:
     """Return the weights for a model by its own keys, and the line that reports them.
 
-    Args:
-        source: A file or folder, or what was loaded from one.
-        model: The user's module.
-        prefix: What the file's keys begin with; None to find out.
-        strict: Whether every key must be on both sides.
-        trust: Whether to unpickle any class.
-
-    Raises:
-        UsageError: The source holds no weights, or they are of another model.
-        RunError: The file cannot be read.
+    Raises UsageError if the source holds no weights, or they are of another model; RunError if the
+    file cannot be read.
     """
     if isinstance(source, Mapping):
         where = "the given weights"

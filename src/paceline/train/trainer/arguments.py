@@ -49,8 +49,7 @@ DEFAULTS: dict[str, Any] = {
 def normalized(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the Trainer's arguments with those filled in that stand for others.
 
-    Raises:
-        UsageError: A value is invalid or has no effect.
+    Raises UsageError if a value is invalid or has no effect.
     """
     values = {
         name: DEFAULTS.get(name) if value is None else value for name, value in arguments.items()
@@ -114,11 +113,7 @@ def read_precision(precision: str | int | None) -> str:
 
 
 def read_accelerator(accelerator: str | None) -> str:
-    """Return the requested type of device; empty if any is accepted.
-
-    Raises:
-        UsageError: The accelerator is unknown.
-    """
+    """Return the requested type of device; empty if any is accepted."""
     name = str(accelerator)
     if name not in ACCELERATORS:
         near = closest(name, ACCELERATORS) or "auto"
@@ -134,12 +129,9 @@ def read_accelerator(accelerator: str | None) -> str:
 def read_devices(devices: int | str | list[int] | None) -> int | None:
     """Return the requested number of ranks on a node; None if it follows the launcher.
 
-    Args:
-        devices: A number, ``"auto"``, or numbers of devices in a list or a text with commas. Ranks
-            take the first devices that they see, so the numbers must count up from 0.
-
-    Raises:
-        UsageError: The value is not a positive number, or it names other devices.
+    ``devices`` is a number, ``"auto"``, or numbers of devices in a list or a text with commas.
+    Ranks take the first devices that they see, so the numbers must count up from 0; else UsageError
+    is raised.
     """
     if devices is None or str(devices) in ("auto", "-1"):
         return None
@@ -165,8 +157,7 @@ def _numbers(devices: Any) -> list[int] | None:
 def read_strategy(strategy: Any, *, sync_batchnorm: bool = False) -> Any:
     """Return Session's strategy, given in any of Lightning's spellings.
 
-    Raises:
-        UsageError: The strategy starts processes, or cannot synchronise batch norm.
+    Raises UsageError if the strategy starts processes, or cannot synchronise batch norm.
     """
     if strategy in SPAWNS:
         raise invalid(
@@ -208,12 +199,8 @@ def for_manual(strategy: Any) -> Any:
 def read_duration(value: str | timedelta | dict[str, int] | None, *, where: str) -> float | None:
     """Return a duration in seconds; None without one.
 
-    Args:
-        value: ``"DD:HH:MM:SS"``, a timedelta, or its arguments in a dict.
-        where: Name of the class that got it.
-
-    Raises:
-        UsageError: The value is not a duration.
+    It is ``"DD:HH:MM:SS"``, a timedelta, or its arguments in a dict; ``where`` names the class that
+    got it, for the UsageError.
     """
     if value is None:
         return None

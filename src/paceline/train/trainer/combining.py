@@ -90,11 +90,7 @@ class Batches:
         return _has_begun(self._loader)
 
     def num_done(self, counted: int) -> int:
-        """Return how many batches of it were done.
-
-        Args:
-            counted: Their number as the checkpoint has it.
-        """
+        """Return how many of its batches were done, given their number as the checkpoint has it."""
         return _num_done(self._loader, counted)
 
     def skip_rest(self) -> None:
@@ -103,16 +99,15 @@ class Batches:
 
 
 class Together:
-    """Training batches with a part of each loader.
-
-    Args:
-        tree: Loaders of the session, in a nested list or dict; a batch has the same form.
-        mode: One of ``TOGETHER``.
-    """
+    """Training batches with a part of each loader."""
 
     dataloader_idx: int | None = None
 
-    def __init__(self, tree: Any, mode: str) -> None:
+    def __init__(
+        self,
+        tree: Any,  # loaders of the session, in a nested list or dict; a batch has the same form
+        mode: str,  # one of ``TOGETHER``
+    ) -> None:
         self._tree, self._mode = tree, mode
         self.loaders = leaves(tree)  # the loaders in order
         self._live = list(self.loaders)  # those with a part in the last batch
@@ -137,9 +132,8 @@ class Together:
     def weight(self) -> float | None:
         """Weight of the last batch's loss: this rank's rows in the part of the first loader.
 
-        Raises:
-            UsageError: This rank's share of another part is larger or smaller, so no weight of the
-                loss is right for both.
+        Raises UsageError if this rank's share of another part is larger or smaller, so no weight of
+        the loss is right for both.
         """
         parts = [loader.iteration.rows for loader in self._live]
         first = parts[0]
@@ -187,13 +181,12 @@ class Together:
 
 
 class InTurn:
-    """Training batches of one loader after the other.
+    """Training batches of one loader after the other."""
 
-    Args:
-        loaders: Loaders of the session, of known length.
-    """
-
-    def __init__(self, loaders: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        loaders: Sequence[Any],  # of the session, of known length
+    ) -> None:
         self.loaders = loaders  # the loaders in order
         self.dataloader_idx: int | None = 0  # number of the loader that yielded last
         self._start = 0  # batches done before a checkpoint
@@ -251,10 +244,7 @@ class InTurn:
 def combined(tree: Any, mode: str, loaders: Sequence[Any]) -> Batches | Together | InTurn:
     """Return the training batches of a loader, or of several in a nested list or dict.
 
-    Args:
-        tree: The user's loaders.
-        mode: One of ``MODES``, for several.
-        loaders: The session's loaders of them, in order.
+    ``mode`` is one of ``MODES``, for several; ``loaders`` are the session's of them, in order.
     """
     if len(loaders) == 1 and not isinstance(tree, Mapping):
         return Batches(loaders[0])

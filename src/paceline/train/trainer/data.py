@@ -28,15 +28,14 @@ STAGES = ("train", "val", "test", "predict")
 
 
 class Data:
-    """The loaders of a task.
+    """The loaders of a task."""
 
-    Args:
-        task: Searched last, because it may have the methods of a data object itself.
-        data: An object with ``train_dataloader`` and similar methods; None without one.
-        loaders: Loaders by stage: ``"train"``, ``"val"``, ``"test"``.
-    """
-
-    def __init__(self, task: Any, data: Any, loaders: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        task: Any,  # searched last, because it may have the methods of a data object itself
+        data: Any,  # has ``train_dataloader`` and similar methods
+        loaders: dict[str, Any],  # by stage: "train", "val", "test"
+    ) -> None:
         self._owners = [owner for owner in (data, task) if owner is not None]
         self._loaders = loaders
         self._found: dict[str, Any] = {}
@@ -52,16 +51,14 @@ class Data:
                     owner.setup(stage)
 
     def train(
-        self, session: Session, *, per_rank: bool, in_order: bool, former: Sequence[Any] = ()
+        self,
+        session: Session,
+        *,
+        per_rank: bool,  # batch sizes are per rank
+        in_order: bool,  # no loader shuffles, against what the script says
+        former: Sequence[Any] = (),  # loaders of the session that the new ones take the place of
     ) -> Batches | Together | InTurn | None:
-        """Return the training batches, divided among the ranks; None without a loader.
-
-        Args:
-            session: Divides the data.
-            per_rank: Whether batch sizes are per rank.
-            in_order: Whether no loader shuffles, against what the script says.
-            former: Loaders of the session that the new ones take the place of.
-        """
+        """Return the training batches, divided among the ranks; None without a loader."""
         tree = self.find("train")
         if tree is None:
             return None
@@ -75,21 +72,13 @@ class Data:
     def evaluated(
         self,
         session: Session,
-        stage: str,
+        stage: str,  # "val", "test" or "predict"
         *,
-        per_rank: bool,
-        trains: bool,
-        former: Sequence[Any] = (),
+        per_rank: bool,  # batch sizes are per rank
+        trains: bool,  # it is part of a training run
+        former: Sequence[Any] = (),  # loaders of the session that the new ones take the place of
     ) -> list[Any]:
-        """Return the loaders of an evaluation, divided among the ranks; empty without one.
-
-        Args:
-            session: Divides the data.
-            stage: ``"val"``, ``"test"`` or ``"predict"``.
-            per_rank: Whether batch sizes are per rank.
-            trains: Whether it is part of a training run.
-            former: Loaders of the session that the new ones take the place of.
-        """
+        """Return the loaders of an evaluation, divided among the ranks; empty without one."""
         tree = self.find(stage)
         if isinstance(tree, CombinedLoader):
             if tree.mode != SEQUENTIAL:

@@ -18,25 +18,17 @@ if TYPE_CHECKING:
 
 
 class Evaluation:
-    """Runs a task over loaders without training it.
-
-    Args:
-        trainer: Receives the means.
-        work: The task.
-        recorder: Records what the task logs.
-        display: Shows the progress.
-        hooks: Hooks called during the evaluation.
-        transfer: Passes a batch through the script's hooks; None without hooks.
-    """
+    """Runs a task over loaders without training it."""
 
     def __init__(
         self,
-        trainer: Running,
+        trainer: Running,  # receives the means
         work: Work,
-        recorder: Recorder,
+        recorder: Recorder,  # of what the task logs
         display: Display,
         hooks: Hooks,
         *,
+        # passes a batch through the script's hooks; None without hooks
         transfer: Callable[[Any, int], Any] | None = None,
     ) -> None:
         self.trainer, self.work, self.recorder = trainer, work, recorder
@@ -45,20 +37,13 @@ class Evaluation:
 
     def run(
         self,
-        stage: str,
-        loaders: Sequence[Any],
-        limits: Sequence[int | None],
+        stage: str,  # "validation" or "test"
+        loaders: Sequence[Any],  # of the session, one after the other
+        limits: Sequence[int | None],  # maximum number of batches of each; None for all
         *,
-        keep: bool = True,
+        keep: bool = True,  # the trainer receives the means
     ) -> Values:
-        """Return the exact means of what the task logged.
-
-        Args:
-            stage: ``"validation"`` or ``"test"``.
-            loaders: Loaders of the session, one after the other.
-            limits: Maximum number of batches of each; None for all.
-            keep: Whether the trainer receives the means.
-        """
+        """Return the exact means of what the task logged."""
         metrics, progress = Metrics(self.trainer.session), self.display.progress
         self._has_run, self._num_rows = False, 0
         with ExitStack() as stack:

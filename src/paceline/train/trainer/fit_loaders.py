@@ -17,33 +17,22 @@ class FitLoaders:
 
     Loaders made again take the place of the ones before: they continue with the next epoch's order,
     and in a checkpoint with its position. In a fit that resumes within ``every`` epochs they are
-    made for the epoch in which the interrupted fit had made them.
-
-    Args:
-        trainer: Has the Session.
-        data: Finds the script's loaders.
-        per_rank: Whether batch sizes are per rank.
-        in_order: Whether no training loader shuffles.
-        validates: Whether the task validates.
-        seed: Seed of the random numbers that a script draws while it makes loaders again.
-        every: Epochs after which loaders are made again; 0 for never.
-
-    Raises:
-        UsageError: There is no training loader, or none that could be made again.
+    made for the epoch in which the interrupted fit had made them. Raises UsageError if there is no
+    training loader, or none that could be made again.
     """
 
     train: Batches | Together | InTurn  # the training batches
 
     def __init__(
         self,
-        trainer: Running,
+        trainer: Running,  # has the Session
         data: Data,
         *,
-        per_rank: bool,
-        in_order: bool,
-        validates: bool,
-        seed: int,
-        every: int,
+        per_rank: bool,  # batch sizes are per rank
+        in_order: bool,  # no training loader shuffles
+        validates: bool,  # the task validates
+        seed: int,  # of what a script draws while it makes loaders again
+        every: int,  # epochs after which loaders are made again; 0 for never
     ) -> None:
         self._trainer, self._data = trainer, data
         self._per_rank, self._in_order, self._validates = per_rank, in_order, validates

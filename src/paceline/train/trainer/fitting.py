@@ -19,26 +19,17 @@ from paceline.train.trainer.saving import Saving
 
 
 class Fit:
-    """Trains a task: epochs of batches, each followed by validation and a checkpoint.
-
-    Args:
-        evaluation: Validates the task; also holds the trainer, task and display.
-        plan: The Trainer's arguments.
-        loaders: The batches to train on, and loaders to validate with.
-        schedules: Schedulers and when they step.
-        saving: Saves checkpoints, and holds the state of callbacks.
-        profiler: Measures the parts of the loop.
-    """
+    """Trains a task: epochs of batches, each followed by validation and a checkpoint."""
 
     def __init__(
         self,
-        evaluation: Evaluation,
+        evaluation: Evaluation,  # validates the task; also holds the trainer, task and display
         plan: Plan,
         *,
-        loaders: FitLoaders,
+        loaders: FitLoaders,  # to train on, and to validate with
         schedules: Sequence[Schedule],
-        saving: Saving,
-        profiler: NoProfiler,
+        saving: Saving,  # saves checkpoints, and holds the state of callbacks
+        profiler: NoProfiler,  # measures the parts of the loop
     ) -> None:
         self._plan, self._evaluation, self._loaders = plan, evaluation, loaders
         self._saving, self._transfer = saving, evaluation.transfer

@@ -13,11 +13,8 @@ from paceline.train.session import Session
 def gathered(session: Session, data: Any) -> Any:
     """Return the tensors of all ranks, stacked in the order of ranks; a collective.
 
-    A sum with zeros in the other ranks' places changes no value, and needs no order of rows.
-
-    Args:
-        session: Sums over ranks.
-        data: A tensor of the same shape on all ranks, a number, or a dict, list or tuple of them.
+    They have the same shape on all ranks; numbers, dicts, lists and tuples are possible. A sum with
+    zeros in the other ranks' places changes no value, and needs no order of rows.
     """
     return mapped(data, lambda part: _of_all(session, part))
 

@@ -25,22 +25,15 @@ STATE = "state_dict"
 def read(
     path: str | os.PathLike[str],
     *,
-    map_location: Any = None,
-    hparams_file: Any = None,
-    weights_only: bool = True,
+    map_location: Any = None,  # as for ``torch.load``; the CPU if None
+    hparams_file: Any = None,  # refused, unless it is None
+    weights_only: bool = True,  # plain data only; otherwise unpickling may run any code
 ) -> dict[str, Any]:
     """Return the values of a checkpoint under Lightning's keys: weights and hyperparameters.
 
-    Args:
-        path: Folder of a checkpoint, of checkpoints or of a run; or a file.
-        map_location: As for ``torch.load``; the CPU if None.
-        hparams_file: Refused, unless it is None.
-        weights_only: Whether to read plain data only; otherwise unpickling may run any code.
-
-    Raises:
-        UsageError: There is no checkpoint, the file holds no ``state_dict``, or it needs classes
-            that are not plain data.
-        RunError: The checkpoint is damaged.
+    ``path`` is the folder of a checkpoint, of checkpoints or of a run; or a file. Raises UsageError
+    if there is none, the file holds no ``state_dict``, or it needs classes that are not plain data;
+    RunError if it is damaged.
     """
     if hparams_file is not None:
         raise _unusable(
@@ -87,15 +80,10 @@ def _of_lightning(path: str | os.PathLike[str], values: Any) -> dict[str, Any]:
 
 
 def make(kind: type[T], values: Mapping[str, Any], given: Mapping[str, Any]) -> T:
-    """Return an object of a class, made with saved hyperparameters.
+    """Return an object of a class, made with a result of ``read``; ``given`` replaces saved
+    arguments.
 
-    Args:
-        kind: The class.
-        values: A result of ``read``.
-        given: Arguments that replace saved ones.
-
-    Raises:
-        UsageError: ``__init__`` needs an argument that was neither saved nor given.
+    Raises UsageError if ``__init__`` needs an argument that was neither saved nor given.
     """
     key = HPARAMS if issubclass(kind, nn.Module) else DATA_HPARAMS
     parameters = inspect.signature(kind.__init__).parameters.values()
@@ -124,11 +112,7 @@ def make(kind: type[T], values: Mapping[str, Any], given: Mapping[str, Any]) -> 
 
 
 def fill(module: nn.Module, values: Mapping[str, Any], *, strict: bool) -> None:
-    """Load the weights of a checkpoint into a module.
-
-    Raises:
-        UsageError: The keys or shapes differ.
-    """
+    """Load the weights of a checkpoint into a module."""
     hook = getattr(module, "on_load_checkpoint", None)
     if callable(hook):
         hook(dict(values))

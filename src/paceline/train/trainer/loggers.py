@@ -140,13 +140,12 @@ class FileLogger(Logger):
 
 
 class RunLogger(FileLogger):
-    """A logger of ``paceline.logging``, by name in the run folder, or an object of the user's.
+    """A logger of ``paceline.logging``, by name in the run folder, or an object of the user's."""
 
-    Args:
-        logger: Name of a logger, or a logger.
-    """
-
-    def __init__(self, logger: str | logging.Logger) -> None:
+    def __init__(
+        self,
+        logger: str | logging.Logger,  # name of one, or a logger
+    ) -> None:
         super().__init__(None if isinstance(logger, str) else logger)
         self._logger = logger
         self._images: logging.TensorBoardLogger | None = None  # beside a table of numbers
@@ -167,10 +166,8 @@ class RunLogger(FileLogger):
     def experiment(self) -> Any:
         """The object of the library behind it; an object of the user's; silent on other ranks.
 
-        Beside a table of numbers it is TensorBoard's writer, for images and text.
-
-        Raises:
-            SetupError: tensorboard is not installed.
+        Beside a table of numbers it is TensorBoard's writer, for images and text. Raises SetupError
+        if tensorboard is not installed.
         """
         if not self._is_main:
             return Silent()
@@ -322,11 +319,7 @@ class TensorBoardLogger(VersionedLogger):
 
 
 class Adapted:
-    """Passes the numbers of a Session to a logger with ``log_metrics``.
-
-    Args:
-        logger: A logger of the user's, or of Lightning.
-    """
+    """Passes the numbers of a Session to a logger, the user's or Lightning's."""
 
     def __init__(self, logger: Any) -> None:
         self.logger = logger
@@ -343,11 +336,7 @@ class Adapted:
 
 
 def read(logger: Any) -> list[Any]:
-    """Return the loggers of a Trainer's argument, in the form that scripts see.
-
-    Raises:
-        UsageError: One of them is not a logger.
-    """
+    """Return the loggers of a Trainer's argument, in the form that scripts see."""
     if isinstance(logger, bool):
         return [RunLogger("csv")] if logger else []
     loggers = list(logger) if isinstance(logger, list | tuple) else [logger]

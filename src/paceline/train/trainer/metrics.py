@@ -28,12 +28,13 @@ FOLD_AT = 64  # numbers to add at once: adding each takes several tensor operati
 class Sum:
     """Numbers put together in float64, and their rows; numbers over no rows are ignored.
 
-    Args:
-        fx: One of ``REDUCTIONS``: ``"mean"`` adds up ``number * rows``, ``"sum"`` the numbers; the
-            others keep the greatest or the least number.
+    The others keep the greatest or the least number.
     """
 
-    def __init__(self, fx: str) -> None:
+    def __init__(
+        self,
+        fx: str,  # of ``REDUCTIONS``: "mean" adds up ``number * rows``, "sum" the numbers
+    ) -> None:
         self.fx = fx
         self._waiting: list[tuple[Any, int]] = []
         self._total: torch.Tensor | float = 0.0
@@ -84,26 +85,17 @@ class Values(NamedTuple):
 
 
 class Entry:
-    """A logged name, its options, and its numbers.
-
-    Args:
-        on_step: Whether its last number is reported every few steps.
-        on_epoch: Whether its mean over the epoch is reported.
-        prog_bar: Whether the progress bar shows it.
-        logger: Whether loggers get it.
-        fx: As for ``Sum``.
-        is_end: Whether it was logged after the last batch, as one number for all rows of a rank.
-    """
+    """A logged name, its options, and its numbers."""
 
     def __init__(
         self,
         *,
-        on_step: bool,
-        on_epoch: bool,
-        prog_bar: bool,
-        logger: bool,
-        fx: str,
-        is_end: bool = False,
+        on_step: bool,  # its last number is reported every few steps
+        on_epoch: bool,  # its mean over the epoch is reported
+        prog_bar: bool,  # the progress bar shows it
+        logger: bool,  # loggers get it
+        fx: str,  # as for ``Sum``
+        is_end: bool = False,  # logged after the last batch, as one number for all rows of a rank
     ) -> None:
         self.on_step, self.on_epoch = on_step, on_epoch
         self.prog_bar, self.logger = prog_bar, logger
@@ -195,9 +187,8 @@ class Metrics:
     ) -> dict[str, tuple[dict[str, Any], Place | None]]:
         """Return each name's options and the location of its object, if it has one that computes.
 
-        Args:
-            parts: The task's parts, by name. An object that is not among them cannot be located on
-                another rank, and is left out.
+        An object that is not among the task's parts cannot be located on another rank, and is left
+        out.
         """
         places = {name: place_of(entry.meter, parts) for name, entry in self.entries.items()}
         return {
@@ -345,11 +336,7 @@ def _of_older(how: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def number_of(name: str, value: Any) -> Any:
-    """Return a number as it is stored: detached, and copied if it can change in place.
-
-    Raises:
-        UsageError: The value is not a number.
-    """
+    """Return a number as it is stored: detached, and copied if it can change in place."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         number = value.detach().clone()
         return number.reshape(()) if number.dim() else number

@@ -7,16 +7,16 @@ from typing import Any
 
 
 class Monitor:
-    """Tracks one metric.
+    """Tracks one metric."""
 
-    Args:
-        name: Name of the metric.
-        mode: ``"min"`` if smaller values are better, ``"max"`` if greater ones are.
-        patience: Values without improvement after which to stop; None means never.
-        min_delta: Least improvement that counts; NaN never counts.
-    """
-
-    def __init__(self, name: str, *, mode: str, patience: int | None, min_delta: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        mode: str,  # "min" if smaller values are better, "max" if greater ones are
+        patience: int | None,  # values without improvement after which to stop; None means never
+        min_delta: float,  # least improvement that counts; NaN never counts
+    ) -> None:
         self.name, self._mode, self._patience, self._min_delta = name, mode, patience, min_delta
         self.best: float | None = None
         self._waited = 0

@@ -28,22 +28,14 @@ class Schedule:
 
     def step(
         self,
-        metrics: Mapping[str, Any],
+        metrics: Mapping[str, Any],  # logged values
         *,
+        # the monitored metric must be among them; otherwise a missing one is ignored
         required: bool,
+        # given the scheduler and the metric or None; its own ``step`` if None
         how: Callable[[Any, Any], Any] | None = None,
     ) -> None:
-        """Step the scheduler.
-
-        Args:
-            metrics: Logged values, by name.
-            required: Whether the monitored metric must be among them; otherwise a missing one is
-                ignored.
-            how: Steps it, given the scheduler and the metric or None; its own ``step`` if None.
-
-        Raises:
-            UsageError: The monitored metric is required and missing.
-        """
+        """Step the scheduler; raise UsageError if the monitored metric is required and missing."""
         if not self.monitor:
             self._step(how)
         elif self.monitor in metrics:
@@ -72,14 +64,10 @@ def never_logged(monitor: str, metrics: Mapping[str, Any], *, where: str) -> Usa
 def read(configured: Any) -> tuple[list[Optimizer], list[Schedule]]:
     """Return the optimizers and schedules in the result of ``configure_optimizers``.
 
-    Args:
-        configured: An optimizer; a list of optimizers; a pair of lists, of optimizers and of
-            schedulers; a dict with ``optimizer``, ``lr_scheduler`` and ``monitor``; or a list of
-            such dicts. A scheduler may be a dict with ``scheduler``, ``interval``, ``frequency``
-            and ``monitor``.
-
-    Raises:
-        UsageError: The result has another form.
+    That is an optimizer; a list of optimizers; a pair of lists, of optimizers and of schedulers; a
+    dict with ``optimizer``, ``lr_scheduler`` and ``monitor``; or a list of such dicts. A scheduler
+    may be a dict with ``scheduler``, ``interval``, ``frequency`` and ``monitor``. Raises UsageError
+    otherwise.
     """
     if isinstance(configured, Optimizer):
         return [configured], []

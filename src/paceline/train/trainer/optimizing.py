@@ -62,10 +62,7 @@ class Optimization:
     def run(self, source: Any, batch: Any, batch_idx: int) -> tuple[Any, bool]:
         """Train on a batch; return the result of ``training_step``, and whether a step is complete.
 
-        Args:
-            source: The training batches; knows the rows of this one.
-            batch: The batch.
-            batch_idx: Its number in the epoch.
+        ``source`` knows the rows of the batch, ``batch_idx`` is its number in the epoch.
         """
         position = () if source.dataloader_idx is None else (source.dataloader_idx,)
         with nullcontext() if source.rows else self._work.uncounted():
@@ -161,8 +158,7 @@ class ManualOptimization(Optimization):
     def backward(self, loss: torch.Tensor) -> None:
         """Compute the gradients of a loss, averaged over ranks.
 
-        Raises:
-            UsageError: ``training_step`` is not running.
+        Raises UsageError if ``training_step`` is not running.
         """
         if not self._in_step:
             raise _misplaced("manual_backward is called outside of training_step")
@@ -183,11 +179,7 @@ def _override(task: Any, name: str) -> Callable[..., Any] | None:
 
 
 def loss_of(outputs: Any) -> torch.Tensor:
-    """Return the loss in the result of ``training_step``.
-
-    Raises:
-        UsageError: The result holds no loss.
-    """
+    """Return the loss in the result of ``training_step``."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if isinstance(loss, torch.Tensor):
         return loss

@@ -67,11 +67,7 @@ def invalid(name: str, value: object, what: str, *, fix: str, where: str = "Trai
 
 
 def count(name: str, value: Any, *, least: int = 1, where: str = "Trainer") -> int:
-    """Return a value that must be a whole number.
-
-    Raises:
-        UsageError: The value is not an int, or it is too small.
-    """
+    """Return a value that must be a whole number."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return value
     raise invalid(
@@ -84,11 +80,7 @@ def count(name: str, value: Any, *, least: int = 1, where: str = "Trainer") -> i
 
 
 def one_of(name: str, value: str, known: tuple[str, ...], *, where: str = "Trainer") -> str:
-    """Return a value that must be one of ``known``.
-
-    Raises:
-        UsageError: The value is unknown.
-    """
+    """Return a value that must be one of ``known``."""
     if value in known:
         return value
     near = closest(str(value), known) or known[0]
@@ -100,8 +92,7 @@ def one_of(name: str, value: str, known: tuple[str, ...], *, where: str = "Train
 def either(first: str, value: Any, second: str, other: Any) -> Any:
     """Return the value of an argument that has two names.
 
-    Raises:
-        UsageError: Both names are given.
+    Raises UsageError if both names are given.
     """
     if value is not None and other is not None:
         raise option_contradicted(
@@ -113,8 +104,7 @@ def either(first: str, value: Any, second: str, other: Any) -> Any:
 def part(name: str, value: Any) -> int | float | None:
     """Return a value that must be a number of batches, a fraction of them, or None for all.
 
-    Raises:
-        UsageError: The value is of another type or range.
+    Raises UsageError if the value is of another type or range.
     """
     if value is None:
         return None
@@ -128,19 +118,16 @@ def part(name: str, value: Any) -> int | float | None:
 
 
 def num_batches(
-    name: str, limit: int | float | None, length: int | None, *, least: int = 0
+    name: str,
+    limit: int | float | None,  # value of the argument
+    length: int | None,  # batches of the loader; None if unknown
+    *,
+    least: int = 0,  # of a fraction; with 0, a fraction of less than one batch is refused
 ) -> int | None:
     """Return the number of batches that an argument means; None if it is unknown.
 
-    Args:
-        name: Name of the argument.
-        limit: Value of the argument.
-        length: Batches of the loader; None if unknown.
-        least: Least result of a fraction; with 0, a fraction of less than one batch is refused.
-
-    Raises:
-        UsageError: The value is a fraction, and the length is unknown or the result less than one
-            batch.
+    Raises UsageError if the value is a fraction, and the length is unknown or the result less than
+    one batch.
     """
     if limit is None or (isinstance(limit, float) and limit == 1):
         return length
@@ -175,8 +162,7 @@ def no_batches() -> UsageError:
 class Plan:
     """The training arguments, under the names of the Trainer's arguments.
 
-    Raises:
-        UsageError: A value is invalid or has no effect.
+    Raises UsageError if a value is invalid or has no effect.
     """
 
     max_epochs: int | None
@@ -299,9 +285,8 @@ class Plan:
     def train_batches(self, length: int | None, group: int) -> int | None:
         """Return the number of batches to train on in an epoch; None if it is unknown.
 
-        Raises:
-            UsageError: There is no batch, or the limit cuts through a group of accumulated batches,
-                whose gradients would be lost.
+        Raises UsageError if there is no batch, or the limit cuts through a group of accumulated
+        batches, whose gradients would be lost.
         """
         if length == 0:
             raise no_batches()
@@ -319,9 +304,8 @@ class Plan:
     def steps(self, num_batches: int | None, groups: Mapping[int, int]) -> float:
         """Return the number of optimizer steps of a whole fit; ``inf`` if it is unknown.
 
-        Args:
-            num_batches: Batches of an epoch; None if unknown.
-            groups: For each epoch in which it changes, how many batches make a step.
+        ``num_batches`` are those of an epoch; None if unknown. ``groups`` has, for each epoch in
+        which it changes, how many batches make a step.
         """
         in_epochs = math.inf
         if num_batches is not None and self.epochs < sys.maxsize:
@@ -332,12 +316,7 @@ class Plan:
         return in_epochs if self.max_steps < 0 else min(in_epochs, self.max_steps)
 
     def batches(self, num_batches: int | None, groups: Mapping[int, int]) -> int | None:
-        """Return the number of batches of a whole fit; None if it is unknown.
-
-        Args:
-            num_batches: As for ``steps``.
-            groups: As for ``steps``.
-        """
+        """Return the number of batches of a whole fit, as for ``steps``; None if it is unknown."""
         if self.max_steps < 0:
             is_known = num_batches is not None and self.epochs < sys.maxsize
             return self.epochs * (num_batches or 0) if is_known else None

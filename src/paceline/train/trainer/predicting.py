@@ -22,24 +22,15 @@ STAGE = "predict"
 def predict(
     evaluation: Evaluation,
     loaders: Sequence[Any],
-    limits: Sequence[int | None],
+    limits: Sequence[int | None],  # maximum number of batches of each; None for all
     *,
     returns: bool,
 ) -> list[Any] | None:
     """Return the predictions for each batch as a single rank would make them, on all ranks.
 
-    Args:
-        evaluation: Has the task, its hooks and the display.
-        loaders: Loaders of the session, one after the other.
-        limits: Maximum number of batches of each; None for all.
-        returns: Whether to return the predictions, and so to keep them in memory.
-
-    Returns:
-        A list with the result of ``predict_step`` for each batch; with several loaders a list of
-        these lists; None if ``returns`` is False.
-
-    Raises:
-        UsageError: On several ranks, a result is not made of tensors with a row for each sample.
+    The list has the result of ``predict_step`` for each batch; with several loaders it has these
+    lists; None if ``returns`` is False, and predictions are not kept in memory. Raises UsageError
+    if, on several ranks, a result is not made of tensors with a row for each sample.
     """
     hooks, results = evaluation.hooks, []
     with evaluation.work.evaluating(inference=evaluation.trainer.inference_mode):

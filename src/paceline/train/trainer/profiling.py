@@ -100,13 +100,12 @@ class SimpleProfiler(NoProfiler):
 
 
 class TorchProfiler(NoProfiler):
-    """Runs torch's profiler: a table of operations, and a trace in the run folder.
+    """Runs torch's profiler: a table of operations, and a trace in the run folder."""
 
-    Args:
-        profiler: A ``torch.profiler.profile``; None makes one.
-    """
-
-    def __init__(self, profiler: Any = None) -> None:
+    def __init__(
+        self,
+        profiler: Any = None,  # a ``torch.profiler.profile``; None makes one
+    ) -> None:
         self._given = profiler
 
     @contextmanager
@@ -128,11 +127,7 @@ class TorchProfiler(NoProfiler):
 
 
 def read(profiler: Any) -> NoProfiler:
-    """Return the profiler of a Trainer's argument.
-
-    Raises:
-        UsageError: It is neither a name nor a profiler of torch.
-    """
+    """Return the profiler of a Trainer's argument."""
     if profiler is None:
         return NoProfiler()
     if profiler == "simple":

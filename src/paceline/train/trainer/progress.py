@@ -116,15 +116,15 @@ def clock(seconds: float) -> str:
 
 
 class Display:
-    """Shows a progress.
+    """Shows a progress."""
 
-    Args:
-        progress: The progress to show.
-        console: Console to print to.
-        enabled: Whether to show anything; must be False on all ranks except 0.
-    """
-
-    def __init__(self, progress: Progress, console: Console, *, enabled: bool) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        console: Console,
+        *,
+        enabled: bool,  # must be False on all ranks except 0
+    ) -> None:
         self.progress, self._console, self._enabled = progress, console, enabled
 
     @contextmanager

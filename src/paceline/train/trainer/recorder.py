@@ -17,12 +17,7 @@ from paceline.train.trainer.progress import Progress
 
 
 class Recorder:
-    """Receives the numbers of ``log``.
-
-    Args:
-        progress: The progress bar.
-        announce: Called with each new name of an epoch and its first value.
-    """
+    """Receives the numbers of ``log``; announces new names of an epoch with their first values."""
 
     def __init__(self, progress: Progress, announce: Callable[[str, Any], None]) -> None:
         # metrics of the current epoch or evaluation; None in between
@@ -35,12 +30,10 @@ class Recorder:
         self._remarked: set[tuple[str, bool]] = set()  # reported names; whether ranks differed
 
     def begin_batch(self, rows: int | None, *, is_step: bool = False) -> None:
-        """Record that a batch begins.
+        """Record that a batch begins, with the samples of this rank in it; None for 1.
 
-        Args:
-            rows: Samples of this rank in it, as its loader counts them; None for 1. With 0 rows,
-                logged numbers are ignored: the rank computes another rank's row, or an empty batch.
-            is_step: Whether it is a training batch.
+        With 0 rows, logged numbers are ignored: the rank computes another rank's row, or an empty
+        batch. ``is_step``: it is a training batch.
         """
         self._rows, self._in_step, self._at_end = rows, is_step, False
 

@@ -15,21 +15,15 @@ _fitted: set[Path] = set()  # run folders of this process's fits
 
 def restore_for_fit(
     session: Session,
-    ckpt_path: str | os.PathLike[str] | None,
+    ckpt_path: str | os.PathLike[str] | None,  # the latest one if None and the fit resumes
     *,
-    resume: bool | None,
-    chose_folder: bool,
+    resume: bool | None,  # None means in the folder of a ``paceline run`` only
+    chose_folder: bool,  # the Trainer got a run folder
 ) -> None:
     """Restore the checkpoint from which a fit resumes, if it resumes.
 
-    Args:
-        session: The fit's Session.
-        ckpt_path: The checkpoint; None means the latest one if the fit resumes.
-        resume: Whether the fit resumes; None means in the folder of a ``paceline run`` only.
-        chose_folder: Whether the Trainer got a run folder.
-
-    Raises:
-        UsageError: The checkpoint does not exist, or an earlier fit of this process has written it.
+    Raises UsageError if the checkpoint does not exist, or an earlier fit of this process has
+    written it.
     """
     folder = session.run_dir.root
     has_fitted = folder.resolve() in _fitted
@@ -49,15 +43,7 @@ def restore_for_fit(
 
 
 def restore(session: Session, ckpt_path: str | os.PathLike[str]) -> None:
-    """Restore a checkpoint that the user named.
-
-    Args:
-        session: Session to restore.
-        ckpt_path: ``"last"``, ``"best"`` or a path.
-
-    Raises:
-        UsageError: The checkpoint does not exist.
-    """
+    """Restore a checkpoint that the user named: ``"last"``, ``"best"`` or a path."""
     if not session.restore("latest" if ckpt_path == "last" else ckpt_path):
         raise UsageError.of(
             "checkpoint-missing",

@@ -115,9 +115,7 @@ class Saving:
     def save(self, path: Path, *, weights_only: bool) -> None:
         """Save to a path; a collective.
 
-        Args:
-            path: Folder of the new checkpoint, or with ``weights_only`` a file.
-            weights_only: Whether to save only weights and hyperparameters, in one file.
+        With ``weights_only`` it is a file of only weights and hyperparameters, else a new folder.
         """
         if weights_only:
             write_weights(self._trainer, self._task, self._owners, path)
@@ -136,9 +134,7 @@ class Saving:
     def end_epoch(self, metric: float | None, *, wait: bool) -> None:
         """Save the epoch's checkpoint, and those that were asked for while it ended.
 
-        Args:
-            metric: Value of the monitored metric; None without one.
-            wait: Whether to return only after the commit.
+        The monitored metric is None without one. ``wait`` returns only after the commit.
         """
         paths, self._deferred, self.defers = self._deferred, [], False
         if self._plan.enable_checkpointing or paths:

@@ -16,11 +16,7 @@ from paceline.train.session import Session
 
 
 def start_ranks(devices: int | None, num_nodes: int) -> None:
-    """Replace a process that was started alone by ``paceline run`` of its script.
-
-    Raises:
-        UsageError: There is no script to start, or several nodes are requested.
-    """
+    """Replace a process that was started alone by ``paceline run`` of its script."""
     launched = env.read(env.RUN_TOKEN) is not None or _launcher() != "none"
     if launched or dist.is_initialized() or (devices or 1) * num_nodes == 1:
         return

@@ -410,8 +410,7 @@ class Trainer(Running):
 def _callbacks(values: dict[str, Any]) -> list[Any]:
     """Return the callbacks, with those that other arguments stand for.
 
-    Raises:
-        UsageError: A callback is unsuitable, or contradicts an argument.
+    Raises UsageError if a callback is unsuitable, or contradicts an argument.
     """
     requested = values["callbacks"]
     callbacks = list(requested) if isinstance(requested, list | tuple) else [requested]

@@ -71,11 +71,7 @@ class Work:
 
     @contextmanager
     def evaluating(self, *, inference: bool = False) -> Iterator[None]:
-        """Switch to evaluation mode; afterwards restore every module's mode.
-
-        Args:
-            inference: Whether to use torch's inference mode instead of ``no_grad``.
-        """
+        """Switch to evaluation mode, or inference mode; afterwards restore every module's mode."""
         modes = [(module, module.training) for module in self.module.modules()]
         self.module.eval()
         try:

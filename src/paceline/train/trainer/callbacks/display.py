@@ -87,12 +87,7 @@ class ModelSummary(Callback):
 
 
 def summary(module: nn.Module, max_depth: int) -> Table:
-    """Return a table of a module's parts with their parameters.
-
-    Args:
-        module: The module.
-        max_depth: Levels of parts inside parts; -1 for all.
-    """
+    """Return a table of a module's parts, up to a depth (-1 for all), with their parameters."""
     table = Table("name", "type", "parameters", "trained")
     table.columns[2].justify = table.columns[3].justify = "right"
     for name, part in module.named_modules():
