@@ -15,6 +15,7 @@ MARK = re.compile(r"<!-- run(?:, exit (\d+))? -->")
 WITH_EXAMPLES = re.compile(r"<!-- run with the examples(?:, exit (\d+))? -->")
 IN_SLURM = re.compile(r"<!-- run in slurm(?:, exit (\d+))? -->")
 SLOW = re.compile(r"<!-- run, slow(?:, exit (\d+))? -->")
+CHECK = re.compile(r"<!-- check(?:, exit (\d+))? -->")  # of an exercise
 MARK_OR_SLOW = re.compile(r"<!-- run(?:, slow)?(?:, exit (\d+))? -->")
 BLOCK_S = 60
 
@@ -39,7 +40,14 @@ class Block:
     def file(self):
         """The file that it is, None if it has no name."""
         match = re.match(r"# file: (\S+)", self.text)
-        return match[1] if match and self.language in ("python", "toml") else None
+        return match[1] if match and self.language in ("python", "toml", "bash") else None
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """What a diff has before and after it."""
+        lines = self.text.splitlines()
+        before, after = ([line[1:] for line in lines if line[0] in f"{sign} "] for sign in "-+")
+        return "\n".join(before), "\n".join(after)
 
     @property
     def commands(self) -> list[str]:

@@ -26,12 +26,11 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 AFTER_IT = "assert cross_entropy(model(data[:][0]), data[:][1]) < 0.3\n"
 
 
-@pytest.mark.parametrize(("side", "lines"), [("-", 5), ("+", 7)])
-def test_the_script_trains_before_and_after_the_diff(side, lines, tmp_path):
-    (diff,) = [block.text.splitlines() for block in blocks(TEXT) if block.language == "diff"]
-    loop = [line[1:] for line in diff if line[0] in (side, " ")]
-    assert len(loop) == lines
-    program = "\n".join((BEFORE_THE_LOOP, *loop, AFTER_IT))
+@pytest.mark.parametrize("side", [0, 1], ids=["before", "after"])
+def test_the_script_trains_before_and_after_the_diff(side, tmp_path):
+    (diff,) = [block for block in blocks(TEXT) if block.language == "diff"]
+    assert len(diff.sides[0].splitlines()) == 5
+    program = "\n".join((BEFORE_THE_LOOP, diff.sides[side], AFTER_IT))
     status, output = run(Block("python", program, 1, 0), tmp_path)
     assert status == 0, output
 
