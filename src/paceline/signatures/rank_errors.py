@@ -68,6 +68,8 @@ _PEER_GONE = re.compile(
 _LIBRARY = re.compile(
     r"gloo|nccl|c10d|TCPStore|ProcessGroup|Dist\w*Error|RendezvousConnectionError", re.IGNORECASE
 )
+# What gloo, NCCL and a monitored barrier say of their limit.
+_TIMEOUT = re.compile(r"(?:waiting|timeout after|Barrier in) (\d+) ?ms|Timeout\(ms\)=(\d+)")
 _MOST_TEXTS = 256  # every rank of a large run may raise another text
 
 
@@ -86,3 +88,9 @@ def read(text: str) -> RankError:
     wait = next((name for pattern, name in _WAITS if pattern.search(text)), "")
     has_lost_peer = bool(_PEER_GONE.search(text) and _LIBRARY.search(text))
     return RankError(name_of(text, _OWN_FAULTS), wait, has_lost_peer)
+
+
+def timeout_s(text: str) -> float:
+    """Return the timeout that an error about a vain wait names, in seconds; 0 if it names none."""
+    match = _TIMEOUT.search(text)
+    return int(match[1] or match[2]) / 1000 if match else 0.0

@@ -15,12 +15,16 @@ from paceline.errors import Finding
 from paceline.launch.monitor.position import DATA, Position
 from paceline.launch.monitor.proof import Call, Proof
 from paceline.launch.monitor.waiting import longer
-from paceline.text.wording import has_or_have, is_or_are, named, wait_or_waits
+from paceline.text.wording import duration, has_or_have, is_or_are, named, wait_or_waits
 
 # Findings that explain why ranks are in different places; the others only report that they are.
 _REASONS = ("conditional-collective", "uneven-inputs", "rank-ended-early")
 _SAME_ORDER = (
     "make every rank call the same collectives in the same order; look for code for some ranks only"
+)
+MORE_TIME = (
+    "look at what that line waits for; if it may take so long: init_process_group({}),"
+    " session.once(...)"
 )
 _USUAL_STEPS = 10  # a rank without progress for this many usual steps gets a notice
 
@@ -52,7 +56,11 @@ def hangs(positions: Sequence[Position]) -> bool:
 
 
 def judge(
-    positions: Sequence[Position], *, uneven: Finding | None = None, broken: bool = False
+    positions: Sequence[Position],
+    *,
+    uneven: Finding | None = None,
+    broken: bool = False,
+    ended_after_s: float = 0.0,
 ) -> Finding | None:
     """Return the likely cause of a hang; None if the positions do not show it.
 
@@ -60,12 +68,15 @@ def judge(
         positions: Positions of all ranks that answered, at the same moment.
         uneven: The finding about uneven numbers of batches, if there is one.
         broken: No rank waits: a collective failed because the ranks sent data that did not match.
+        ended_after_s: The timeout of the process group, if it has ended the wait; else 0.
     """
     living = [position for position in positions if not position.ended]
     waiting = [position for position in living if position.waits]
     absent = [position for position in living if not position.waits]
     absence_hangs = bool(waiting) or all(position.late_alone for position in absent)
     if absent and absence_hangs and not broken:
+        if waiting and ended_after_s:
+            return _timed_out(absent, waiting, positions, ended_after_s)
         return _stuck(absent, waiting, positions)
     if uneven is not None:
         return replace(uneven, evidence=(*uneven.evidence, *_lines(positions))[:5])
@@ -155,6 +166,26 @@ def _waiting_in_turn(stuck: Sequence[Position]) -> Finding:
         where=_where(stuck),
         evidence=_lines(stuck),
         fix=_SAME_ORDER,
+    )
+
+
+def _timed_out(
+    absent: Sequence[Position],
+    waiting: Sequence[Position],
+    positions: Sequence[Position],
+    limit_s: float,
+) -> Finding:
+    """Return the finding that the process group's timeout has ended a wait for absent ranks."""
+    first = absent[0]
+    place = f"; {_ranks([first])} was in {first.spot}" if first.frames else ""
+    limit = duration(limit_s)
+    return Finding(
+        "rank-stuck-in-data" if first.kind == DATA else "rank-stuck-in-code",
+        f"{_ranks(waiting)} waited {limit} for {_ranks(absent)}, until the timeout of the process"
+        f" group, in {waiting[0].doing}{place}",
+        where=_where(absent),
+        evidence=_lines(positions),
+        fix=MORE_TIME.format(f"timeout=... above {limit}"),
     )
 
 

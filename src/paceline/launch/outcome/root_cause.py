@@ -14,7 +14,9 @@ from typing import Any
 from paceline.errors import EXIT_UNFINISHED, Finding
 from paceline.launch.channel.silence import Loss
 from paceline.launch.monitor import observations
+from paceline.launch.monitor.hang import MORE_TIME
 from paceline.launch.monitor.hang import judge as judge_hang
+from paceline.launch.monitor.position import Position
 from paceline.launch.outcome import explanation
 from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.outcome.weight import (
@@ -26,6 +28,7 @@ from paceline.launch.outcome.weight import (
     weigh,
     weigh_texts,
 )
+from paceline.signatures.rank_errors import timeout_s
 from paceline.text.wording import named, shorten
 
 
@@ -126,21 +129,40 @@ def _failed_collective(
         return None
     timeouts = texts_about(first, "collective-timeout")
     if timeouts and noticed is not None:
-        return _end_of_noticed_wait(noticed, first, timeouts[0].strip())
-    positions = [end.position for end in ends if end.position is not None]
-    return judge_hang(positions, uneven=observations.uneven(counters), broken=not timeouts)
+        return _end_of_noticed_wait(noticed, first, timeouts[0])
+    positions = [_last_position(end) for end in ends if end.position is not None]
+    finding = judge_hang(
+        positions,
+        uneven=observations.uneven(counters),
+        broken=not timeouts,
+        ended_after_s=timeout_s(timeouts[0]) if timeouts else 0.0,
+    )
+    return finding and _with_end_of_wait(finding, first, timeouts)
+
+
+def _last_position(end: RankExit) -> Position:
+    """Return where a rank was at its end; a rank whose wait has timed out was still waiting."""
+    position = end.position or Position(end.rank)
+    if position.waits or not texts_about(end, "collective-timeout"):
+        return position
+    line = next((frame.code for frame in reversed(position.frames) if frame.user), "")
+    return replace(position, flying=True, call=line or "a collective")
 
 
 def _end_of_noticed_wait(noticed: Finding, first: RankExit, timeout: str) -> Finding:
     """Return the cause that a notice named, as the reason why torch ended the wait of a rank."""
-    end_of_wait = f"torch ended the wait of rank {first.rank}: {shorten(timeout, 160)}"
     fix = noticed.fix
     if noticed.name in ("rank-stuck-in-code", "rank-stuck-in-data"):
-        fix = (
-            "look at what that line waits for; if it may take so long:"
-            " init_process_group(timeout=...), session.once(...)"
-        )
-    return replace(noticed, evidence=(*noticed.evidence[:4], end_of_wait), fix=fix)
+        fix = MORE_TIME.format("timeout=...")
+    return replace(_with_end_of_wait(noticed, first, [timeout]), fix=fix)
+
+
+def _with_end_of_wait(finding: Finding, first: RankExit, timeouts: Sequence[str]) -> Finding:
+    ends = [
+        f"torch ended the wait of rank {first.rank}: {shorten(text.strip(), 160)}"
+        for text in timeouts[:1]
+    ]
+    return replace(finding, evidence=(*finding.evidence[:4], *ends))
 
 
 def broken_in_stop(ends: Iterable[RankExit]) -> list[str]:

@@ -273,9 +273,10 @@ class RankGroup(PContext):
 
     def _last_position(self, local: int, failure: Failure | None, crashed: bool) -> Position:
         """Return where a rank was at its end, or when another had failed."""
+        was_stopped = local in self.attempt.stopped  # its signal came from the launcher
         if failure is not None:
             return self.position(local, stacks.at(failure.frames))
-        if crashed:
+        if crashed and not was_stopped:
             crash = self.attempt.files[local].crash_path
             return self.position(local, stacks.at(stacks.read_crash(crash)))
         return self.position(local, self.attempt.looks.get(local))
