@@ -31,6 +31,9 @@ STORE_CLOSED = (
     r"|Connection was likely closed\. Did the remote server shutdown or crash"
 )
 
+# A rank whose gradients became NaN or Inf after it had made them: in the average, or later.
+FINITE_ITSELF = "its own loss and gradients were finite when they were made"
+
 # A DataLoader worker ended without an exception.
 WORKER_SIGNAL = r"DataLoader worker \(pid[^)]*\) is killed by signal"
 WORKER_KILLED = rf"{WORKER_SIGNAL}: Killed"

@@ -131,8 +131,11 @@ def _explain_early_exit(end: RankExit, ranks: str) -> Finding:
 
 def _explain_exception(end: RankExit, failure: Failure, *, ranks: str, is_alone: bool) -> Finding:
     if failure.finding is not None:
-        evidence = [*_place_lines(end, failure), *failure.finding.evidence]
-        return replace(failure.finding, where=_where(end), evidence=tuple(evidence))
+        own = _place_lines(end, failure) + list(failure.finding.evidence)
+        what, where = failure.finding.what, _where(end)
+        if texts.FINITE_ITSELF in own and ranks != named([end.rank]):
+            what, where = what.replace(f"rank {end.rank} is", f"{ranks} are"), ranks
+        return replace(failure.finding, what=what, where=where, evidence=tuple(own))
     name = _name_of(failure, is_alone=is_alone)
     known = _by_signature([failure.root, failure.message])
     text, evidence = _message(end, failure)

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Sequence
 
 from paceline.launch.outcome.rank_exit import Failure, RankExit
-from paceline.signatures import rank_errors
+from paceline.signatures import rank_errors, texts
 
 # How far an exit is from being a cause; smaller is nearer.
 CAUSE, UNCLEAR, EARLY_EXIT, SUSPECT, VICTIM = range(5)
@@ -40,6 +40,8 @@ def _weigh_exception(end: RankExit, failure: Failure) -> int:
         came_later = failure.time_ns > end.stopped_ns > 0
         if came_later or failure.type in STOP_EXCEPTIONS:
             return VICTIM  # raised because of the signal to stop
+    if failure.finding is not None and texts.FINITE_ITSELF in failure.finding.evidence:
+        return UNCLEAR  # another rank is to blame, if one blames itself
     return weigh_texts([failure.root]) or CAUSE
 
 

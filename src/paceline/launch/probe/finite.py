@@ -16,6 +16,7 @@ from paceline import counters
 from paceline.errors import Finding, RunError
 from paceline.machine.compiled import left_alone
 from paceline.machine.parameters import names_of
+from paceline.signatures import texts
 
 # How long a rank whose own values are finite waits for the launcher to end it, before it ends
 # itself.
@@ -121,19 +122,24 @@ def non_finite(rank: int, step: int, what: str) -> Finding:
         else f"the gradients that rank {rank} is about to apply are"
     )
     blame = "seen before it was averaged with those of other ranks"
-    own = "its own loss and gradients were finite when they were made"
+    fix = (
+        "look at its batch and at the learning rate; torch.autograd.set_detect_anomaly(True)"
+        " names the operation"
+    )
+    if not what:
+        fix = (
+            "look at what changes gradients after backward (clipping, unscaling, a division), and"
+            " at sums over ranks that overflow in fp16"
+        )
     return Finding(
         "non-finite-on-one-rank",
         f"{subject} not finite in step {step}",
         where=f"rank {rank}, step {step}",
         evidence=(
-            blame if what else own,
+            blame if what else texts.FINITE_ITSELF,
             "the step was not made: a checkpoint from before it is finite",
         ),
-        fix=(
-            "look at its batch and at the learning rate; torch.autograd.set_detect_anomaly(True)"
-            " names the operation"
-        ),
+        fix=fix,
     )
 
 

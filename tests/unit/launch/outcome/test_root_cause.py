@@ -16,6 +16,7 @@ from paceline.launch.outcome.block import render as block
 from paceline.launch.outcome.rank_exit import Failure, RankExit
 from paceline.launch.outcome.root_cause import Verdict, broken_in_stop, in_threads, judge
 from paceline.launch.outcome.weight import CAUSE, EARLY_EXIT, SUSPECT, UNCLEAR, VICTIM, weigh
+from paceline.launch.probe.finite import non_finite
 from paceline.text.plain_data import read_as
 from paceline.text.wording import fold
 
@@ -1049,6 +1050,23 @@ def test_what_a_signature_knows_is_named_with_its_fix_at_the_end_of_a_run(
     assert finding.evidence[0].startswith(f"ranks 0-1 raised {kind}")
     assert len(finding.evidence[0]) <= 160, "a long text of a library does not fill the screen"
     assert "/home/me/train.py:12 in main: value = compute()" in finding.evidence
+
+
+def test_a_rank_whose_own_gradients_were_finite_is_not_blamed_for_those_of_another():
+    """Rank 0 may be the first to raise; without a rank that blames itself all are named."""
+
+    def not_finite(rank, what, at):
+        found = non_finite(rank, 5, what)
+        return end(rank, failure=replace(raised("RunError", found.what, at=at), finding=found))
+
+    innocent = [not_finite(0, "", 5), not_finite(2, "", 5.1)]
+    verdict = judge([*innocent, not_finite(1, "loss", 6)])
+    assert (verdict.causes, verdict.victims) == ((1,), (0, 2))
+    assert verdict.finding.what == "rank 1's loss is not finite in step 5"
+    together = judge(innocent)
+    assert (together.causes, together.finding.where) == ((0, 2), "ranks 0, 2")
+    assert "that ranks 0, 2 are about to apply are not finite" in together.finding.what
+    assert "after backward (clipping" in together.finding.fix
 
 
 def test_the_last_lines_of_a_rank_without_an_exception_are_known_too():
