@@ -17,13 +17,12 @@ while [ $count -gt 0 ] && [ ! -e {name}.$count ]; do count=$((count - 1)); done
 
 
 class Canned:
-    """A folder of commands.
+    """A folder of commands."""
 
-    Args:
-        folder: Where they are; to be put first into PATH.
-    """
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,  # to be put first into PATH
+    ) -> None:
         self.folder = folder
 
     def answers(self, name: str, *texts: str) -> None:

@@ -15,15 +15,12 @@ _RESULT = re.compile(r"(\d+) samples, accuracy (\S+) %")
 
 @dataclass(frozen=True)
 class Example:
-    """A program of ``examples/`` that prints how many samples it has evaluated, and its accuracy.
-
-    Attributes:
-        script: Its file's name.
-        package: The module without which it does not run.
+    """A program of ``examples/`` that prints how many samples it has evaluated, and its
+    accuracy.
     """
 
-    script: str
-    package: str
+    script: str  # its file's name
+    package: str  # the module without which it does not run
 
     @property
     def path(self) -> Path:

@@ -45,11 +45,7 @@ sys.exit(int(read(".status") or 0))
 
 @dataclass
 class FakeSlurm:
-    """A folder of commands and their answers.
-
-    Attributes:
-        folder: Where all of it is.
-    """
+    """A folder of commands and their answers."""
 
     folder: Path
 

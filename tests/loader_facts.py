@@ -1,7 +1,5 @@
 """What tests of ``paceline tune`` say about a script's loader."""
 
-from __future__ import annotations
-
 from paceline.launch.probe.loader_commands import LoaderFacts
 
 

@@ -22,19 +22,12 @@ BLOCK_S = 60
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block.
+    """A fenced block."""
 
-    Attributes:
-        language: What stands behind the fence.
-        text: What it says.
-        line: Line of its fence.
-        status: Exit status that it is to have; None if it is not to run.
-    """
-
-    language: str
+    language: str  # what stands behind the fence
     text: str
-    line: int
-    status: int | None
+    line: int  # of its fence
+    status: int | None  # that it is to have; None if it is not to run
 
     @property
     def file(self):

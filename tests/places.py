@@ -10,13 +10,8 @@ from collections.abc import Collection, Mapping
 def filled(text: str, pieces: Mapping[str, str], *, without: Collection[str] = ()) -> str:
     """Return a script with code at its places, as deep as each place is.
 
-    Args:
-        text: The script.
-        pieces: Code by place; other places are left out.
-        without: Lines to leave out.
-
-    Raises:
-        AssertionError: The script does not have one of the places.
+    Other places and the lines ``without`` are left out. Raises AssertionError if the script does
+    not have one of the places.
     """
     left = {place: textwrap.dedent(piece).strip("\n") for place, piece in pieces.items()}
     lines = []

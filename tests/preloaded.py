@@ -91,12 +91,7 @@ class ForkedProcess:
 
 
 class PreloadedPython:
-    """A Python that has imported torch and forks commands.
-
-    Args:
-        environ: The environment in which it imports torch.
-        modules: What else it imports.
-    """
+    """A Python that has imported torch, and further modules, and forks commands."""
 
     def __init__(self, environ: Mapping[str, str], modules: Sequence[str] = ()):
         self._environ = dict(environ)
@@ -117,14 +112,8 @@ class PreloadedPython:
         stdin,
         stdout,
     ) -> ForkedProcess:
-        """Fork a command; ``stdin`` and ``stdout`` are those of ``subprocess.Popen``.
-
-        Args:
-            words: A Python script and its arguments.
-            cwd: Where it starts.
-            environ: Its environment.
-            stdin: A file, or ``subprocess.DEVNULL``.
-            stdout: A file, or ``subprocess.PIPE``.
+        """Fork a Python script with its arguments; ``stdin`` and ``stdout`` are those of
+        ``subprocess.Popen``.
         """
         self._begin()
         assert self._link is not None

@@ -1,7 +1,5 @@
 """Run folders as a launcher, a logger and a bench leave them, for the tests of ``paceline report``."""
 
-from __future__ import annotations
-
 import json
 import random
 

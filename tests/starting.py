@@ -68,20 +68,13 @@ class Running:
 
 @dataclass
 class Command:
-    """Starts commands in one folder and remembers them.
+    """Starts commands in one folder and remembers them."""
 
-    Attributes:
-        folder: Where they start.
-        mark: A variable by which their processes are found.
-        preloaded: What Python scripts are forked from; None if all commands are new processes.
-        is_cold: Whether only torchrun is forked, whose ranks are new processes all the same.
-        running: What was started.
-    """
-
-    folder: Path
-    mark: str
+    folder: Path  # where they start
+    mark: str  # a variable by which their processes are found
+    # what scripts are forked from; None if all commands are new processes
     preloaded: PreloadedPython | None = None
-    is_cold: bool = False
+    is_cold: bool = False  # only torchrun is forked, whose ranks are new processes all the same
     running: list[Running] = field(default_factory=list)
 
     def script(self, text: str, name: str = "train.py") -> Path:
@@ -152,13 +145,7 @@ def inherited() -> dict[str, str]:
 def paceline(
     folder: Path, *words: object, before: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``paceline`` in a folder as a new process, which must succeed.
-
-    Args:
-        folder: Where it runs.
-        words: Its words after ``paceline``.
-        before: Words before the command.
-    """
+    """Run ``paceline`` in a folder as a new process, after some words; it must succeed."""
     ended = started(folder, *words, before=before)
     assert ended.returncode == 0, ended.stderr
     return ended

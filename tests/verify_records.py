@@ -1,7 +1,5 @@
 """Records of ranks as ``paceline verify`` reads them, for tests of what it decides."""
 
-from __future__ import annotations
-
 from paceline.measure.verify.records import Loop, Printed, Rank, Step, Training, World
 
 LENGTH = 64

@@ -1,7 +1,5 @@
 """The commands of the guides for bench, forecast and report, one page after the other, in one folder."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

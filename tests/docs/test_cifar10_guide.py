@@ -1,7 +1,5 @@
 """docs/guides/cifar10.md: its commands run one after the other, in a folder that has the examples."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``make demo`` starts two ranks where there is no GPU."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

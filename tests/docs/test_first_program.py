@@ -3,8 +3,6 @@
 tests/unit/machine/test_torch_requirements.py has the same questions for this environment, with torch hidden.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

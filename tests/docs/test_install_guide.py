@@ -1,7 +1,5 @@
 """The blocks of docs/guides/install.md that need a checkout: wheels are collected, and installed without an index."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

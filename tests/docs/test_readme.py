@@ -3,8 +3,6 @@
 tests/docs/test_docs.py runs the commands.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

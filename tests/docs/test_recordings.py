@@ -1,7 +1,5 @@
 """Recorded sessions: pictures that fetch nothing, name nobody, and have the same text beside them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from xml.etree import ElementTree

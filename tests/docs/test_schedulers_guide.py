@@ -1,7 +1,5 @@
 """The blocks of docs/guides/other-schedulers.md that need Open MPI and MPICH, in order."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

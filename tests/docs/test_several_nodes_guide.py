@@ -1,7 +1,5 @@
 """docs/guides/several-nodes.md: its commands start a launcher on each of two hosts, literally but for the address."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -3,8 +3,6 @@
 tests/browser/test_site.py builds it and looks at every page.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import subprocess

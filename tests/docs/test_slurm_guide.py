@@ -1,7 +1,5 @@
 """The script of docs/guides/slurm.md: what it logs is the same on any number of ranks, as the guide says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -18,19 +18,13 @@ NETNS = Path("/etc/netns")
 
 
 class Host:
-    """One host.
-
-    Attributes:
-        name: What it calls itself: host-a, host-b, ...
-        address: Its address on the cable.
-        cable: Name of its interface there.
-    """
+    """One host."""
 
     def __init__(self, number: int, tag: str) -> None:
         letter = "abcdefgh"[number]
-        self.name = f"host-{letter}"
-        self.address = f"10.77.0.{number + 1}"
-        self.cable = f"cable-{letter}"
+        self.name = f"host-{letter}"  # host-a, host-b, ...
+        self.address = f"10.77.0.{number + 1}"  # on the cable
+        self.cable = f"cable-{letter}"  # name of its interface there
         self._space = f"pl-{tag}-{letter}"
         self._bridge_end = f"{tag}{letter}"
 

@@ -62,25 +62,15 @@ C10D = "--rdzv-backend=c10d --rdzv-endpoint=localhost:{port}"
 
 @dataclass(frozen=True)
 class Case:
-    """A command line for both launchers.
+    """A command line for both launchers."""
 
-    Attributes:
-        words: What follows the command, split at blanks; ``{port}`` is a free port.
-        ranks: Ranks that report.
-        script: What ``t.py`` has.
-        more: Command lines of further nodes, on this host.
-        env: Variables.
-        python: The command of each launcher starts by Python with these flags.
-        same_run_id: Whether the run has the same id under both.
-    """
-
-    words: str
-    ranks: int = 1
-    script: str = SCRIPT
-    more: tuple[str, ...] = ()
+    words: str  # what follows the command, split at blanks; ``{port}`` is a free port
+    ranks: int = 1  # that report
+    script: str = SCRIPT  # what ``t.py`` has
+    more: tuple[str, ...] = ()  # command lines of further nodes, on this host
     env: dict[str, str] = field(default_factory=dict)
-    python: str = ""
-    same_run_id: bool = False
+    python: str = ""  # the command of each launcher starts by Python with these flags
+    same_run_id: bool = False  # the run has the same id under both
 
 
 def start(command, case: Case, program: str, words: str):
@@ -101,19 +91,12 @@ def start(command, case: Case, program: str, words: str):
 
 @dataclass
 class Run:
-    """What came of a case under one launcher; its port is written as PORT.
+    """What came of a case under one launcher; its port is written as PORT."""
 
-    Attributes:
-        status: Of each node.
-        reports: What each rank saw.
-        shown: What rank 0 printed: the console of paceline shows no other.
-        err: What the first node's launcher printed.
-    """
-
-    status: list[int]
-    reports: dict[str, dict]
-    shown: list[str]
-    err: str
+    status: list[int]  # of each node
+    reports: dict[str, dict]  # what each rank saw
+    shown: list[str]  # what rank 0 printed: the console of paceline shows no other
+    err: str  # what the first node's launcher printed
 
 
 def run(command, case: Case) -> dict[str, Run]:

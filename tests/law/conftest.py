@@ -15,17 +15,10 @@ ROOT = Path(paceline.__file__).parent
 
 @dataclass(frozen=True)
 class Source:
-    """One file of the package.
+    """One file of the package."""
 
-    Attributes:
-        module: Its full name, ``paceline.machine.host``; of a package's door the package's name.
-        path: Its place below ``src/paceline``, with slashes.
-        text: What it says.
-        tree: The same as a tree.
-    """
-
-    module: str
-    path: str
+    module: str  # full name, ``paceline.machine.host``; of a package's door the package's name
+    path: str  # below ``src/paceline``, with slashes
     text: str
     tree: ast.Module
 

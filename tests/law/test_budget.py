@@ -1,7 +1,5 @@
 """A file that passes five hundred lines holds more than one idea, a tree that grows pays for it; answers are quick."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

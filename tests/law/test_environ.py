@@ -1,7 +1,5 @@
 """The environment is touched in two places, and every variable is declared once with its meaning."""
 
-from __future__ import annotations
-
 import ast
 
 from paceline import env

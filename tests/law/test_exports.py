@@ -1,7 +1,5 @@
 """The public names: few, listed once, and loaded when they are asked for."""
 
-from __future__ import annotations
-
 import builtins
 
 import pytest

@@ -1,7 +1,5 @@
 """Paceline's own processes are started in one way, which runs nothing of the current folder."""
 
-from __future__ import annotations
-
 import ast
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """What lint believes a class to have is what it has: lint reads no torch, so its tables are written by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 import paceline

@@ -5,8 +5,6 @@ they are ours, unless no file of ours defines them or torch's base class does; o
 unless they are known to be another's.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """Nothing is unpickled that comes from the store or from another program's socket: that would run a stranger's code."""
 
-from __future__ import annotations
-
 import ast
 
 # What each of them unpickles: a pipe from its own fork; what ranks send through their process group; a checkpoint's

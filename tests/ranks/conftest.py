@@ -3,8 +3,6 @@
 In a world of one there is no group and no variable, as where ``python train.py`` starts a Session.
 """
 
-from __future__ import annotations
-
 import socket
 
 import pytest
@@ -18,11 +16,7 @@ COLLECTIVE_TIMEOUT_S = 15
 
 
 class SessionRanks:
-    """Ranks whose functions make a Session, or use the group that is there.
-
-    Args:
-        pool: The ranks.
-    """
+    """Ranks whose functions make a Session, or use the group that is there."""
 
     def __init__(self, pool):
         self._pool = pool
@@ -30,11 +24,8 @@ class SessionRanks:
     def run(self, function, *args, world_size, launched=False):
         """Return what ``function(*args)`` returns on each rank of a new default process group.
 
-        Args:
-            function: A function at the top of a test module.
-            *args: Plain data.
-            world_size: Number of ranks, 1 to 4. In a world of one there is no group.
-            launched: Whether to set torchrun's variables instead of making a group.
+        The function is at the top of a test module, ``args`` are plain data. In a world of one
+        there is no group. ``launched`` sets torchrun's variables instead of making a group.
         """
         outcomes = self._pool.call(
             Call(function, args),

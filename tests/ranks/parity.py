@@ -44,29 +44,17 @@ def session_of(folder, **options):
 
 def train(
     session,
-    model,
+    model,  # what ``setup`` returned
     optimizer,
-    loader,
-    loss_of,
+    loader,  # of the session
+    loss_of,  # returns the loss of a model and a batch, or a pair of it and its weight
     *,
-    watch,
+    watch,  # returns the loss of the user's own module over the whole data
     epochs=2,
     after_step=None,
     before_step=None,
 ):
-    """Train; return the losses after each step, and the weights.
-
-    Args:
-        session: The session.
-        model: What ``setup`` returned.
-        optimizer: Its optimizer.
-        loader: Of the session.
-        loss_of: Returns the loss of a model and a batch, or a pair of it and its weight.
-        watch: Returns the loss of the user's own module over the whole data.
-        epochs: Number of epochs.
-        after_step: Called after each step.
-        before_step: Called before each step.
-    """
+    """Train; return the losses after each step, and the weights."""
     losses, own = [], session.unwrap(model)
     for _ in session.epochs(epochs):
         for batch in loader:

@@ -75,16 +75,10 @@ KINDS = {"raw": raw, "fabric": fabric, "accelerate": accelerated}
 
 
 def train(kind, folder, stop_at, apart=1):
-    """Train to the end, or until a signal after a step.
+    """Train to the end, or until a signal after a step, 0 for none.
 
-    Args:
-        kind: Name of the framework.
-        folder: Run folder.
-        stop_at: Step after which rank 0 gets the signal; 0 for none.
-        apart: Number of steps by which the signal comes later to each further rank.
-
-    Returns:
-        Samples by epoch, parameters, and the number of steps.
+    The signal comes ``apart`` steps later to each further rank. Returns samples by epoch,
+    parameters, and the number of steps.
     """
     rank = int(os.environ["RANK"])
     torch.manual_seed(0)

@@ -1,7 +1,5 @@
 """Ranks of a session are compared; steps that would let them drift apart are refused, others left alone."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -80,11 +80,7 @@ class NoCluster(Exception):
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster in a folder.
-
-    Attributes:
-        folder: Where all its files are.
-    """
+    """A cluster in a folder."""
 
     folder: Path
 
@@ -104,11 +100,7 @@ class Cluster:
         return {**rest, "SLURM_CONF": str(self.conf)}
 
     def ask(self, *words: object, timeout: float = 20) -> str:
-        """Return what one of Slurm's commands prints.
-
-        Raises:
-            NoCluster: It failed.
-        """
+        """Return what one of Slurm's commands prints."""
         done = subprocess.run(
             [str(word) for word in words],
             env=self.environ,
@@ -169,11 +161,7 @@ class Cluster:
         self.wait_for_nodes()
 
     def wait_for_nodes(self, state: str = "idle", *, timeout: float = 30) -> None:
-        """Wait until all nodes are in a state.
-
-        Raises:
-            NoCluster: They are not, after that time.
-        """
+        """Wait until all nodes are in a state."""
         deadline = time.monotonic() + timeout
         states = ""
         while time.monotonic() < deadline:
@@ -214,17 +202,13 @@ class Cluster:
 _children: list[subprocess.Popen[bytes]] = []
 
 
-def start(folder: Path, *, first_job: int = 1) -> Cluster:
-    """Start a cluster in a folder, or return the one that runs there.
-
-    Args:
-        folder: Where all its files will be; what is there of an earlier one is removed.
-        first_job: Number of its first job. Ranks meet at a port that follows from it, so two clusters that run jobs on
-            a machine at the same time must not count alike.
-
-    Raises:
-        NoCluster: Packages are missing, this is not root, the folder's name will not do, or it did not come up.
-    """
+def start(
+    folder: Path,
+    *,
+    # ranks meet at a port that follows from it, so two clusters must not count alike
+    first_job: int = 1,
+) -> Cluster:
+    """Start a cluster in a folder, or return the one that runs there."""
     cluster = Cluster(folder.resolve())
     _check(cluster.folder)
     if len(cluster.pids()) == len(NODES) + 2:

@@ -44,10 +44,7 @@ def uninterrupted(cluster, tmp_path_factory):
 def assert_went_on(job, uninterrupted, *, again=0):
     """Check that all steps were made, with the result of the run that nothing happened to.
 
-    Args:
-        job: The job that was submitted.
-        uninterrupted: The steps of that run.
-        again: So many steps may have been made twice, for want of a checkpoint.
+    So many steps as ``again`` may have been made twice, for want of a checkpoint.
     """
     steps, count = curve(job.out)
     assert steps == uninterrupted, job.out

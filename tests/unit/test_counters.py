@@ -1,7 +1,5 @@
 """The pulse: a few integers in shared memory, written by ranks and read by their launcher."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

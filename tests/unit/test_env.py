@@ -1,7 +1,5 @@
 """The one door to the environment: what is declared can be read and set, what is not is refused."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

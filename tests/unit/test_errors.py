@@ -1,7 +1,5 @@
 """Bad news has one shape: what a Finding holds, how it is printed, what the exceptions carry."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What starts, trials and looks leave open in the process that repeats them: nothing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Who started us, other than torchrun and srun: recorded environments in, World or finding out."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.errors import UsageError

@@ -133,7 +133,7 @@ def read_mpi_task(environ: Mapping[str, str]) -> MpiTask | None:
         local_size=local_size,
         set_master=family.set_master,
         one_per_node=family.one_per_node,
-        start_id=_start_id(environ),
+        start_id=environ.get(env.PMIX_NAMESPACE) or environ.get(env.PALS_APID, ""),
         head=head,
         head_source=head_source,
     )
@@ -168,10 +168,6 @@ def _refuse_unknown_node(environ: Mapping[str, str]) -> None:
             " or: export PACELINE_LAUNCHER=none"
         ),
     )
-
-
-def _start_id(environ: Mapping[str, str]) -> str:
-    return environ.get(env.PMIX_NAMESPACE) or environ.get(env.PALS_APID, "")
 
 
 def _head(environ: Mapping[str, str]) -> tuple[str, str]:

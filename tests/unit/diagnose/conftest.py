@@ -1,7 +1,5 @@
 """What tests of commands that diagnose have in common."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

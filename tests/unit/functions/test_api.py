@@ -1,7 +1,5 @@
 """submit and map in Slurm: one job or one array, whose script makes the call; what cannot work is refused before."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

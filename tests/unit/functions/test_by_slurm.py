@@ -1,7 +1,5 @@
 """Slurm is asked rarely and about all jobs at once, and a job has ended only if a second look agrees."""
 
-from __future__ import annotations
-
 import pytest
 
 import canned

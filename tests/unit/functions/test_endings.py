@@ -1,7 +1,5 @@
 """How a job has ended, from what its run has recorded and what Slurm says: one table of cases."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.errors import Finding

@@ -1,7 +1,5 @@
 """The process that starts jobs on this machine: what it says when it cannot continue."""
 
-from __future__ import annotations
-
 import time
 
 from paceline.functions import by_machine

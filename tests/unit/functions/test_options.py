@@ -1,7 +1,5 @@
 """Keyword arguments become options of the command line; what is no option is refused with a near one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Whether ranks agree: fingerprints up to rounding, and the finding that names what differs first."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A question with a deadline is answered in time, or not at all."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

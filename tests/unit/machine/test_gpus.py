@@ -1,7 +1,5 @@
 """GPUs are counted as CUDA counts them."""
 
-from __future__ import annotations
-
 import sys
 import types
 

@@ -1,7 +1,5 @@
 """Facts about the machine: quotas, GPUs, addresses, and who holds a port."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,7 +1,5 @@
 """Network interfaces of this machine."""
 
-from __future__ import annotations
-
 import os
 import socket
 import types

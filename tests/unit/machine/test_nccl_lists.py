@@ -1,7 +1,5 @@
 """NCCL's lists of interfaces and cards are read as NCCL reads them."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.machine.nccl_lists import parse, taken_interfaces

@@ -1,7 +1,5 @@
 """A process of paceline's own runs nothing that lies in the current folder, whatever it is for."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

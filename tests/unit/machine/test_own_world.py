@@ -1,7 +1,5 @@
 """The world of this process: what its environment says, checked on this machine."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Processes as the kernel shows them."""
 
-from __future__ import annotations
-
 import os
 import types
 

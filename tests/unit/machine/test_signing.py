@@ -1,7 +1,5 @@
 """Who is believed: signatures, the store in which launchers sign, and a channel beside somebody who writes every key."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import socket

@@ -1,7 +1,5 @@
 """Bytes on a process's sockets, from the kernel."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Versions of software: as the metadata of packages has them, and as this process uses them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Each private name of torch that paceline uses exists in the torch that is installed."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

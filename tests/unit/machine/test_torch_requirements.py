@@ -1,7 +1,5 @@
 """Without torch everything diagnoses, and what needs it says ``torch-missing`` with the line to paste."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

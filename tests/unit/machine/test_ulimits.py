@@ -1,7 +1,5 @@
 """Limits of this process."""
 
-from __future__ import annotations
-
 import resource
 
 import pytest

@@ -1,7 +1,5 @@
 """The file of a bench: what is written comes back, and anything else is refused by name."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What Prometheus reads of a running job."""
 
-from __future__ import annotations
-
 import errno
 import json
 import socket

@@ -1,7 +1,5 @@
 """What ``bench network`` prints of measured all-reduces."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Which sizes ``bench network`` measures within its time."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.measure import network_worker

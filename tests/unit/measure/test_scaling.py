@@ -1,7 +1,5 @@
 """Speed-up, efficiency and the parts of a step; and what is said to hold scaling back."""
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import replace

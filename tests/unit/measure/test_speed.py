@@ -1,7 +1,5 @@
 """Which run's speed is read, and what is said about a folder without one."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

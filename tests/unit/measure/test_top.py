@@ -1,7 +1,5 @@
 """What ``paceline top`` shows of the speed that a launcher has written."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.measure import speed, top

@@ -1,7 +1,5 @@
 """What is said about a trial, and how it ended."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The events of a run folder: their schema, and what they say of the run."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

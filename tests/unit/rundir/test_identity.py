@@ -1,7 +1,5 @@
 """Whose folder is it: names of default folders, what is recorded, what differs, what is refused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

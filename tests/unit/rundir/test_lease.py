@@ -1,7 +1,5 @@
 """One living run per folder: who is gone, who lives, and what a newcomer does until it knows."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

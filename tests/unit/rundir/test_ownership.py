@@ -1,7 +1,5 @@
 """What was found is run, unpickled or put into a job script only if nobody else can have written it."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """What the mark of a test asks for."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.errors import UsageError

@@ -1,7 +1,5 @@
 """What counts as the same result."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Test sessions of users: what passes, and what a failure on a rank says."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

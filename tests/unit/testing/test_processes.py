@@ -1,7 +1,5 @@
 """The processes of the ranks: what is left when they cannot be forked."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

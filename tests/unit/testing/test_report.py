@@ -1,7 +1,5 @@
 """What a test that failed on ranks says, from the outcomes alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.testing import report

@@ -1,7 +1,5 @@
 """Words of bash, and hosts before a port."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.text.quoting import bracketed

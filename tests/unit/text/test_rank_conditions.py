@@ -1,7 +1,5 @@
 """Which ranks a condition picks."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -1,7 +1,5 @@
 """What a terminal is shown: lines wrapped at words, severities in colour; what a file gets is left as it is."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Many things in few words."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.text.wording import few, few_lines, fold, has_or_have, is_or_are

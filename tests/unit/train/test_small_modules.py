@@ -1,7 +1,5 @@
 """Precision, strategy, scaling, activations, stopping and once, each in a world of one."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

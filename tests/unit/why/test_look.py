@@ -22,10 +22,7 @@ RANK = RankProcess(os.getpid(), Identity("torchrun", 0, 1), os.getppid(), "torch
 def watch(monkeypatch, line_at, *, works=True):
     """Observe this process for a second; return its motion and the number of looks.
 
-    Args:
-        monkeypatch: Replaces the looks.
-        line_at: Line in which look number n finds the rank.
-        works: Whether the rank uses its CPU.
+    Look number n finds the rank in ``line_at(n)``. ``works``: the rank uses its CPU.
     """
     numbers = count()
 

@@ -57,7 +57,7 @@ def of_folder(folder: Path) -> tuple[list[Part], list[LeftOut]]:
     parts, left_out = [], []
     space = TOTAL_BYTES
     for name in names:
-        if not _is_known(name):
+        if not any(fnmatch(name, pattern) for pattern in NAMES):
             left_out.append(LeftOut(name, "not among the texts of a run folder"))
             continue
         part = _of_file(folder / name, name)
@@ -91,10 +91,6 @@ def _names(folder: Path) -> Iterator[str]:
 def _place(name: str) -> tuple[int, str]:
     places = [place for place, pattern in enumerate(NAMES) if fnmatch(name, pattern)]
     return (places[0] if places else len(NAMES)), name
-
-
-def _is_known(name: str) -> bool:
-    return any(fnmatch(name, pattern) for pattern in NAMES)
 
 
 def _of_file(path: Path, name: str) -> Part | LeftOut:

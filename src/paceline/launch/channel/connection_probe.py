@@ -73,7 +73,7 @@ def probe_port(name: str, port: int) -> ConnectionProbe:
     address = addresses[0]
     number, icmp = _connect(address, port)
     kind, detail = judge(number, icmp, address=address)
-    if kind == "dropped" and not _answers_elsewhere(address):
+    if kind == "dropped" and not (_any_port_answers(address) or _answers_ping(address)):
         return ConnectionProbe("silent", address, "neither a port of it nor a ping is answered")
     return ConnectionProbe(kind, address, detail)
 
@@ -140,10 +140,6 @@ def _read_icmp(probe: socket.socket) -> Icmp | None:
             family, place = _SENDERS[origin]
             return Icmp(origin, kind, code, socket.inet_ntop(family, data[place]))
     return None
-
-
-def _answers_elsewhere(address: str) -> bool:
-    return _any_port_answers(address) or _answers_ping(address)
 
 
 def _any_port_answers(address: str) -> bool:

@@ -111,7 +111,7 @@ class RandomRows(TorchDispatchMode):
     def _draw(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         before = _states()
         out = func(*args, **kwargs)
-        if kwargs.get("generator") is None and _same(before, _states()):
+        if kwargs.get("generator") is None and all(map(torch.equal, before, _states())):
             return out  # a dropout of no values, for example
         name = func.overloadpacket.__name__
         draw = _draw_of(name, args, out)
@@ -192,7 +192,3 @@ def _states() -> list[torch.Tensor]:
     """Return the states of torch's generators."""
     others = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return [torch.get_rng_state(), *others]
-
-
-def _same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(map(torch.equal, one, other))

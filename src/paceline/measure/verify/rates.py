@@ -80,7 +80,7 @@ def judge(world: World, one: World) -> Verdict:
     growth = _growth((batch_of_one, batch), training, reference)
     for group in range(len(steps[0].rates)):
         curves = Curves(_rates(steps, group), _rates(steps_of_one, group), growth, epochs)
-        if not _follows(curves):
+        if not (_by_step(curves) or _by_sample(curves)):
             return _judge_other_curve(world, steps, steps_of_one, growth)
     first = Curves(_rates(steps, 0), _rates(steps_of_one, 0), growth, epochs)
     verdict = _judge_scale(world, first, place=training[0].place, batches=(batch_of_one, batch))
@@ -91,10 +91,6 @@ def judge(world: World, one: World) -> Verdict:
 
 def _rates(steps: Sequence[Step], group: int) -> tuple[float, ...]:
     return tuple(step.rates[group] for step in steps)
-
-
-def _follows(curves: Curves) -> bool:
-    return _by_step(curves) or _by_sample(curves)
 
 
 def _by_step(curves: Curves) -> bool:

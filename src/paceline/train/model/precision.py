@@ -126,14 +126,10 @@ def _detach(model: nn.Module) -> None:
     ):
         # Identified by module rather than by handle, because copies of a module have these hooks
         # too.
-        own = [number for number, hook in hooks.items() if _is_own(hook)]
+        own = [number for number, hook in hooks.items() if isinstance(hook, _Hook)]
         for number in own:
             del hooks[number]
             marks.pop(number, None)
-
-
-def _is_own(hook: Any) -> bool:
-    return isinstance(hook, _Hook)
 
 
 def cast_floats(values: Any, dtype: torch.dtype) -> Any:

@@ -1,7 +1,5 @@
 """The archive: what is in it and what is not, its limits, and what is refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Redaction: what must not be in a bundle is not there, and what a reader needs is."""
 
-from __future__ import annotations
-
 import random
 import re
 import string

@@ -1,7 +1,5 @@
 """Pages: the form is kept or refused with the reason, a word finds its page, and it reads well in a terminal."""
 
-from __future__ import annotations
-
 import json
 import re
 

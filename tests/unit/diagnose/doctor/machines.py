@@ -1,7 +1,5 @@
 """The recorded machines of ``tests/facts``, and variants of them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How the parts come together: copies between GPUs where they are due, and what was not read."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

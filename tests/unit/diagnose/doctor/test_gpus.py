@@ -1,7 +1,5 @@
 """What is said of single GPUs, of CPUs near them, and of what earlier runs have left on them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The other hands: the kernel's files as trees, its log as text, and one look at this very machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

@@ -1,7 +1,5 @@
 """What is said of limits, disks, interfaces, and loaders that run now."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

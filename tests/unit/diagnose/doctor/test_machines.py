@@ -1,7 +1,5 @@
 """The recorded machines: exactly what a specialist would say of each, and nothing beyond."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

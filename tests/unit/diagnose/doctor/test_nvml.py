@@ -1,7 +1,5 @@
 """GPUs by NVML: a fake library with two GPUs, one that answers nothing, and one that fails in every place."""
 
-from __future__ import annotations
-
 import ctypes
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The copies between GPUs, with a stand-in for torch: what is printed, and that data is really compared."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Processes: what an earlier run has left behind, and how they are described."""
 
-from __future__ import annotations
-
 import os
 import time
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """SARIF: what the published schema and GitHub's code scanning require of a log."""
 
-from __future__ import annotations
-
 import json
 from urllib.parse import urlsplit
 

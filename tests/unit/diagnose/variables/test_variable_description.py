@@ -1,7 +1,5 @@
 """What ``paceline explain NAME`` prints about a variable."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.diagnose.variables import describe

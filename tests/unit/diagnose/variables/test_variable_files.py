@@ -1,7 +1,5 @@
 """NCCL's files are read as NCCL reads them, and the environment wins."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Names: which are real, in which version, which are folklore, renamed or misspelt."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.diagnose.variables import judge_settings

@@ -1,7 +1,5 @@
 """The page of variables is what the tables say."""
 
-from __future__ import annotations
-
 from repository_scripts import script
 
 

@@ -1,7 +1,5 @@
 """Settings that contradict one another, and settings that cost more than they give."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.diagnose.variables import judge_settings

@@ -1,7 +1,5 @@
 """Values: what NCCL, torch and gloo make of them, which of them fail, and which are right."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

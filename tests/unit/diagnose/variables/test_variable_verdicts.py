@@ -1,7 +1,5 @@
 """What is true of each variable that people set, one verdict a line, for an NCCL 2.29.7 and a torch 2.13."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.diagnose.variables import judge_settings

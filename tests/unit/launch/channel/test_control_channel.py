@@ -1,7 +1,5 @@
 """The control channel: launchers of several nodes in one process, on a real store of the loopback interface."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

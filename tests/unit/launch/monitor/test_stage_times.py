@@ -15,10 +15,8 @@ EXCHANGE = 3
 def steps_of(num_ranks, *, late=None, num_steps=60, jitter=0.1, sync_in_forward=False, seed=0):
     """Steps of ranks that wait for each other at the end of backward.
 
-    Args:
-        late: ``(rank, stage, milliseconds)`` that the stage takes longer on a rank.
-        jitter: Standard deviation of each stage in milliseconds.
-        sync_in_forward: Whether ranks wait for each other in forward too.
+    ``late`` is ``(rank, stage, milliseconds)`` that the stage takes longer on a rank, ``jitter``
+    the standard deviation of each stage in milliseconds.
     """
     source = random.Random(seed)
     steps = []

@@ -1,7 +1,5 @@
 """What ranks are told under a configuration of accelerate, compared with what the installed accelerate tells them."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import warnings

@@ -1,7 +1,5 @@
 """A command line of torchrun means what argparse makes of it."""
 
-from __future__ import annotations
-
 import pytest
 from torch.distributed.run import get_args_parser
 

@@ -1,7 +1,5 @@
 """The plan: options and facts in, decisions with their reasons out."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A port that is taken is known before anything is imported."""
 
-from __future__ import annotations
-
 import socket
 from types import SimpleNamespace
 

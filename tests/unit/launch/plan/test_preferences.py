@@ -1,7 +1,5 @@
 """What a user or a site has decided for all runs: read from variables and a file, and overruled by what is typed."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.errors import UsageError

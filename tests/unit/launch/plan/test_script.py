@@ -1,7 +1,5 @@
 """The script is looked at before anything is started: is there one, is it Python, is it whole?"""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.util
 import os

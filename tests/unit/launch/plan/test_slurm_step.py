@@ -1,7 +1,5 @@
 """What a run takes from Slurm: environments as sbatch, srun, salloc and editors leave them (recorded with 22.05)."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.errors import UsageError

@@ -1,7 +1,5 @@
 """How long ranks really have when Slurm ends a job: the shortest of its times and of ours."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.launch.plan.slurm_times import (

@@ -1,7 +1,5 @@
 """What options follow from mpirun, pods and batch jobs: recorded environments in, defaults or finding out."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.errors import Finding, UsageError

@@ -1,7 +1,5 @@
 """Are nodes alike, which interface each uses, how fast the link is: tables; and the exchange on a real store."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What is checked inside a rank on demand: finite losses and gradients, checksums of parameters."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from types import SimpleNamespace

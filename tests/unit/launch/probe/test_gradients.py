@@ -1,7 +1,5 @@
 """Local gradients of a few steps: what is sampled, when nothing is, and that nothing of it stays behind."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """The last look at parameters: which are not a number, and when that counts."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

@@ -1,7 +1,5 @@
 """A loader with other settings serves the script's own batches, of every kind of loader."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import islice

@@ -1,7 +1,5 @@
 """What loops over DataLoaders show: indices, first batches and ends, on torch's own iterators in this process."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

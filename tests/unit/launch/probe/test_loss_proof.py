@@ -1,7 +1,5 @@
 """The proof of a loss accuses no loss that is a mean over rows, and finds every one that is not."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from functools import partial

@@ -1,7 +1,5 @@
 """Evaluations over samplers that pad: facts of a loop and of collectives in, a verdict out."""
 
-from __future__ import annotations
-
 import pytest
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 

@@ -1,7 +1,5 @@
 """The records of a rank: whole lines, and an end that says so where one cannot be made."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Hashes of the samples of a batch: equal for equal samples, column by column."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What a rank answers about where it is."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

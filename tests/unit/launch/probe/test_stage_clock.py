@@ -1,7 +1,5 @@
 """The stages of a step as a rank times them, with torch's own loops."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

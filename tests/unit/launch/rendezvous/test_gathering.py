@@ -1,7 +1,5 @@
 """Nodes between the roll call and the first attempt, on a real store; what is printed while nodes are awaited."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 

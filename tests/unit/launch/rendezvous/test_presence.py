@@ -1,7 +1,5 @@
 """Who is here before the start: tables of nodes that have announced themselves, and what is made of them."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """How long a node tries to reach the head: with a small factor on all deadlines, and a head that is played."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

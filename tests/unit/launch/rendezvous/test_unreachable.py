@@ -1,7 +1,5 @@
 """Why a node did not reach the head: from connection probes and the notes of others to findings."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """What can be measured on a node, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The trials of a bench: their order, what is left out, and sizes that fail."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

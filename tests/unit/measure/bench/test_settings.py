@@ -1,7 +1,5 @@
 """Which settings are tried, and what each of them is said to be worth."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

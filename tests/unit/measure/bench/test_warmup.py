@@ -1,7 +1,5 @@
 """How many steps at the start are left out."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

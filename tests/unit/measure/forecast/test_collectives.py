@@ -1,7 +1,5 @@
 """Times of all-reduces, by formulas of their sources worked out by hand, and what backward hides."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.measure.forecast.collectives import Exchange, Link, Network, default_buckets, fit_link

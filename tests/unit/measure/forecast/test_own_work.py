@@ -1,7 +1,5 @@
 """The time of the slowest of N ranks, against distributions for which it is known."""
 
-from __future__ import annotations
-
 import random
 import statistics
 

@@ -1,7 +1,5 @@
 """Forecasts from benches of a known truth: right, with intervals, and refused where they would be guesses."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """``paceline forecast``: what is typed, what is printed, and what is refused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What ``paceline tune`` prints: the figures, the best setting with its reason, the line to paste."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

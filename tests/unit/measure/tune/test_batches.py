@@ -1,7 +1,5 @@
 """Which batch sizes are tried, and which one is the knee."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Which settings meet again side by side, how often, and which one of them is best."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import replace
@@ -21,9 +19,8 @@ ONE, TWO, THREE, FOUR = (search.with_workers(WRITTEN, count) for count in (1, 2,
 def decided(seconds, *, searched=None):
     """Let the finalists take turns until nothing is asked for.
 
-    Args:
-        seconds: Seconds per batch of each setting, a function of the number of the window.
-        searched: Seconds per batch in the search, where they differ.
+    ``seconds`` are those per batch of each setting, a function of the number of the window;
+    ``searched`` those in the search, where they differ.
     """
     first = searched or {setting: of_window(0) for setting, of_window in seconds.items()}
     measured = Measured(settings={setting: [[first[setting]]] * 2 for setting in seconds})

@@ -1,7 +1,5 @@
 """Which loader settings are tried, on machines whose speed is a formula, and which one is best."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

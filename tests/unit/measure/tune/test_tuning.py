@@ -1,7 +1,5 @@
 """How a measurement is led through its time, with a script whose speed is a formula."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -21,14 +19,7 @@ STEP_S, READ_S = 0.01, 0.09
 
 
 class Script:
-    """What stands in for a script that trains: its windows take time on a clock of their own.
-
-    Args:
-        window_s: How long a window takes.
-        windows: How many there are before the script ends.
-        start_s: How long a start takes.
-        status: The exit status with which it ends.
-    """
+    """What stands in for a script that trains: its windows take time on a clock of their own."""
 
     def __init__(self, *, window_s=1.0, windows=1000, start_s=1.0, status=0):
         self.now_s, self.starts = 0.0, 0

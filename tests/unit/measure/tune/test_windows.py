@@ -1,7 +1,5 @@
 """How batches become seconds per batch."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.launch.probe.loader_commands import Delivery

@@ -1,7 +1,5 @@
 """Evaluations: whole, shared, padded, cut; and figures of a share."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.measure.verify import evaluation as evaluations

@@ -1,7 +1,5 @@
 """Learning rates: as on one rank by step or by sample, scaled, not scaled, and stepped too often."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Parameters of ranks: equal, drifted, other from the start, and apart on purpose."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.measure.verify import replicas

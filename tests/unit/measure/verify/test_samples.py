@@ -1,7 +1,5 @@
 """Which samples ranks read: shared, padded, read by all, left out; and in which order."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.errors import Finding

@@ -1,7 +1,5 @@
 """Losses and gradients beside those of one rank, and when they cannot be compared."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.measure.verify import updates

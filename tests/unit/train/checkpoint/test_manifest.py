@@ -1,7 +1,5 @@
 """What a checkpoint says of itself, and what follows from it: tables of cases."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints in a world of one: no process group, one folder."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,7 +1,5 @@
 """State by name, in a world of one: what is filled in place, and what modules and objects are handed."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter, OrderedDict, defaultdict
 

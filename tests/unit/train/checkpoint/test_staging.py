@@ -1,7 +1,5 @@
 """The buffers of a checkpoint: released also where no thread can start any more."""
 
-from __future__ import annotations
-
 import threading
 
 import torch

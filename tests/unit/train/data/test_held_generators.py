@@ -1,7 +1,5 @@
 """Generators that a dataset holds: found where scripts keep them, and set for each sample as the global ones are."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 import random

@@ -1,7 +1,5 @@
 """The order of the samples in an epoch: stored, and computed where it is asked for."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """What session.draws returns: a function of the row's place and the call, on any ranks, and random."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What the generators draw for a sample: as defined, the same by any way to set it, and random."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """How much a loss counts: the sum of what ranks do is the mean over all samples of the step."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """What a Session does with its run folder: damaged checkpoints, a folder that is another run's, what it says."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

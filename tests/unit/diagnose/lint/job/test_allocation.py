@@ -1,7 +1,5 @@
 """Directives as sbatch reads them, and what they come to."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.diagnose.lint.job import judge

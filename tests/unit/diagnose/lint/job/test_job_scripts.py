@@ -1,7 +1,5 @@
 """Whole job scripts, half of them right: each says in its second line what is to be found beside hints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

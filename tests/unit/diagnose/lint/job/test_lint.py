@@ -1,7 +1,5 @@
 """The door: what a file is, what cannot be read, what is ignored, and how it is all told."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

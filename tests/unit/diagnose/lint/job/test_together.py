@@ -1,7 +1,5 @@
 """A job and the training script that it starts, judged together: each row is a mistake that needs both to be seen."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

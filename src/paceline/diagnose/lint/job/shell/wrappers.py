@@ -115,7 +115,7 @@ def _take(name: str, peeled: Peeled) -> int | None:
     if name == "env":
         return _env(args, peeled.env)
     if name == "timeout":
-        return _timeout(args)
+        return _plain(args, frozenset({"-s", "-k", "--signal", "--kill-after"})) + 1
     if name == "taskset":
         return _plain(args, frozenset()) + 1
     if name in _SIMPLE:
@@ -203,10 +203,6 @@ def _env(args: list[Arg], env: dict[str, str]) -> int:
             break
         at += 1
     return at
-
-
-def _timeout(args: list[Arg]) -> int:
-    return _plain(args, frozenset({"-s", "-k", "--signal", "--kill-after"})) + 1
 
 
 def _plain(args: list[Arg], with_value: frozenset[str]) -> int:

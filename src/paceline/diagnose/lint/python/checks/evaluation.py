@@ -209,15 +209,13 @@ def _lightning_modules(script: Script) -> list[ast.ClassDef]:
     ]
 
 
-def _trainers(script: Script) -> list[ast.Call]:
-    return [call for call in makes(script, "trainer") if several(call)]
-
-
 def _logged_without_sync(script: Script) -> Iterator[Finding]:
     """Find self.log without sync_dist in evaluation steps on several devices, which reports rank
     0's mean.
     """
-    if not _trainers(script) or "torchmetrics" in " ".join(script.imports.values()):
+    if not any(map(several, makes(script, "trainer"))):
+        return
+    if "torchmetrics" in " ".join(script.imports.values()):
         return
     parts = [part for module in _lightning_modules(script) for part in module.body]
     for part in parts:

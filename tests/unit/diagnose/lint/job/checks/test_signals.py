@@ -1,7 +1,5 @@
 """Signals of --signal and whom they reach, and what a job script takes for set that is not."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.diagnose.lint.job import judge

@@ -1,7 +1,5 @@
 """Scripts that submit others, what a cluster is known to need, arrays, environments that tasks bring up to date."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.diagnose.lint import lint

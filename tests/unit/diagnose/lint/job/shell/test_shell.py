@@ -1,7 +1,5 @@
 """The shell reader: words keep their quoting, commands keep their structure, nothing makes it fail."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.diagnose.lint.job.shell.interpret import interpret
