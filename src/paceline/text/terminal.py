@@ -79,7 +79,8 @@ def _wrapped(line: str, columns: int) -> str:
         break_long_words=False,  # paths and addresses stay whole for copying
         break_on_hyphens=False,
     )
-    return "\n".join(lines)
+    # without its indentation, a path with a line may fit, and can be copied
+    return "\n".join(line if len(line) <= columns else line.strip() for line in lines)
 
 
 def _coloured(text: str) -> str:

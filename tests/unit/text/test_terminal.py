@@ -41,6 +41,12 @@ def test_a_path_is_never_cut():
     assert path in terminal.fitted(f"paceline: run folder {path}", 80).split()
 
 
+def test_a_place_that_fits_without_its_indentation_is_not_broken():
+    place = "/home/me/" + "x" * 66 + ".py:12"
+    assert place in terminal.fitted(f"  {place} in main: value = compute()", 80).split("\n")
+    assert len(place) > 80 - 2 - 2
+
+
 def test_severities_and_labels_have_colours(monkeypatch):
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "xterm")

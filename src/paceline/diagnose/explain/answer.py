@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import EXIT_FAILED, EXIT_OK, Finding
 
 FOLLOWED = "What followed from it:"
+ALSO = "Also in the text:"
 # A run whose first finding is one of these has gone well.
 _NO_FAULTS = ("no-error-in-log", "data-bound", "communication-bound")
+
+
+def noticed_before(findings: Sequence[Finding]) -> dict[str, str]:
+    """Return the headings for warnings of paceline's: the run continued, so none is a result."""
+    return {finding.name: ALSO for finding in findings if finding.severity != "error"}
 
 
 @dataclass(frozen=True)

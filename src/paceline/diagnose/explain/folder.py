@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.diagnose.explain.answer import Answer
+from paceline.diagnose.explain.answer import Answer, noticed_before
 from paceline.errors import EXIT_OK, Finding, UsageError
 from paceline.rundir import events
 from paceline.rundir.events import Outcome
@@ -38,9 +38,10 @@ def outcome(subject: str) -> Answer | None:
 def _answer(last: Outcome, folder: Path) -> Answer:
     if last.exit_status == EXIT_OK:
         well = Finding("no-error-in-log", f"the run of {folder} ended well", severity="hint")
-        return Answer((well, *map(_survived, last.findings)))
+        survived = tuple(map(_survived, last.findings))
+        return Answer((well, *survived), headings=noticed_before(survived))
     unknown = Finding("cause-unknown", f"the run of {folder} failed without a finding")
-    return Answer(last.findings or (unknown,))
+    return Answer(last.findings or (unknown,), headings=noticed_before(last.findings))
 
 
 def _survived(finding: Finding) -> Finding:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.diagnose.explain.answer import Answer
+from paceline.diagnose.explain.answer import ALSO, Answer, noticed_before
 from paceline.diagnose.explain.candidates import Candidate, matched_faults
 from paceline.diagnose.explain.exceptions import unmatched_exceptions
 from paceline.diagnose.explain.inference import infer
@@ -28,7 +28,6 @@ _ELSEWHERE = re.compile(
     r"; (?:the error itself|its own (?:error|words)|the line that names it) (?:is|are) not in"
     r" (?:this text|it)$"
 )
-_ALSO = "Also in the text:"
 _SURVIVED = "Earlier, and training continued after it:"
 _WITHOUT_SIGNATURE = ("", "alone")  # keys of exceptions, and of what several lines show
 _MAX_FINDINGS = 12
@@ -43,14 +42,15 @@ def judge_scanned(scanned: Scanned) -> Answer:
     if findings and note:
         why = "; ".join(filter(None, (findings[0].why, note)))
         findings[0] = replace(findings[0], why=why)
-    findings = _merged(_reported(scanned), findings)
+    reported = _reported(scanned)
+    findings = _merged(reported, findings)
     if not findings:
         return Answer((_nothing(scanned),))
     return Answer(
         tuple(findings[:_MAX_FINDINGS]),
         counts={candidate.name: candidate.count for candidate in ordered},
         tail=_tail(scanned, ordered) if findings[0].name in _UNCERTAIN else (),
-        headings=_headings(ordered),
+        headings=noticed_before(reported) | _headings(ordered),
     )
 
 
@@ -94,7 +94,7 @@ def _headings(ordered: Sequence[Candidate]) -> dict[str, str]:
         if candidate.survived:
             headings[candidate.name] = _SURVIVED
         elif candidate.number < ordered[0].number and candidate.tier >= Tier.TIMEOUT:
-            headings[candidate.name] = _ALSO
+            headings[candidate.name] = ALSO
     return headings
 
 

@@ -18,6 +18,10 @@ from paceline.machine import agreement
 from paceline.text.secret_texts import hidden_in
 from paceline.text.wording import fold, named
 
+# Codes of faults that loading the checkpoint again would meet again.
+_CHECKPOINT = "CKP"
+# What is looked at once, at the end, so that its full text stands directly above the last lines.
+_JUST_PRINTED = ("parameters-not-finite",)
 # Signals that are sent to many processes together arrive within this time.
 _AT_ONCE_NS = 1_000_000_000
 
@@ -140,7 +144,8 @@ def _failed(run: Run) -> Report:
     verdict = replace(verdict, threads=root_cause.in_threads(run.ends))
     was_lost = verdict.lost and not verdict.causes
     advise = resume.after_loss if was_lost else resume.after_failure
-    resume_lines = advise(run.last, run.resume_command)
+    is_in_vain = verdict.finding.code.startswith(_CHECKPOINT)
+    resume_lines = [] if is_in_vain else advise(run.last, run.resume_command)
     lines = block.render(
         verdict,
         exit_status=EXIT_FAILED,
@@ -249,7 +254,11 @@ def _succeeded(run: Run) -> Report:
         lines.insert(0, note)
     lines[:0] = [f"note: {text}" for text in root_cause.in_threads(run.ends)]
     # printed in full when it was noticed, which has scrolled away by now
-    lines[:0] = [finding.render().splitlines()[0] for finding in run.noticed]
+    lines[:0] = [
+        finding.render().splitlines()[0]
+        for finding in run.noticed
+        if finding.name not in _JUST_PRINTED
+    ]
     findings = [*run.noticed, *([hint] if hint is not None else [])]
     return Report(EXIT_OK, lines, findings, summary=figures)
 

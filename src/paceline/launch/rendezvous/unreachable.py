@@ -171,8 +171,11 @@ def advice(mine: Note, others: Sequence[Note], *, num_missing: int) -> str:
     ``mine`` is the note of the head, ``others`` those of the nodes that could not connect.
     """
     place = f"{_outer_address(mine)}:{mine.port}"
-    if any(note.port != mine.port or _is_elsewhere(note, mine) for note in others):
+    if any(_is_elsewhere(note, mine) for note in others):
         return f"the same address and port on every node: {place}"
+    mistaken = [note for note in others if note.port != mine.port]
+    if mistaken:
+        return f"the same port on every node: {mistaken[0].address or mine.name}:{mine.port}"
     if not others or len(others) < num_missing:
         return ""
     if any("firewall" in note.trouble for note in others):

@@ -46,6 +46,20 @@ def test_of_several_starts_the_last_counts(tmp_path):
     answer = explain(str(tmp_path))
     assert [each.name for each in answer.findings] == ["no-error-in-log", "straggler"]
     assert answer.exit_status == 0
+    assert "followed from it" not in answer.render()
+
+
+def test_a_warning_did_not_follow_from_the_fault_that_came_after_it(tmp_path):
+    told(tmp_path, ended(1, RAISED, SLOW))
+    log = tmp_path / "run.log"
+    log.write_text(
+        f"paceline: {SLOW.render()}\nstep 3\ntorch.OutOfMemoryError: CUDA out of memory\n"
+    )
+    for subject, first in ((tmp_path, RAISED.name), (log, "cuda-oom")):
+        answer = explain(str(subject))
+        assert [each.name for each in answer.findings] == [first, "straggler"]
+        assert "Also in the text:\n  straggler: " in answer.render()
+        assert "followed from it" not in answer.render()
 
 
 @pytest.mark.parametrize(

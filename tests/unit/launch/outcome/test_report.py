@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -220,6 +221,24 @@ def test_a_run_that_ended_badly_says_how_it_goes_on(run, lines):
         line for line in report_lines if line.startswith(("resume", "start again", "auto-resume"))
     ] == lines
     assert report_lines[-1].startswith("exit status")
+
+
+def test_a_checkpoint_that_does_not_fit_is_not_offered_again():
+    found = Finding("checkpoint-other-model", "weights are missing")
+    ended = failed(0)
+    ended = replace(ended, failure=replace(ended.failure, finding=found))
+    assert not any("resume" in line for line in conclude(run(ended, **TO_RESUME)).lines)
+
+
+def test_a_nan_found_at_the_end_is_printed_once_and_other_warnings_again():
+    noticed = [
+        Finding(name, "here", severity="warning") for name in ("parameters-not-finite", "straggler")
+    ]
+    report = conclude(run(fine(0), counters=PULSES, noticed=noticed))
+    assert report.findings[:2] == noticed
+    assert [line for line in report.lines if line.startswith("warning")] == [
+        "warning RUN022 straggler: here"
+    ]
 
 
 def test_what_broke_while_the_run_stopped_is_told():

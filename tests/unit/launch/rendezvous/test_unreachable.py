@@ -137,6 +137,8 @@ def test_the_head_repeats_what_the_missing_node_has_noted(note, words):
     finding = unreachable.explain_missing(ABSENT, HEAD, [note])
     assert finding.name == "node-missing"
     assert words in finding.evidence[-1]
+    if note.port != HEAD.port:  # no address that the user has not typed
+        assert finding.fix == f"the same port on every node: {AT}:29500"
 
 
 @pytest.mark.parametrize(
