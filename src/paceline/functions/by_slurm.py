@@ -157,7 +157,7 @@ def number(run_dir: RunDir) -> str:
 
 def cancel(run_dir: RunDir) -> None:
     """End a job for good, if it has not ended."""
-    cancelling.end_living([require_record(run_dir)])
+    cancelling.end_living([(run_dir, require_record(run_dir))])
 
 
 def require_record(run_dir: RunDir) -> JobRecord:

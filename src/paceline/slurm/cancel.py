@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import EXIT_OK, Finding, SetupError
 from paceline.machine import slurm_commands as commands
-from paceline.rundir.files import RUNS
+from paceline.rundir.files import RUNS, RunDir
 from paceline.slurm import lookup, profile_files, record, sweep_folder
 from paceline.slurm.record import JobRecord
 from paceline.text import terminal
 from paceline.text.quoting import printable
+
+Run = tuple[RunDir, JobRecord]
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class _Target:
     """What one word of the command line names."""
 
     name: str  # what it is, for messages
-    jobs: tuple[JobRecord, ...]  # its jobs: one, or the elements of a sweep
+    jobs: tuple[Run, ...]  # its jobs: one, or the elements of a sweep
 
 
 def cancel(subjects: Sequence[str]) -> int:
@@ -43,18 +46,22 @@ def cancel(subjects: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def end_living(jobs: Sequence[JobRecord]) -> list[JobRecord]:
-    """End those of some jobs that have not ended, and return them.
+def end_living(runs: Sequence[Run]) -> list[Run]:
+    """End the jobs of those of some runs that have not ended, record that, and return them.
 
     Raises:
         SetupError: Slurm does not answer, or does not end a job.
     """
-    states, silent = lookup.states(jobs)
+    states, silent = lookup.states(job for _, job in runs)
     if silent:
         raise SetupError(_no_answer())
-    living = [job for job in jobs if _lives(job, states)]
+    living = [run for run in runs if _lives(run[1], states)]
     if living:
-        _end(living)
+        _end([job for _, job in living])
+    for run_dir, job in living:
+        # Slurm soon forgets it; a folder of another user stays as it is
+        with contextlib.suppress(OSError):
+            record.write(run_dir, replace(job, cancelled=True))
     return living
 
 
@@ -62,10 +69,11 @@ def _find(subject: str, places: Sequence[Path]) -> _Target:
     sweep_record = sweep_folder.find(subject, places=places)
     if sweep_record is not None:
         folder, sweep = sweep_record
-        jobs = tuple(member.job for member in sweep_folder.members(folder, sweep))
+        members = sweep_folder.members(folder, sweep)
+        jobs = tuple((member.run_dir, member.job) for member in members)
         return _Target(f"sweep {folder.name}", jobs)
-    _, job = record.find(subject, places=places)
-    return _Target(f"job {job.job_id}", (job,))
+    run_dir, job = record.find(subject, places=places)
+    return _Target(f"job {job.job_id}", ((run_dir, job),))
 
 
 def _lives(job: JobRecord, states: lookup.States) -> bool:

@@ -11,7 +11,7 @@ from paceline.launch.outcome.block import MOST_LINES
 from paceline.launch.outcome.report import Report
 from paceline.rundir import sweeps
 from paceline.rundir.events import Outcome
-from paceline.slurm.jobstate import JobState
+from paceline.slurm.jobstate import CANCELLED, JobState
 from paceline.slurm.record import JobRecord
 from paceline.text.quoting import printable, word
 
@@ -45,7 +45,7 @@ _ENDINGS: Mapping[str, _Ending] = {
         "a larger --mem, fewer or leaner DataLoader workers, or a smaller batch",
         "rank-died-oom-killer",
     ),
-    "CANCELLED": _Ending(
+    CANCELLED: _Ending(
         "{name} was cancelled",
         "a user cancelled it, or a job that it depends on has failed; {again}",
     ),
@@ -108,7 +108,7 @@ def judge(
             evidence=output,
             fix=f"sacct -j {record.job_id} where the site keeps accounts; {again}",
         )
-    key, details = _classify(job, tail)
+    key, details = _classify(job, record, tail)
     ending = _ENDINGS.get(key, _OTHER)
     values = {"name": name, "again": again, "job": record.job_id, "log": word(log), **details}
     return Finding(
@@ -120,7 +120,7 @@ def judge(
     )
 
 
-def _classify(job: JobState, tail: Sequence[str]) -> tuple[str, dict[str, str]]:
+def _classify(job: JobState, record: JobRecord, tail: Sequence[str]) -> tuple[str, dict[str, str]]:
     """Return the key of a job's ending, and the values of its further placeholders."""
     killed = next((match for line in tail if (match := _SRUN.match(line))), None)
     if job.state == "FAILED" and killed:
@@ -128,7 +128,7 @@ def _classify(job: JobState, tail: Sequence[str]) -> tuple[str, dict[str, str]]:
     lost = next((match for line in tail if (match := _LOST.match(line))), None)
     if job.state == "NODE_FAIL" and lost:
         return _NODE_KNOWN, {"node": lost[1]}
-    if job.state == "CANCELLED" and not job.nodes:
+    if job.state == CANCELLED and not job.nodes and not (record.cancelled and record.has_begun):
         return _NEVER_STARTED, {}
     return job.state, {"state": job.state}
 

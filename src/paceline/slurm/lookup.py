@@ -39,7 +39,7 @@ def state(job: JobRecord) -> Answer:
     current = jobstate.from_squeue(result.out).get(job.job_id)
     if current is not None and not current.ended:
         return Answer(has_answered=True, state=current)
-    return Answer(has_answered=True, state=full(job) or current)
+    return Answer(has_answered=True, state=full(job) or current or forgotten(job))
 
 
 def full(job: JobRecord) -> JobState | None:
@@ -61,18 +61,22 @@ def states(jobs: Iterable[JobRecord]) -> tuple[dict[tuple[str, str], JobState], 
 
     Each cluster is queried once.
     """
-    ids_by_cluster: dict[str, list[str]] = {}
+    by_cluster: dict[str, list[JobRecord]] = {}
     for job in jobs:
-        ids_by_cluster.setdefault(job.cluster, []).append(job.job_id)
+        by_cluster.setdefault(job.cluster, []).append(job)
     by_job: dict[tuple[str, str], JobState] = {}
     silent = []
-    for cluster, ids in ids_by_cluster.items():
+    for cluster, members in by_cluster.items():
+        ids = [job.job_id for job in members]
         text = _table(cluster, ids)
         if text is None:
             silent.append(cluster)
         else:
             table = jobstate.from_squeue(text)
             table |= never_started(table, ids)
+            for job in members:
+                if job.job_id not in table and (last := forgotten(job)):
+                    table[job.job_id] = last
             by_job |= {(cluster, number): job_state for number, job_state in table.items()}
     return by_job, silent
 
@@ -89,6 +93,18 @@ def never_started(table: Mapping[str, JobState], ids: Iterable[str]) -> dict[str
         for number, array in arrays.items()
         if array is not None and array.ended and not array.succeeded
     }
+
+
+def forgotten(job: JobRecord) -> JobState | None:
+    """Return the state of a job that Slurm no longer knows, None if nothing shows it. Pure.
+
+    A job that left the queue without having begun was cancelled: by a user, or with a job that it
+    depends on.
+    """
+    if job.has_begun and not job.cancelled:
+        return None
+    why = "paceline cancel" if job.cancelled else "no longer in the queue, and never begun"
+    return JobState(job.job_id, jobstate.CANCELLED, why)
 
 
 def _table(cluster: str, ids: Sequence[str]) -> str | None:

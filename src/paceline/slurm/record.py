@@ -56,10 +56,15 @@ class JobRecord:
     requeues: tuple[Requeue, ...] = ()  # requeues by the job script, in order
     # values of the parameters, if the run is an element of a sweep
     values: Mapping[str, str] = field(default_factory=dict)
+    cancelled: bool = False  # whether paceline has cancelled the job
+    # whether the job has begun as far as its run folder shows; not a part of the file
+    has_begun: bool = field(default=True, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain data."""
-        return {"version": VERSION, **asdict(self), "values": hidden_values(self.values)}
+        values = {"version": VERSION, **asdict(self), "values": hidden_values(self.values)}
+        del values["has_begun"]
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> JobRecord:
@@ -101,9 +106,8 @@ class JobRecord:
 
     def resubmitted(self, job_id: str, cluster: str = "") -> JobRecord:
         """Return the record of the job under a new id."""
-        return replace(
-            self, job_id=job_id, cluster=cluster, earlier_ids=(*self.earlier_ids, self.job_id)
-        )
+        earlier = (*self.earlier_ids, self.job_id)
+        return replace(self, job_id=job_id, cluster=cluster, earlier_ids=earlier, cancelled=False)
 
     def under(self, job_id: str) -> JobRecord:
         """Return the record with this job id: its script may have been submitted again."""
@@ -151,7 +155,10 @@ def load(run_dir: RunDir) -> JobRecord | None:
         ValueError: The file is not a record.
     """
     try:
-        return JobRecord.from_json(read_json(run_dir.job))
+        record = JobRecord.from_json(read_json(run_dir.job))
+        # only of a job that paceline has submitted does the output lie in the run folder
+        has_begun = not record.script or run_dir.job_output.exists() or run_dir.plan().exists()
+        return replace(record, has_begun=has_begun)
     except FileNotFoundError:
         return None
 

@@ -11,6 +11,7 @@ import contextlib
 import csv
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,14 +21,14 @@ from paceline.machine import processes
 from paceline.rundir import events
 from paceline.rundir.events import History
 from paceline.rundir.files import RunDir, open_file
-from paceline.slurm import lookup
+from paceline.slurm import jobstate, lookup
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
 
 # The header line of a table of metrics, and its last lines.
 Table = tuple[str, Sequence[str]]
 
-SUCCEEDED, RUNNING, PENDING = "succeeded", "running", "pending"
+SUCCEEDED, RUNNING, PENDING, CANCELLED = "succeeded", "running", "pending", "cancelled"
 _TAIL_BYTES = 1 << 14
 _STEP = "step"
 # The first of these columns is the loss, or else the first one whose name ends with "loss".
@@ -81,7 +82,7 @@ def row(
     logged_step, loss = last_figures(*(table or read_table(run_dir)))
     last = evidence.last_checkpoint(run_dir.checkpoints)
     # any of these may lag behind: metrics are logged rarely, events cover the last start only
-    steps = (logged_step, last.step if last else None, history.steps)
+    steps = (logged_step, last.step if last else None, history.steps, _counted_steps(run_dir))
     step = max((count for count in steps if count is not None), default=None)
     is_alive = state == RUNNING or (slurm is not None and not slurm.ended)
     has_cause = not is_alive and state != SUCCEEDED  # findings of a run that continues are old
@@ -98,6 +99,13 @@ def row(
         cause=_cause(history) if has_cause else "",
         is_alive=is_alive,
     )
+
+
+def _counted_steps(run_dir: RunDir) -> int | None:
+    """Return the steps that the launcher has counted in its last start, None without any."""
+    last_line = "".join(evidence.read_tail(run_dir.speed_log, lines=1))
+    match = re.search(r'"steps": (\d+)', last_line)
+    return int(match[1]) if match else None
 
 
 def _cause(history: History) -> str:
@@ -134,7 +142,8 @@ def judge(
         # a pending job's start is the expected one
         return slurm.state.lower(), submitted_s if slurm.waits else slurm.start_s
     outcome = history.outcome
-    has_cause_in_slurm = slurm is not None and slurm.broke
+    is_cancelled = slurm is not None and slurm.state == jobstate.CANCELLED
+    has_cause_in_slurm = is_cancelled or (slurm is not None and slurm.broke)
     if outcome is not None and not (has_cause_in_slurm and outcome.stopped):
         return outcome.word, outcome.time_ns / 1e9
     if slurm is not None:

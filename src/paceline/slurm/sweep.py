@@ -23,6 +23,7 @@ _NAME = r"[A-Za-z_][\w.-]*"
 # Doubled braces are literal, as in str.format; other braces, as in JSON, are left alone.
 _PLACEHOLDER = re.compile(rf"\{{\{{({_NAME})\}}\}}|\{{({_NAME})\}}")
 _PAIRS = ("[]", "()", "{}")
+_NUMBERS = re.compile(r"range\((-?\d+(?:, *-?\d+(?:, *-?[1-9]\d*)?)?)\)")
 # The inside of a list on the command line, and an item of it, which may be a list itself.
 _LIST = re.compile(r"\[((?:[^][]|\[[^][]*\])*)\]")
 _ITEM = re.compile(r"""\s*("[^"]*"|'[^']*'|\[[^]]*\]|\([^)]*\)|\{[^}]*\}|[^,]+?)\s*(?:,|$)""")
@@ -243,11 +244,8 @@ def _values(word: str, listed: str) -> list[str]:
 
 
 def _numbers(word: str, listed: str) -> list[str]:
-    match = re.fullmatch(r"range\((-?\d+(?:, *-?\d+){0,2})\)", listed)
-    try:
-        numbers = range(*map(int, match[1].split(","))) if match else range(0)
-    except ValueError:  # a step of 0
-        numbers = range(0)
+    match = _NUMBERS.fullmatch(listed)
+    numbers = range(*map(int, match[1].split(","))) if match else range(0)
     if not numbers:
         fix = f"--param {word.partition('=')[0]}=range(5)"
         raise _invalid_param(word, "is a range of whole numbers, with one at least", fix)

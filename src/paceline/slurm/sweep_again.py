@@ -27,7 +27,7 @@ from paceline.slurm import (
 from paceline.slurm.option_table import DIRECT
 from paceline.slurm.sweep import Element, Sweep
 from paceline.text import terminal
-from paceline.text.quoting import word
+from paceline.text.quoting import printable, word
 from paceline.text.wording import has_or_have
 
 FAILED = "failed"
@@ -67,6 +67,8 @@ def again(subject: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -
         alive = [element for element in rows.elements if element.is_alive]
         rest = f", and {len(alive)} {has_or_have(alive)} not ended" if alive else ""
         terminal.say(f"no element of {folder} has failed or is missing{rest}: nothing is submitted")
+        if cancelled := sweep_rows.say_cancelled(folder, rows.elements):
+            terminal.say(printable(cancelled))
         return EXIT_OK
     directives = directives_of(RunDir(folder).job_script)
     limit = limit or _limit(directives.get("array", ""))

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
-from paceline.rundir.files import RunDir
+from paceline.rundir.files import RunDir, display_path
 from paceline.rundir.sweeps import SweepRecord
 from paceline.slurm import lookup, run_rows, sweep_folder
 from paceline.slurm.lookup import States
 from paceline.slurm.record import JobRecord
-from paceline.slurm.run_rows import PENDING, RUNNING, SUCCEEDED, Row
+from paceline.slurm.run_rows import CANCELLED, PENDING, RUNNING, SUCCEEDED, Row
+from paceline.slurm.sweep import array_text
 from paceline.slurm.sweep_folder import Member
+from paceline.text.quoting import word
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class ElementRow:
 
     @property
     def is_to_repeat(self) -> bool:
-        """Whether the element has failed or is missing: it is not alive and has not succeeded."""
-        return not self.is_alive and self.row.state != SUCCEEDED
+        """Whether the element has failed or is missing; not if it was cancelled, on purpose."""
+        return not self.is_alive and self.row.state not in (SUCCEEDED, CANCELLED)
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as plain data."""
@@ -111,16 +113,33 @@ def summarize(elements: Sequence[ElementRow]) -> str:
     The numbers are the elements that have succeeded, and all elements.
     """
     states = Counter(element.row.state for element in elements)
-    num_failed = sum(element.is_to_repeat for element in elements)
-    failed = f", {num_failed} failed" if num_failed else ""
-    return f"{_state(elements)} {states[SUCCEEDED]}/{len(elements)}{failed}"
+    counts = {
+        "failed": sum(element.is_to_repeat for element in elements),
+        "cancelled": states[CANCELLED],
+    }
+    rest = "".join(f", {count} {word}" for word, count in counts.items() if count)
+    return f"{_state(elements)} {states[SUCCEEDED]}/{len(elements)}{rest}"
+
+
+def say_cancelled(folder: Path, elements: Sequence[ElementRow]) -> str:
+    """Return which elements were cancelled, and how they are submitted again; empty without. Pure.
+
+    They have not failed, and ``--again failed`` leaves them out.
+    """
+    indices = [element.index for element in elements if element.row.state == CANCELLED]
+    if not indices:
+        return ""
+    again = f"paceline submit --again {array_text(indices)} {word(display_path(folder))}"
+    return (
+        f"{len(indices)} of {len(elements)} elements were cancelled; to submit them again: {again}"
+    )
 
 
 def _state(elements: Sequence[ElementRow]) -> str:
     alive = [element.row.state for element in elements if element.is_alive]
     if alive:
         return PENDING if all(state == PENDING for state in alive) else RUNNING
-    return "ended" if any(element.is_to_repeat for element in elements) else SUCCEEDED
+    return SUCCEEDED if all(element.row.state == SUCCEEDED for element in elements) else "ended"
 
 
 def order(

@@ -51,6 +51,8 @@ def show(
     sys.stdout.flush()
     for finding in findings(folder, elements):
         terminal.show(finding.render(), sys.stderr)
+    if cancelled := sweep_rows.say_cancelled(folder, elements):
+        terminal.say(printable(cancelled))
     return EXIT_OK
 
 

@@ -176,6 +176,23 @@ def test_steps_come_from_a_checkpoint_where_nothing_was_logged(slurm, listed):
     assert json.loads(listed("--json").out)[0]["step"] == 44
 
 
+def test_a_loop_that_saves_only_at_a_stop_has_the_steps_that_the_launcher_counts(slurm, listed):
+    makes("a").speed_log.write_text('{"attempt": 0, "steps": 7}\n{"attempt": 0, "steps": 12}\n')
+    assert json.loads(listed("--json").out)[0]["step"] == 12
+
+
+def test_a_job_that_leaves_the_queue_before_it_begins_was_cancelled(slurm, listed):
+    run_dir = RunDir(record.Path("paceline-runs") / "a")
+    run_dir.create()
+    record.write(run_dir, JobRecord("7", script="train.py"))
+    slurm.fails("squeue", "timed out")
+    assert json.loads(listed("--json").out)[0]["state"] == "unknown"
+    slurm.answers("squeue", "")
+    assert json.loads(listed("--json").out)[0]["state"] == "cancelled"
+    run_dir.job_output.touch()
+    assert json.loads(listed("--json").out)[0]["state"] == "unknown"
+
+
 @pytest.mark.parametrize(
     ("slurm_says", "status", "state"),
     [
@@ -187,7 +204,7 @@ def test_steps_come_from_a_checkpoint_where_nothing_was_logged(slurm, listed):
         ("COMPLETED", 1, "failed"),
         ("TIMEOUT", None, "timeout"),
         ("TIMEOUT", 75, "unfinished"),
-        ("CANCELLED", 143, "stopped"),
+        ("CANCELLED", 143, "cancelled"),
         ("NODE_FAIL", 75, "node_fail"),
         ("NODE_FAIL", 0, "succeeded"),
         ("", 0, "succeeded"),

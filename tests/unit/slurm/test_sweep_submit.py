@@ -173,7 +173,7 @@ def test_json_has_the_elements(slurm, typed):
     ends(folder, 2, 0, loss=0.5)
     (row,) = json.loads(typed("jobs", "--json").out)
     assert [element["state"] for element in row["elements"]] == [
-        *("unknown", "unknown", "succeeded", "unknown")
+        *("cancelled", "cancelled", "succeeded", "cancelled")
     ]
     elements = json.loads(typed("jobs", "12", "--json").out)
     assert elements[2]["values"] == {"lr": "3"} and elements[2]["loss"] == 0.5
@@ -183,6 +183,7 @@ def test_failed_and_missing_elements_are_submitted_again(slurm, typed):
     folder = submitted(typed, "--array", "%2")
     ends(folder, 0, 0)
     ends(folder, 1, 1)
+    RunDir(folder / "2").job.unlink()
     slurm.answers("squeue", "12_3|RUNNING|node1|2026-11-21T12:30:00|None\n")
     printed = typed("submit", "--dry-run", "--again", "failed", folder.name).out
     assert printed == f"sbatch --array=1-2%2 {folder / 'job.sh'}\n"
@@ -206,6 +207,7 @@ def test_what_the_shell_sets_for_sbatch_counts_where_the_script_says_nothing(
     slurm, typed, monkeypatch
 ):
     folder = submitted(typed, "--partition", "gpu")
+    ends(folder, 0, 1)
     monkeypatch.setenv("SBATCH_ACCOUNT", "physics")
     monkeypatch.setenv("SBATCH_PARTITION", "short")
     monkeypatch.setenv("SBATCH_TIMELIMIT", "1")
@@ -361,3 +363,20 @@ def test_a_thousand_rows_take_less_than_a_second(slurm, tmp_path):
         assert jobs.jobs(None, as_json=True) == 0
         took.append(time.perf_counter() - began)
     assert min(took) < 1.0, took
+
+
+def test_a_sweep_that_was_cancelled_says_so_after_slurm_has_forgotten_it(slurm, typed):
+    folder = submitted(typed)
+    ends(folder, 0, 0)
+    slurm.answers("squeue", "12_1|RUNNING|n|N/A|None\n12_2|PENDING||N/A|None\n")
+    slurm.answers("scancel", "")
+    typed("cancel", folder.name)
+    ends(folder, 1, 143)
+    slurm.answers("squeue", "")
+    assert "ended 1/4, 3 cancelled" in typed("jobs").out
+    again = "3 of 4 elements were cancelled; to submit them again: paceline submit --again 1-3"
+    assert again in typed("jobs", folder.name).err
+    said = typed("submit", "--again", "failed", folder.name).err
+    assert "nothing is submitted" in said and again in said
+    typed("submit", "--again", "1-3", folder.name)
+    assert "--array=1-3" in slurm.calls[-1]

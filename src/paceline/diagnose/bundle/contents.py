@@ -106,13 +106,8 @@ def _of_file(path: Path, name: str) -> Part | LeftOut:
 def _part(name: str, chunks: Iterable[bytes], file: IO[bytes] | None) -> Part:
     """Return a text as far as it fits: its beginning and its end, in whole lines.
 
-    A secret that is cut in two is not recognized, so a line is kept whole or not at all.
-
-    Args:
-        name: Its name in the archive.
-        chunks: The text, in pieces.
-        file: The file that the pieces are read from, whose middle is not read; None if it is
-            compressed.
+    A secret that is cut in two is not recognized, so a line is kept whole or not at all. The middle
+    of a file whose bytes are the chunks is not read.
     """
     recent: collections.deque[bytes] = collections.deque()
     head, num_tail, size = b"", 0, 0
@@ -122,12 +117,9 @@ def _part(name: str, chunks: Iterable[bytes], file: IO[bytes] | None) -> Part:
         head += chunk[:missing]
         recent.append(chunk[missing:])
         num_tail += len(recent[-1])
-        num_skipped = _skip_middle(file) if file is not None and num_tail else 0
-        if num_skipped:
-            size += num_skipped
+        if file is not None and num_tail and (num_skipped := _skip_middle(file)):
+            size, num_tail, file = size + num_skipped, 0, None
             recent.clear()
-            num_tail = 0
-            file = None
             continue
         while num_tail - len(recent[0]) >= TAIL_BYTES:
             num_tail -= len(recent.popleft())
@@ -145,10 +137,8 @@ def _skip_middle(file: IO[bytes]) -> int:
     """Go to the last bytes of a file, and return how many were skipped."""
     left = os.fstat(file.fileno()).st_size - file.tell()
     num_skipped = (left - TAIL_BYTES) & ~1  # even, since a character of UTF-16 has two bytes
-    if num_skipped <= 0:
-        return 0
-    file.seek(num_skipped, os.SEEK_CUR)
-    return num_skipped
+    file.seek(max(0, num_skipped), os.SEEK_CUR)
+    return max(0, num_skipped)
 
 
 def _after_first_line(data: bytes) -> bytes:
