@@ -130,6 +130,34 @@ def test_each_way_to_end_is_explained(command, body, expected):
         assert "/dev/shm is" in ended.block
 
 
+REDIRECTED = (
+    "time.sleep(rank)\n"
+    "if rank == 0: sys.stderr = open(os.devnull, 'w')\n"
+    "else: os.dup2(os.open('mine.txt', os.O_CREAT | os.O_WRONLY), 2)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "shown", "not_shown"),
+    [
+        (
+            "os.closerange(3, 1024)\nif rank == 1: os.kill(os.getpid(), signal.SIGUSR1)\n",
+            ("SIGUSR1", "train.py:5 in <module>", "why: nothing in the script handles it"),
+            ("who did",),
+        ),
+        (f"{REDIRECTED}if rank: raise ValueError('x')", ("traceback: less mine.txt",), ("logs/",)),
+        (f"{REDIRECTED}if not rank: raise ValueError('x')", ("cause: rank 0",), ("traceback:",)),
+    ],
+    ids=["descriptors closed", "to a file", "to nowhere"],
+)
+def test_a_rank_that_takes_away_what_it_is_watched_by_is_told_with_what_there_is(
+    command, body, shown, not_shown
+):
+    ended = failing(command, f"import signal\n{body}", ranks=2)
+    assert all(text in ended.block for text in shown), ended.block
+    assert not any(text in ended.block for text in not_shown), ended.block
+
+
 def test_the_kernels_count_is_the_evidence_for_a_kill_for_memory(command):
     """A cgroup of 120 MB: the kernel kills the rank that takes more, and counts it."""
     ended = None

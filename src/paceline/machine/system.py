@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -17,6 +18,8 @@ from collections.abc import Collection
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_HIGH = 1 << 14  # the highest number at which a descriptor is kept: a fork copies all below it
+_ROOM = 8  # descriptors that a process keeps there, at most
 
 # Loaded once, before any fork: in a child, the lookup could need a lock that another thread held.
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -31,6 +34,28 @@ def memory_file(name: str) -> int:
             handle = os.dup(file.fileno())
     fcntl.fcntl(handle, fcntl.F_SETFL, os.O_APPEND)
     return handle
+
+
+def moved_up(handle: int) -> int:
+    """Return a descriptor that replaces one, above those that ``os.closerange(3, 1024)`` closes.
+
+    Programs also close all up to their limit, so it is above a usual limit where that may be
+    raised. It is not inherited by programs that are executed.
+    """
+    if handle < 0:
+        return handle
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number = min(limit, most - _ROOM, _HIGH)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (number + _ROOM, most))
+        moved = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, number)
+        os.close(handle)
+    except (OSError, ValueError):
+        os.set_inheritable(handle, False)
+        return handle
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    return moved
 
 
 def die_with_parent(signum: int) -> bool:

@@ -14,7 +14,7 @@ from importlib import util
 from types import ModuleType
 from typing import Any
 
-from paceline.launch.in_rank.rank_entry import is_users
+from paceline.machine.user_code import is_users
 from paceline.testing.job import ModuleSource
 
 _HOOK = "AssertionRewritingHook"

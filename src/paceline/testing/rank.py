@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from paceline import env
-from paceline.launch.in_rank.rank_entry import is_users
 from paceline.launch.monitor.position import shown_path
 from paceline.launch.probe import stack_responder
+from paceline.machine.user_code import is_users
 from paceline.testing import faults, modules
 from paceline.testing.channel import Channel, pack, unpack
 from paceline.testing.job import (

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import Finding
-from paceline.launch.in_rank.rank_entry import is_users
 from paceline.launch.monitor import child_processes, child_stacks, fork_deadlock, stacks
 from paceline.launch.monitor.child_processes import ChildProcess
 from paceline.launch.monitor.fork_deadlock import WorkerLook
@@ -28,6 +27,7 @@ from paceline.launch.monitor.position import DATA, STOPPED, UNKILLABLE, Frame, P
 from paceline.launch.monitor.proof import Call, Stand
 from paceline.launch.monitor.stacks import Look
 from paceline.launch.probe import stack_responder
+from paceline.machine.user_code import is_users
 from paceline.why import processes, rank_state, recorder, signalled
 from paceline.why.loops import Nest, nest
 from paceline.why.processes import RankProcess

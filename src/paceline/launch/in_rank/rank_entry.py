@@ -13,18 +13,19 @@ import atexit
 import builtins
 import contextlib
 import faulthandler
-import functools
 import io
 import json
 import os
+import signal
 import socket
+import stat
 import sys
-import sysconfig
 import threading
 import time
 import traceback
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -45,6 +46,7 @@ from paceline.launch.probe import (
     stack_responder,
 )
 from paceline.machine import own_process, system
+from paceline.machine.user_code import is_users
 from paceline.rundir.files import write_whole
 from paceline.text.wording import ends_of, shorten_middle
 
@@ -53,6 +55,8 @@ _MOST_THREADS = 3
 # Of a recursion, a chain of exceptions, or a message with data in it: what is recorded. The
 # launcher reads it several times, and sends it to other nodes; the log has all of it.
 _MOST_FRAMES, _MOST_TEXT, _MOST_MESSAGE = 200, 1 << 17, 1 << 14
+# They end a process that has no handler for them: where it was is then recorded, as in a crash.
+_DEADLY = (signal.SIGXCPU, signal.SIGXFSZ, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
 _TORCHS_HANDLER = "torch.distributed.elastic.multiprocessing.errors"
 _OWN = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
 # Streams, files and the launcher's __main__, which must live as long as the process.
@@ -67,9 +71,8 @@ def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
         function: What a ``function`` task runs.
     """
     os.environ.update(task.env)
-    for handle in (task.crash, task.stacks, task.report):
-        if handle >= 0:
-            os.set_inheritable(handle, False)
+    crash, stacks, report = map(system.moved_up, (task.crash, task.stacks, task.report))
+    task = replace(task, crash=crash, stacks=stacks, report=report)
     if task.method == "exec" and task.numa_binding:
         _bind(task)  # inherited by the program
     if task.method != "fork":
@@ -163,6 +166,9 @@ def _prepare(task: RankTask) -> memoryview[int]:
     """Install the probe and the stack responder; return the rank's counters."""
     if task.crash >= 0:
         faulthandler.enable(file=task.crash)
+        for signum in _DEADLY:
+            if signal.getsignal(signum) == signal.SIG_DFL:
+                faulthandler.register(signum, file=task.crash, chain=True)
     if task.stacks >= 0:
         stack_responder.install(task.stacks)
     _record_threads(task)
@@ -392,7 +398,18 @@ def _describe(error: BaseException) -> dict[str, Any]:
             + _syntax_place(error)
         ),
         "finding": error.finding.to_json() if isinstance(error, PacelineError) else None,
+        "output": _redirected(),
     }
+
+
+def _redirected() -> str:
+    """Return the file to which the script has redirected stderr; empty if it has not."""
+    try:
+        handle = sys.stderr.fileno()
+        is_file = stat.S_ISREG(os.fstat(handle).st_mode)  # the launcher's are pipes and terminals
+        return os.readlink(f"/proc/self/fd/{handle}") if is_file else ""
+    except (AttributeError, OSError, ValueError):  # a stream without a file, or a closed one
+        return ""
 
 
 def _record_threads(task: RankTask) -> None:
@@ -428,27 +445,6 @@ def _syntax_place(error: BaseException) -> list[dict[str, Any]]:
             "user": is_users(error.filename),
         }
     ]
-
-
-_LIBRARIES = tuple(
-    os.path.realpath(path) + os.sep
-    for path in {
-        *(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib"))
-    }
-)
-
-
-@functools.lru_cache(maxsize=4096)
-def is_users(file: str) -> bool:
-    """Return whether a file is the user's: not of Python, an installed package or paceline."""
-    if file.startswith("<"):
-        return False
-    real = os.path.realpath(file)
-    return (
-        not real.startswith(_LIBRARIES)
-        and "site-packages" not in real
-        and not real.startswith(_OWN)
-    )
 
 
 def leave(code: int) -> NoReturn:

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.launch.in_rank.rank_entry import is_users
 from paceline.launch.monitor import child_stacks, conditional_line, position
 from paceline.launch.monitor.position import Frame
 from paceline.launch.probe import stack_responder
 from paceline.machine import processes, sockets
+from paceline.machine.user_code import is_users
 from paceline.text import wording
 
 # How long a rank has to answer. The stack takes a few milliseconds; the stack responder may have to

@@ -20,11 +20,13 @@ from paceline.errors import Finding
 from paceline.launch.monitor.position import Frame
 from paceline.launch.outcome.rank_exit import Failure
 from paceline.launch.outcome.resume import Checkpoint
+from paceline.machine.user_code import is_users
 from paceline.rundir.files import RunDir, display_path, open_file
 from paceline.train import checkpoint
 
 _PACKAGE = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
 
+_OTHER_THREAD = "a thread of a library crashed, while the main thread was in:"
 # How torch begins the lines of a C++ stack.
 _NATIVE_FRAMES = ("frame #", "<omitting python frames>")
 
@@ -50,6 +52,7 @@ def failure_from(ours: Mapping[str, Any]) -> Failure:
         traceback=ours["traceback"],
         frames=tuple(Frame(**frame) for frame in ours["frames"]),
         finding=Finding.from_json(ours["finding"]) if ours.get("finding") else None,
+        output=ours.get("output", ""),
     )
 
 
@@ -97,19 +100,23 @@ def last_lines(text: str, *, lines: int = 12) -> tuple[str, ...]:
 def read_stack(path: Path) -> tuple[str, ...]:
     """Return the stack of the thread that crashed, from faulthandler's dump.
 
-    Each entry is ``file:line in function``, innermost first.
+    Each entry is ``file:line in function``, innermost first. If a library's own thread crashed, a
+    line that says so comes before the frames of the main thread, from the user's on.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ()
-    current = re.split(
-        r"\n\n", text[text.find("Current thread") :] if "Current thread" in text else ""
-    )[0]
-    frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', current)
+    threads = re.findall(r"^(?:Current t|T)hread .*(?:\n  .*)+", text, re.M)
+    current = next((it for it in threads if it.startswith("Current")), "")
+    main = threads[-1] if threads and not current else ""
+    frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', current or main)
     # frames above our worker entry belong to the launcher that the rank was forked from
-    theirs = itertools.takewhile(lambda frame: not frame[0].startswith(_PACKAGE), frames)
-    return tuple(f"{file}:{line} in {function}" for file, line, function in theirs)
+    theirs = list(itertools.takewhile(lambda frame: not frame[0].startswith(_PACKAGE), frames))
+    if main:
+        theirs = list(itertools.dropwhile(lambda frame: not is_users(frame[0]), theirs))
+    stack = [f"{file}:{line} in {function}" for file, line, function in theirs]
+    return (*[_OTHER_THREAD] * bool(main and stack), *stack)
 
 
 def last_checkpoint(folder: Path) -> Checkpoint | None:

@@ -15,6 +15,7 @@ from paceline.launch.channel.silence import Loss
 from paceline.launch.monitor.child_processes import signal_name
 from paceline.launch.outcome import weight
 from paceline.launch.outcome.rank_exit import Failure, RankExit
+from paceline.machine.user_code import is_users
 from paceline.signatures import rank_errors, texts
 from paceline.text.wording import named, shorten
 
@@ -64,7 +65,7 @@ def explain(end: RankExit, *, causes: tuple[int, ...], num_ranks: int) -> Findin
         where=_where(end),
         evidence=end.log_tail[-3:],
         why="os._exit, a native library's exit, or a program that is not Python ends so",
-        fix=f"look at its last lines: {_less(end)}",
+        fix=_less(end, "look at its last lines: "),
     )
 
 
@@ -226,8 +227,8 @@ def _fix_of(end: RankExit, failure: Failure, text: str) -> str:
     if lacking:
         return _method_instead(*lacking.groups())
     if failure.type == "SystemExit":
-        return f"what it printed before: {_less(end)}"
-    return f"{TRACEBACK}{_less(end)}"
+        return _less(end, "what it printed before: ")
+    return _less(end, TRACEBACK)
 
 
 def _method_instead(owner: str, method: str) -> str:
@@ -273,13 +274,9 @@ def _inside_worker(message: str, kind: str) -> tuple[str, str]:
     place = ""
     for line, code in zip(lines, [*lines[1:], ""], strict=True):
         frame = re.match(r'\s*File "(.+)", line (\d+), in (.+)', line)
-        if frame and _is_users(frame[1]):
+        if frame and is_users(frame[1]) and "/torch/utils/data/" not in frame[1]:
             place = f"{frame[1]}:{frame[2]} in {frame[3]}: {code.strip()}"
     return text, place
-
-
-def _is_users(file: str) -> bool:
-    return "site-packages" not in file and "/torch/utils/data/" not in file
 
 
 # Signals
@@ -326,7 +323,7 @@ def _explain_segfault(end: RankExit, ranks: str) -> Finding:
         f"{ranks} crashed in native code (SIGSEGV)",
         where=_where(end),
         evidence=_last_lines(end),
-        fix=f"the Python stack at the crash and the last lines: {_less(end)}",
+        fix=_less(end, "the Python stack at the crash and the last lines: "),
     )
 
 
@@ -360,16 +357,48 @@ def _explain_other_signal(end: RankExit, ranks: str) -> Finding:
     assert end.code is not None
     number = -end.code
     sender = ", which this launcher did not send; who did is not visible"
+    why, cure = _REASONS.get(number, ("", ""))
     if number == signal.SIGABRT:
         sender = ""  # a process sends it to itself
-    return _known_in_log(end, ranks) or Finding(
+        why, cure = _CLOSED if any(map(_CLOSED_TEXT.search, end.log_tail)) else ("", "")
+    elif why:
+        sender = ""
+    known = None if why else _known_in_log(end, ranks)
+    return known or Finding(
         "rank-died-signal",
         f"{ranks} was ended by {signal_name(number)}{sender}",
         where=_where(end),
         evidence=_last_lines(end),
-        fix=f"its last lines: {_less(end)}",
+        why=why,
+        fix=cure or _less(end, "its last lines: "),
     )
 
+
+# Why the system or a user ends a process with a signal, and what to do.
+_NO_HANDLER = (
+    "nothing in the script handles it, and then it ends a process; Slurm's --signal, scancel"
+    " --signal and kill send it"
+)
+_HANDLE = "signal.signal(signal.{}, handler) at the start of the script, or do not send it"
+_REASONS: Mapping[int, tuple[str, str]] = {
+    signal.SIGXCPU: (
+        "it has used all the CPU time that a limit allows (ulimit -t, or a scheduler's)",
+        "ulimit -t unlimited, before the start; on a login node: as a job",
+    ),
+    signal.SIGXFSZ: (
+        "it wrote to a file that is as large as its limit allows (ulimit -f)",
+        "ulimit -f unlimited, before the start; or write smaller files",
+    ),
+    signal.SIGALRM: ("a timer of the script ran out: signal.alarm, signal.setitimer", ""),
+    signal.SIGUSR1: (_NO_HANDLER, _HANDLE.format("SIGUSR1")),
+    signal.SIGUSR2: (_NO_HANDLER, _HANDLE.format("SIGUSR2")),
+}
+# What gloo's thread says when its sockets have been closed or shut down in its own process.
+_CLOSED_TEXT = re.compile(r"nfds != -1|accept: Invalid argument|Bad file descriptor")
+_CLOSED = (
+    "likely this process itself closed what torch had opened: its sockets are invalid",
+    "look for os.closerange, os.close and socket.shutdown in the script and its libraries",
+)
 
 _BY_SIGNAL: Mapping[int, Callable[[RankExit, str], Finding]] = {
     signal.SIGKILL: _explain_kill,
@@ -380,7 +409,12 @@ _BY_SIGNAL: Mapping[int, Callable[[RankExit, str], Finding]] = {
 
 
 def _last_lines(end: RankExit) -> tuple[str, ...]:
-    """Return the innermost frames of a crash; without a stack, the last lines of the log."""
+    """Return the innermost frames of a crash; without a stack, the last lines of the log.
+
+    Before it aborts, a library says why.
+    """
+    if end.code == -signal.SIGABRT and end.stack:
+        return (*end.log_tail[-2:], *end.stack[:3])
     return end.stack[:4] or end.log_tail[-3:]
 
 
@@ -388,9 +422,9 @@ def _oom_line(end: RankExit) -> str:
     return f"the kernel counted {end.oom_kills} kill(s) for lack of memory during this run"
 
 
-def _less(end: RankExit) -> str:
-    """Return the command that shows the log of a rank."""
-    return f"less {shlex.quote(str(end.log))}"
+def _less(end: RankExit, label: str) -> str:
+    """Return the command that shows the output of a rank; empty if there is none."""
+    return f"{label}less {shlex.quote(end.log)}" if end.log else ""
 
 
 def _where(end: RankExit) -> str:

@@ -34,6 +34,7 @@ class Failure:
     frames: tuple[Frame, ...] = ()  # its frames, outermost first
     # the finding that it carries, if it is one of paceline's exceptions; else None
     finding: Finding | None = None
+    output: str = ""  # the file to which the script has sent its traceback; empty for its log
 
     @property
     def place(self) -> Frame | None:

@@ -105,8 +105,12 @@ def _blame(ranked: Sequence[RankExit], *, num_ranks: int, lost: tuple[str, ...])
     resumable = _ranks(end for end in ranked if end.unfinished)
     if resumable and not first.unfinished:
         others.insert(0, f"{named(resumable)} had stopped to be resumed (status {EXIT_UNFINISHED})")
+    finding = explanation.explain(first, causes=causes, num_ranks=num_ranks)
+    if len(causes) == num_ranks > 1:
+        everyone = "both ranks" if num_ranks == 2 else "all ranks"
+        finding = replace(finding, where=f"{everyone}, the first was {finding.where}")
     return Verdict(
-        explanation.explain(first, causes=causes, num_ranks=num_ranks),
+        finding,
         causes=causes,
         victims=_ranks(end for end in ranked if end.failed and end.rank not in independent),
         end=first,

@@ -290,6 +290,14 @@ class RankGroup(PContext):
         rank = attempt.ranks[local]
         bad = ended is not None and ended.code != 0
         crashed = ended is not None and ended.code < 0
+        stack = evidence.read_stack(attempt.files[local].crash_path) if crashed else ()
+        tail = evidence.last_lines(self._context.console.tail(str(log))) if bad else ()
+        redirected = failure.output if failure is not None else ""
+        has_output = not bad or bool(tail or stack or redirected)
+        if redirected:
+            log = Path(redirected)
+        elif stack and not tail:
+            log = self._run_dir.crash(rank, attempt.number)
         return RankExit(
             rank=rank,
             host=socket.gethostname(),
@@ -303,9 +311,9 @@ class RankGroup(PContext):
             steps=beat.steps,
             failure=failure,
             position=self._last_position(local, failure, crashed),
-            log=display_path(log),
-            log_tail=evidence.last_lines(self._context.console.tail(str(log))) if bad else (),
-            stack=evidence.read_stack(attempt.files[local].crash_path) if crashed else (),
+            log=display_path(log) if has_output else "",
+            log_tail=tail,
+            stack=stack,
             oom_kills=evidence.count_oom_kills() - attempt.oom_before if bad else 0,
             shm=evidence.shm_pressure() if bad else "",
             threads=tuple(map(evidence.describe_thread, self._reported(local, rank_files.THREAD))),

@@ -165,13 +165,21 @@ def test_the_stack_of_the_thread_that_crashed_ends_at_our_entry(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "Fatal Python error: Aborted\n", DUMP.replace("Current thread", "Thread")],
-    ids=["empty", "cut", "none"],
+    ["", "Fatal Python error: Aborted\n"],
+    ids=["empty", "cut"],
 )
-def test_a_dump_without_a_current_thread_has_no_stack(tmp_path, text):
+def test_a_dump_without_a_thread_has_no_stack(tmp_path, text):
     path = tmp_path / "rank.crash"
     path.write_text(text)
     assert evidence.read_stack(path) == ()
+
+
+def test_if_a_librarys_own_thread_crashed_the_main_thread_is_told_from_the_users_line_on(tmp_path):
+    path = tmp_path / "rank.crash"
+    path.write_text(DUMP.replace("Current thread", "Thread"))
+    first, *stack = evidence.read_stack(path)
+    assert first == "a thread of a library crashed, while the main thread was in:"
+    assert stack[-2:] == ["/home/me/train.py:4 in <lambda>", "/home/me/train.py:4 in <module>"]
 
 
 # --------------------------------------------------------------------------------------- kernel and memory

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from signal import SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGRTMIN, SIGSEGV, SIGTERM
+from signal import (
+    SIGABRT,
+    SIGALRM,
+    SIGBUS,
+    SIGFPE,
+    SIGKILL,
+    SIGRTMIN,
+    SIGSEGV,
+    SIGTERM,
+    SIGUSR1,
+    SIGXCPU,
+    SIGXFSZ,
+)
 
 import pytest
 
@@ -731,6 +743,44 @@ def test_ranks_that_failed_in_the_same_way_are_folded():
     finding = told(*ends, fine(1))
     assert finding.what == "ranks 0, 2-5 raised ValueError: no"
     assert finding.where == "rank 5 on node-a (pid 105), after 5 steps"
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "where"),
+    [(1, "rank 0 on"), (2, "both ranks, the first was rank 1 on"), (3, "all ranks, the")],
+)
+def test_what_all_ranks_raised_is_not_said_to_be_at_one_of_them(num_ranks, where):
+    ends = [end(rank, failure=raised(at=9 - rank)) for rank in range(num_ranks)]
+    assert told(*ends).where.startswith(where)
+    assert told(*ends, fine(9)).where.startswith("rank ")
+
+
+@pytest.mark.parametrize(
+    ("ended", "why", "fix"),
+    [
+        (killed(SIGXCPU, 1), "ulimit -t", "ulimit -t unlimited"),
+        (killed(SIGXFSZ, 1), "ulimit -f", "ulimit -f unlimited"),
+        (killed(SIGUSR1, 1), "Slurm's --signal", "signal.signal(signal.SIGUSR1, handler)"),
+        (killed(SIGALRM, 1), "signal.alarm", "less logs/rank-001.out"),
+        (
+            killed(
+                SIGABRT, 1, log_tail=("loop.cc:212] nfds != -1. -1 vs -1",), stack=("a.py:1 in b",)
+            ),
+            "itself closed what torch had opened",
+            "os.closerange",
+        ),
+        (killed(SIGABRT, 1, log_tail=("free(): invalid pointer",)), "", "its last lines"),
+        (killed(SIGABRT, 1, log=""), "", ""),
+    ],
+)
+def test_a_signal_of_a_limit_or_without_a_handler_is_told_with_its_reason(ended, why, fix):
+    finding = told(fine(0), ended)
+    assert why in finding.why
+    assert bool(finding.why) == bool(why)
+    assert fix in finding.fix
+    assert bool(finding.fix) == bool(fix)
+    assert "who did" not in finding.what
+    assert finding.evidence == (*ended.log_tail, *ended.stack)
 
 
 @pytest.mark.parametrize(("message", "shown"), [("2", "2"), ("no data", "no data"), ("", "")])
