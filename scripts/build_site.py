@@ -6,10 +6,15 @@ zensical reads .site/docs, which this script makes from docs/: with a page for e
 with CONTRIBUTING.md, STYLE.md and CHANGELOG.md. In the repository these and the texts of findings
 are elsewhere, so links to them change on the way. A link to another file of the repository, such as
 a test, becomes its path: the site has no copy of it.
+
+Afterwards the search forgets what is for developers, and of equal hits shows guides before the
+reference; and the page for addresses that lead nowhere gets relative links, so that it works in a
+site that is not at the root of its host.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
@@ -18,6 +23,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from reference import finding_page
 
@@ -42,6 +48,12 @@ MOVED = {
     },
 }
 FINDINGS = "docs/reference/findings.md"
+NOT_SEARCHED = ("log.html", "design/", "project/")
+# The search sorts by where the words stand; what is equal keeps the order of the index.
+SEARCH_ORDER = ("index.html", "start.html", "guides/", "explain/", "reference/findings", "")
+# Known folders tell where the site begins, wherever the missing page would have been.
+BASE = """<script>document.write('<base href="' + location.pathname.replace(
+/((guides|explain|reference|design|project)\\/.*|[^\\/]*)$/, "") + '">')</script>"""
 STRICT = "Aborted because --strict"  # the end of a traceback of zensical's
 _FENCED = re.compile(r"^(```+).*?^\1", re.M | re.S)
 # On GitHub a list may follow a paragraph at once, in Python-Markdown after an empty line only.
@@ -136,6 +148,37 @@ def stage() -> None:
         place.write_text(text, encoding="utf-8")
 
 
+def order_search() -> None:
+    """Leave out what is for developers, and put pages before their sections, guides first."""
+    place = BUILT / "search.json"
+    index = json.loads(place.read_text(encoding="utf-8"))
+    searched = [item for item in index["items"] if not item["location"].startswith(NOT_SEARCHED)]
+    for item in searched:
+        _name_finding(item)
+    index["items"] = sorted(searched, key=_search_order)
+    place.write_text(json.dumps(index), encoding="utf-8")
+
+
+def _name_finding(item: dict[str, Any]) -> None:
+    """Say that a hit is a finding; so a guide of the same word, which stands first there, wins."""
+    if item["location"].startswith("reference/findings/"):
+        item["path"] = ["Reference", "Findings", *item["path"]]
+        if item["level"] == 1:
+            item["title"] = f"Finding {item['title']}"
+
+
+def _search_order(item: dict[str, Any]) -> tuple[int, int]:
+    group = next(i for i, start in enumerate(SEARCH_ORDER) if item["location"].startswith(start))
+    return group, item["level"]
+
+
+def relative_missing_page() -> None:
+    """Make the links of 404.html relative."""
+    place = BUILT / "404.html"
+    text = re.sub(r'((?:href|src)="|"(?:base|search)":")/', r"\1./", place.read_text("utf-8"))
+    place.write_text(text.replace("<head>", f"<head>{BASE}", 1), encoding="utf-8")
+
+
 def main() -> int:
     """Build the site and return zensical's exit status."""
     stage()
@@ -147,6 +190,8 @@ def main() -> int:
     print(warnings if is_strict else ended.stderr, end="", file=sys.stderr)
     place = os.path.relpath(BUILT)
     if ended.returncode == 0:
+        order_search()
+        relative_missing_page()
         print(f"site: {place}; to read it: python -m http.server -d {place}", file=sys.stderr)
     elif is_strict:
         print("site: warnings are errors; their lines are those of .site/docs", file=sys.stderr)
