@@ -45,52 +45,27 @@ _SPLIT_MODELS = ("torch.distributed.pipelining", "megatron.core")
 
 
 class Loop:
-    """One loop over a DataLoader.
-
-    Attributes:
-        batch_size: Samples and tokens of its first batch; 0 if unknown.
-        begun: Number of batches that the rank had taken from all loaders when the loop began.
-        due: Number of batches, of all loaders, at which the loop is examined again.
-        length: Length of the loader in batches; 0 if it has none, None before the first batch.
-        trains: An optimizer step has followed one of its batches.
-        has_ended: It has reached its loader's end, or is not followed.
-        is_felt: A backward has followed one of its batches.
-        is_published: Its order was written to the counters.
-        padding: How its sampler pads, None if it does not.
-        optimizer: Weak reference to the optimizer of the first step after one of its batches.
-        yielded: Number of batches that it had yielded at its end.
-        before: Counters of loops before its end, if it trained.
-        indices: The first indices; None if they are not integers.
-        is_known: ``indices`` is complete.
-        content: Hash of the first batch, 0 if it has too few distinct values.
-        sampler: Weak reference to the sampler that yields the indices.
-        dataset: Weak reference to the dataset; None if it does not allow one.
-        shuffles: Its order is meant to change.
-    """
+    """One loop over a DataLoader."""
 
     __slots__ = (
-        *(
-            "batch_size",
-            "before",
-            "begun",
-            "content",
-            "dataset",
-            "due",
-            "has_ended",
-            "indices",
-            "is_felt",
-            "is_known",
-        ),
-        *(
-            "is_published",
-            "length",
-            "optimizer",
-            "padding",
-            "sampler",
-            "shuffles",
-            "trains",
-            "yielded",
-        ),
+        "batch_size",  # samples and tokens of its first batch; 0 if unknown
+        "before",  # counters of loops before its end, if it trained
+        "begun",  # batches that the rank had taken from all loaders when the loop began
+        "content",  # hash of the first batch, 0 if it has too few distinct values
+        "dataset",  # weak reference; None if it does not allow one
+        "due",  # number of batches, of all loaders, at which the loop is examined again
+        "has_ended",  # it has reached its loader's end, or is not followed
+        "indices",  # the first ones; None if they are not integers
+        "is_felt",  # a backward has followed one of its batches
+        "is_known",  # ``indices`` is complete
+        "is_published",  # its order was written to the counters
+        "length",  # of the loader in batches; 0 if it has none, None before the first batch
+        "optimizer",  # weak reference to that of the first step after one of its batches
+        "padding",  # how its sampler pads, None if it does not
+        "sampler",  # weak reference to the one that yields the indices
+        "shuffles",  # its order is meant to change
+        "trains",  # an optimizer step has followed one of its batches
+        "yielded",  # batches that it had yielded at its end
     )
 
     def __init__(self, sampler: Any = None, dataset: Any = None, *, due: int = _NEVER) -> None:

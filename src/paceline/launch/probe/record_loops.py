@@ -27,41 +27,24 @@ _DEPTH = 8  # of subsets of subsets
 
 
 class RecordedLoop:
-    """One loop over a DataLoader.
-
-    Attributes:
-        number: Its number among the loops of this rank; -1 before its first batch.
-        requests: Indices that torch has requested, and whose batches were not taken yet; an entry
-            is None if they are not integers.
-        is_stream: Whether it has no sampler.
-        is_session: Whether paceline's Session divides its samples.
-        length: Its number of batches; 0 if unknown.
-        place: The line of the script in which it is.
-        loader_place: The line that has constructed its loader.
-        taken: Number of batches that were taken.
-        samples: Number of samples that were taken.
-        has_gradients: Whether its first batch was taken with gradients enabled.
-        work: Backwards and optimizer steps before it.
-        is_evaluation: Whether no batch of it was trained on, so far.
-        trains: Whether a backward has followed one of its batches.
-        has_ended: Whether all of its batches were taken.
-        is_settled: Whether what followed an evaluation is written.
-        since_ns: When it began.
-        trimmed: Whether the script has gathered with a function that drops repeated samples.
-    """
+    """One loop over a DataLoader."""
 
     def __init__(self, iterator: Any, *, place: str) -> None:
         from torch.utils.data.dataloader import _DatasetKind
 
-        self.number = -1
+        self.number = -1  # among the loops of this rank; -1 before its first batch
+        # indices whose batches were not taken yet; None where they are not integers
         self.requests: deque[list[int] | None] = deque()
         self.is_stream = iterator._dataset_kind != _DatasetKind.Map
         self.sampler = iterator._index_sampler
-        self.is_session = _is_of_session(iterator._dataset)
+        self.is_session = _is_of_session(iterator._dataset)  # which divides its samples
         self.dataset = iterator._dataset.dataset if self.is_session else iterator._dataset
-        self.place, self.loader_place = place, ""
-        self.length = 0 if self.is_stream else _length(self.sampler)
-        self.taken = self.samples = self.work = 0
+        self.place, self.loader_place = place, ""  # lines of the script: of the loop, of its loader
+        self.length = 0 if self.is_stream else _length(self.sampler)  # in batches; 0 if unknown
+        self.taken = self.samples = 0  # batches and samples
+        self.work = 0  # backwards and optimizer steps before it
+        # no batch was trained on; gradients were on at the first; a backward followed one; all were
+        # taken; what followed an evaluation is written; the script has dropped repeated samples
         self.is_evaluation = self.has_gradients = self.trains = self.has_ended = self.is_settled = (
             self.trimmed
         ) = False

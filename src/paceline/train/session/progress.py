@@ -51,9 +51,10 @@ class Progress:
     ) -> None:
         self.has_restored = False  # the training run was resumed from a checkpoint
         self._periodic = Periodic()
+        # receives requests to stop, and lets all ranks agree on them
         self.stop = Stop(
             runtime.maxima, alone=world.world_size == 1, is_late=self._periodic.is_late
-        )  # receives requests to stop, and lets all ranks agree on them
+        )
         self._world, self._device, self._seed = world, device, seed
         self._gradients, self._checkpoints, self._say = gradients, checkpoints, say
         self._reseed, self._place = reseed, place
