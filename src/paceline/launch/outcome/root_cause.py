@@ -106,7 +106,7 @@ def _blame(ranked: Sequence[RankExit], *, num_ranks: int, lost: tuple[str, ...])
     if resumable and not first.unfinished:
         others.insert(0, f"{named(resumable)} had stopped to be resumed (status {EXIT_UNFINISHED})")
     finding = explanation.explain(first, causes=causes, num_ranks=num_ranks)
-    if len(causes) == num_ranks > 1:
+    if len(causes) == num_ranks > 1 and finding.where.startswith("rank "):
         everyone = "both ranks" if num_ranks == 2 else "all ranks"
         finding = replace(finding, where=f"{everyone}, the first was {finding.where}")
     return Verdict(
