@@ -171,6 +171,19 @@ def test_the_loss_of_a_node_ends_in_an_explained_failure(site, whole):
     assert "sinfo -R" in text or "agent-died" in text, text
 
 
+def test_the_block_says_that_slurm_ends_the_job_because_of_a_node(site):
+    up_and_wait = (
+        "import os, time\nopen('up-' + os.environ['RANK'], 'w').write('1\\n')\ntime.sleep(99)"
+    )
+    (site.folder / "wait.py").write_text(up_and_wait)
+    job = site.submit("--nodes", 2, "--on-node-loss", "fail", "wait.py")
+    up(site)
+    site.cluster.ask("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=test")
+    assert job.wait()["JobState"] == "NODE_FAIL"
+    block = job.out.partition("── paceline")[2]
+    assert "SIGTERM from Slurm (node failure)" in block, job.out
+
+
 @pytest.mark.timeout(150)
 @LOSSES
 def test_after_the_loss_of_a_node_the_rest_goes_on(site, uninterrupted, whole):

@@ -47,6 +47,12 @@ def shortest(own_s: int, limits: Limits, *, now_s: float) -> tuple[int, str]:
     return int(seconds), words
 
 
+def parse_reason(output: str) -> str:
+    """Return why Slurm ends a job, from the last lines of the job's output: ``node failure``."""
+    match = re.search(r"CANCELLED AT \S+ DUE TO ([A-Z ]*[A-Z])", output)
+    return match[1].lower() if match else "time limit, preemption, scancel, or node failure"
+
+
 def parse_config(text: str) -> float | None:
     """Return KillWait from ``scontrol show config``."""
     match = re.search(r"^KillWait\s*=\s*(\d+) sec", text, re.M)

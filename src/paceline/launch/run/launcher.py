@@ -197,9 +197,16 @@ class Launcher:
         if caught.sender:
             sender = processes.describe(caught.sender)
         if "slurmstepd" in sender:
-            sender = "Slurm (before a time limit, for a preemption, or by scancel)"
+            sender = self._slurm()
         for_ranks = signals.for_ranks(caught.number, self._options.signals_to_handle)
         self._end_ranks(caught.number, caught.number.name, sender, for_ranks=for_ranks)
+
+    def _slurm(self) -> str:
+        """Return Slurm as a sender, with its reason once that is in the output of the job."""
+        folder = self._link.progress.folder
+        # few lines: those of an earlier start are above the first lines of this one
+        output = evidence.read_tail(folder.run_dir.job_output, lines=6) if folder else ()
+        return f"Slurm ({slurm_times.parse_reason(' '.join(output))})"
 
     def _end_ranks(
         self,
@@ -252,6 +259,8 @@ class Launcher:
     # After the node has ended
 
     def _report(self, end: NodeEnd) -> Report:
+        if self._stop is not None and self._stop.sender.startswith("Slurm"):
+            self._stop = replace(self._stop, sender=self._slurm())
         if isinstance(end.error, PacelineError):
             if self._stop is None:
                 return report.refused(end.error)

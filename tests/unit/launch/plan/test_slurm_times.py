@@ -7,6 +7,7 @@ from paceline.launch.plan.slurm_times import (
     parse_config,
     parse_job,
     parse_partition,
+    parse_reason,
     parse_tracking,
     shortest,
 )
@@ -45,3 +46,10 @@ def test_what_slurm_prints_is_read():
     assert parse_job("gpu|1-02:00:10\n") == ("gpu", 93610)
     assert parse_job("gpu|UNLIMITED\n") == ("gpu", None)
     assert parse_job("") == ("", None)
+
+
+def test_the_output_of_the_job_says_why_slurm_ends_it():
+    ended = "slurmstepd-n1: error: *** STEP 3.0 ON n1 CANCELLED AT 2026-11-25T23:25:10"
+    assert parse_reason(f"{ended} DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***") == "node failure"
+    assert parse_reason(f"{ended} DUE TO TIME LIMIT ***") == "time limit"
+    assert "scancel" in parse_reason(f"{ended} ***")

@@ -56,26 +56,17 @@ def test_a_bench_without_a_number_of_samples_says_so(tmp_path):
     assert any("samples of a step are unknown" in note for note in run.notes)
 
 
-def test_the_text_of_several_runs_begins_with_a_comparison(tmp_path):
-    folders = [
-        report_runs.write_run(tmp_path / "one"),
-        report_runs.write_run(tmp_path / "two", command=("train.py", "--lr", "0.5")),
-    ]
-    lines = text.render(run_of(*folders)).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert [line.split("  ")[0] for line in lines[:3]] == ["run", "--lr 0.1", "--lr 0.5"]
-    assert lines[1].split()[-2:] == ["320", "0.008333"]
-
-
-def test_no_figure_of_the_comparison_touches_the_one_beside_it(tmp_path):
+def test_the_text_of_several_runs_begins_with_a_comparison_in_columns(tmp_path):
     metrics = "step,loss\n1,0.0003987\n2,0.0003987\n"
     folders = [
-        report_runs.write_run(tmp_path / name, command=("train.py", name), metrics=metrics)
-        for name in ("one", "two")
+        report_runs.write_run(tmp_path / rate, command=("train.py", "--lr", rate), metrics=metrics)
+        for rate in ("0.1", "0.5")
     ]
     one, two = run_of(*folders)
     two = replace(two, speed=[replace(point, samples_per_step=0) for point in two.speed])
     lines = text.render([one, two]).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split("  ")[0] for line in lines[:3]] == ["run", "--lr 0.1", "--lr 0.5"]
     assert lines[1].split()[-2:] == ["320", "0.0003987"]
     assert lines[2].endswith("  5.00 steps/s  0.0003987")
 
