@@ -163,9 +163,9 @@ def TOP(
 def REPORT(runs: tuple[str, ...], output: Path | None, as_text: bool, as_json: bool) -> Action:
     """Show what runs did and how fast: a text here, and an HTML page that needs no network.
 
-    RUN is the folder of a run or a sweep, or its name in paceline-runs/; without it the run or
-    bench there that wrote last. Several runs, and the elements of a sweep, are compared. The page
-    needs the extra paceline[report].
+    RUN is the folder of a run, a sweep or a verify, or its name in paceline-runs/; without it what
+    wrote last there. Several runs, the elements of a sweep, and the trials of a verify are
+    compared. The page needs the extra paceline[report].
     """
 
     def action() -> int:

@@ -24,10 +24,11 @@ def named(run: str, *, advice: Finding) -> RunDir:
 def latest(*names: str, advice: Finding) -> RunDir:
     """Return the run in ``paceline-runs`` in which one of some files was written last.
 
-    Raises ``advice`` with another ``what`` if no run has one of them.
+    Names may be patterns of ``glob``. Raises ``advice`` with another ``what`` if no run has one
+    of them.
     """
     written = [
-        (path.stat().st_mtime, path.parent)
+        (path.stat().st_mtime, folder / path.relative_to(folder).parts[0])
         for folder in files.run_folders()
         for name in names
         for path in folder.glob(f"*/{name}")

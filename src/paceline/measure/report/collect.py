@@ -24,6 +24,7 @@ from paceline.rundir.events import History
 from paceline.rundir.files import RunDir
 
 _EVENTS, _BENCH = "events.jsonl", "bench.json"
+_TRIALS = f"trials/*/{_EVENTS}"
 _SOFTWARE = {"python": "Python", "torch_cuda": "CUDA of torch", "nccl": "NCCL"}
 
 
@@ -32,33 +33,27 @@ def collect(names: Sequence[str]) -> list[Run]:
 
     Args:
         names: Run folders or sweeps, or names of such in ``paceline-runs``. Of a sweep, all
-            elements that have started.
+            elements that have started; of a verify, its trials.
 
     Raises:
         SetupError: A folder does not exist, or there is nothing of a run in it.
     """
     if not names:
         what = "no run in paceline-runs has been started"
-        return [read(run_choice.latest(_EVENTS, _BENCH, advice=_no_run(what)))]
-    run_dirs = [run_dir for name in names for run_dir in _run_dirs(name)]
+        latest = run_choice.latest(_EVENTS, _BENCH, _TRIALS, advice=_no_run(what))
+        return [read(run_dir) for run_dir in _run_dirs(latest, latest.root.name)]
+    named = [(run_choice.named(name, advice=_no_run("")), name) for name in names]
+    run_dirs = [run_dir for folder, name in named for run_dir in _run_dirs(folder, name)]
     return [read(run_dir) for run_dir in dict.fromkeys(run_dirs)]
 
 
-def sweep_folder(name: str) -> Path | None:
-    """Return the folder of a sweep, None if a name is not that of a sweep.
-
-    Raises:
-        SetupError: The folder does not exist.
-    """
-    folder = run_choice.named(name, advice=_no_run("")).root
-    return folder if sweeps.read(folder) is not None else None
-
-
-def _run_dirs(name: str) -> list[RunDir]:
-    run_dir = run_choice.named(name, advice=_no_run(""))
+def _run_dirs(run_dir: RunDir, name: str) -> list[RunDir]:
+    """Return the folder of a run, or those of the elements of a sweep, or of verify's trials."""
     sweep_record = sweeps.read(run_dir.root)
     if sweep_record is None:
-        return [run_dir]
+        is_run = any((run_dir.root / file).exists() for file in (_EVENTS, _BENCH))
+        trials = [] if is_run else sorted(run_dir.root.glob(_TRIALS))
+        return [RunDir(path.parent) for path in trials] or [run_dir]
     folders = (sweeps.folder_of(run_dir.root, index) for index in sorted(sweep_record.elements))
     started = [RunDir(folder) for folder in folders if (folder / _EVENTS).exists()]
     if not started:

@@ -48,18 +48,23 @@ def report(names: Sequence[str], *, output: Path | None, as_text: bool, as_json:
         terminal.show(rendered)
         return
     page.require()
-    path = output or _default_page(names, runs)
+    path = output or _default_page(runs, is_one=len(names) < 2)
     # before the text, of which a reader such as head may not want all
     write(path, page.render(runs, text=rendered, now_s=time.time()))
     terminal.show(f"{rendered}\n\nreport: {files.display_path(path)}")
 
 
-def _default_page(names: Sequence[str], runs: Sequence[Run]) -> Path:
-    """Return where a page is written if the user does not say it."""
-    sweep = collect.sweep_folder(names[0]) if len(names) == 1 else None
-    if sweep is not None:
-        return sweep / SEVERAL
-    return Path(runs[0].folder) / (ONE if len(runs) == 1 else SEVERAL)
+def _default_page(runs: Sequence[Run], *, is_one: bool) -> Path:
+    """Return where a page is written if the user does not say it.
+
+    Args:
+        runs: The runs.
+        is_one: Whether the user has named one folder; several runs are those in it.
+    """
+    folder = Path(runs[0].folder)
+    if len(runs) == 1:
+        return folder / ONE
+    return (folder.parent if is_one else folder) / SEVERAL
 
 
 def write(path: Path, html: str) -> None:

@@ -81,14 +81,14 @@ def _throughput(run: Run) -> str:
 
 
 def _loss(run: Run) -> str:
-    """Return the last finite loss that was logged, else that which the probe saw."""
+    """Return the last finite loss that was logged.
+
+    What the probe saw is of one batch of one rank, so that two equal runs would differ in it.
+    """
     names = [name for name in _LOSSES if name in run.metrics]
     names += [name for name in run.metrics if name.endswith("loss") and "val" not in name]
-    if names:
-        value = metrics.last_finite(run.metrics[names[0]])
-        return "" if value is None else f"{value:.4g}"
-    losses = [point.loss for point in run.speed if point.loss is not None]
-    return f"{losses[-1]:.4g}" if losses else ""
+    value = metrics.last_finite(run.metrics[names[0]]) if names else None
+    return "" if value is None else f"{value:.4g}"
 
 
 def time_text(seconds: float) -> str:

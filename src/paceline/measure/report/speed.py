@@ -21,6 +21,7 @@ class Rate:
     elapsed_s: float  # seconds in which the run had run at the interval's end
     steps_per_s: float  # optimizer steps per second
     samples_per_s: float  # samples per second over all ranks; 0 if unknown
+    began_s: float = 0.0  # the same as ``elapsed_s``, at the interval's beginning
 
 
 def elapsed(attempts: Sequence[Attempt], points: Sequence[SpeedPoint]) -> list[float]:
@@ -42,8 +43,8 @@ def rates(attempts: Sequence[Attempt], points: Sequence[SpeedPoint]) -> list[Rat
     """
     times_s = elapsed(attempts, points)
     intervals = [
-        (earlier, later, time_s)
-        for (earlier, later), time_s in zip(pairwise(points), times_s[1:], strict=True)
+        (earlier, later, times)
+        for (earlier, later), times in zip(pairwise(points), pairwise(times_s), strict=True)
         if earlier.attempt == later.attempt and later.time_s > earlier.time_s
     ]
     if not intervals:
@@ -51,18 +52,20 @@ def rates(attempts: Sequence[Attempt], points: Sequence[SpeedPoint]) -> list[Rat
     last = {point.attempt: point for point in points}
     usual_s = statistics.median(later.time_s - earlier.time_s for earlier, later, _ in intervals)
     return [
-        _rate(earlier, later, time_s, is_last=later is last[later.attempt])
-        for earlier, later, time_s in intervals
+        _rate(earlier, later, times, is_last=later is last[later.attempt])
+        for earlier, later, times in intervals
         if later.time_s - earlier.time_s >= _SHORTEST * usual_s and later.steps >= earlier.steps
     ]
 
 
-def _rate(earlier: SpeedPoint, later: SpeedPoint, elapsed_s: float, *, is_last: bool) -> Rate:
+def _rate(
+    earlier: SpeedPoint, later: SpeedPoint, times_s: tuple[float, float], *, is_last: bool
+) -> Rate:
     steps_per_s = (later.steps - earlier.steps) / (later.time_s - earlier.time_s)
     if is_last and later.steps_per_s:
         steps_per_s = later.steps_per_s
     samples_per_s = steps_per_s * later.samples_per_step
-    return Rate(later.attempt, elapsed_s, steps_per_s, samples_per_s)
+    return Rate(later.attempt, times_s[1], steps_per_s, samples_per_s, began_s=times_s[0])
 
 
 def mean_split(points: Sequence[SpeedPoint]) -> StepSplit | None:

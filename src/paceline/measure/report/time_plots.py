@@ -54,8 +54,11 @@ def _rate_curve(
     rates: Sequence[Rate], name: str, colour: str, *, scale: float, in_samples: bool
 ) -> Curve:
     values = [rate.samples_per_s if in_samples else rate.steps_per_s for rate in rates]
-    x, y = thinned([rate.elapsed_s / scale for rate in rates], values)
-    return Curve(name, x, y, colour, "dots" if len(x) == 1 else "line")
+    times_s = [rate.elapsed_s for rate in rates]
+    if len(rates) == 1:  # of two records: as long as its interval
+        times_s, values = [rates[0].began_s, *times_s], values * 2
+    x, y = thinned([time_s / scale for time_s in times_s], values)
+    return Curve(name, x, y, colour)
 
 
 def _unit(longest_s: float) -> tuple[float, str]:

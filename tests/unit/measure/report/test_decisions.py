@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,20 @@ def test_rates_are_those_between_two_descriptions_of_one_attempt():
     assert [rate.steps_per_s for rate in rates] == [10.0, 10.0, 5.0]
     assert [rate.elapsed_s for rate in rates] == [10.0, 15.0, 25.0]  # without the pause
     assert rates[0].samples_per_s == 640.0
+
+
+def test_two_records_are_a_line_as_long_as_their_interval():
+    run = Run("r", "", attempts=(Attempt(0, 0.0, 10.0),), speed=(point(5, 10), point(10, 60)))
+    (curve,) = next(part.plots for part in sections([run]) if part.plots)[0].curves
+    assert (curve.form, curve.x, curve.y) == ("line", [5.0, 10.0], [640.0, 640.0])
+
+
+def test_the_loss_of_the_last_batch_of_one_rank_is_no_figure_of_the_run():
+    seen = SpeedPoint(0, 5.0, 10, 0.2946, 64.0)
+    run = Run("r", "", attempts=(Attempt(0, 0.0, 5.0),), speed=(seen,))
+    assert "loss" not in overview.figures(run)
+    logged = replace(run, metrics={"train/loss": Series((1,), (0.25,))})
+    assert overview.figures(logged)["loss"] == "0.25"
 
 
 def test_the_interval_that_the_end_cuts_short_is_left_out():

@@ -259,6 +259,18 @@ def test_a_folder_that_is_missing_is_said(tmp_path, capsys):
         report(folder, output=tmp_path / "missing" / "page.html")
 
 
+def test_the_trials_of_verify_are_compared(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    trials = tmp_path / "paceline-runs" / "verify-train" / "trials"
+    for name in ("1-rank", "2-ranks"):
+        report_runs.write_run(trials / name)
+    for names in ((), ("verify-train",)):
+        report(*names)
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split("  ")[0] for line in lines[1:3]] == ["1-rank", "2-ranks"]
+        assert lines[-1] == "report: paceline-runs/verify-train/trials/comparison.html"
+
+
 def test_a_sweep_is_compared_by_the_values_of_its_elements(tmp_path, capsys):
     folder = tmp_path / "sweep"
     values = {index: {"lr": f"0.{index}"} for index in range(12)}
