@@ -432,15 +432,20 @@ def test_a_model_can_be_copied(ranks):
     assert ranks.run(copy_model, world_size=2) == [True] * 2
 
 
-def split_differently():
-    session = Session()
-    torch.manual_seed(session.rank)
+def split(seed):
+    torch.manual_seed(os.getpid())
+    session = Session(seed=seed)
     part, _ = torch.utils.data.random_split(numbers(12), [8, 4])
-    return name_of(lambda: next(iter(session.loader(part, 4))))
+    try:
+        next(iter(session.loader(part, 4)))
+    except PacelineError as error:
+        return error.finding.name, error.finding.fix.partition(", which")[0]
 
 
-def test_a_split_that_differs_between_ranks_is_noticed(ranks):
-    assert ranks.run(split_differently, world_size=2) == ["data-not-shardable"] * 2
+def test_a_split_that_differs_between_ranks_is_noticed_and_its_cure_helps(ranks):
+    cure = "make the data after session = paceline.Session(seed=0)"
+    assert ranks.run(split, None, world_size=2) == [("data-not-shardable", cure)] * 2
+    assert ranks.run(split, 0, world_size=2) == [None] * 2
 
 
 def restore_late(folder, late):

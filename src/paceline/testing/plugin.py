@@ -229,7 +229,7 @@ def _mark_of(node: Any) -> RanksMark:
     try:
         return parse(mark.args, mark.kwargs, where=node.nodeid)
     except UsageError as error:
-        pytest.fail(str(error), pytrace=False)
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 def _pool(config: pytest.Config) -> Ranks:

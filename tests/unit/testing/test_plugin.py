@@ -391,6 +391,7 @@ def test_misuse_is_a_finding_without_a_traceback(session, text, expected):
     assert result.ret != 0
     result.stdout.fnmatch_lines([expected])
     assert "plugin.py" not in result.stdout.str()
+    assert "another exception" not in result.stdout.str()
 
 
 def test_loading_the_plugin_imports_nothing_else():

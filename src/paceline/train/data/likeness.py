@@ -23,6 +23,11 @@ EVERY = 1024  # batches between two checks, after the first ones
 MOST_SAMPLES = 64  # samples of a batch to digest
 MOST_ELEMENTS = 256  # elements of an array or list to digest
 _PLACES = ("__url__", "__local_path__", "__worker__", "__rank__", "__nodeid__")  # differ by node
+_SAME_DATA = (
+    "make the data after session = paceline.Session(seed=0), which seeds all ranks alike; pass the"
+    " whole of it, without .shard(...) or a split by rank"
+)
+_SAME_ORDER = "seed the sampler alike on all ranks: generator=torch.Generator().manual_seed(0)"
 
 
 class Mark(NamedTuple):
@@ -145,7 +150,7 @@ class Likeness:
         if not self._is_checked:
             self._is_checked = True
             if not self._are_alike(mark()):
-                raise _not_alike(f"{self._name} is not the same dataset on all ranks")
+                raise _not_alike(f"{self._name} is not the same dataset on all ranks", _SAME_DATA)
 
     def see_dataset(self, mark: Callable[[], object]) -> None:
         """Check the same in an evaluation, without a collective."""
@@ -153,7 +158,7 @@ class Likeness:
             self._is_seen = True
             own = f"{derive(mark())}"
             if self._first_of("dataset", own) != own:
-                raise _not_alike(f"{self._name} is not the same dataset on all ranks")
+                raise _not_alike(f"{self._name} is not the same dataset on all ranks", _SAME_DATA)
 
     def check_drawn(self, drawn: list[Any], sampler: Any) -> None:
         """Check that a sampler drew the same on all ranks; a collective.
@@ -161,7 +166,8 @@ class Likeness:
         Raises UsageError if the orders differ; raised on all ranks.
         """
         if not self._are_alike(drawn):
-            raise _not_alike(f"{type(sampler).__name__} yields another order on each rank")
+            what = f"{type(sampler).__name__} yields another order on each rank"
+            raise _not_alike(what, _SAME_ORDER)
 
     def see_stream(self, key: str, mark: Mark) -> None:
         """Compare samples of a stream at a place in it, by their digest.
@@ -185,7 +191,7 @@ class Likeness:
         return self._world.world_size * squares == total * total  # their variance is 0
 
 
-def _not_alike(what: str) -> UsageError:
+def _not_alike(what: str, fix: str) -> UsageError:
     return UsageError.of(
         "data-not-shardable",
         what,
@@ -194,10 +200,7 @@ def _not_alike(what: str) -> UsageError:
             "ranks share out one order of one dataset; otherwise samples are missing and others"
             " come twice"
         ),
-        fix=(
-            "pass the whole dataset, without .shard(...) or a split by rank; seed its random"
-            " choices alike on all ranks: generator=torch.Generator().manual_seed(0)"
-        ),
+        fix=fix,
     )
 
 

@@ -29,6 +29,7 @@ from paceline.train.session.models import SessionModels
 from paceline.train.session.printing import MainPrinter, describe_world
 from paceline.train.session.progress import Progress, read_seed
 from paceline.train.session.run_folder import Place
+from paceline.world import World
 
 Module = TypeVar("Module", bound=nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
@@ -148,7 +149,8 @@ class Session(SessionModels):
             epochs = self._tracker.whole_epochs
             proven = ending.Proven(self._gradients.check, epochs, self._gradients.limits.parts)
         atexit.register(ending.finish, self._checkpoints, self._loggers, proven)
-        if self._world.launcher != "paceline":  # paceline's launcher prints its own line
+        # paceline's launcher prints its own line, and one process has nothing to say
+        if self._world.launcher != "paceline" and self._world != World():
             self._printer.say(describe_world(self._world, self._device))
 
     @property
