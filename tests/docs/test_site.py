@@ -118,3 +118,14 @@ def test_words_are_spelled_right():
     command = [sys.executable, "-m", "codespell_lib", *map(str, pages), TEXTS]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("guide", ["session", "hangs", "exercises"])
+def test_a_long_guide_is_short_until_its_details_are_opened(guide):
+    text = (DOCS / "guides" / f"{guide}.md").read_text(encoding="utf-8")
+    folded = re.compile(
+        r'^<details markdown="1">\n<summary>.+</summary>\n\n.+?^</details>\n', re.M | re.S
+    )
+    shown = folded.sub("", text)
+    assert "details>" not in shown
+    assert len(shown.split()) <= 1000
