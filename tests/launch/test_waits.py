@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 START = (
@@ -34,3 +36,69 @@ def test_a_timeout_of_the_script_names_who_waited_how_long_and_where_the_other_w
     assert call in block and "rank 1 was in time.sleep(60) (train.py:6)" in block
     assert "init_process_group(timeout=... above 3 s)" in block
     assert "--hang-timeout" not in block and "not visible" not in block
+
+
+ASYNC = """
+if rank == 0:
+    work = dist.all_reduce(numbers, async_op=True)
+else:
+    work = dist.all_gather([torch.ones(3)] * 2, numbers, async_op=True)
+work.wait()
+"""
+DESTROYED = """
+if rank == 1:
+    dist.destroy_process_group()
+    time.sleep(60)
+dist.all_reduce(numbers)
+"""
+TWO_GROUPS = """
+data, plain = dist.new_group([0, 1], group_desc="data"), dist.new_group([0, 1])
+def reduce(group):
+    dist.all_reduce(numbers, group=group)
+for group in (data, plain) if rank == 0 else (plain, data):
+    reduce(group)
+"""
+PROVEN = {
+    "each receives from the other": (
+        "dist.recv(numbers, 1 - rank)\n",
+        ("to send or receive", "recv from rank 1, train.py:5", "recv from rank 0, train.py:5"),
+    ),
+    "two operations without waiting in them": (
+        ASYNC,
+        ("rank 0 called all_reduce #1", "rank 1 called all_gather #1"),
+    ),
+    "one destroys the group": (
+        DESTROYED,
+        ("rank 1 (", "has destroyed the process group in which rank 0 waits: all_reduce #1"),
+    ),
+    "two groups in opposite order": (
+        TWO_GROUPS,
+        (
+            "in different groups (group data (ranks 0-1) and group 2 (ranks 0-1))",
+            "train.py:8, called from train.py:10, in group data (ranks 0-1)",
+            "train.py:8, called from train.py:10, in group 2 (ranks 0-1)",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("body, said", PROVEN.values(), ids=PROVEN)
+def test_ranks_that_can_never_go_on_are_ended_and_told_apart(command, body, said):
+    block = hung(command, body)
+    assert "proven: " in block
+    assert [text for text in said if text not in block] == []
+
+
+def test_ranks_that_receive_from_each_other_go_on_when_a_timer_sends(command):
+    body = """
+    import threading
+    if rank == 1:
+        threading.Timer(10, dist.send, (numbers, 0)).start()
+    dist.recv(numbers, 1 - rank)
+    if rank == 0:
+        dist.send(numbers, 1)
+    dist.barrier()
+    """
+    command.script(START.replace("TIMEOUT", "600") + textwrap.dedent(body))
+    ended = command.run("--nproc-per-node", 2, "train.py")
+    assert ended.status == 0, ended.err

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections import Counter
 from typing import Any
+
+_kept: list[Any] = []
 
 
 def keep_until_exit(thing: Any) -> None:
@@ -15,3 +19,10 @@ def keep_until_exit(thing: Any) -> None:
     exception" and SIGABRT, in a run whose work is done.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    _kept.append(thing)
+
+
+def held_alone() -> list[Any]:
+    """Return the kept objects to which nothing else refers."""
+    times = Counter(map(id, _kept))  # each adds two references; the loop and the call add one each
+    return [thing for thing in _kept if sys.getrefcount(thing) <= 2 * times[id(thing)] + 2]

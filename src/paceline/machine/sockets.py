@@ -20,25 +20,36 @@ _REQUEST_DUMP = 0x301
 _ALL_STATES = 0xFFF
 _INFO = 2  # INET_DIAG_INFO
 _DONE, _ERROR = 3, 2
+_LISTEN = 10  # TCP_LISTEN
 _HEADER = struct.Struct("=IHHII")
 _MESSAGE = struct.Struct("=BBBB 2s2s 16s16s 3I 5I")  # inet_diag_msg
 _ACKED_AT = 120  # of tcpi_bytes_acked and tcpi_bytes_received in tcp_info
 _TIMEOUT_S = 1.0
 
 
-def counts(pids: Iterable[int], *, leave_out: Collection[int] = ()) -> dict[int, int]:
-    """Return the number of bytes that the TCP sockets of processes have moved, by process id.
+def traffic(pids: Iterable[int], *, leave_out: Collection[int] = ()) -> dict[int, tuple[int, int]]:
+    """Return how many bytes the TCP sockets of processes have moved, and how many are on their way.
 
-    Bytes in the send queue, and bytes that the process has read, count too: the number increases
-    with every movement. Connections with a port in ``leave_out``, such as that of the run's store,
-    are left out, and so are processes whose sockets cannot be read.
+    Bytes in the send queue, and bytes that the process has read, count as moved: the number
+    increases with every movement. Bytes that are not acknowledged or not read are on their way.
+
+    Args:
+        pids: Process ids.
+        leave_out: Ports of connections to ignore, such as the port of the run's store.
+
+    Returns:
+        Both by process id, without processes whose sockets cannot be read.
     """
     sockets = {pid: _sockets_of(pid) for pid in pids}
     visible = {pid: inodes for pid, inodes in sockets.items() if inodes is not None}
     moved = _all_moved(leave_out) if visible else None
     if moved is None:
         return {}
-    return {pid: sum(moved.get(inode, 0) for inode in inodes) for pid, inodes in visible.items()}
+    figures = {pid: [moved.get(inode, (0, 0)) for inode in own] for pid, own in visible.items()}
+    return {
+        pid: (sum(one for one, _ in pairs), sum(other for _, other in pairs))
+        for pid, pairs in figures.items()
+    }
 
 
 def _sockets_of(pid: int) -> set[int] | None:
@@ -56,12 +67,12 @@ def _sockets_of(pid: int) -> set[int] | None:
     return inodes
 
 
-def _all_moved(leave_out: Collection[int]) -> dict[int, int] | None:
-    """Return the bytes of all TCP sockets of this network namespace by inode; None on failure."""
+def _all_moved(leave_out: Collection[int]) -> dict[int, tuple[int, int]] | None:
+    """Return moved and queued bytes of all TCP sockets of this namespace; None on failure."""
     family = getattr(socket, "AF_NETLINK", None)
     if family is None:
         return None
-    moved: dict[int, int] = {}
+    moved: dict[int, tuple[int, int]] = {}
     try:
         for kind in (socket.AF_INET, socket.AF_INET6):
             with socket.socket(family, socket.SOCK_DGRAM, _SOCK_DIAG) as asker:
@@ -72,7 +83,9 @@ def _all_moved(leave_out: Collection[int]) -> dict[int, int] | None:
     return moved
 
 
-def _dump(asker: Any, family: int, leave_out: Collection[int]) -> Iterator[tuple[int, int]]:
+def _dump(
+    asker: Any, family: int, leave_out: Collection[int]
+) -> Iterator[tuple[int, tuple[int, int]]]:
     request = struct.pack(
         "=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ALL_STATES
     ) + bytes(48)
@@ -92,7 +105,10 @@ def _dump(asker: Any, family: int, leave_out: Collection[int]) -> Iterator[tuple
             ports = {int.from_bytes(fields[4], "big"), int.from_bytes(fields[5], "big")}
             if not ports & set(leave_out):
                 unread, unsent, inode = fields[12], fields[13], fields[15]
-                yield inode, 2 * _transferred(message[_MESSAGE.size :]) - unread + unsent
+                transferred = 2 * _transferred(message[_MESSAGE.size :])
+                is_listening = fields[1] == _LISTEN  # its queues are connections
+                queued = 0 if is_listening else unread + unsent
+                yield inode, (transferred - unread + unsent, queued)
 
 
 def _transferred(attributes: bytes) -> int:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="netlink is Linu
 
 
 def moved(**options):
-    return sockets.counts([os.getpid()], **options)[os.getpid()]
+    return sockets.traffic([os.getpid()], **options)[os.getpid()][0]
 
 
 def test_every_movement_is_seen_and_standstill_too():
@@ -47,6 +47,6 @@ def test_the_runs_store_can_be_left_out():
 
 
 def test_a_process_that_cannot_be_seen_has_no_count(monkeypatch):
-    assert sockets.counts([2**22 + 1]) == {}
+    assert sockets.traffic([2**22 + 1]) == {}
     monkeypatch.delattr(socket, "AF_NETLINK")
-    assert sockets.counts([os.getpid()]) == {}
+    assert sockets.traffic([os.getpid()]) == {}

@@ -7,15 +7,15 @@ rank that has not reached it, or is in another one, is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from paceline import deadlines
 from paceline.errors import Finding
-from paceline.launch.monitor.position import DATA, Position
+from paceline.launch.monitor.position import DATA, Position, shown_path
 from paceline.launch.monitor.proof import Call, Proof
 from paceline.launch.monitor.waiting import longer
-from paceline.text.wording import duration, has_or_have, is_or_are, named, wait_or_waits
+from paceline.text.wording import duration, few_lines, has_or_have, is_or_are, named, wait_or_waits
 
 # Findings that explain why ranks are in different places; the others only report that they are.
 _REASONS = ("conditional-collective", "uneven-inputs", "rank-ended-early")
@@ -25,6 +25,10 @@ _SAME_ORDER = (
 MORE_TIME = (
     "look at what that line waits for; if it may take so long: init_process_group({}),"
     " session.once(...)"
+)
+_SAME_SIZE = (
+    "the tensors of all ranks must have one shape and dtype: pad or cast them, or gather their"
+    " sizes first"
 )
 _USUAL_STEPS = 10  # a rank without progress for this many usual steps gets a notice
 
@@ -87,7 +91,7 @@ def _judge_waiting(
     waiting: Sequence[Position], positions: Sequence[Position], *, broken: bool
 ) -> Finding | None:
     """Return why ranks wait, if no living rank is absent; None if the positions do not show it."""
-    guarded = [position for position in waiting if position.guard]
+    guarded = [position for position in waiting if position.guard and not position.is_between_two]
     if guarded and len(guarded) < len(positions):
         return _conditional(guarded, positions)
     ended = [position for position in positions if position.ended]
@@ -112,10 +116,13 @@ def judge_proven(
     stuck = [position for position in positions if position.rank in proof.ranks]
     finding = judge(stuck, uneven=uneven)
     calls = _calls(proof.calls)
-    if finding is None or not _explains(finding, proof):
+    gone = [position for position in stuck if position.rank in proof.destroyed]
+    if gone:
+        finding = _group_destroyed(gone, [one for one in stuck if one not in gone])
+    elif finding is None or not _explains(finding, proof):
         finding = _other_calls(stuck, proof) if calls else _waiting_in_turn(stuck)
     evidence = tuple(dict.fromkeys((*finding.evidence, *calls)))[:5]
-    why = "proven: no rank can leave its collective, and no bytes move between them"
+    why = "proven: no rank can leave its place, and no bytes move between them"
     return replace(finding, evidence=evidence, why=finding.why or why)
 
 
@@ -123,8 +130,8 @@ def _explains(finding: Finding, proof: Proof) -> bool:
     """Return whether a finding says at least as much as the calls of a proof."""
     if finding.name in _REASONS:
         return True
-    sizes_differ = len({call.name for call in proof.calls.values()}) == 1
-    return finding.name == "collective-mismatch" and not sizes_differ
+    operations = {call.name for call in proof.calls.values()}  # of a circle none, of two sizes one
+    return finding.name == "collective-mismatch" and len(operations) > 1
 
 
 def _calls(calls: Mapping[int, Call]) -> tuple[str, ...]:
@@ -147,25 +154,73 @@ def _other_calls(stuck: Sequence[Position], proof: Proof) -> Finding:
         f"ranks call different collectives: rank {first} {call.words}, rank {other}"
         f" {other_call.words}"
     )
+    fix = "make every rank call the same collectives in the same order"
     if call.name == other_call.name:
-        sizes = f"{call.size} on rank {first}, {other_call.size} on rank {other}"
-        what = f"{call.name} #{call.seq} differs in size: {sizes}"
+        same_count = call.elements == other_call.elements
+        mine, theirs = (one.content if same_count else one.size for one in (call, other_call))
+        differs = "type" if same_count else "size"
+        what = (
+            f"{call.name} #{call.seq} differs in {differs}: {mine} on rank {first}, {theirs} on"
+            f" rank {other}"
+        )
+        fix = _SAME_SIZE
     return Finding(
         "collective-mismatch",
         what,
         where=_where([position for position in stuck if position.rank == first] or stuck),
         evidence=_lines(stuck),
-        fix="make every rank call the same collectives with the same shapes in the same order",
+        fix=fix,
     )
 
 
 def _waiting_in_turn(stuck: Sequence[Position]) -> Finding:
+    between_two = any(position.is_between_two for position in stuck)
+    groups = list(dict.fromkeys(_group(position) for position in stuck if position.group))
+    what, fix = "in a circle", _SAME_ORDER
+    if between_two:
+        what, fix = "to send or receive", "let one of them send before it receives, or use isend"
+    elif len(groups) > 1:
+        what = f"in different groups ({' and '.join(groups[:4])})"
+    places = {position.place for position in stuck}
+    lines = [
+        f"{_with_host([position])}: {position.doing}{_called_from(position, places)}"
+        + ("" if position.is_between_two else f", in {_group(position)}")
+        + _for([position])
+        for position in stuck
+    ]
     return Finding(
         "collective-mismatch",
-        f"{_ranks(stuck)} wait for each other in different collectives, and none can continue",
+        f"{_ranks(stuck)} wait for each other {what}, and none can continue",
         where=_where(stuck),
-        evidence=_lines(stuck),
-        fix=_SAME_ORDER,
+        evidence=few_lines(lines, 4),
+        fix=fix,
+    )
+
+
+def _group(position: Position) -> str:
+    """Return the group of a collective in words: ``group data (ranks 0-1)``."""
+    if position.group_name == "default_pg":
+        return "the default group"
+    members = f" ({named(position.members)})" if position.members else ""
+    return f"group {position.group_name or position.group}{members}"
+
+
+def _called_from(position: Position, places: Collection[str]) -> str:
+    """Return the line that called a function in which all ranks wait; empty if lines differ."""
+    users = [frame for frame in position.frames if frame.user]
+    if len(places) > 1 or len(users) < 2:
+        return ""
+    return f", called from {shown_path(users[-2].file)}:{users[-2].line}"
+
+
+def _group_destroyed(gone: Sequence[Position], waiting: Sequence[Position]) -> Finding:
+    return Finding(
+        "rank-ended-early",
+        f"{_with_host(gone)} {has_or_have(gone)} destroyed the process group in which"
+        f" {_ranks(waiting)} {wait_or_waits(waiting)}: {waiting[0].doing}",
+        where=_where(gone),
+        evidence=_lines([*waiting, *gone]),
+        fix="let all ranks go through the same collectives before destroy_process_group()",
     )
 
 

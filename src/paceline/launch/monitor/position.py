@@ -35,6 +35,8 @@ _PLACES: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("torch/autograd/graph.py", ("_engine_run_backward",), BACKWARD, "backward"),
     ("paceline/train/session/once.py", (), START, "once"),
 )
+# Calls in which two ranks meet, and the word before the other one.
+POINT_TO_POINT = {"recv": "from", "send": "to"}
 # Characters of a line of the user's code that are shown.
 _SHOWN = 60
 
@@ -69,6 +71,9 @@ class Position:
     call: str = ""  # the last collective that it has begun, from torch's Flight Recorder
     seq: int = -1  # sequence number of that collective in its process group; -1 if unknown
     group: str = ""  # the process group of that collective
+    group_name: str = ""  # what the script calls that group
+    members: tuple[int, ...] = ()  # global ranks of that group; empty if unknown
+    peer: int = -1  # the rank that it sends to or receives from; -1 for none
     timeout_s: float = 0.0  # timeout of that collective, as set by the script; 0 if unknown
     flying: bool = False  # whether that collective has not returned
     steps: int = 0  # number of optimizer steps
@@ -89,6 +94,11 @@ class Position:
         if self.ended or self.state == STOPPED:
             return False
         return self.kind in WAITING or (self.flying and self.kind != DATA)
+
+    @property
+    def is_between_two(self) -> bool:
+        """Whether it sends or receives, and is in no collective of a group."""
+        return classify(self.frames)[1] in POINT_TO_POINT
 
     @property
     def place(self) -> str:
@@ -135,6 +145,9 @@ class Position:
 
     def _words(self) -> list[str]:
         kind, words = classify(self.frames)
+        if self.is_between_two:
+            other = f" {POINT_TO_POINT[words]} rank {self.peer}" if self.peer >= 0 else ""
+            return [f"{words}{other}"]
         if self.flying and kind != DATA:
             call = f"{self.call} #{self.seq}" if self.seq >= 0 else self.call
             return [call] if words in ("", self.call) or kind == CODE else [call, words]
@@ -151,7 +164,13 @@ class Position:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Position:
         """Return the position that ``to_json`` converted."""
-        return cls(**{**values, "frames": tuple(Frame(**frame) for frame in values["frames"])})
+        return cls(
+            **{
+                **values,
+                "frames": tuple(Frame(**frame) for frame in values["frames"]),
+                "members": tuple(values["members"]),
+            }
+        )
 
 
 def _listed(*parts: str) -> str:

@@ -8,7 +8,13 @@ A proof ends a run, so it rests only on what a rank itself has recorded, never o
 - A rank is in a collective that a second rank has not called, and the second is in a collective
   that waits, directly or through others, for the first: a cycle. Different sequence numbers alone
   prove nothing: the root of a broadcast continues while its bytes travel.
-- A rank is in a collective of a group, and the process of another member has ended.
+- The same circle with ranks in ``send`` or ``recv``, whose other end is known: each waits for a
+  rank of the circle that does not do its counterpart, and no bytes are on their way.
+- A rank is in a collective of a group, and the process of another member has ended, or has
+  destroyed the group.
+
+Which work a ``work.wait()`` of the script waits for is not visible, so such a rank is part of the
+first and the last proof only.
 
 A rank counts as blocked only if two looks find it in the same place, the kernel shows that its main
 thread has not run in between, and no bytes have moved on its sockets.
@@ -16,12 +22,19 @@ thread has not run in between, and no bytes have moved on its sockets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 # Operations in which every rank sends as many elements as the others.
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce")
+# Bytes of an element of the types that are reduced.
+_ITEMSIZES = {
+    **dict.fromkeys(("Double", "Long"), 8),
+    **dict.fromkeys(("Float", "Int"), 4),
+    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
+    **dict.fromkeys(("Byte", "Char", "Bool"), 1),
+}
 # Kinds of operations, whose names differ between torch's functions (``_all_gather_base``); the
 # first match counts.
 _KINDS = (
@@ -46,6 +59,7 @@ class Call:
     name: str  # ``"all_reduce"``
     elements: int = 0  # how many elements the rank sends
     record: int = -1  # number of the record; the same number means the same call
+    dtype: str = ""  # of these elements, as torch's Flight Recorder calls it; empty if unknown
 
     @property
     def words(self) -> str:
@@ -58,11 +72,18 @@ class Call:
         """``3 elements``."""
         return f"{self.elements} element{'s' if self.elements != 1 else ''}"
 
+    @property
+    def content(self) -> str:
+        """``3 elements (Float)``."""
+        return f"{self.size} ({self.dtype})" if self.dtype else self.size
+
     def fits(self, other: Call) -> bool:
         """Return whether two ranks may make these two calls with the same sequence number."""
         if self.name != other.name:
             return _kind(self.name) == _kind(other.name)
-        return self.name not in _SAME_SIZE or self.elements == other.elements
+        itemsizes = {_ITEMSIZES.get(call.dtype, 0) for call in (self, other)} - {0}
+        as_large = self.elements == other.elements and len(itemsizes) < 2
+        return self.name not in _SAME_SIZE or as_large
 
 
 def _kind(name: str) -> str:
@@ -84,6 +105,11 @@ class Stand:
     whole: bool = False
     # global ranks of each process group
     members: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    destroyed: tuple[str, ...] = ()  # groups that it has destroyed, and cannot call any more
+    in_work: bool = False  # it waits in ``work.wait()`` of the script, and not in a call of torch
+    peer: int = -1  # the rank that it sends to or receives from, in a call that waits; -1 for none
+    sends: bool = False  # it sends to ``peer``
+    queued: bool = False  # bytes are on their way on its sockets
 
     def has_not_called(self, call: Call) -> bool:
         """Return whether it is certain that the rank has not called a collective yet."""
@@ -107,7 +133,7 @@ class Stand:
         calls = {
             name: tuple(Call(**call) for call in values[name]) for name in ("pending", "recent")
         }
-        return cls(**{**values, **calls})
+        return cls(**{**values, **calls, "destroyed": tuple(values["destroyed"])})
 
 
 @dataclass(frozen=True)
@@ -117,6 +143,7 @@ class Proof:
     ranks: frozenset[int]  # the stuck ranks, and ranks that have ended and that they wait for
     # the calls that do not match, by rank; empty if the proof is another one
     calls: Mapping[int, Call] = field(default_factory=dict)
+    destroyed: frozenset[int] = frozenset()  # ranks that have destroyed the group of the others
 
 
 def find(stands: Iterable[Stand]) -> Proof | None:
@@ -140,7 +167,9 @@ def _others(by_rank: Mapping[int, Stand], stand: Stand, call: Call) -> list[Stan
     return [
         other
         for other in others
-        if other.ended or list(other.members.get(call.group, ())) == list(members)
+        if other.ended
+        or call.group in other.destroyed
+        or list(other.members.get(call.group, ())) == list(members)
     ]
 
 
@@ -159,27 +188,43 @@ def _mismatch(by_rank: Mapping[int, Stand]) -> Proof | None:
 
 def _cycle(by_rank: Mapping[int, Stand]) -> Proof | None:
     """Find blocked ranks that wait for each other's calls; None if there are none."""
-    stuck = {stand.rank for stand in by_rank.values() if stand.blocked}
+    stuck = {stand.rank for stand in by_rank.values() if stand.blocked and not stand.in_work}
     while True:
-        waiting = {
-            stand.rank
-            for stand, call in _waiting(by_rank)
-            if stand.rank in stuck
-            and any(
-                other.rank in stuck and other.has_not_called(call)
-                for other in _others(by_rank, stand, call)
-            )
-        }
+        waiting = {rank for rank in stuck if _waits_for_one_of(stuck, by_rank[rank], by_rank)}
         if waiting == stuck:
             return Proof(frozenset(stuck)) if stuck else None
         stuck = waiting
 
 
+def _waits_for_one_of(stuck: Collection[int], stand: Stand, by_rank: Mapping[int, Stand]) -> bool:
+    """Return whether a blocked rank waits for what a rank of ``stuck`` has not done."""
+    if stand.peer < 0:
+        return any(_lacks(stuck, call, stand, by_rank) for call in stand.pending)
+    if stand.peer not in stuck or stand.queued:
+        return False
+    other = by_rank[stand.peer]
+    is_counterpart = other.peer == stand.rank and other.sends != stand.sends
+    return not is_counterpart and not other.queued
+
+
+def _lacks(stuck: Collection[int], call: Call, stand: Stand, by_rank: Mapping[int, Stand]) -> bool:
+    """Return whether a rank of ``stuck`` has not called a collective; it may not have its group."""
+    members = list(stand.members.get(call.group, ()))
+    others = [by_rank[rank] for rank in members if rank in stuck and rank != stand.rank]
+    return any(
+        list(other.members.get(call.group, members)) == members and other.has_not_called(call)
+        for other in others
+    )
+
+
 def _ended(by_rank: Mapping[int, Stand]) -> Proof | None:
-    """Find blocked ranks in a group with a member that has ended."""
-    ranks = set[int]()
+    """Find blocked ranks in a group with a member that has ended, or has destroyed it."""
+    ranks, destroyed = set[int](), set[int]()
     for stand, call in _waiting(by_rank):
-        gone = {other.rank for other in _others(by_rank, stand, call) if other.ended}
+        others = _others(by_rank, stand, call)
+        left = {other.rank for other in others if call.group in other.destroyed}
+        gone = left | {other.rank for other in others if other.ended}
         if gone:
             ranks |= {stand.rank, *gone}
-    return Proof(frozenset(ranks)) if ranks else None
+            destroyed |= left
+    return Proof(frozenset(ranks), destroyed=frozenset(destroyed)) if ranks else None

@@ -8,6 +8,7 @@ responder does not answer and the rank has a handler for it. Children of a rank 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import linecache
 import os
@@ -54,6 +55,7 @@ class Look:
     state: str = ""
     switches: int = -1  # how often its main thread has stopped running so far; -1 if unknown
     socket_bytes: int = -1  # bytes that its TCP sockets have moved so far; -1 if unknown
+    queued_bytes: int = -1  # bytes on their way on these sockets; -1 if unknown
     # the complete answer, as ``stack_responder.state`` returns it; empty without one
     answer: dict[str, Any] = field(default_factory=dict)
     # whether no other Python thread is in the user's code or in a collective
@@ -82,14 +84,14 @@ def look(
     answers = _ask_responders(running, wait_s=_QUIET_ANSWER_S if quiet else _ANSWER_S)
     silent = {local: pid for local, pid in running.items() if local not in answers}
     dumps = {} if quiet else _signalled(silent, files)
-    moved = sockets.counts(pids.values(), leave_out=leave_out)
+    traffic = sockets.traffic(pids.values(), leave_out=leave_out)
     return {
         local: _look_at(
             pid,
             answers.get(local, {}),
             dumps.get(local, ""),
             status=statuses[local],
-            socket_bytes=moved.get(pid, -1),
+            traffic=traffic.get(pid, (-1, -1)),
             quiet=quiet,
         )
         for local, pid in pids.items()
@@ -102,7 +104,7 @@ def _look_at(
     dump: str,
     *,
     status: Mapping[str, str],
-    socket_bytes: int,
+    traffic: tuple[int, int],
     quiet: bool,
 ) -> Look:
     threads = answer.get("threads", [])
@@ -119,7 +121,8 @@ def _look_at(
         io_bytes=io_bytes,
         state=status.get("State", "")[:1],
         switches=processes.switches(status),
-        socket_bytes=socket_bytes,
+        socket_bytes=traffic[0],
+        queued_bytes=traffic[1],
         answer=answer,
         others_idle=bool(threads)
         and all(is_idle(thread["frames"]) for thread in threads if not thread["main"]),
@@ -139,11 +142,36 @@ def is_blocked(before: Look, now: Look) -> bool:
     may_call_more = not now.others_idle or now.answer["p2p"]
     if may_call_more or now.state != "S":
         return False
-    inside = (
-        "torch/distributed/" in now.frames[-1].file
-        or position.classify(now.frames[-1:])[0] in position.WAITING
-    )
-    return inside and bool(now.answer["pending"]) and _traces(before) == _traces(now)
+    is_waiting = bool(now.answer["pending"]) and (is_in_collective(now) or waits_for_work(now))
+    return (is_waiting or peer_of(now) >= 0) and _traces(before) == _traces(now)
+
+
+def is_in_collective(look: Look) -> bool:
+    """Return whether the main thread is in a call of torch that waits for other ranks."""
+    last = look.frames[-1:]
+    inside = bool(last) and "torch/distributed/" in last[0].file
+    return inside or position.classify(last)[0] in position.WAITING
+
+
+def waits_for_work(look: Look) -> bool:
+    """Return whether the user's innermost line calls ``wait()``: of which work is not visible."""
+    main = _main(look)
+    return bool(look.frames) and look.frames[-1].user and main.get("calls") == "wait"
+
+
+def peer_of(look: Look) -> int:
+    """Return the rank that it receives from or sends to, in a call that waits; -1 for none."""
+    return int(_main(look).get("peer", -1))
+
+
+def members_of(look: Look) -> tuple[int, ...]:
+    """Return the global ranks of the group of its last collective; empty if they are unknown."""
+    return tuple(look.answer.get("members", {}).get(look.recorded.get("group"), ()))
+
+
+def _main(look: Look) -> dict[str, Any]:
+    threads = look.answer.get("threads", [])
+    return next((thread for thread in threads if thread["main"]), {})
 
 
 def _traces(look: Look) -> tuple[Any, ...]:
@@ -155,10 +183,18 @@ def _traces(look: Look) -> tuple[Any, ...]:
 def is_idle(frames: Sequence[Sequence[Any]]) -> bool:
     """Return whether a thread cannot call a collective for the script.
 
-    It belongs to a library, and is not in a collective now.
+    It belongs to a library, and is not in a collective now. A timer, or a loop of events, may call
+    a function of the script later.
     """
     in_collective = bool(frames) and "torch/distributed/" in frames[-1][0]
-    return not in_collective and not any(is_users(file) for file, *_ in frames)
+    calls_later = _is_timer(frames) or any("asyncio/base_events" in file for file, *_ in frames)
+    return not in_collective and not calls_later and not any(is_users(it) for it, *_ in frames)
+
+
+def _is_timer(frames: Sequence[Sequence[Any]]) -> bool:
+    """Return whether a thread is in ``threading.Timer.run``, which itself calls ``wait``."""
+    inner = [(os.path.basename(file), function) for file, _, function in frames]
+    return (("threading.py", "run"), ("threading.py", "wait")) in itertools.pairwise(inner)
 
 
 def _signalled(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, str]:

@@ -77,9 +77,11 @@ def _absent(absent: Sequence[Position], waiting: Sequence[Position]) -> Picture:
 
 def _all_wait(waiting: Sequence[Position], positions: Sequence[Position]) -> Picture:
     since_s = min(position.idle_s for position in waiting)
-    together = len({(position.call, position.seq, position.group) for position in waiting}) == 1
+    calls = {(position.call, position.seq, position.group) for position in waiting}
+    in_groups = all(position.flying and not position.is_between_two for position in waiting)
+    together = in_groups and len(calls) == 1
     ended = [position.rank for position in positions if position.ended]
-    words = "in the same collective" if together else "in collectives"
+    words = "in the same collective" if together else "for each other"
     after = f"; {named(ended)} {has_or_have(ended)} ended" if ended else ""
     doings = {
         position.doing: [other.rank for other in waiting if other.doing == position.doing]

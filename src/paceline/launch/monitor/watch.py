@@ -327,6 +327,11 @@ class Watch:
             recent=tuple(Call(*values) for values in answer["recent"]),
             whole=answer["whole"],
             members=answer["members"],
+            destroyed=tuple(answer.get("destroyed", ())),
+            in_work=not stacks.is_in_collective(look),
+            peer=stacks.peer_of(look),
+            sends=bool(look.frames) and look.frames[-1].function == "send",
+            queued=look.queued_bytes != 0,
         )
 
     def _judge(self, accounts: Iterable[dict[str, Any]]) -> Verdict:

@@ -10,6 +10,7 @@ interrupts a blocking call of C code, so it is the last resort. Nothing here run
 from __future__ import annotations
 
 import contextlib
+import dis
 import faulthandler
 import json
 import math
@@ -22,6 +23,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.machine import references
+
+_POINT_TO_POINT = ("recv", "send")  # torch's functions that return when the transfer is done
 # Limits of a report, which has to fit into one datagram.
 _THREADS, _FRAMES, _MAIN_FRAMES = 24, 30, 100
 _GROUPS, _PENDING, _RECENT = 16, 16, 32
@@ -92,13 +96,15 @@ def state() -> dict[str, Any]:
         ``recorded``: As ``recorded`` returns it.
         ``pending``: Collectives that have not returned, oldest first.
         ``recent``: The last collectives of each process group. Both lists have entries
-        ``[group, seq, call, elements, record]``.
+        ``[group, seq, call, elements, record, dtype]``.
         ``members``: Global ranks of each process group.
+        ``destroyed``: Default groups that were destroyed, and that nothing can call any more.
         ``whole``: Whether ``recent`` has all groups.
         ``p2p``: Number of sends and receives that have not returned.
         ``threads``: Stacks of the Python threads, as ``stacks`` returns them.
     """
-    return describe(entries(last=_LATEST), members=members(), threads=stacks())
+    ours = describe(entries(last=_LATEST), members=members(), threads=stacks())
+    return {**ours, "destroyed": destroyed()}
 
 
 def describe(
@@ -149,9 +155,46 @@ def stacks() -> list[dict[str, Any]]:
                     "name": names.get(ident, ""),
                     "main": ident == main,
                     "frames": _frames(frame, limit),
+                    "calls": _method_called(frame) if ident == main else "",
+                    "peer": _peer_of(frame) if ident == main else -1,
                 }
             )
     return threads
+
+
+def _method_called(frame: Any) -> str:
+    """Return the method that a frame has called without arguments: ``wait`` of ``work.wait()``."""
+    before = ""
+    for step in dis.get_instructions(frame.f_code):
+        if step.offset >= frame.f_lasti:
+            break
+        if step.opname not in ("PRECALL", "CACHE", "PUSH_NULL"):
+            is_method = step.opname in ("LOAD_METHOD", "LOAD_ATTR")
+            before = str(step.argval) if is_method else ""
+    return before
+
+
+def _peer_of(frame: Any) -> int:
+    """Return the global rank to which a frame sends, or from which it receives, by gloo.
+
+    -1 if it does neither, or waits for any rank. gloo records no point-to-point transfers.
+    """
+    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    is_torchs = frame.f_globals is getattr(distributed, "__dict__", None)
+    if not is_torchs or frame.f_code.co_name not in _POINT_TO_POINT:
+        return -1
+    end = "src" if frame.f_code.co_name == "recv" else "dst"
+    values = frame.f_locals
+    with contextlib.suppress(KeyError, AttributeError, RuntimeError):
+        world = distributed._world
+        group = values["group"] or distributed.GroupMember.WORLD
+        if world.pg_map[group][0] != "gloo":
+            return -1
+        if values[end] is not None:
+            return int(values[end])
+        ranks = {local: rank for rank, local in world.pg_group_ranks[group].items()}
+        return int(ranks.get(values[f"group_{end}"], -1))
+    return -1
 
 
 def _frames(frame: Any, limit: int) -> list[tuple[str, int, str]]:
@@ -180,8 +223,26 @@ def members() -> dict[str, list[int]]:
     return {}
 
 
+def destroyed() -> list[str]:
+    """Return the names of destroyed default groups that only the launcher's hook still holds.
+
+    That hook keeps a group's connections open, so that its other members wait on.
+    """
+    living = members()
+    with contextlib.suppress(RuntimeError, AttributeError):
+        names = {str(group.group_name) for group in references.held_alone()}
+        return sorted(names - set(living))
+    return []
+
+
 def _group_of(entry: dict[str, Any]) -> str:
     return str(next(iter(entry.get("process_group", ())), ""))
+
+
+def _name_of_group(entry: dict[str, Any]) -> str:
+    """Return the script's ``group_desc`` of the group, else the name that torch gave."""
+    name, description = (*map(str, entry.get("process_group", ())), "", "")[:2]
+    return name if description in ("", "undefined") else description
 
 
 def _call_of(entry: dict[str, Any]) -> str:
@@ -191,7 +252,8 @@ def _call_of(entry: dict[str, Any]) -> str:
 def _collective(entry: dict[str, Any]) -> list[Any]:
     elements = sum(math.prod(sizes) for sizes in entry.get("input_sizes", ()))
     seq, record = int(entry["collective_seq_id"]), int(entry.get("record_id", -1))
-    return [_group_of(entry), seq, _call_of(entry), elements, record]
+    dtype = str(next(iter(entry.get("input_dtypes", ())), ""))
+    return [_group_of(entry), seq, _call_of(entry), elements, record, dtype]
 
 
 def recorded() -> dict[str, Any]:
@@ -215,6 +277,7 @@ def _last(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "call": _call_of(last),
         "seq": int(last["collective_seq_id"]),
         "group": _group_of(last),
+        "group_name": _name_of_group(last),
         "timeout_s": int(last.get("timeout_ms", 0)) / 1000,
         "flying": not last["retired"],
     }

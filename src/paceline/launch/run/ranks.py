@@ -268,6 +268,8 @@ class RankGroup(PContext):
             batches=beat.batches,
             pid=self.attempt.pids.get(local, 0),
             state=look.state,
+            peer=stacks.peer_of(look),
+            members=stacks.members_of(look),
             **look.recorded,
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from paceline.launch.monitor.hang import judge_proven
@@ -11,8 +13,8 @@ from paceline.launch.monitor.proof import Call, Proof, Stand, find
 BOTH = {"0": [0, 1]}
 
 
-def call(name, seq, *, group="0", elements=4):
-    return Call(group, seq, name, elements, record=seq)
+def call(name, seq, *, group="0", elements=4, **more):
+    return Call(group, seq, name, elements, record=seq, **more)
 
 
 def stand(rank, *pending, before=(), **more):
@@ -48,6 +50,33 @@ PROVEN = {
         ],
         {0, 1, 2},
     ),
+    "an element that is larger": (
+        [
+            stand(0, call("all_reduce", 5, dtype="Float")),
+            stand(1, call("all_reduce", 5, dtype="Long")),
+        ],
+        {0, 1},
+    ),
+    "two operations of which a rank waits for its work": (
+        [stand(0, call("all_reduce", 5), in_work=True), stand(1, call("broadcast", 5))],
+        {0, 1},
+    ),
+    "each receives from the other": ([stand(0, peer=1), stand(1, peer=0)], {0, 1}),
+    "one receives from a rank in a barrier": (
+        [stand(0, peer=1), stand(1, call("barrier", 5))],
+        {0, 1},
+    ),
+    "one has destroyed the group": (
+        [stand(0, call("barrier", 5)), Stand(1, destroyed=("0",))],
+        {0, 1},
+    ),
+    "one has a group no more, and waits in another": (
+        [
+            stand(0, call("barrier", 5, group="a"), members={"a": [0, 1], **BOTH}),
+            stand(1, call("barrier", 5)),
+        ],
+        {0, 1},
+    ),
     "one has ended": ([stand(0, call("barrier", 5)), Stand(1, ended=True)], {0, 1}),
 }
 NOT_PROVEN = {
@@ -64,6 +93,17 @@ NOT_PROVEN = {
         stand(0, call("all_gather", 5)),
         stand(1, call("_all_gather_base", 5, elements=1)),
     ],
+    "an element of another kind": [
+        stand(0, call("all_reduce", 5, dtype="Float")),
+        stand(1, call("all_reduce", 5, dtype="Int")),
+    ],
+    "the work that a rank waits for may be another": [
+        stand(0, call("all_reduce", 2, group="a"), members={"a": [0, 1], **BOTH}, in_work=True),
+        stand(1, call("all_reduce", 3), members={"a": [0, 1], **BOTH}),
+    ],
+    "one sends what the other receives": [stand(0, peer=1, sends=True), stand(1, peer=0)],
+    "a message is on its way": [stand(0, peer=1), stand(1, peer=0, queued=True)],
+    "one receives from a rank at work": [stand(0, peer=1), stand(1, peer=0, blocked=False)],
     "the other is at work": [stand(0, call("all_reduce", 5)), Stand(1, members=BOTH)],
     "a gather, of which only the root has a place for all": [
         stand(0, call("gather", 5)),
@@ -104,8 +144,8 @@ def test_what_is_not(stands):
 
 
 def test_a_stand_travels_as_plain_data():
-    one = stand(0, call("all_reduce", 5))
-    assert Stand.from_json(one.to_json()) == one
+    one = stand(0, call("all_reduce", 5), destroyed=("1",))
+    assert Stand.from_json(json.loads(json.dumps(one.to_json()))) == one
 
 
 REDUCE = (

@@ -55,7 +55,7 @@ def test_the_newest_entries_are_read_without_those_before(recorder, count):
 def test_what_has_not_come_back_is_pending(recorder):
     recorder(entry(1), entry(2, retired=False, sizes=((2, 3), (4,))))
     state = stack_responder.state()
-    assert state["pending"] == [["0", 2, "all_reduce", 10, 1]]
+    assert state["pending"] == [["0", 2, "all_reduce", 10, 1, ""]]
     assert [call[1] for call in state["recent"]] == [1, 2]
     assert state["whole"]
     assert state["recorded"]["flying"]
