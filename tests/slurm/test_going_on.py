@@ -180,8 +180,7 @@ def test_the_block_says_that_slurm_ends_the_job_because_of_a_node(site):
     up(site)
     site.cluster.ask("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=test")
     assert job.wait()["JobState"] == "NODE_FAIL"
-    block = job.out.partition("── paceline")[2]
-    assert "SIGTERM from Slurm (node failure)" in block, job.out
+    assert "SIGTERM from Slurm (node failure)" in job.out.partition("── paceline")[2], job.out
 
 
 @pytest.mark.timeout(150)

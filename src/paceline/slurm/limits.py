@@ -255,10 +255,7 @@ def _too_many_gpus(
 
 
 def _more_nodes(request: Request, partition: Partition, kind: str, gpus_per_node: int) -> str:
-    """Return ``--nodes N`` for as many GPUs in total on smaller nodes, as far as there are nodes.
-
-    Empty if the GPUs of N such nodes are not the total.
-    """
+    """Return ``--nodes N`` for all GPUs, or all such nodes if they are fewer; empty without N."""
     is_fixed = request.min_nodes == request.max_nodes
     total = request.num_gpus * request.max_nodes
     if kind or not is_fixed or total % gpus_per_node:

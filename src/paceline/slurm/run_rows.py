@@ -103,8 +103,7 @@ def row(
 
 def _counted_steps(run_dir: RunDir) -> int | None:
     """Return the steps that the launcher has counted in its last start, None without any."""
-    last_line = "".join(evidence.read_tail(run_dir.speed_log, lines=1))
-    match = re.search(r'"steps": (\d+)', last_line)
+    match = re.search(r'"steps": (\d+)', "".join(evidence.read_tail(run_dir.speed_log, lines=1)))
     return int(match[1]) if match else None
 
 
@@ -142,8 +141,7 @@ def judge(
         # a pending job's start is the expected one
         return slurm.state.lower(), submitted_s if slurm.waits else slurm.start_s
     outcome = history.outcome
-    is_cancelled = slurm is not None and slurm.state == jobstate.CANCELLED
-    has_cause_in_slurm = is_cancelled or (slurm is not None and slurm.broke)
+    has_cause_in_slurm = slurm is not None and (slurm.broke or slurm.state == jobstate.CANCELLED)
     if outcome is not None and not (has_cause_in_slurm and outcome.stopped):
         return outcome.word, outcome.time_ns / 1e9
     if slurm is not None:

@@ -225,11 +225,7 @@ def from_command_line(words: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _values(word: str, listed: str) -> list[str]:
-    """Return the texts of ``0.1,0.01``, of a list ``[0.1, 0.01]`` or of ``range(3)``.
-
-    Raises:
-        UsageError: A bracket has no counterpart, or the range is empty.
-    """
+    """Return the texts of ``0.1,0.01``, of a list ``[0.1, 0.01]`` or of ``range(3)``."""
     if listed.startswith("range("):
         return _numbers(word, listed)
     if match := _LIST.fullmatch(listed):

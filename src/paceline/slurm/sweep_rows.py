@@ -113,10 +113,8 @@ def summarize(elements: Sequence[ElementRow]) -> str:
     The numbers are the elements that have succeeded, and all elements.
     """
     states = Counter(element.row.state for element in elements)
-    counts = {
-        "failed": sum(element.is_to_repeat for element in elements),
-        "cancelled": states[CANCELLED],
-    }
+    num_failed = sum(element.is_to_repeat for element in elements)
+    counts = {"failed": num_failed, "cancelled": states[CANCELLED]}
     rest = "".join(f", {count} {word}" for word, count in counts.items() if count)
     return f"{_state(elements)} {states[SUCCEEDED]}/{len(elements)}{rest}"
 
