@@ -242,6 +242,16 @@ def test_the_cause_is_named_when_all_ranks_fail_within_a_second(command, attempt
         tuple(others)
     ]
     assert f"ranks {folded}: stopped because rank {cause} failed" in ended.block
+    # what rank 0 shows is its own failure, or one line about that of another
+    log = (command.folder / ended.run_dir / "logs" / "rank-000.out").read_text(encoding="utf-8")
+    assert log.count("Traceback (most recent call last)") == 1
+    above = ended.err.partition("── paceline")[0].splitlines()[1:]
+    if cause == 0:
+        assert above[-1] == "[rank0]: RuntimeError: the real cause"
+    else:
+        (line,) = above
+        assert line.startswith("rank 0: RuntimeError: Connection closed by peer"), ended.err
+        assert line.endswith(f"(follows from rank {cause}; less {ended.run_dir}/logs/rank-000.out)")
 
 
 def test_a_cause_that_is_a_step_behind_its_victims_is_waited_for(command):

@@ -58,6 +58,8 @@ _MOST_FRAMES, _MOST_TEXT, _MOST_MESSAGE = 200, 1 << 17, 1 << 14
 # They end a process that has no handler for them: where it was is then recorded, as in a crash.
 _DEADLY = (signal.SIGXCPU, signal.SIGXFSZ, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
 _TORCHS_HANDLER = "torch.distributed.elastic.multiprocessing.errors"
+# Modules of hooks that only print: Python's, and torch's, which names the rank.
+_PRINTING_HOOKS = ("sys", "torch.distributed.distributed_c10d")
 _OWN = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
 # Streams, files and the launcher's __main__, which must live as long as the process.
 _referenced: list[Any] = []
@@ -94,9 +96,8 @@ def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
             record(task, stop)
         raise
     except BaseException as error:
-        if os.getpid() == rank:
-            record(task, error)
-        _show(error)
+        if os.getpid() != rank or not record(task, error):
+            _show(error)
         raise SystemExit(1) from None
     if os.getpid() == rank:
         probe.look_at_parameters()
@@ -322,6 +323,21 @@ def _show(error: BaseException) -> None:
     sys.excepthook(type(error), error.with_traceback(sys.last_traceback), sys.last_traceback)
 
 
+def _follows(error: BaseException) -> bool:
+    """Return whether an exception says that another rank has gone.
+
+    The launcher prints it once it knows why, because it would bury the cause on the console. A hook
+    of the script's own is never left out.
+    """
+    prints = getattr(sys.excepthook, "__module__", "") in _PRINTING_HOOKS
+    if not prints or not isinstance(error, Exception) or error.__cause__ or error.__context__:
+        return False
+    from paceline.signatures import rank_errors
+
+    said = rank_errors.read(f"{type(error).__name__}: {error}".replace("\n", " "))
+    return said.has_lost_peer and not (said.wait or said.own_fault)
+
+
 def _users_part(trace: types.TracebackType | None) -> types.TracebackType | None:
     skipped = trace
     while skipped is not None and (
@@ -332,13 +348,18 @@ def _users_part(trace: types.TracebackType | None) -> types.TracebackType | None
     return skipped
 
 
-def record(task: RankTask, error: BaseException) -> None:
-    """Write an exception to the rank's report, and to its file in torch's ``@record`` format."""
+def record(task: RankTask, error: BaseException) -> bool:
+    """Write an exception to the rank's report, and to its file in torch's ``@record`` format.
+
+    Return whether the launcher prints it.
+    """
     error = _behind_torchs_handler(error)
     ours = _describe(error)
+    unprinted = task.report >= 0 and not ours["output"] and _follows(error)
+    ours["unprinted"] = unprinted
     rank_files.append(task.report, rank_files.FAILURE, ours)
     if task.error_file in ("", os.devnull):
-        return
+        return unprinted
     content = {
         "message": {
             "message": f"{type(error).__name__}: {ours['message']}",
@@ -353,6 +374,7 @@ def record(task: RankTask, error: BaseException) -> None:
     with contextlib.suppress(OSError):
         # all or nothing, since a signal may stop this rank in the middle of it
         write_whole(Path(task.error_file), json.dumps(content))
+    return unprinted
 
 
 def _behind_torchs_handler(error: BaseException) -> BaseException:

@@ -53,6 +53,7 @@ def failure_from(ours: Mapping[str, Any]) -> Failure:
         frames=tuple(Frame(**frame) for frame in ours["frames"]),
         finding=Finding.from_json(ours["finding"]) if ours.get("finding") else None,
         output=ours.get("output", ""),
+        unprinted=ours.get("unprinted", False),
     )
 
 

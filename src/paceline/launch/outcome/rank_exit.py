@@ -35,6 +35,7 @@ class Failure:
     # the finding that it carries, if it is one of paceline's exceptions; else None
     finding: Finding | None = None
     output: str = ""  # the file to which the script has sent its traceback; empty for its log
+    unprinted: bool = False  # whether the rank left it to the launcher to print it
 
     @property
     def place(self) -> Frame | None:

@@ -34,6 +34,7 @@ class Report:
     lines: list[str]  # the last lines to print
     findings: list[Finding] = field(default_factory=list)  # all findings about the run
     summary: dict[str, Any] = field(default_factory=dict)  # figures of a run that succeeded
+    blamed: str = ""  # the ranks or nodes that failed first, in words; empty if unknown
 
     def to_json(self) -> dict[str, Any]:
         """Return the data that ``--json`` prints."""
@@ -153,7 +154,8 @@ def _failed(run: Run) -> Report:
         attempts=run.attempts,
         resume_lines=resume_lines,
     )
-    return Report(EXIT_FAILED, lines, [verdict.finding, *run.noticed])
+    blamed = named(verdict.causes) if verdict.causes else ", ".join(verdict.lost)
+    return Report(EXIT_FAILED, lines, [verdict.finding, *run.noticed], blamed=blamed)
 
 
 def _failed_before(ends: Sequence[RankExit], stop: Stop) -> bool:

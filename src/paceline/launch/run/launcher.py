@@ -364,6 +364,8 @@ class Launcher:
             progress.meeting.connection.leave()
         if progress.supervision is not None:
             progress.supervision.ranks.keep_files()
+            for line in progress.supervision.ranks.unprinted(final_report.blamed):
+                self._console.write([line])
         if progress.folder is not None:
             self._keep_records(progress.folder, final_report)
         self._print(final_report)

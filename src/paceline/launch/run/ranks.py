@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import threading
@@ -32,6 +33,7 @@ from paceline.launch.run.console import DEFAULT_PREFIX, fill_prefix, plan_stream
 from paceline.launch.run.context import LaunchContext
 from paceline.machine import system
 from paceline.rundir.files import RunDir, display_path
+from paceline.text.wording import shorten
 
 # After the first failure: how long to wait for a likelier cause than a victim, how long ranks have
 # between SIGTERM and SIGKILL, and how long the kernel has to remove them. Together they stay below
@@ -45,6 +47,8 @@ _INTERRUPT_S = 1.5
 # State D is normal for moments, as while a page is read. A rank in it for this long is named.
 _IN_KERNEL_S = 0.6
 _NAMED = float("inf")
+_SOURCE_FILE = re.compile(r"\[/\S+\] ")  # with which gloo's errors begin
+_MOST_SAID = 80  # characters of an exception that follows from another
 
 
 class RankGroup(PContext):
@@ -73,6 +77,7 @@ class RankGroup(PContext):
         self._run_dir = run_dir
         self._rank_env = rank_env
         self.attempt = attempt
+        self._shown: set[int] = set()  # ranks whose stderr the console shows
         self._closed = False
         self._in_kernel: dict[int, float] = {}  # start of state D, of ranks that must end
         # A launcher that abandons its node's thread reads the ends while that thread keeps them.
@@ -93,6 +98,8 @@ class RankGroup(PContext):
         for local, rank in attempt.ranks.items():
             streams = self._streams(local, rank)
             attempt.log_paths[local] = streams[1].path  # if the two differ, tracebacks go to stderr
+            if streams[1].shown:
+                self._shown.add(rank)
             out, err = context.console.open(streams)
             files = attempt.files[local] = RankFiles.create()
             try:
@@ -346,6 +353,26 @@ class RankGroup(PContext):
         for local, files in self.attempt.files.items():
             rank, number, folder = self.attempt.ranks[local], self.attempt.number, self._run_dir
             files.keep(crash=folder.crash(rank, number), stacks=folder.stacks(rank, number))
+            failures = self._reported(local, rank_files.FAILURE)
+            texts = [failure["traceback"] for failure in failures if failure["unprinted"]]
+            with contextlib.suppress(OSError), open(self.attempt.log_paths[local], "ab") as log:
+                log.write("".join(texts).encode("utf-8", "backslashreplace"))
+
+    def unprinted(self, blamed: str) -> Iterator[str]:
+        """Yield for the console what ranks that it shows have left to the launcher to print.
+
+        Args:
+            blamed: What they follow from: a line is enough. If it is empty, all of it is needed.
+        """
+        ends = [end for end in self.ends() if end.rank in self._shown]
+        for rank, failure, log in ((end.rank, end.failure, end.log) for end in ends):
+            if failure is None or not failure.unprinted:
+                continue
+            if blamed:
+                said = shorten(_SOURCE_FILE.sub("", failure.headline), _MOST_SAID)
+                yield f"rank {rank}: {said} (follows from {blamed}; less {log})"
+            else:
+                yield from (f"[rank{rank}]: {line}" for line in failure.traceback.splitlines())
 
     def figures(self) -> list[dict[str, Any]]:
         """Return the counters of each rank of this node; zeros without the probe."""
