@@ -13,11 +13,16 @@ from typing import NoReturn
 
 import click
 
+from paceline import env
 from paceline.errors import EXIT_MISUSE, PacelineError, UsageError, closest, option_invalid
+from paceline.launch.plan import slurm_step
 from paceline.text import terminal
 from paceline.text.wording import few, has_or_have
+from paceline.world import read_mpi_task
 
 _TOGETHER_S = 1.0  # the tasks of a Slurm step reach this point within this time
+# Findings that depend on the command line and the start alone, which all tasks have in common.
+_ALIKE = ("option-", "double-launch", "torchrun-", "rank-env-missing")
 _MOST_COMMANDS = 4  # an option of more of them, such as --json, does not say which is meant
 
 
@@ -87,6 +92,30 @@ def misused(error: click.ClickException) -> UsageError:
     script = re.fullmatch(r"No such command '(.+\.py)'\.", what)
     fix = f"paceline run {script[1]}" if script else f"{command} --help"
     return option_invalid(what, fix=fix)
+
+
+def refuse_line(error: PacelineError) -> NoReturn:
+    """Exit for an error of the command line, which all tasks of a start find: the first prints it.
+
+    What may be wrong on one node only, such as a missing script, each task prints.
+    """
+    task = _task_of_several()
+    if task is not None and error.finding.name.startswith(_ALIKE):
+        error.found_by_all, error.reported_elsewhere = True, task > 0
+    refuse(error)
+
+
+def _task_of_several() -> int | None:
+    """Return which of several tasks of mpirun or a Slurm step this process is; None if of none."""
+    environ = env.snapshot()
+    try:
+        task = read_mpi_task(environ)
+        step = slurm_step.read_step(environ, in_terminal=env.in_terminal())
+    except UsageError:
+        return None
+    if task is not None and task.size > 1:
+        return task.rank
+    return step.task if step is not None and sum(step.tasks) > 1 else None
 
 
 def refuse(error: PacelineError) -> NoReturn:

@@ -435,16 +435,16 @@ def _parse_command_line() -> Action:
     try:
         outcome: Any = cli.main(standalone_mode=False)
     except click.exceptions.NoSuchOption as error:
-        command_errors.refuse(command_errors.unknown_option(error, sys.argv[1:]))
+        command_errors.refuse_line(command_errors.unknown_option(error, sys.argv[1:]))
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         sys.exit(EXIT_OK)
     except click.ClickException as error:
-        command_errors.refuse(command_errors.misused(error))
+        command_errors.refuse_line(command_errors.misused(error))
     except click.Abort:
         sys.exit(_INTERRUPTED)
     except PacelineError as error:
-        command_errors.refuse(error)
+        command_errors.refuse_line(error)
     if not callable(outcome):
         sys.exit(outcome or 0)  # --help and --version
     action: Action = outcome

@@ -57,13 +57,13 @@ def _refuse_other_nodes(
 ) -> None:
     """Refuse several launchers on a node, and typed nodes that contradict mpirun."""
     if task.local_size > 1:
-        raise _once(task, _double_launch(task, requested, program))
+        raise UsageError(_double_launch(task, requested, program))
     where = f"{task.starter}, task {task.rank} of {task.size}"
     starter = f"{task.starter} started {task.size} tasks, one on each node"
     number = other_number(requested, task.size, where=where, starter=starter)
     contradicted = number or other_rank(requested, task.rank, where=where, starter="mpirun")
     if contradicted:
-        raise _once(task, contradicted)
+        raise UsageError(contradicted)
 
 
 def _head(
@@ -73,7 +73,7 @@ def _head(
     if environ.get(env.MASTER_ADDR):
         return environ[env.MASTER_ADDR], ""
     if not task.head:
-        raise _once(task, head_unknown(task))
+        raise UsageError(head_unknown(task))
     if task.rank == 0:
         require_head_here(task.head, task.head_source)
     return task.head, task.head_source
@@ -132,13 +132,6 @@ def _double_launch(
         fix=f"{task.one_per_node} {without_node_options(requested, program)}",
         evidence=evidence,
     )
-
-
-def _once(task: MpiTask, finding: Finding) -> UsageError:
-    """Return an error that all tasks detect and only the first prints, into their shared output."""
-    error = UsageError(finding)
-    error.found_by_all, error.reported_elsewhere = True, task.rank > 0
-    return error
 
 
 def bound_cpus(environ: Mapping[str, str], *, usable: int, installed: int) -> Finding | None:

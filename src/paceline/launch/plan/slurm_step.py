@@ -106,7 +106,7 @@ def choose_defaults(
         # the GPUs of one task are unknown
         return StarterDefaults(source=f"{step.name}, each task a node", starter=SLURM)
     if max(step.tasks) > 1:
-        raise _once(step, _double_launch(step, requested, program))
+        raise UsageError(_double_launch(step, requested, program))
     if len(step.nodes) == 1:
         num_nodes = environ.get(env.JOB_NUM_NODES) or "1"
         more = f", one of the job's {num_nodes} nodes" if num_nodes != "1" else ""
@@ -212,8 +212,7 @@ def _compare(step: Step, requested: Mapping[str, object]) -> None:
     low, colon, high = nnodes.partition(":")
     is_range = low.isdigit() and (not colon or high.isdigit())  # the parser refuses anything else
     if is_range and not int(low) <= len(step.nodes) <= int(high or low):
-        raise _once(
-            step,
+        raise UsageError(
             Finding(
                 "torchrun-nnodes-mismatch",
                 f"--nnodes {nnodes}, and Slurm runs this step on {len(step.nodes)} nodes",
@@ -295,13 +294,6 @@ def srun(num_nodes: int, *, words: str, cpus: int = 0, overlap: bool = False) ->
         + "--overlap " * overlap
     )
     return tasks + (f"--cpus-per-task={cpus} " if cpus else "") + words
-
-
-def _once(step: Step, finding: Finding) -> UsageError:
-    """Return an error that all tasks detect and only the first prints, into their shared output."""
-    error = UsageError(finding)
-    error.found_by_all, error.reported_elsewhere = True, step.task > 0
-    return error
 
 
 def granted_cpus(environ: Mapping[str, str]) -> int | None:

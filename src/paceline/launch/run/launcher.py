@@ -89,8 +89,11 @@ class Launcher:
         self._fork_server = server
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the process lives
         self._console = Console(err=os.dup(2))
-        self._notices = Notices(self._console)
         self._peers = Peers()
+        reports = options.starter_defaults.head_reports
+        self._notices = Notices(
+            self._console, is_quiet=lambda: reports(self._peers.node or options.node_rank)
+        )
         self._link = Link()
         has_probe = handle >= 0
         self._node = Node(

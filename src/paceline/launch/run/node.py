@@ -59,9 +59,8 @@ class Node:
 
         from paceline.launch.run import agent as agents
 
-        if not self._options.starter_defaults.head_reports(self._options.node_rank):
-            for finding in (*self._options.warnings, *self._plan.warnings):
-                self._context.notices.warn(finding)
+        for finding in (*self._options.warnings, *self._plan.warnings):
+            self._context.notices.warn(finding)
         if self._options.event_log_handler == "console":
             agents.show_events(self._context.console)
         meeting, folder = self._meet()
@@ -132,8 +131,7 @@ class Node:
         """Print known problems with the environment of this node."""
         if (env.read(env.DEBUG_LEVEL) or "").upper() == "DETAIL" and self._plan.backend == "gloo":
             self._context.console.say(_detail_warning().render())
-        starter = self._options.starter_defaults
-        if starter.starter == MPI and not starter.head_reports(self._options.node_rank):
+        if self._options.starter_defaults.starter == MPI:
             installed = os.cpu_count() or 1
             bound = mpi_start.bound_cpus(
                 env.snapshot(), usable=usable_cpus()[0], installed=installed

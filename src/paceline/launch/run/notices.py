@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from paceline.errors import Finding, Notice
 from paceline.launch.run.console import Console
 
 
 class Notices:
-    """Prints to the console of a run."""
+    """Prints to the console of a run.
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    Args:
+        console: The console.
+        is_quiet: Returns whether the head prints the warnings of all nodes to the same output.
+    """
+
+    def __init__(self, console: Console, *, is_quiet: Callable[[], bool] = lambda: False) -> None:
+        self._console, self._is_quiet = console, is_quiet
         # warnings of this node so far, repeated in the final report
         self.warnings: list[Finding] = []
 
@@ -18,6 +25,8 @@ class Notices:
         """Print a warning, once, and keep it for the final report."""
         if finding not in self.warnings:
             self.warnings.append(finding)
+            if self._is_quiet():
+                return
             self._console.say(finding.render())
 
     def inform(self, notice: Notice) -> None:

@@ -191,11 +191,6 @@ def test_several_launchers_on_a_node(nproc):
     assert not error.reported_elsewhere
 
 
-def test_only_the_first_task_says_it():
-    assert refused(step(tasks="2(x2)", node=1, task=3)).reported_elsewhere
-    assert refused(step(tasks="2,1", node=1, task=2)).reported_elsewhere
-
-
 def test_a_task_for_each_gpu_as_a_node_of_its_own():
     defaults = choose(
         step(tasks="2(x2)", node=1, task=3), nnodes="4", node_rank="3", rdzv_endpoint="head:4000"

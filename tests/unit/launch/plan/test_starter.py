@@ -95,7 +95,6 @@ def test_mpich_on_several_hosts_needs_a_head():
     error = refused(environ)
     assert error.finding.name == "rank-env-missing"
     assert "mpiexec -genv MASTER_ADDR HOST" in error.finding.fix
-    assert (error.found_by_all, error.reported_elsewhere) == (True, True)
     found = defaults({**environ, "MASTER_ADDR": "10.0.0.1"})
     assert found.values["master_port"] == "29500"
     assert found.port_reason == "torch's default"
@@ -108,7 +107,6 @@ def test_several_launchers_of_mpirun_on_a_node_are_refused():
     assert "4 ranks in each: 8 ranks a node" in finding.what
     line = "mpirun -npernode 1 --bind-to none paceline run --nproc-per-node 4 train.py --lr 0.1"
     assert finding.fix == line
-    assert error.reported_elsewhere  # this is task 1
 
 
 @pytest.mark.parametrize("requested", [{"standalone": True}, {"nnodes": "1"}, {"nnodes": "1:1"}])
