@@ -302,7 +302,8 @@ class RankGroup(PContext):
         stack = evidence.read_stack(attempt.files[local].crash_path) if crashed else ()
         tail = evidence.last_lines(self._context.console.tail(str(log))) if bad else ()
         redirected = failure.output if failure is not None else ""
-        has_output = not bad or bool(tail or stack or redirected)
+        unprinted = failure is not None and failure.unprinted  # it will be in the log
+        has_output = not bad or unprinted or bool(tail or stack or redirected)
         if redirected:
             log = Path(redirected)
         elif stack and not tail:
