@@ -103,6 +103,13 @@ def pages_with(mark):
     return [name for name, page in PAGES.items() if mark.search(page.read_text())]
 
 
+def own_lines(text):
+    """What paceline prints of itself: the plan without the run folder, of another line what it is about."""
+    lines = re.findall(r"^paceline: (.+)", text, flags=re.M)
+    plans = {line.rpartition(" · ")[0] for line in lines if re.match(r"\d+ nodes? x", line)}
+    return plans | {line.split()[0] for line in lines if re.match("done|result|step|run ", line)}
+
+
 def run_page(name, folder, mark, timeout_s=BLOCK_S):
     """Run the blocks of a page that have the mark, in order; each must end with its exit status."""
     for block in blocks(PAGES[name].read_text(), mark):
@@ -111,6 +118,8 @@ def run_page(name, folder, mark, timeout_s=BLOCK_S):
         if block.status is not None:
             status, output = run(block, folder, timeout_s=timeout_s)
             assert status == block.status, f"{name}:{block.line} ended with {status}:\n{output}"
+            written = own_lines(block.text)
+            assert not written or written == own_lines(output), f"{name}:{block.line} is stale"
 
 
 @pytest.mark.timeout(180)  # a page may have several blocks

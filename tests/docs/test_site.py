@@ -129,3 +129,17 @@ def test_a_long_guide_is_short_until_its_details_are_opened(guide):
     shown = folded.sub("", text)
     assert "details>" not in shown
     assert len(shown.split()) <= 1000
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "guides").glob("from-*.md")), ids=lambda p: p.stem)
+def test_a_page_for_users_of_others_says_first_what_to_install(page):
+    intro, _, programs = page.read_text(encoding="utf-8").partition("```python\n")
+    installed = {*re.findall(r"\w+", intro.partition("pip install")[2]), "paceline"}
+    imported = {*re.findall(r"^(?:import|from) (\w+)", programs, re.M)}
+    own = {*sys.stdlib_module_names, "before", "data", "texts"}
+    needed = {"examples" if name == "sklearn" else name for name in imported - own}
+    assert needed <= installed
+
+
+def test_the_first_page_has_a_picture():
+    assert re.search(r"^!\[.+\]\(.+\.svg\)$", (DOCS / "index.md").read_text(), re.M)
