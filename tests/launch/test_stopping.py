@@ -50,6 +50,34 @@ sys.exit(75)
 )
 
 
+HANGING = """
+import atexit, queue, sys, threading, time
+import torch, torch.distributed as dist
+
+def prefetch():
+    raise ValueError("shard 17 is broken")
+
+def rest():
+    time.sleep(60)
+
+dist.init_process_group("gloo")
+rank, group = dist.get_rank(), dist.new_group([0, 1])
+open(f"up-{rank}", "w").write("here\\n")
+if "outlive" in sys.argv:
+    atexit.register(rest)
+    if rank == 1:
+        threading.Thread(target=rest, name="uploader").start()
+    sys.exit()
+if rank == 1 and "prefetch" in sys.argv:
+    threading.Thread(target=prefetch, name="prefetch").start()
+    queue.Queue().get()
+work = dist.all_reduce(torch.ones(3), group=group if rank else None, async_op=True)
+work.wait()
+"""
+DIED = r"in rank 1, thread prefetch raised ValueError: shard 17 is broken \("
+KEPT = r"done with the script, and thread 'uploader' keeps it alive: time\.sleep\(60\) \(rest, train\.py:9\)"
+
+
 def line_of(ended, label):
     (line,) = re.findall(f"^{label}[^:]*: (.*)$", ended.block, flags=re.M)
     return line
@@ -195,3 +223,46 @@ def await_listener(port):
             return
         time.sleep(0.05)
     raise AssertionError(f"nobody listens on {port}")
+
+
+def hanging(command, signum, *words, after_s):
+    """Return how a run ended that hung before a signal (a notice comes after 2.4 s), and how fast it ended."""
+    command.script(HANGING)
+    env = {"PACELINE_TEST_TIME_FACTOR": "0.02"}
+    running = command.start("--nproc-per-node", 2, *words, env=env)
+    for rank in range(2):
+        command.wait_for(command.folder / f"up-{rank}")
+    time.sleep(after_s)
+    running.signal(signum)
+    start = time.monotonic()
+    return running.wait(), time.monotonic() - start
+
+
+@pytest.mark.parametrize(
+    ("word", "noticed", "said"),
+    [
+        (
+            "prefetch",
+            f"rank 0 has been waiting for rank 1 .*(\n  .*)*\n  {DIED}",
+            "at train.py:22; rank 0 waits",
+        ),
+        (
+            "outlive",
+            f"(\n  .*)*\n  rank 1 is {KEPT}",
+            "an atexit hook keeps it alive: time.sleep(60) (rest, train.py:9)",
+        ),
+    ],
+)
+def test_a_hang_that_is_interrupted_says_where_the_ranks_were(command, word, noticed, said):
+    ended, _ = hanging(command, signal.SIGTERM, "train.py", word, after_s=8)
+    assert ended.status == 143, ended.err
+    assert re.search(f"notice: .*{noticed}", ended.err), ended.err
+    assert re.search(r"\n  nothing had moved before: ranks? \d.* for \d+ s", ended.block)
+    assert said in ended.block
+    assert re.search(rf"\n  (rank 1 .*{KEPT}|{DIED})", ended.block), ended.block
+
+
+def test_ctrl_c_does_not_wait_for_ranks_that_wait_for_an_asynchronous_collective(command):
+    ended, took_s = hanging(command, signal.SIGINT, "--on-hang", "off", "train.py", after_s=2)
+    assert ended.status == 130, ended.err
+    assert took_s < 12

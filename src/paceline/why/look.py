@@ -302,7 +302,7 @@ def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Posi
         flying=gpu or recorded.get("flying", False),
         pid=rank.pid,
         state=look.state if states in ({STOPPED}, {UNKILLABLE}) else "",
-        moving=rank_state.bytes_moved([sample.look for sample in samples]),
+        moving=stacks.bytes_moved([sample.look for sample in samples]),
     )
 
 
@@ -331,7 +331,8 @@ def _shortened(frames: Sequence[Frame], folder: str) -> tuple[Frame, ...]:
 def _facts(first: Sample, last: Sample) -> tuple[str, ...]:
     if last.process is None:
         return ()
-    return (last.process.doing(first.process), *child_processes.describe_all(last.children))
+    children = [it for it in last.children if not processes.is_helper(it.command)]
+    return (last.process.doing(first.process), *child_processes.describe_all(children))
 
 
 def _has_gpu(pid: int) -> bool:

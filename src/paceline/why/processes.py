@@ -15,6 +15,7 @@ from paceline.why.identity import read as read_identity
 
 _PROC = Path("/proc")
 _MAX_SCRIPT_CHARS = 80
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "/compile_worker/")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def find() -> list[RankProcess]:
     identities = {
         pid: identity
         for pid in parents
-        if is_own(pid) and (identity := _identity(pid)) is not None and _is_python(pid)
+        if is_own(pid) and (identity := _identity(pid)) is not None and _may_train(pid)
     }
     pids = [
         pid for pid in choose(identities, parents) if identities[pid].family == RANK or _trains(pid)
@@ -115,10 +116,13 @@ def _identity(pid: int) -> Identity | None:
     return read_identity({name: value for name, _, value in pairs})
 
 
-def _is_python(pid: int) -> bool:
-    """Return whether a process runs Python: a shell between launcher and script has the same
-    variables.
+def _may_train(pid: int) -> bool:
+    """Return whether a process runs Python, and not to serve another process.
+
+    A shell between launcher and script, and multiprocessing's helpers have a rank's variables.
     """
+    if is_helper(" ".join(command(pid))):
+        return False
     try:
         name = os.path.basename(os.readlink(_PROC / str(pid) / "exe"))
     except OSError:
@@ -131,6 +135,11 @@ def _trains(pid: int) -> bool:
     paceline.
     """
     return has_loaded(pid, "libtorch") and not is_paceline(command(pid))
+
+
+def is_helper(command_line: str) -> bool:
+    """Return whether a command line is of a process that serves another one. Pure."""
+    return any(module in command_line for module in _HELPERS)
 
 
 def is_paceline(words: Sequence[str]) -> bool:

@@ -10,15 +10,12 @@ from typing import Any
 from paceline.errors import Finding
 from paceline.launch.monitor.position import Frame, Position
 from paceline.launch.monitor.proof import Stand
-from paceline.launch.monitor.stacks import Look
+from paceline.launch.monitor.stacks import Look, bytes_moved, is_still
 from paceline.why.loops import Nest
 
 # Motion of a rank. Still: nothing has moved. In place: the stack did not change, but the rank used
 # a CPU or received bytes. Running: it was in several places, or has begun another collective.
 STILL, IN_PLACE, RUNNING = "still", "in-place", "running"
-_STILL_CPU = 0.05  # of one CPU
-_MOVING_BYTES = 1 << 18  # read and written, more than a log line
-_WAKES_EVERY_S = 2.5  # torch's loop that waits for a worker's batch wakes every 5 s
 # Calls in a line of the user's code that wait until the GPU has finished its work, collectives
 # included.
 _GPU_WAIT = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|wait)\(|\.to\(\s*['\"]cpu|\bprint\(")
@@ -70,32 +67,15 @@ def motion(looks: Sequence[Look], *, seconds: float) -> str:
         looks: Looks at one rank, in order.
         seconds: Time between the first and the last.
     """
-    first, last = looks[0], looks[-1]
     calls = {
         (look.recorded.get("group"), look.recorded.get("seq")) for look in looks if look.recorded
     }
     stacks = [look.frames for look in looks if look.frames]
     if len(calls) > 1 or any(frames != stacks[0] for frames in stacks):
         return RUNNING
-    if not stacks:  # only the kernel's counters are known
-        return STILL if _is_idle(first, last, seconds) else RUNNING
-    return STILL if _is_idle(first, last, seconds) and not bytes_moved(looks) else IN_PLACE
-
-
-def _is_idle(first: Look, last: Look, seconds: float) -> bool:
-    """Return whether a rank and its children used hardly any CPU, copied nothing, and its main
-    thread hardly ran.
-    """
-    uses_cpu = last.cpu_s - first.cpu_s >= _STILL_CPU * seconds
-    copies = last.io_bytes - first.io_bytes > _MOVING_BYTES
-    wakes_often = last.switches - first.switches > 1 + seconds / _WAKES_EVERY_S
-    return not (uses_cpu or copies or wakes_often)
-
-
-def bytes_moved(looks: Sequence[Look]) -> bool:
-    """Return whether the sockets of a rank have sent or received bytes."""
-    counts = {look.socket_bytes for look in looks if look.socket_bytes >= 0}
-    return len(counts) > 1
+    if is_still(looks, seconds) and not bytes_moved(looks):
+        return STILL
+    return IN_PLACE if stacks else RUNNING  # without a stack only the kernel's counters are known
 
 
 def waits_for_gpu(frames: Sequence[Frame]) -> bool:

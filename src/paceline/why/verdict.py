@@ -66,7 +66,8 @@ def judge(accounts: Sequence[Account]) -> Verdict:
     if any(position.state == STOPPED for position in positions):
         return _stopped(accounts)
     if not all(account.is_visible for account in living):
-        return Verdict(UNSEEN, _unseen(living))
+        works = all(each.motion == RUNNING and each.position.moving for each in living)
+        return Verdict(MOVING, _moves_unseen(living)) if works else Verdict(UNSEEN, _unseen(living))
     if _is_moving(living):
         return Verdict(MOVING, _moving(living))
     return _apart(accounts, living)
@@ -270,6 +271,12 @@ def _unseen(living: Sequence[Account]) -> Notice:
         f" {dark[0].error or 'py-spy shows no stack'}"
     )
     return Notice(what, few_lines(lines, 2 * _LINES), advice=_to_see(dark[0].error))
+
+
+def _moves_unseen(living: Sequence[Account]) -> Notice:
+    unseen = _unseen(living)
+    what = "no hang, as far as is visible: all ranks run, and bytes move on their sockets"
+    return replace(unseen, what=what, details=(unseen.what, *unseen.details))
 
 
 def _to_see(error: str) -> str:

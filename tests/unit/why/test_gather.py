@@ -278,6 +278,18 @@ def test_no_signal_that_may_end_a_rank_is_sent():
         why.why([str(os.getpid())], seconds=1, signal="TERM")
 
 
+def test_helpers_that_inherit_a_ranks_variables_are_no_ranks():
+    code = "from multiprocessing.resource_tracker import main;main(3)"
+    env = {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
+    words = [sys.executable, "-c", f"print(flush=True); import time; time.sleep(60) # {code}"]
+    for command, expected in ((words, False), ([*words[:2], words[2].partition("#")[0]], True)):
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as helper:
+            helper.stdout.readline()
+            found = [each.pid for each in processes.find()]
+            helper.kill()
+        assert (helper.pid in found) is expected
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

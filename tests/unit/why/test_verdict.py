@@ -156,6 +156,12 @@ def test_what_to_do_is_said_where_no_stack_is_visible():
     assert "sudo" in refused.render() and "--cap-add SYS_PTRACE" in refused.render()
 
 
+def test_a_healthy_run_without_a_stack_is_not_accused():
+    found = report.make([rank(number, how=RUNNING, moving=True) for number in range(2)])
+    assert found.runs[0].verdict.kind == verdict.MOVING
+    assert "all ranks run, and bytes move on their sockets\n  in which line" in found.render()
+
+
 def test_a_stopped_rank_is_seen_without_a_stack():
     text = report.make([rank(0), rank(1, state="T", pid=77)]).render()
     assert "rank 1 is stopped (state T)" in text
@@ -194,6 +200,7 @@ MOTIONS = {
     "bytes of a file": ([look(), look(io_bytes=1 << 20)], IN_PLACE),
     "it wakes often": ([look(), look(switches=20)], IN_PLACE),
     "no stack, and no CPU": ([look(()), look(())], STILL),
+    "no stack, and bytes on a socket": ([look(()), look((), socket_bytes=6)], RUNNING),
     "no stack, and CPU": ([look(()), look((), cpu_s=1.0)], RUNNING),
 }
 

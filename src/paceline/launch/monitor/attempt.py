@@ -34,6 +34,8 @@ class Attempt:
     stopped: dict[int, tuple[str, int]] = field(default_factory=dict)
     # positions of local ranks when another rank had failed, or when they hung
     looks: dict[int, Look] = field(default_factory=dict)
+    # where local ranks were when the run was asked to end; empty if it moved
+    standing: dict[int, Position] = field(default_factory=dict)
     oom_before: int = 0  # the kernel's count of out-of-memory kills before the start
     log_paths: dict[int, str] = field(default_factory=dict)  # log file by local rank
     error_paths: dict[int, str] = field(default_factory=dict)  # error file by local rank

@@ -133,6 +133,9 @@ class ChildProcess:
                 f"{max(0.0, self.cpu_s - before.cpu_s):.1f} s of CPU in"
                 f" {self.age_s - before.age_s:.0f} s"
             )
+            wakes = self.switches - before.switches
+            if wakes > 1 + self.age_s - before.age_s:  # where it waits now says nothing then
+                return f"has run {wakes} times, {self.age_s:.0f} s old, {used}"
         return f"{self._activity()}, {self.age_s:.0f} s old, {used}"
 
     def _end(self) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 # Kinds of places, and those in which a rank waits for other ranks.
 COLLECTIVE, BACKWARD, START, DATA, CODE = "collective", "backward", "start", "data", "code"
@@ -82,6 +81,8 @@ class Position:
     # state of the process in the kernel: T if it is stopped, D if it waits for a device
     state: str = ""
     moving: bool = False  # bytes have moved on its sockets between two looks
+    kept: str = ""  # what keeps it alive although its script is done, as text; empty if it runs
+    threads: tuple[str, ...] = ()  # exceptions that have ended threads of the rank, in words
 
     @property
     def kind(self) -> str:
@@ -110,7 +111,7 @@ class Position:
     def spot(self) -> str:
         """The call of the user's innermost line, and the line: ``request.urlopen (data.py:40)``."""
         is_in_own_code = self.kind == CODE and self.place and not self.worker
-        if self.state in (STOPPED, UNKILLABLE) or not is_in_own_code:
+        if self.state in (STOPPED, UNKILLABLE) or self.kept or not is_in_own_code:
             return self.doing
         inner = max(number for number, frame in enumerate(self.frames) if frame.user)
         frame, called = self.frames[inner], self.frames[inner + 1 : inner + 2]
@@ -128,6 +129,8 @@ class Position:
             return f"stopped (state T), and continues with: kill -CONT {self.pid}"
         if self.state == UNKILLABLE:
             return _listed(_IN_STATE_D, self.place)
+        if self.kept:
+            return f"done with the script, and {self.kept}"
         return _listed(*self._words(), self.worker or self.place) or "not visible"
 
     @property
@@ -138,6 +141,8 @@ class Position:
             return f"been stopped (state T) {since} (it continues with: kill -CONT {self.pid})"
         if self.state == UNKILLABLE:
             return f"been {_listed(_IN_STATE_D, self.place)} {since}"
+        if self.kept:
+            return f"been {self.doing}, {since}"
         words, place = _listed(*self._words()), self.worker or self.place
         within = f" in {words}" if words else ""
         at = f" at {place}" if place else ""
@@ -156,21 +161,6 @@ class Position:
             code = (frame.code or frame.function) if frame else ""
             return [_cut(code)]
         return [words]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the position as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Position:
-        """Return the position that ``to_json`` converted."""
-        return cls(
-            **{
-                **values,
-                "frames": tuple(Frame(**frame) for frame in values["frames"]),
-                "members": tuple(values["members"]),
-            }
-        )
 
 
 def _listed(*parts: str) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.launch.monitor import child_stacks, conditional_line, position
-from paceline.launch.monitor.position import Frame
+from paceline.launch.monitor.position import Frame, Position
 from paceline.launch.probe import stack_responder
 from paceline.machine import processes, sockets
 from paceline.machine.user_code import is_users
@@ -35,6 +35,9 @@ _QUIET_S = 0.02
 # The number of workers to look at, for a rank that waits for its loader.
 _WORKERS = 4
 _WORKERS_S = 3.0  # for all workers of one rank
+# A rank that is still uses less than this share of a CPU, copies less than this (an answer to the
+# launcher is smaller), and wakes less often: torch's wait for a worker wakes every 5 s.
+_STILL_CPU, _MOVING_BYTES, _WAKES_EVERY_S = 0.05, 1 << 18, 2.5
 _GUARDED = 32  # lines of a stack for which an ``if`` around them is searched
 
 
@@ -60,6 +63,7 @@ class Look:
     answer: dict[str, Any] = field(default_factory=dict)
     # whether no other Python thread is in the user's code or in a collective
     others_idle: bool = False
+    kept: str = ""  # the threads that keep it alive although its script is done, as text
 
 
 def look(
@@ -126,7 +130,47 @@ def _look_at(
         answer=answer,
         others_idle=bool(threads)
         and all(is_idle(thread["frames"]) for thread in threads if not thread["main"]),
+        kept=_kept_by_threads(threads),
     )
+
+
+def _kept_by_threads(threads: Sequence[Mapping[str, Any]]) -> str:
+    """Return which threads the interpreter waits for after the script's end, and where they are."""
+    main = next((thread["frames"] for thread in threads if thread["main"]), ())
+    if ("threading.py", "_shutdown") not in [(Path(file).name, name) for file, _, name in main]:
+        return ""
+    lasting = [thread for thread in threads if not (thread["main"] or thread.get("daemon", True))]
+    places = [(thread["name"], Position(0, frames=_frames(thread["frames"]))) for thread in lasting]
+    return "; ".join(f"thread {name!r} keeps it alive: {at.spot}" for name, at in places[:3])
+
+
+def kept_by_hook(look: Look, *, returned: bool) -> str:
+    """Return the atexit hook that keeps a rank alive whose script has returned; empty if none."""
+    if not returned:
+        return ""
+    place, outer = Position(0, frames=look.frames), look.frames[:1]
+    library = "".join(f"{first.function} ({first.file}:{first.line})" for first in outer)
+    spot = place.spot if place.place else library or "native code"
+    return f"an atexit hook keeps it alive: {spot}"
+
+
+def is_still(looks: Sequence[Look], seconds: float) -> bool:
+    """Return whether a rank was inactive between the first look and the last.
+
+    Its stack is unchanged, it and its children used hardly any CPU and copied nothing, and its
+    main thread hardly ran.
+    """
+    before, now = looks[0], looks[-1]
+    uses_cpu = now.cpu_s - before.cpu_s >= _STILL_CPU * seconds
+    copies = now.io_bytes - before.io_bytes > _MOVING_BYTES
+    wakes_often = now.switches - before.switches > 1 + seconds / _WAKES_EVERY_S
+    return before.frames == now.frames and not (uses_cpu or copies or wakes_often)
+
+
+def bytes_moved(looks: Sequence[Look]) -> bool:
+    """Return whether the sockets of a rank have sent or received bytes."""
+    counts = {look.socket_bytes for look in looks if look.socket_bytes >= 0}
+    return len(counts) > 1
 
 
 def is_blocked(before: Look, now: Look) -> bool:

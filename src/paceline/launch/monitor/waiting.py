@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.errors import Notice
 from paceline.launch.monitor.position import STOPPED, UNKILLABLE, Position
@@ -42,12 +42,35 @@ def stopped(positions: Sequence[Position]) -> Picture | None:
     return Picture(f"stopped {sorted(position.rank for position in halted)}", notice)
 
 
+def outlived(positions: Sequence[Position]) -> Picture | None:
+    """Return the picture of ranks that do not end although their script is done, else None."""
+    kept = [position for position in positions if position.kept and position.late]
+    if not kept:
+        return None
+    since_s, ranks = min(each.idle_s for each in kept), [each.rank for each in kept]
+    notice = Notice(
+        f"{named(ranks)} {has_or_have(ranks)} made no progress for {since_s:.0f} s: the script is"
+        " done, and something keeps the process alive",
+        few_lines([_is_in(position, several=False) for position in kept], _LINES),
+        advice="nothing ends this; threading.Thread(..., daemon=True) does not outlive the script",
+    )
+    return Picture(f"outlived {sorted(ranks)}", notice)
+
+
 def picture(positions: Sequence[Position]) -> Picture | None:
     """Return the picture of ranks that make no progress; None if they are transferring data.
 
     Args:
         positions: Positions of all ranks, for which ``hang.hangs`` is true.
     """
+    seen = _picture(positions)
+    died = [f"in rank {each.rank}, {text}" for each in positions for text in each.threads]
+    if seen is None or not died:
+        return seen
+    return replace(seen, notice=replace(seen.notice, details=(*seen.notice.details, *died[:2])))
+
+
+def _picture(positions: Sequence[Position]) -> Picture | None:
     living = [position for position in positions if not position.ended]
     waiting = [position for position in living if position.waits]
     absent = [position for position in living if not position.waits]
@@ -117,7 +140,8 @@ def _wait(waiting: Sequence[Position]) -> str:
 def _is_in(position: Position, several: bool) -> str:
     """Return where a rank is, with its host if there are several hosts."""
     rank = f"rank {position.rank} ({position.host})" if several else f"rank {position.rank}"
-    where = position.spot if position.state in (STOPPED, UNKILLABLE) else f"in {position.spot}"
+    is_no_place = position.state in (STOPPED, UNKILLABLE) or position.kept
+    where = position.spot if is_no_place else f"in {position.spot}"
     return f"{rank} is {where}{_facts(position)}"
 
 
@@ -125,7 +149,7 @@ def _facts(position: Position) -> str:
     """Return the signs of activity of an absent rank, so that work is not mistaken for a hang."""
     if position.moving:
         return ", bytes move on its sockets"
-    return "" if position.still or position.state in (STOPPED, UNKILLABLE) else ", and uses the CPU"
+    return "" if position.still or position.state in (STOPPED, UNKILLABLE) else ", and is active"
 
 
 def _advice(waiting: Sequence[Position], since_s: float) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from paceline import counters, deadlines
@@ -22,17 +22,14 @@ from paceline.launch.monitor.attempt import WatchedRanks
 from paceline.launch.monitor.position import STOPPED, Position
 from paceline.launch.monitor.proof import Call, Stand
 from paceline.launch.monitor.stacks import Look
+from paceline.text.plain_data import read_as
 
 _EVERY_S = 0.5
 # How long the head waits for the other nodes' positions, and they for its verdict.
 _POSITIONS_S = 4.0
 _VERDICT_S = 7.0
-# A rank that is idle uses less than this share of a CPU.
-_STILL_CPU = 0.05
 # The limit where no rank waits for another and the user set none: see docs/guides/hangs.md.
 _ALONE_S = 600.0
-# Read and written between two looks: more than an answer to the launcher takes.
-_MOVING_BYTES = 1 << 18
 # The first look without signals comes after a long time without progress, the second soon after,
 # further ones at increasing intervals.
 _QUIET_STEPS = 2  # usual steps
@@ -48,25 +45,6 @@ class Verdict:
     picture: waiting.Picture | None = None  # the notice if it continues, None if there is none
     # the cause of the failure if torch's timeout ends this wait; None if unknown
     cause: Finding | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the verdict as plain data."""
-        return {
-            "finding": self.finding and self.finding.to_json(),
-            "picture": self.picture and [self.picture.key, self.picture.notice.to_json()],
-            "cause": self.cause and self.cause.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Verdict:
-        """Return the verdict that ``to_json`` converted."""
-        finding, cause = (
-            values[name] and Finding.from_json(values[name]) for name in ("finding", "cause")
-        )
-        picture = values["picture"]
-        return cls(
-            finding, picture and waiting.Picture(picture[0], Notice.from_json(picture[1])), cause
-        )
 
 
 class Watch:
@@ -129,6 +107,19 @@ class Watch:
             return None
         self._round = max(requested_round, self._round + 1 if calls else 0)
         return self._report(self._look_together(self._channel, quiet=not late), late=late)
+
+    def standing(self) -> dict[int, Position]:
+        """Return where this node's ranks are, by local rank; empty if one has made progress."""
+        living = self._group.attempt.living
+        if any(self._idle_s(local) <= self._quiet_limit_s(local) for local in living):
+            return {}
+        known = self._looks[-1][1] if self._looks else {}
+        looks, earlier = self._look(quiet=True)
+        looks = known | looks  # a signal to all processes may have ended a rank already
+        return {
+            local: self._position(local, looks.get(local), earlier)
+            for local in self._group.attempt.ranks
+        }
 
     def _calls_for_a_look(self, now: float, *, late: bool) -> bool:
         """Return whether this node wants a look at the ranks of all nodes now.
@@ -201,10 +192,10 @@ class Watch:
             verdict = (
                 self._judge(accounts.values()) if len(accounts) == channel.num_nodes else Verdict()
             )
-            channel.post(key, verdict.to_json())
+            channel.post(key, asdict(verdict))
             return verdict
         content = channel.await_head(key, until_s=_VERDICT_S, give_up=self._give_up)
-        return Verdict.from_json(content) if content else Verdict()
+        return read_as(Verdict, content) if content else Verdict()
 
     def _report(self, verdict: Verdict, *, late: bool) -> Finding | None:
         """Print the notice of a verdict if it is new; return why the run must end, if it must."""
@@ -280,7 +271,7 @@ class Watch:
         ranks = self._group.attempt.ranks
         return {
             "positions": [
-                self._position(local, looks.get(local), earlier).to_json() for local in ranks
+                asdict(self._position(local, looks.get(local), earlier)) for local in ranks
             ],
             "stands": [self._stand(local, looks.get(local), earlier).to_json() for local in ranks],
             "counters": self._group.figures(),
@@ -297,7 +288,8 @@ class Watch:
         # Without --hang-timeout: a script that has counted nothing yet may be a server that waits
         # for requests.
         counts = self._requested_s is not None or beat.beat_ns > 0
-        then, before = earlier[0], earlier[1].get(local)
+        seconds, before = time.monotonic() - earlier[0], earlier[1].get(local)
+        pair = [each for each in (before, look) if each is not None]
         return replace(
             self._group.position(local, look),
             idle_s=idle_s,
@@ -305,8 +297,8 @@ class Watch:
             # Where no rank waits for another, only ranks that have been idle for long count as
             # hanging.
             late_alone=idle_s > alone_s and beat.phase == counters.RUNNING and counts,
-            still=_is_still(before, look, time.monotonic() - then),
-            moving=before is not None and look is not None and _bytes_moved(before, look),
+            still=len(pair) == 2 and stacks.is_still(pair, seconds),
+            moving=stacks.bytes_moved(pair),
         )
 
     def _stand(
@@ -337,7 +329,7 @@ class Watch:
     def _judge(self, accounts: Iterable[dict[str, Any]]) -> Verdict:
         listed = list(accounts)
         positions = [
-            Position.from_json(values) for account in listed for values in account["positions"]
+            read_as(Position, values) for account in listed for values in account["positions"]
         ]
         uneven = observations.uneven(
             [values for account in listed for values in account["counters"]]
@@ -348,7 +340,7 @@ class Watch:
         if proven is not None:
             return Verdict(self._with_nccl(hang.judge_proven(positions, proven, uneven=uneven)))
         if not hang.hangs(positions):
-            return Verdict(picture=waiting.stopped(positions))
+            return Verdict(picture=waiting.stopped(positions) or waiting.outlived(positions))
         cause = hang.judge(positions, uneven=uneven)
         if self._requested_s is not None:
             return Verdict(self._with_nccl(cause))
@@ -359,22 +351,6 @@ class Watch:
         if finding is None or self._ask_nccl is None:
             return finding
         return replace(finding, evidence=(*finding.evidence[:3], *self._ask_nccl()))
-
-
-def _is_still(before: Look | None, now: Look | None, seconds: float) -> bool:
-    """Return whether a rank was inactive between two looks.
-
-    Its stack is unchanged, and it and its children used almost no CPU and copied nothing.
-    """
-    if before is None or now is None or before.frames != now.frames:
-        return False
-    copies = now.io_bytes - before.io_bytes > _MOVING_BYTES
-    return not copies and now.cpu_s - before.cpu_s < _STILL_CPU * seconds
-
-
-def _bytes_moved(before: Look, now: Look) -> bool:
-    are_known = before.socket_bytes >= 0 and now.socket_bytes >= 0
-    return are_known and before.socket_bytes != now.socket_bytes
 
 
 def _called_more(before: Look | None, now: Look) -> bool:

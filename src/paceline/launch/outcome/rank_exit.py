@@ -100,6 +100,8 @@ class RankExit:
     # use of ``/dev/shm`` on its host, ``"98 % of 64 MB"``; empty if it was not near full
     shm: str = ""
     threads: tuple[str, ...] = ()  # exceptions that ended threads of the rank, in words
+    # where it was when the run was asked to end; None if the ranks of its node made progress
+    standing: Position | None = None
 
     @property
     def succeeded(self) -> bool:

@@ -16,7 +16,7 @@ from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 from paceline.machine import agreement
 from paceline.text.secret_texts import hidden_in
-from paceline.text.wording import fold, named
+from paceline.text.wording import fold, named, shorten
 
 # Codes of faults that loading the checkpoint again would meet again.
 _CHECKPOINT = "CKP"
@@ -182,6 +182,9 @@ def _stopped(run: Run, stop: Stop) -> Report:
     if stop.name == "SIGHUP":
         fix = "start it where it outlives the terminal: tmux, setsid, or a job scheduler"
         finding = replace(finding, name="sighup-terminal-closed", fix=fix)
+    stood = root_cause.before_stop(run.ends, run.counters)
+    if stood is not None:
+        finding = replace(finding, evidence=stood.evidence, fix=finding.fix or stood.fix)
     late = [end for end in run.ends if end.killed_after_s >= run.grace_s]
     if late and run.saving:
         finding = _grace_too_short(run, stop, late)
@@ -219,8 +222,8 @@ def _unfinished(run: Run, by: str, *, where: str) -> Report:
 def _stop_report(run: Run, status: int, finding: Finding, resume_lines: Sequence[str]) -> Report:
     """Return the report of a stopped run: the finding in a few lines, and how to resume."""
     lines = [f"{finding.what}   [{finding.code} {finding.name}]"]
-    if finding.severity == "error":
-        lines += [f"  {line}" for line in finding.evidence]
+    if finding.name != "run-unfinished":
+        lines += [f"  {line}" for line in map(shorten, finding.evidence)]
     is_in_lines = any(finding.fix in line for line in resume_lines)
     if finding.fix and not is_in_lines:
         lines.append(f"  fix: {finding.fix}")

@@ -13,8 +13,8 @@ from typing import Any
 
 from paceline.errors import EXIT_UNFINISHED, Finding
 from paceline.launch.channel.silence import Loss
-from paceline.launch.monitor import observations
-from paceline.launch.monitor.hang import MORE_TIME
+from paceline.launch.monitor import observations, waiting
+from paceline.launch.monitor.hang import MORE_TIME, hangs
 from paceline.launch.monitor.hang import judge as judge_hang
 from paceline.launch.monitor.position import Position
 from paceline.launch.outcome import explanation
@@ -182,6 +182,29 @@ def broken_in_stop(ends: Iterable[RankExit]) -> list[str]:
             line = f"while it stopped, rank {end.rank} raised {end.failure.headline}"
             lines.append((end.first_ns, line))
     return [shorten(line) for _, line in sorted(lines)[:2]]
+
+
+def before_stop(ends: Sequence[RankExit], counters: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """Return where ranks were when the run was asked to end; None if it moved."""
+    positions = [replace(end.standing, late_alone=True) for end in ends if end.standing is not None]
+    if len(positions) < len(ends) or not _stand_still(positions):
+        return None
+    finding = judge_hang(positions, uneven=observations.uneven(counters))
+    if finding is None:
+        return None
+    evidence = (f"nothing had moved before: {finding.what}", *finding.evidence, *in_threads(ends))
+    fix = finding.fix.partition("; if it may take")[0]
+    return replace(finding, evidence=tuple(dict.fromkeys(evidence))[:7], fix=fix)
+
+
+def _stand_still(positions: Sequence[Position]) -> bool:
+    """Return whether no rank works: each waits, sleeps, has ended, or outlives its script."""
+    if hangs(positions) and waiting.picture(positions) is not None:
+        return True
+    return all(
+        each.ended or each.kept or ((each.still or each.flying) and not each.moving)
+        for each in positions
+    )
 
 
 def in_threads(ends: Iterable[RankExit]) -> tuple[str, ...]:

@@ -142,17 +142,20 @@ def _by_group(collectives: list[dict[str, Any]]) -> dict[str, list[list[Any]]]:
 def stacks() -> list[dict[str, Any]]:
     """Return the stacks of this process's Python threads.
 
-    Each has ``name``, ``main``, and ``frames`` from the outside in.
+    Each has ``name``, ``daemon``, ``main``, and ``frames`` from the outside in. A thread that
+    Python has not started counts as a daemon: nothing waits for it.
     """
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    known = {thread.ident: thread for thread in threading.enumerate()}
     main, own = threading.main_thread().ident, threading.get_ident()
     threads: list[dict[str, Any]] = []
     for ident, frame in list(sys._current_frames().items()):
         if ident != own and len(threads) < _THREADS:
             limit = _MAIN_FRAMES if ident == main else _FRAMES
+            thread = known.get(ident)
             threads.append(
                 {
-                    "name": names.get(ident, ""),
+                    "name": thread.name if thread is not None else "",
+                    "daemon": thread is None or thread.daemon,
                     "main": ident == main,
                     "frames": _frames(frame, limit),
                     "calls": _method_called(frame) if ident == main else "",

@@ -316,6 +316,8 @@ class Agent(LocalElasticAgent):
         signum = self._stop_signal()
         if signum is not None:
             self._link.advance(is_stopping=True)
+            if self._supervision is not None:
+                self._supervision.note_places()
             raise SignalException(f"the launcher got {signum.name}", sigval=signum)
 
     def _stop_signal(self) -> signal.Signals | None:

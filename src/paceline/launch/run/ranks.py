@@ -277,6 +277,8 @@ class RankGroup(PContext):
             state=look.state,
             peer=stacks.peer_of(look),
             members=stacks.members_of(look),
+            kept=look.kept or stacks.kept_by_hook(look, returned=beat.phase == counters.RETURNED),
+            threads=self._dead_threads(local),
             **look.recorded,
         )
 
@@ -326,8 +328,13 @@ class RankGroup(PContext):
             stack=stack,
             oom_kills=evidence.count_oom_kills() - attempt.oom_before if bad else 0,
             shm=evidence.shm_pressure() if bad else "",
-            threads=tuple(map(evidence.describe_thread, self._reported(local, rank_files.THREAD))),
+            threads=self._dead_threads(local),
+            standing=attempt.standing.get(local),
         )
+
+    def _dead_threads(self, local: int) -> tuple[str, ...]:
+        """Return the exceptions that have ended threads of a rank, in words."""
+        return tuple(map(evidence.describe_thread, self._reported(local, rank_files.THREAD)))
 
     def _failure(self, local: int) -> Failure | None:
         """Return a rank's exception, from its report; without our entry, from its error file."""
@@ -430,8 +437,10 @@ class RankGroup(PContext):
         old, new = before.get(local), after.get(local)
         if old is None or new is None or not old.frames or self.counted(local).armed:
             return False
-        has_not_moved = (old.recorded, old.frames) == (new.recorded, new.frames)
-        return has_not_moved and position.classify(new.frames)[0] in position.WAITING
+        if (old.recorded, old.frames) != (new.recorded, new.frames):
+            return False
+        in_collective = position.classify(new.frames)[0] in position.WAITING
+        return in_collective or (bool(new.recorded.get("flying")) and stacks.waits_for_work(new))
 
     def _signal_living(self, signum: int, why: str) -> None:
         request = self._context.link.stop

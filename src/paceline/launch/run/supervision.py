@@ -135,6 +135,11 @@ class Supervision:
     def _reported_variables(self) -> Iterator[dict[str, str]]:
         return self.ranks.reported(rank_files.VARIABLE)
 
+    def note_places(self) -> None:
+        """Note where the ranks are, if none has made progress for some seconds."""
+        if self._watch is not None and not self.ranks.attempt.standing:
+            self.ranks.attempt.standing = self._watch.standing()
+
     def report_late_variables(self, *, at_once: bool) -> None:
         """Print which variables ranks have set too late, if that is due or ``at_once`` is True."""
         if self._late_variables is not None:

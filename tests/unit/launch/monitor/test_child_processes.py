@@ -136,6 +136,11 @@ def test_what_a_child_has_used_since_an_earlier_look_is_told() -> None:
     assert ChildProcess(7, name="pt_data_worker", state="R", age_s=14, cpu_s=6.5).describe(
         before
     ) == ("DataLoader worker 7 computes, 14 s old, 2.5 s of CPU in 4 s")
+    locked = {"state": "S", "wait": "futex_do_wait", "age_s": 14, "cpu_s": 4.1}
+    before = ChildProcess(7, age_s=10, cpu_s=4, switches=1)
+    assert ChildProcess(7, **locked, switches=1).doing(before).startswith("waits for a lock")
+    ran = ChildProcess(7, **locked, switches=81).doing(before)
+    assert ran == "has run 80 times, 14 s old, 0.1 s of CPU in 4 s"
 
 
 def test_children_that_do_the_same_are_told_in_one_line() -> None:

@@ -245,8 +245,3 @@ Thread 0x03 (most recent call first):
   File "/x/train.py", line 9 in <module>
 """
     assert parse(dump) == (("/x/train.py", 9, "<module>"),)
-
-
-def test_a_position_travels_as_plain_data():
-    position = flying(1, REDUCE, "all_reduce", 4, guard="if x:", worker="d.py:1")
-    assert Position.from_json(position.to_json()) == position

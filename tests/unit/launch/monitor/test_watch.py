@@ -12,6 +12,7 @@ from paceline.launch.monitor import watch as watches
 from paceline.launch.monitor.position import Frame, Position
 from paceline.launch.monitor.stacks import Look
 from paceline.launch.monitor.watch import Verdict, Watch
+from paceline.text.plain_data import read_as
 
 BACK = Frame(
     "/venv/lib/python3.11/site-packages/torch/autograd/graph.py", 979, "_engine_run_backward"
@@ -195,7 +196,7 @@ def test_one_that_others_wait_for_and_that_works_is_noticed_once(clock):
     group, watch = watched(clock)
     group.at = Working()
     notice, after_s = until_noticed(group, watch, clock, within_s=900)
-    assert notice.what.endswith(", and uses the CPU")
+    assert notice.what.endswith(", and is active")
     assert 120 < after_s < 140
     assert until_noticed(group, watch, clock, within_s=900) is None
 
@@ -371,6 +372,18 @@ def test_long_steps_are_looked_at_late(clock):
     assert not group.looked
 
 
+def test_where_the_ranks_stand_is_known_as_soon_as_they_make_no_progress(clock):
+    group, watch = watched(clock)
+    assert watch.standing() == {}
+    assert until_told(watch, clock, within_s=9) is None
+    stands = watch.standing()
+    assert stands[1].still and stands[1].place == "/home/me/train.py:9" and stands[1].idle_s > 9
+    group.attempt.living = {0}  # a signal to all processes has ended it
+    assert watch.standing()[1].place == stands[1].place
+    group.beat[0] = stepped(clock)
+    assert watch.standing() == {}
+
+
 class ControlChannel:
     """The two ends of a channel in one process: what is posted is there at once."""
 
@@ -408,7 +421,7 @@ def test_what_the_head_makes_of_all_is_said_by_all(clock, monkeypatch):
     assert channels[0].remote.look == 1
     found = head.tick()
     assert found.name == "rank-stuck-in-code"
-    assert Verdict.from_json(ControlChannel.kept["verdict/1", 0]).finding == found
+    assert read_as(Verdict, ControlChannel.kept["verdict/1", 0]).finding == found
 
 
 def test_a_script_of_collectives_alone_is_looked_at_ever_less_often(clock):

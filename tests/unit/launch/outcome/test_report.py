@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import Finding, SetupError, UsageError
+from paceline.launch.monitor.position import Frame, Position
 from paceline.launch.outcome.rank_exit import Failure, RankExit
 from paceline.launch.outcome.report import Report, Run, Stop, broken, conclude, refused
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
@@ -153,6 +154,45 @@ def test_a_stop_names_who_asked_for_it_and_how_far_the_run_was():
         "exit status 143 · run folder runs/x",
     ]
     assert report.findings[0].severity == "warning"
+
+
+IN_BARRIER = (
+    Frame("train.py", 9, "<module>", "dist.barrier()", user=True),
+    Frame("/x/torch/distributed/distributed_c10d.py", 1, "barrier"),
+)
+ASLEEP = (Frame("train.py", 11, "<module>", "time.sleep(600)", user=True),)
+
+
+def standing(rank, frames, **fields):
+    place = Position(rank, "node-a", idle_s=24.0, frames=frames, **{"still": True, **fields})
+    return RankExit(rank, code=-15, stopped="SIGTERM to the launcher", standing=place)
+
+
+WAITS = standing(0, IN_BARRIER, guard="if rank == 0: (train.py:8)")
+HUNG = "  nothing had moved before: rank "
+
+
+@pytest.mark.parametrize(
+    ("other", "line"),
+    [
+        (
+            standing(1, ASLEEP),
+            f"{HUNG}1 (node-a) has been stuck for 24 s in time.sleep(600) at train.py:11; rank 0 ",
+        ),
+        (
+            standing(1, IN_BARRIER),
+            f"{HUNG}0 (node-a) is in a collective that not all ranks reach: barrier, train.py:9",
+        ),
+        (standing(1, IN_BARRIER, moving=True), "  more:"),
+        (standing(1, ASLEEP, still=False), "  more:"),  # it computes
+        (told_to_stop(1), "  more:"),  # its node's ranks made progress
+    ],
+)
+def test_a_run_that_stood_still_says_at_its_stop_where_each_rank_was(other, line):
+    report = conclude(run(WAITS, other, stops=[stop()]))
+    assert report.lines[1].startswith(line)
+    has_lines = any(" (node-a): barrier, train.py:9, for 24 s" in each for each in report.lines)
+    assert has_lines == (HUNG in line)
 
 
 @pytest.mark.parametrize(

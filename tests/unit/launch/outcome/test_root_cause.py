@@ -696,6 +696,7 @@ def test_a_record_survives_the_way_through_the_store():
         position=Position(rank=3, frames=IN_COLLECTIVE, call="all_reduce", seq=4),
         shm="98 % of 64 MB",
         threads=("thread loader raised OSError: gone",),
+        standing=Position(rank=3, frames=IN_COLLECTIVE, threads=("thread x raised",)),
     )
     usual = RankExit(rank=0)
     for made in (record, replace(record, failure=None), usual):
