@@ -244,7 +244,7 @@ def hanging(command, signum, *words, after_s):
         (
             "prefetch",
             f"rank 0 has been waiting for rank 1 .*(\n  .*)*\n  {DIED}",
-            "at train.py:22; rank 0 waits",
+            "at train.py:21; rank 0 waits",
         ),
         (
             "outlive",
