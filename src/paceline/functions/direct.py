@@ -46,21 +46,22 @@ def call(folder: Path) -> int:
     env.put(env.RUN_DIR, str(run_dir.root))
     _record_start(run_dir, attempt)
     process = os.getpid()
-    with run_dir.crash(0, attempt).open("wb") as crash:
-        task = RankTask(
-            local_rank=0,
-            kind=MODULE,
-            target=IN_JOB,
-            error_file=str(run_dir.error(0, attempt)),
-            crash=crash.fileno(),
-        )
-        try:
-            rank_entry.run(task)
-        except SystemExit as stop:
-            status = _status_of(stop)
-            if os.getpid() == process and status != EXIT_OK:  # a fork of the function is not it
-                judge(run_dir, status)
-            raise
+    # rank_entry replaces the descriptor by one that closerange does not reach, and keeps that
+    crash = os.open(run_dir.crash(0, attempt), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    task = RankTask(
+        local_rank=0,
+        kind=MODULE,
+        target=IN_JOB,
+        error_file=str(run_dir.error(0, attempt)),
+        crash=crash,
+    )
+    try:
+        rank_entry.run(task)
+    except SystemExit as stop:
+        status = _status_of(stop)
+        if os.getpid() == process and status != EXIT_OK:  # a fork of the function is not it
+            judge(run_dir, status)
+        raise
     _record_outcome(run_dir, EXIT_OK)
     return EXIT_OK
 
