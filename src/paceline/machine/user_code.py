@@ -14,6 +14,8 @@ from pathlib import Path
 import paceline
 
 _OWN = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
+# The outermost frame of a rank that the launcher has forked.
+_COMMAND = os.path.join(os.path.realpath(sysconfig.get_path("scripts")), "paceline")
 _LIBRARIES = tuple(
     os.path.realpath(path) + os.sep
     for path in {
@@ -34,6 +36,7 @@ def is_users(file: str) -> bool:
         not real.startswith(_LIBRARIES)
         and "site-packages" not in real
         and not real.startswith(_OWN)
+        and real != _COMMAND
         and not _is_installed(Path(real))
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,8 @@ def folder(tmp_path):
         ("mine/model.py", True),
         ("train.py", True),
         (os.__file__, False),
+        (sysconfig.get_path("scripts") + "/paceline", False),
+        (sysconfig.get_path("scripts") + "/pytest", True),
         ("<string>", False),
     ],
 )
