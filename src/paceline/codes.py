@@ -157,6 +157,7 @@ CODES = {
     "collective-on-wrong-device": "RUN048",
     "data-bound": "RUN049",
     "communication-bound": "RUN050",
+    "loss-not-finite": "RUN056",
     "data-not-shardable": "DAT001",
     "batch-weight-unknown": "DAT002",
     "optimizer-of-other-model": "DAT003",

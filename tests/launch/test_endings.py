@@ -254,6 +254,18 @@ def test_the_cause_is_named_when_all_ranks_fail_within_a_second(command, attempt
         assert line.endswith(f"(follows from rank {cause}; less {ended.run_dir}/logs/rank-000.out)")
 
 
+def test_losses_that_are_nan_to_the_end_are_told_once_and_end_nothing(command):
+    command.script(
+        "import sys\nfor epoch in range(4):\n    print(f'epoch {epoch} loss', sys.argv[1 + epoch // 2])\n"
+    )
+    for losses, times in ((("0.7", "nan"), 1), (("nan", "0.7"), 0)):
+        ended = command.run("--nproc-per-node", 2, "train.py", *losses)
+        assert ended.status == 0
+        assert ended.err.count("warning RUN056 loss-not-finite: ") == times, ended.err
+        assert ended.err.count("epoch 3 loss nan") == times
+        assert "paceline: done: 2 ranks" in ended.err
+
+
 def test_a_cause_that_is_a_step_behind_its_victims_is_waited_for(command):
     """The rank that fails takes 0.3 s to end; the victim is gone at once."""
     ended = failing(

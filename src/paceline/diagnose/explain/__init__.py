@@ -8,6 +8,7 @@ and ``pairs`` say which of them explains another, and ``ranking`` orders the res
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from paceline.errors import Finding
 if TYPE_CHECKING:
     from paceline.diagnose.explain.scan import Scanned
 
-__all__ = ["explain", "known_fault"]
+__all__ = ["explain", "known_fault", "printed_loss"]
 
 
 def explain(subject: str) -> Answer:
@@ -58,6 +59,14 @@ def known_fault(lines: Iterable[str]) -> Finding | None:
     from paceline.diagnose.explain import ranking
 
     return ranking.known_fault(_scanned(lines))
+
+
+def printed_loss(text: str) -> Finding | None:
+    """Return the warning that the last losses which a rank printed are NaN or Inf; else None."""
+    if not re.search(r"loss\W*[\w(]{0,8}[-+]?(?:nan|inf)\b", text, re.IGNORECASE):
+        return None  # most runs: a scan would cost time
+    findings = judge(text.splitlines()).findings
+    return next((finding for finding in findings if finding.name == "loss-not-finite"), None)
 
 
 def _scanned(lines: Iterable[str]) -> Scanned:

@@ -50,6 +50,7 @@ RULES: tuple[Rule, ...] = (
     _adding(non_finite.falling_loss_scale),
     _adding(non_finite.non_finite_gradient),
     _adding(non_finite.stopped_on_nan),
+    _adding(non_finite.loss_not_finite),
     _adding(collectives.different_collectives),
     _adding(collectives.slow_rank),
     _adding(collectives.uneven_inputs),

@@ -8,12 +8,13 @@ from dataclasses import replace
 from paceline.diagnose.explain.arrivals import listed
 from paceline.diagnose.explain.candidates import Candidate, changed, quoted
 from paceline.diagnose.explain.pairs import LOST_PEER
-from paceline.diagnose.explain.scan import Scanned
-from paceline.signatures.lines import Line
+from paceline.diagnose.explain.scan import Match, Scanned
+from paceline.signatures.lines import Line, shorten
 from paceline.signatures.tier import Tier
 
 _MIN_SCALE = 1e-3  # loss scale: below it, fp16 gradients vanish
 _NON_FINITE = ("nan", "inf")
+_LEAST_LOSSES = 2  # a single one may be overcome
 
 
 def falling_loss_scale(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
@@ -70,11 +71,7 @@ def generalize_divergence(scanned: Scanned, candidates: Sequence[Candidate]) -> 
 def non_finite_gradient(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
     """Infer a fault of some ranks from a table of values by rank with NaN or Inf for a minority."""
     values = {match.groups["rank"]: match for match in scanned.of("rank-value")}
-    ranks = [
-        rank
-        for rank, match in values.items()
-        if match.groups["value"].lower().strip("-+") in _NON_FINITE
-    ]
+    ranks = [rank for rank, match in values.items() if _is_non_finite(match)]
     if not ranks or len(ranks) * 2 > len(values):
         return None
     line = values[ranks[0]].line
@@ -111,3 +108,30 @@ def stopped_on_nan(scanned: Scanned, candidates: Sequence[Candidate]) -> Candida
             " and labels"
         ),
     )
+
+
+def loss_not_finite(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
+    """Infer that training continued in vain if the last losses in the text are NaN or Inf."""
+    losses = scanned.of("printed-loss")
+    finite = [place for place, match in enumerate(losses) if not _is_non_finite(match)]
+    bad = losses[finite[-1] + 1 :] if finite else losses
+    if len(bad) < _LEAST_LOSSES or any(candidate.key == "diverged" for candidate in candidates):
+        return None
+    return Candidate(
+        "loss-not-finite",
+        Tier.WARNED,
+        bad[0].line.number,
+        "the last losses that were printed are NaN or Inf",
+        evidence=(shorten(bad[0].line.body), shorten(bad[-1].line.body)),
+        why="a model with such a loss learns nothing more, and nothing fails",
+        fix=(
+            "paceline run --check-finite ... stops at the first; then a lower learning rate,"
+            " clipped gradients, or torch.autograd.set_detect_anomaly(True)"
+        ),
+        severity="warning",
+        count=len(bad),
+    )
+
+
+def _is_non_finite(match: Match) -> bool:
+    return match.groups["value"].lower().strip("-+") in _NON_FINITE

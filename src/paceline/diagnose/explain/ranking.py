@@ -93,7 +93,7 @@ def _headings(ordered: Sequence[Candidate]) -> dict[str, str]:
     for candidate in ordered[1:]:
         if candidate.survived:
             headings[candidate.name] = _SURVIVED
-        elif candidate.number < ordered[0].number and candidate.tier >= Tier.TIMEOUT:
+        elif candidate.number < ordered[0].number and candidate.tier >= Tier.WARNED:
             headings[candidate.name] = ALSO
     return headings
 

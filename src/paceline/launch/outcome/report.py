@@ -21,7 +21,7 @@ from paceline.text.wording import fold, named, shorten
 # Codes of faults that loading the checkpoint again would meet again.
 _CHECKPOINT = "CKP"
 # What is looked at once, at the end, so that its full text stands directly above the last lines.
-_JUST_PRINTED = ("parameters-not-finite",)
+_JUST_PRINTED = ("parameters-not-finite", "loss-not-finite")
 # Signals that are sent to many processes together arrive within this time.
 _AT_ONCE_NS = 1_000_000_000
 

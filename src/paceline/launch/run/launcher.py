@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import env
 from paceline.counters import SharedCounters
+from paceline.diagnose.explain import printed_loss
 from paceline.errors import EXIT_OK, PacelineError
 from paceline.launch.channel.silence import NodeLost
+from paceline.launch.monitor.attempt import Attempt
 from paceline.launch.outcome import evidence, nccl, node_account, report
 from paceline.launch.outcome.node_account import NodeAccount
 from paceline.launch.outcome.report import Report, Stop
@@ -285,6 +287,8 @@ class Launcher:
         """Exchange accounts with the other nodes; return the account of the whole run."""
         seconds = time.monotonic() - self._started_s
         alone = self._run_alone()
+        if succeeded:
+            self._warn_of_loss(supervision.ranks.attempt)
         own = self._own_account(supervision, alone).shifted(self._peers.clock_offset_ns).to_json()
         others = self._exchange(own, succeeded=succeeded)
         entries = {self._peers.node: own} | others
@@ -300,6 +304,14 @@ class Launcher:
         )
         accounts = [NodeAccount.from_json(entries[node]) for node in sorted(entries)]
         return node_account.join(accounts, run)
+
+    def _warn_of_loss(self, attempt: Attempt) -> None:
+        """Warn if the last losses that rank 0 printed are not finite, and nothing else says so."""
+        if any(finding.name == "parameters-not-finite" for finding in self._notices.warnings):
+            return
+        logs = [attempt.log_paths[local] for local, rank in attempt.ranks.items() if rank == 0]
+        for finding in filter(None, map(printed_loss, map(self._console.tail, logs))):
+            self._notices.warn(finding)
 
     def _own_account(self, supervision: Supervision, alone: report.Run) -> NodeAccount:
         """Return the account that this node sends to the others."""

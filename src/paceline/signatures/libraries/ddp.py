@@ -183,6 +183,12 @@ SIGNATURES: tuple[Signature, ...] = (
         r" :=\[#]{1,3}\d",
     ),
     note(
+        "printed-loss",
+        "loss",
+        r"(?<!best[_ ])(?<!min[_ ])loss\w*['\"]?\s*[:= ]\s*(?:tensor\()?"
+        r"(?P<value>[-+]?(?:nan|inf|\d[\d.e+-]*))\b",
+    ),
+    note(
         "passed-over",
         "skipp|retry|falling back|fall back|ignoring|ignored|attempt ",
         r"\bskip(?:ping|ped)\b|\b(?:will )?retry(?:ing)?\b|\bfall(?:ing)?"

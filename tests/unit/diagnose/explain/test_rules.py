@@ -12,6 +12,7 @@ double_launch: Infer that all ranks were started twice, or that a file of an ear
 falling_loss_scale: Infer NaN or Inf under fp16 from a loss scale that falls step by step.
 non_finite_gradient: Infer a fault of some ranks from a table of values by rank with NaN or Inf for a minority.
 stopped_on_nan: Infer a fault of some ranks that stopped on NaN while the others wait for them.
+loss_not_finite: Infer that training continued in vain if the last losses in the text are NaN or Inf.
 different_collectives: Infer a mismatch if ranks timed out in different operations with the same number.
 slow_rank: Infer a slow rank if one rank prepared data or saved before the timeout.
 uneven_inputs: Infer uneven inputs if ranks logged different numbers of batches and a collective failed.
