@@ -102,3 +102,10 @@ def test_ranks_that_receive_from_each_other_go_on_when_a_timer_sends(command):
     command.script(START.replace("TIMEOUT", "600") + textwrap.dedent(body))
     ended = command.run("--nproc-per-node", 2, "train.py")
     assert ended.status == 0, ended.err
+
+
+def test_types_that_differ_are_named_with_the_line_of_each_rank(command):
+    kind = "numbers = torch.ones(4, dtype=torch.float64 if rank else torch.float32)\n"
+    block = hung(command, kind + "dist.all_reduce(numbers)\n")
+    assert "rank 1: all_reduce #1 of 4 elements (Double), train.py:6" in block
+    assert "shape and dtype" in block

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from paceline.launch.monitor.proof import Call
+
 # How a job begins. GROUP: torchrun's variables are set and the default group is there. VARIABLES:
 # only the variables. BARE: no variables, and a group where there are several ranks, which is what
 # the tests of paceline's own Session need.
@@ -78,6 +80,8 @@ class Outcome:
     place: str = ""  # ``test_x.py:12``, the innermost line of the test's own code; empty if unknown
     # the exception, pickled; empty if it cannot be
     exception: bytes = field(default=b"", repr=False)
+    # the collectives that a rank which failed had called
+    calls: tuple[Call, ...] = ()
     warnings: tuple[RankWarning, ...] = ()  # warnings that were raised and not turned into errors
 
 

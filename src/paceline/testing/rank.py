@@ -20,6 +20,7 @@ import pytest
 
 from paceline import env
 from paceline.launch.monitor.position import shown_path
+from paceline.launch.monitor.proof import Call
 from paceline.launch.probe import stack_responder
 from paceline.machine.user_code import is_users
 from paceline.testing import faults, modules
@@ -138,19 +139,20 @@ def _perform(job: Job, rank: int, channel: Channel) -> None:
 
     The other ranks notice the end of the group, and what they then say is a consequence.
     """
-    outcome = _outcome(job, rank, channel)
+    since_ns = time.time_ns()
+    outcome = _outcome(job, rank, channel, since_ns)
     if outcome.kind == RETURNED:
         try:
             _leave_group()
         except Exception as error:
-            outcome = _failure(error, job)
+            outcome = _failure(error, job, since_ns)
     channel.send(outcome)
     if outcome.kind != RETURNED:
         with contextlib.suppress(Exception):
             _leave_group()
 
 
-def _outcome(job: Job, rank: int, channel: Channel) -> Outcome:
+def _outcome(job: Job, rank: int, channel: Channel, since_ns: int) -> Outcome:
     """Make the call; return how it ended."""
     faults.prepare(rank, channel)
     try:
@@ -171,7 +173,7 @@ def _outcome(job: Job, rank: int, channel: Channel) -> Outcome:
     except pytest.xfail.Exception as error:
         return Outcome(XFAILED, time.monotonic(), headline=str(error))
     except BaseException as error:
-        return _failure(error, job)
+        return _failure(error, job, since_ns)
     return replace(outcome, warnings=tuple(map(_described, raised)))
 
 
@@ -231,7 +233,7 @@ def _described(warning: warnings.WarningMessage) -> RankWarning:
     return RankWarning(str(warning.message), category, warning.filename, warning.lineno)
 
 
-def _failure(error: BaseException, job: Job) -> Outcome:
+def _failure(error: BaseException, job: Job, since_ns: int) -> Outcome:
     """Return the outcome of an exception, with its traceback as pytest prints it."""
     time_s = time.monotonic()
     info = pytest.ExceptionInfo.from_exception(error)
@@ -253,7 +255,17 @@ def _failure(error: BaseException, job: Job) -> Outcome:
         text=text,
         place=place,
         exception=content,
+        calls=_calls(since_ns),
     )
+
+
+def _calls(since_ns: int) -> tuple[Call, ...]:
+    """Return the collectives that this rank has called since a time."""
+    entries = [
+        entry for entry in stack_responder.entries() if entry.get("time_created_ns", 0) > since_ns
+    ]
+    recent = stack_responder.describe(entries, members={}, threads=[])["recent"]
+    return tuple(Call(*values) for values in recent)
 
 
 def _users_part(info: pytest.ExceptionInfo[BaseException]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from paceline.launch.monitor.proof import Call, difference
 from paceline.signatures import rank_errors
 from paceline.testing.job import AS_PLANNED, ENDED, FAILED, STUCK, Outcome
 from paceline.text.wording import duration, is_or_are, named, shorten
@@ -37,6 +38,9 @@ def is_consequence(outcome: Outcome) -> bool:
 def headline(outcomes: Mapping[int, Outcome]) -> str:
     """Return a failure in one line, for the summary of the test run."""
     rank, first = next(iter(failures(outcomes).items()))
+    differing = _difference(outcomes)
+    if differing and is_consequence(first):
+        return shorten(differing, _MOST_LINE)
     return shorten(f"{named([rank])}: {_in_one_line(first)}", _MOST_LINE)
 
 
@@ -45,7 +49,19 @@ def render(outcomes: Mapping[int, Outcome], *, limit_s: float) -> str:
     failed = failures(outcomes)
     if all(outcome.kind == STUCK for outcome in failed.values()):
         return "\n".join(_hang(outcomes, limit_s))
-    return "\n".join(_cause(failed, len(outcomes)))
+    lines = list(_cause(failed, len(outcomes)))
+    differing = _difference(outcomes)
+    is_cause = differing and is_consequence(next(iter(failed.values())))
+    return "\n".join([f"{differing}\n", *lines] if is_cause else lines)
+
+
+def _difference(outcomes: Mapping[int, Outcome]) -> str:
+    """Return how calls with one number differ between ranks; empty if none do."""
+    calls: dict[tuple[str, int], dict[int, Call]] = {}
+    for rank, outcome in sorted(outcomes.items()):
+        for call in outcome.calls:
+            calls.setdefault((call.group, call.seq), {})[rank] = call
+    return next(filter(None, map(difference, calls.values())), "")
 
 
 def _hang(outcomes: Mapping[int, Outcome], limit_s: float) -> Iterator[str]:
@@ -87,7 +103,8 @@ def _afterwards(outcome: Outcome) -> str:
     """Return what became of a rank after another one had failed."""
     if outcome.kind != FAILED or not rank_errors.read(outcome.headline).has_lost_peer:
         return _in_one_line(outcome)
-    return f"lost its connection to a rank that had ended{_at(outcome)}"
+    within = f", in {outcome.calls[-1].words}" if outcome.calls else ""
+    return f"lost its connection to a rank that had ended{within}{_at(outcome)}"
 
 
 def _in_one_line(outcome: Outcome) -> str:

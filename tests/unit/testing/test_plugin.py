@@ -172,6 +172,19 @@ def test_sleeper(rank):
     )
 
 
+def test_sizes_that_differ_between_ranks_are_named_first(session):
+    result = session(
+        """
+@pytest.mark.ranks(2, collective_timeout_s=1)
+def test_total(rank):
+    dist.all_reduce(torch.ones(3 + rank))
+    dist.barrier()
+"""
+    )
+    said = "all_reduce #1 differs in size: 3 elements on rank 0, 4 elements on rank 1"
+    result.stdout.fnmatch_lines([said, "*test_total*", "FAILED*all_reduce #1 differs*"])
+
+
 def test_fixtures_run_in_the_test_process_and_their_values_are_sent(session):
     result = session(
         """

@@ -13,7 +13,7 @@ from dataclasses import replace
 from paceline import deadlines
 from paceline.errors import Finding
 from paceline.launch.monitor.position import DATA, Position, shown_path
-from paceline.launch.monitor.proof import Call, Proof
+from paceline.launch.monitor.proof import Call, Proof, difference, odd_pair
 from paceline.launch.monitor.waiting import longer
 from paceline.text.wording import duration, few_lines, has_or_have, is_or_are, named, wait_or_waits
 
@@ -26,7 +26,7 @@ MORE_TIME = (
     "look at what that line waits for; if it may take so long: init_process_group({}),"
     " session.once(...)"
 )
-_SAME_SIZE = (
+SAME_SIZE = (
     "the tensors of all ranks must have one shape and dtype: pad or cast them, or gather their"
     " sizes first"
 )
@@ -143,33 +143,14 @@ def _calls(calls: Mapping[int, Call]) -> tuple[str, ...]:
 
 
 def _other_calls(stuck: Sequence[Position], proof: Proof) -> Finding:
-    calls = proof.calls
-    ranks = sorted(
-        calls, key=lambda rank: (sum(calls[rank].fits(other) for other in calls.values()), rank)
-    )
-    first = ranks[0]
-    other = next(rank for rank in ranks if not calls[first].fits(calls[rank]))
-    call, other_call = calls[first], calls[other]
-    what = (
-        f"ranks call different collectives: rank {first} {call.words}, rank {other}"
-        f" {other_call.words}"
-    )
-    fix = "make every rank call the same collectives in the same order"
-    if call.name == other_call.name:
-        same_count = call.elements == other_call.elements
-        mine, theirs = (one.content if same_count else one.size for one in (call, other_call))
-        differs = "type" if same_count else "size"
-        what = (
-            f"{call.name} #{call.seq} differs in {differs}: {mine} on rank {first}, {theirs} on"
-            f" rank {other}"
-        )
-        fix = _SAME_SIZE
+    first, other = odd_pair(proof.calls)
+    one_operation = proof.calls[first].name == proof.calls[other].name
     return Finding(
         "collective-mismatch",
-        what,
+        difference(proof.calls),
         where=_where([position for position in stuck if position.rank == first] or stuck),
         evidence=_lines(stuck),
-        fix=fix,
+        fix=SAME_SIZE if one_operation else _SAME_ORDER,
     )
 
 

@@ -70,6 +70,7 @@ class Position:
     call: str = ""  # the last collective that it has begun, from torch's Flight Recorder
     seq: int = -1  # sequence number of that collective in its process group; -1 if unknown
     group: str = ""  # the process group of that collective
+    called: str = ""  # the same with what it sends: ``all_reduce #1 of 3 elements (Float)``
     group_name: str = ""  # what the script calls that group
     members: tuple[int, ...] = ()  # global ranks of that group; empty if unknown
     peer: int = -1  # the rank that it sends to or receives from; -1 for none

@@ -65,7 +65,7 @@ class Call:
     def words(self) -> str:
         """``all_reduce #12 of 3 elements``."""
         sized = self.elements or self.name in _SAME_SIZE
-        return f"{self.name} #{self.seq} of {self.size}" if sized else f"{self.name} #{self.seq}"
+        return f"{self.name} #{self.seq} of {self.content}" if sized else f"{self.name} #{self.seq}"
 
     @property
     def size(self) -> str:
@@ -228,3 +228,31 @@ def _ended(by_rank: Mapping[int, Stand]) -> Proof | None:
             ranks |= {stand.rank, *gone}
             destroyed |= left
     return Proof(frozenset(ranks), destroyed=frozenset(destroyed)) if ranks else None
+
+
+def odd_pair(calls: Mapping[int, Call]) -> tuple[int, int]:
+    """Return a rank whose call fits the fewest others, and the first rank that it does not fit."""
+    ranks = sorted(
+        calls, key=lambda rank: (sum(calls[rank].fits(other) for other in calls.values()), rank)
+    )
+    first = ranks[0]
+    return first, next(rank for rank in ranks if not calls[first].fits(calls[rank]))
+
+
+def difference(calls: Mapping[int, Call]) -> str:
+    """Return in words how calls with one number differ; empty if they fit each other."""
+    if all(call.fits(other) for call in calls.values() for other in calls.values()):
+        return ""
+    first, other = odd_pair(calls)
+    call, other_call = calls[first], calls[other]
+    if call.name != other_call.name:
+        return (
+            f"ranks call different collectives: rank {first} {call.words}, rank {other}"
+            f" {other_call.words}"
+        )
+    kind = "type" if call.elements == other_call.elements else "size"
+    mine, theirs = (one.content if kind == "type" else one.size for one in (call, other_call))
+    return (
+        f"{call.name} #{call.seq} differs in {kind}: {mine} on rank {first}, {theirs} on rank"
+        f" {other}"
+    )

@@ -21,6 +21,7 @@ from typing import Any
 
 from paceline.launch.monitor import child_stacks, conditional_line, position
 from paceline.launch.monitor.position import Frame, Position
+from paceline.launch.monitor.proof import Call
 from paceline.launch.probe import stack_responder
 from paceline.machine import processes, sockets
 from paceline.machine.user_code import is_users
@@ -211,6 +212,12 @@ def peer_of(look: Look) -> int:
 def members_of(look: Look) -> tuple[int, ...]:
     """Return the global ranks of the group of its last collective; empty if they are unknown."""
     return tuple(look.answer.get("members", {}).get(look.recorded.get("group"), ()))
+
+
+def last_call_of(look: Look) -> str:
+    """Return the last collective that it has called, with what it sends; empty if there is none."""
+    calls = [Call(*values) for values in look.answer.get("recent", [])]
+    return max(calls, key=lambda call: call.record).words if calls else ""
 
 
 def _main(look: Look) -> dict[str, Any]:

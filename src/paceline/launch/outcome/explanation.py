@@ -13,6 +13,7 @@ from paceline.errors import EXIT_UNFINISHED, TRACEBACK, Finding
 from paceline.launch.channel import silence
 from paceline.launch.channel.silence import Loss
 from paceline.launch.monitor.child_processes import signal_name
+from paceline.launch.monitor.hang import SAME_SIZE
 from paceline.launch.outcome import weight
 from paceline.launch.outcome.rank_exit import Failure, RankExit
 from paceline.machine.user_code import is_users
@@ -345,10 +346,7 @@ def _explain_abort(end: RankExit, ranks: str) -> Finding:
             f"{ranks} aborted in a collective whose sizes differ between ranks",
             where=_where(end),
             evidence=(*mismatches[:1], *end.stack[:3]),
-            fix=(
-                "make every rank call the same collective with the same shapes; look for code for"
-                " one rank only"
-            ),
+            fix=SAME_SIZE,
         )
     return _explain_other_signal(end, ranks)
 

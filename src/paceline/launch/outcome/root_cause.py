@@ -82,7 +82,7 @@ def judge(
         return Verdict(elsewhere, end=first, hung=True)
     if weigh(first) == VICTIM:
         return Verdict(explanation.explain_victims(first), victims=failed_ranks, end=first)
-    return _blame(ranked, num_ranks=len(ends), lost=lost)
+    return _blame(ranked, ends, lost=lost)
 
 
 def _likeliest_first(ends: Iterable[RankExit]) -> list[RankExit]:
@@ -95,7 +95,9 @@ def _ranks(ends: Iterable[RankExit]) -> tuple[int, ...]:
     return tuple(sorted(end.rank for end in ends))
 
 
-def _blame(ranked: Sequence[RankExit], *, num_ranks: int, lost: tuple[str, ...]) -> Verdict:
+def _blame(
+    ranked: Sequence[RankExit], ends: Sequence[RankExit], *, lost: tuple[str, ...]
+) -> Verdict:
     """Return the verdict that the first exit, and those alike, caused the failure."""
     first = ranked[0]
     causes = _ranks(end for end in ranked if _same_way(end, first))
@@ -105,10 +107,18 @@ def _blame(ranked: Sequence[RankExit], *, num_ranks: int, lost: tuple[str, ...])
     resumable = _ranks(end for end in ranked if end.unfinished)
     if resumable and not first.unfinished:
         others.insert(0, f"{named(resumable)} had stopped to be resumed (status {EXIT_UNFINISHED})")
-    finding = explanation.explain(first, causes=causes, num_ranks=num_ranks)
-    if len(causes) == num_ranks > 1 and finding.where.startswith("rank "):
-        everyone = "both ranks" if num_ranks == 2 else "all ranks"
+    finding = explanation.explain(first, causes=causes, num_ranks=len(ends))
+    if len(causes) == len(ends) > 1 and finding.where.startswith("rank "):
+        everyone = "both ranks" if len(ends) == 2 else "all ranks"
         finding = replace(finding, where=f"{everyone}, the first was {finding.where}")
+    if finding.name == "collective-mismatch":
+        places = [
+            f"rank {end.rank}: {end.position.called}, {end.position.place}"
+            for end in ends
+            if end.rank not in causes and end.position is not None and end.position.called
+        ]
+        evidence = (*finding.evidence[:1], *places[:3], *finding.evidence[1:])
+        finding = replace(finding, evidence=evidence)
     return Verdict(
         finding,
         causes=causes,

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -279,6 +279,7 @@ class RankGroup(PContext):
             members=stacks.members_of(look),
             kept=look.kept or stacks.kept_by_hook(look, returned=beat.phase == counters.RETURNED),
             threads=self._dead_threads(local),
+            called=stacks.last_call_of(look),
             **look.recorded,
         )
 
@@ -286,7 +287,9 @@ class RankGroup(PContext):
         """Return where a rank was at its end, or when another had failed."""
         was_stopped = local in self.attempt.stopped  # its signal came from the launcher
         if failure is not None:
-            return self.position(local, stacks.at(failure.frames))
+            before = self.attempt.looks.get(local, Look())
+            at_end = self.position(local, stacks.at(failure.frames))
+            return replace(at_end, called=stacks.last_call_of(before))
         if crashed and not was_stopped:
             crash = self.attempt.files[local].crash_path
             return self.position(local, stacks.at(stacks.read_crash(crash)))
