@@ -196,10 +196,11 @@ def broken_in_stop(ends: Iterable[RankExit]) -> list[str]:
 
 def before_stop(ends: Sequence[RankExit], counters: Sequence[Mapping[str, Any]]) -> Finding | None:
     """Return where ranks were when the run was asked to end; None if it moved."""
-    positions = [replace(end.standing, late_alone=True) for end in ends if end.standing is not None]
+    positions = [end.standing for end in ends if end.standing is not None]
     if len(positions) < len(ends) or not _stand_still(positions):
         return None
-    finding = judge_hang(positions, uneven=observations.uneven(counters))
+    stuck = [replace(position, late_alone=True) for position in positions]
+    finding = judge_hang(stuck, uneven=observations.uneven(counters))
     if finding is None:
         return None
     evidence = (f"nothing had moved before: {finding.what}", *finding.evidence, *in_threads(ends))
@@ -211,6 +212,9 @@ def _stand_still(positions: Sequence[Position]) -> bool:
     """Return whether no rank works: each waits, sleeps, has ended, or outlives its script."""
     if hangs(positions) and waiting.picture(positions) is not None:
         return True
+    # where nobody waits and nothing was counted, it may be a server
+    if not any(each.waits or each.kept or each.batches or each.steps for each in positions):
+        return False
     return all(
         each.ended or each.kept or ((each.still or each.flying) and not each.moving)
         for each in positions

@@ -193,6 +193,9 @@ def test_a_run_that_stood_still_says_at_its_stop_where_each_rank_was(other, line
     assert report.lines[1].startswith(line)
     has_lines = any(" (node-a): barrier, train.py:9, for 24 s" in each for each in report.lines)
     assert has_lines == (HUNG in line)
+    for steps, count in ((0, 3), (9, 6)):  # a script that has counted nothing may be a server
+        alone = conclude(run(standing(0, ASLEEP, steps=steps), stops=[stop()]))
+        assert len(alone.lines) == count
 
 
 @pytest.mark.parametrize(
