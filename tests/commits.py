@@ -8,14 +8,14 @@ from paceline.rundir.files import MANIFEST
 from paceline.train.checkpoint.manifest import Manifest, committed_name, dump
 
 
-def text(step: int, *, seconds: float = 0.0) -> str:
+def text(step: int, *, seconds: float = 0.0, metric: float | None = None) -> str:
     """Return a manifest of no other files."""
-    return dump(Manifest(step, 0, None, "max", 2, 5, "2.13.0", {}, "run", seconds))
+    return dump(Manifest(step, 0, metric, "max", 2, 5, "2.13.0", {}, "run", seconds))
 
 
-def commit(folder: Path, step: int, *, serial: int = 1, seconds: float = 0.0) -> Path:
+def commit(folder: Path, step: int, *, serial: int = 1, **said: float) -> Path:
     """Make a checkpoint in a folder of checkpoints."""
     path = folder / committed_name(serial, step)
     path.mkdir(parents=True)
-    (path / MANIFEST).write_text(text(step, seconds=seconds))
+    (path / MANIFEST).write_text(text(step, **said))
     return path

@@ -43,7 +43,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "Start": ("new", "run", "submit", "translate"),
     "Measure": ("bench", "tune", "forecast", "top", "report", "verify"),
     "Diagnose": ("doctor", "lint", "explain", "why"),
-    "Jobs and folders": ("jobs", "follow", "cancel", "checkpoint", "profile", "completion"),
+    "Runs and jobs": ("jobs", "follow", "cancel", "clean", "checkpoint", "profile", "completion"),
 }
 FURTHER = {"run": "Further options", "submit": "Options of paceline run", "": "Options"}
 
@@ -135,6 +135,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     "paceline doctor": ("paceline doctor", "paceline doctor --json"),
     "paceline follow": ("paceline follow 4711", "paceline follow paceline-runs/NAME"),
     "paceline jobs": ("paceline jobs", "paceline jobs SWEEP --sort val/accuracy --descending"),
+    "paceline clean": ("paceline clean", "paceline clean --yes"),
     "paceline cancel": ("paceline cancel 4711", "paceline cancel paceline-runs/SWEEP"),
     "paceline call": (
         "paceline call paceline-runs/NAME",

@@ -261,8 +261,11 @@ def _follow(run: str) -> Action:
 @click.argument("folder", metavar="[FOLDER|SWEEP]", type=click.Path(path_type=Path), required=False)
 @click.option("--sort", default="", metavar="METRIC", help="Of a sweep: sort by its last value.")
 @click.option("--descending", is_flag=True, help="With --sort: the largest first.")
+@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Show N rows. [all]")
 @command_help.JSON
-def _jobs(folder: Path | None, sort: str, descending: bool, as_json: bool) -> Action:
+def _jobs(
+    folder: Path | None, sort: str, descending: bool, limit: int | None, as_json: bool
+) -> Action:
     """List the runs of a folder, paceline-runs/ without one: state, nodes, last step, loss; the
     newest first.
 
@@ -273,7 +276,25 @@ def _jobs(folder: Path | None, sort: str, descending: bool, as_json: bool) -> Ac
     def action() -> int:
         from paceline.slurm import jobs
 
-        return jobs.jobs(folder, as_json=as_json, metric=sort, descending=descending)
+        return jobs.jobs(folder, as_json=as_json, metric=sort, descending=descending, limit=limit)
+
+    return action
+
+
+@cli.command("clean")
+@click.argument("folder", type=click.Path(path_type=Path, exists=True), required=False)
+@click.option("--yes", "is_confirmed", is_flag=True, help="Delete it; without this it is shown.")
+def _clean(folder: Path | None, is_confirmed: bool) -> Action:
+    """Show, or delete, checkpoints that no run needs, and folders of failed runs without a result.
+
+    The latest and the best checkpoint of each training stay, everything of a run that lives, and a
+    run or checkpoint with a file "keep" in its folder. FOLDER is paceline-runs/ without one.
+    """
+
+    def action() -> int:
+        from paceline.slurm import clean
+
+        return clean.clean(folder, is_confirmed=is_confirmed)
 
     return action
 

@@ -108,6 +108,11 @@ class RunDir:
         return self.root / "checkpoints"
 
     @property
+    def keep(self) -> Path:
+        """A file by which the user keeps the folder, of a run or a checkpoint."""
+        return self.root / "keep"
+
+    @property
     def metrics(self) -> Path:
         """Metrics that the script logged (CSV)."""
         return self.root / "metrics.csv"

@@ -3,7 +3,7 @@
 request, batch   options in, the batch script out
 submit, follow   queue a job, and show its output
 sweep, sweep_*   arrays of runs with different arguments
-cancel           end jobs
+cancel, clean    end jobs; delete what runs have left
 requeue          whether a job that has ended is queued again (``decide``)
 reserve          the address that all nodes of a job use
 jobs, run_rows, jobstate

@@ -59,7 +59,14 @@ class Entry:
         return [*own, *(member.job for member in self.members)]
 
 
-def jobs(folder: Path | None, *, as_json: bool, metric: str = "", descending: bool = False) -> int:
+def jobs(
+    folder: Path | None,
+    *,
+    as_json: bool,
+    metric: str = "",
+    descending: bool = False,
+    limit: int | None = None,
+) -> int:
     """Print the runs of a folder, the newest first, or the elements of a sweep.
 
     Args:
@@ -68,6 +75,7 @@ def jobs(folder: Path | None, *, as_json: bool, metric: str = "", descending: bo
         as_json: Whether data for a program are wanted.
         metric: Name of the metric by which the elements of a sweep are sorted, empty for none.
         descending: Whether the largest value comes first.
+        limit: Number of runs to show, None for all.
 
     Returns:
         The exit status of the command.
@@ -80,6 +88,9 @@ def jobs(folder: Path | None, *, as_json: bool, metric: str = "", descending: bo
         raise option_contradicted(what, fix="paceline jobs SWEEP --sort loss --descending")
     places = profile_files.run_folders()
     sweep_record = sweep_folder.find(str(folder), places=places) if folder is not None else None
+    if sweep_record is not None and limit is not None:
+        what = "--limit counts runs, and this lists the elements of a sweep"
+        raise option_contradicted(what, fix=f"paceline jobs -n {limit}")
     if sweep_record is not None:
         return sweep_table.show(
             *sweep_record, as_json=as_json, metric=metric, descending=descending
@@ -89,20 +100,23 @@ def jobs(folder: Path | None, *, as_json: bool, metric: str = "", descending: bo
         raise option_contradicted(what, fix="paceline jobs SWEEP --sort loss")
     if folder is not None and not folder.is_dir():
         raise UsageError(_no_folder(folder))
-    return _list(places if folder is None else [folder], as_json=as_json)
+    return _list(places if folder is None else [folder], as_json=as_json, limit=limit)
 
 
-def _list(places: Sequence[Path], *, as_json: bool) -> int:
-    entries = gather(*places)
+def _list(places: Sequence[Path], *, as_json: bool, limit: int | None) -> int:
+    every = gather(*places)
+    entries = every[:limit]
     states, silent = lookup.states(job for entry in entries for job in entry.jobs)
     sweep_table.say_silent(silent)
-    table_rows = [values for entry in entries if (values := _row(entry, states)) is not None]
+    table_rows = [values for entry in entries if (values := row_of(entry, states)) is not None]
     if as_json:
         print(json.dumps([values.to_json() for values in table_rows], indent=1))
     elif table_rows:
         print(render([values.row for values in table_rows]))
     else:
         _say(f"no runs in {places[0] if len(places) == 1 else RUNS}")
+    if len(every) > len(entries):
+        _say(f"older ones: {len(every) - len(entries)}")
     return EXIT_OK
 
 
@@ -124,7 +138,7 @@ class _TableRow:
         return values
 
 
-def _row(entry: Entry, states: States) -> _TableRow | None:
+def row_of(entry: Entry, states: States) -> _TableRow | None:
     """Return the row of a run; None, after a line on stderr, if its folder cannot be read."""
     try:
         if entry.sweep is None:

@@ -84,6 +84,16 @@ def test_slurm_is_asked_once_for_all(slurm, listed):
     ]
 
 
+def test_the_newest_rows_are_shown_and_the_others_counted(slurm, listed):
+    for minute, name in enumerate("abc"):
+        makes(f"20261121-12000{minute}-{name}", status=0)
+    out, err = listed("-n", "2")
+    assert [line.split()[0][-1] for line in out.splitlines()[1:]] == ["c", "b"]
+    assert err == "paceline: older ones: 1\n"
+    assert listed("-n", "3").err == ""
+    assert len(json.loads(listed("-n", "1", "--json").out)) == 1
+
+
 def test_runs_without_a_job_are_listed_too_and_slurm_is_not_asked(slurm, listed):
     makes("20261121-110000-old-aaaa", status=1, folder="runs")  # where an earlier version put it
     makes("20261121-120000-new-bbbb", status=0)

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from paceline.train.checkpoint.entries import load_entries as load_entries
     from paceline.train.checkpoint.folder import last_committed as last_committed
     from paceline.train.checkpoint.folder import list_of as list_of
+    from paceline.train.checkpoint.folder import remove as remove
     from paceline.train.checkpoint.folder import resolve as resolve
+    from paceline.train.checkpoint.folder import unneeded as unneeded
     from paceline.train.checkpoint.foreign import read_saved as read_saved
     from paceline.train.checkpoint.manifest import Saved as Saved
     from paceline.train.checkpoint.onefile import export as export
@@ -30,8 +32,10 @@ _HOMES = {
     "list_of": "folder",
     "load_entries": "entries",
     "read_saved": "foreign",
+    "remove": "folder",
     "render": "description",
     "resolve": "folder",
+    "unneeded": "folder",
     "verify": "verification",
 }
 
@@ -46,8 +50,10 @@ __all__ = [
     "list_of",
     "load_entries",
     "read_saved",
+    "remove",
     "render",
     "resolve",
+    "unneeded",
     "verify",
 ]
 

@@ -212,6 +212,22 @@ def remove_stale(folder: Path) -> None:
             remove(path)
 
 
+def unneeded(folder: Path) -> dict[Path, str]:
+    """Return what may go from a folder of checkpoints that no run uses, with the reasons.
+
+    The latest and the best of each training stay, and what the user keeps.
+    """
+    committed = list_committed(folder, is_strict=False)
+    doomed = [
+        one.path
+        for run in dict.fromkeys(one.manifest.run for one in committed)
+        for one in manifest.choose_doomed(committed, run=run, keep_last=1, keep_best=1)
+    ]
+    older = [path for path in doomed if not RunDir(path).keep.exists()]
+    left = [path for path in folder.glob(".*") if path.is_dir()]
+    return dict.fromkeys(older, "neither latest nor best") | dict.fromkeys(left, "not committed")
+
+
 def last_change_s(path: Path) -> float:
     """Return the time of the last write in a folder, in Unix seconds; 0 if it is gone."""
     try:

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
+from paceline.rundir.files import RunDir
 from paceline.train.checkpoint import division, findings, folder, manifest
 from paceline.train.checkpoint.exchange import Exchange
 from paceline.train.checkpoint.files import CheckedFiles, without_inner_checksums
@@ -176,7 +177,8 @@ def write(
             committed, run=description.run, keep_last=keep.last, keep_best=keep.best
         )
         for checkpoint in doomed:
-            folder.remove(checkpoint.path)
+            if not RunDir(checkpoint.path).keep.exists():
+                folder.remove(checkpoint.path)
 
 
 class _Work:

@@ -102,8 +102,10 @@ def test_bests_of_both_directions_are_kept_and_not_compared(here, place):
     save(here, 1, metric=0.9)
     for step, loss in enumerate([2.5, 2.0, 3.0, 4.0], start=2):
         save(here, step, metric=loss, mode="min", keep_last=1)
+        if loss == 3.0:
+            (place / names(place)[-1] / "keep").touch()  # by the user
     save(here, 6, keep_last=1)  # without a metric, in the direction of whoever names none
-    assert [manifest.parse_committed(name)[0] for name in names(place)] == [1, 3, 6]
+    assert [manifest.parse_committed(name)[0] for name in names(place)] == [1, 3, 4, 6]
     assert load(here, "best") == 3
 
 
