@@ -422,3 +422,30 @@ def test_an_exception_in_a_thread_stands_beside_the_cause(command):
     ended = command.run("--nproc-per-node", "2", "train.py", "fail")
     assert "rank 1 raised ValueError: no samples" in ended.block
     assert "in rank 1, thread loader raised OSError: the file has gone" in ended.block
+
+
+def test_a_port_that_one_rank_replaces_is_told_while_the_ranks_wait_and_at_the_end(command):
+    ended = failing(
+        command,
+        "import datetime, torch.distributed as dist\n"
+        "if rank == 1: os.environ['MASTER_PORT'] = '4001'\n"
+        "dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=6))\n",
+        ranks=2,
+    )
+    before = ended.err.partition("── paceline")[0]
+    assert "notice: rank 1 waits for the other ranks" in before
+    assert "train.py:4); the launcher set" in before
+    assert "in rank 1, MASTER_PORT=4001 (" in ended.block
+    assert "train.py:4); the launcher set" in ended.block
+
+
+def test_a_port_that_all_ranks_replace_is_not_told(command):
+    command.script(
+        START + "import torch.distributed as dist\n"
+        "os.environ.update(MASTER_PORT=str(int(os.environ['MASTER_PORT']) + 1),\n"
+        "                  TORCHELASTIC_USE_AGENT_STORE='False')\n"
+        "dist.init_process_group('gloo')\n"
+    )
+    ended = command.run("--nproc-per-node", 2, "train.py")
+    assert ended.status == 0, ended.err
+    assert "MASTER_PORT" not in ended.err

@@ -11,6 +11,7 @@ import fcntl
 import os
 import resource
 import signal
+import stat
 import sys
 import tempfile
 from collections.abc import Collection
@@ -56,6 +57,16 @@ def moved_up(handle: int) -> int:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
     return moved
+
+
+def redirected_stderr() -> str:
+    """Return the file to which the script has redirected stderr; empty if it has not."""
+    try:
+        handle = sys.stderr.fileno()
+        is_file = stat.S_ISREG(os.fstat(handle).st_mode)  # the launcher's are pipes and terminals
+        return os.readlink(f"/proc/self/fd/{handle}") if is_file else ""
+    except (AttributeError, OSError, ValueError):  # a stream without a file, or a closed one
+        return ""
 
 
 def die_with_parent(signum: int) -> bool:

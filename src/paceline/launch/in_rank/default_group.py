@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import Counter
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -24,8 +25,8 @@ from paceline.machine.references import keep_until_exit
 _num_made: Counter[tuple[int, int]] = Counter()  # by rank and size of the group
 
 
-def install() -> None:
-    """Count default groups, and never free them after they are created."""
+def install(made: Callable[[], None]) -> None:
+    """Count default groups, call ``made`` for each, and never free them after they are created."""
     c10d: Any = import_module("torch.distributed.distributed_c10d")
     create = getattr(c10d, "_new_process_group_helper", None)
     if create is None or hasattr(create, "__wrapped__"):
@@ -39,6 +40,7 @@ def install() -> None:
         arguments = signature.bind(*args, **kwargs).arguments
         if arguments.get("group_desc") != "default_pg":
             return created
+        made()
         _num_made[arguments["group_rank"], arguments["group_size"]] += 1
         if str(arguments.get("backend")) != "nccl":
             keep_until_exit(created[0])

@@ -13,12 +13,12 @@ import atexit
 import builtins
 import contextlib
 import faulthandler
+import functools
 import io
 import json
 import os
 import signal
 import socket
-import stat
 import sys
 import threading
 import time
@@ -35,7 +35,8 @@ from paceline import counters, env
 from paceline.errors import EXIT_UNFINISHED, PacelineError
 from paceline.launch.in_rank import default_group, rank_files, store_token_check
 from paceline.launch.in_rank.import_hook import when_imported
-from paceline.launch.in_rank.rank_files import VARIABLE
+from paceline.launch.in_rank.meeting import Meeting
+from paceline.launch.in_rank.rank_files import MEETING, VARIABLE
 from paceline.launch.plan.early_variables import Lateness
 from paceline.launch.plan.task import FUNCTION, MODULE, PATH, PROGRAM, RankTask
 from paceline.launch.probe import (
@@ -186,7 +187,11 @@ def _prepare(task: RankTask) -> memoryview[int]:
         _renew()
         lateness = Lateness(lambda entry: rank_files.append(task.report, VARIABLE, entry), is_users)
         env.listen(lateness.check)
-    when_imported("torch", lambda: _reach_into_torch(task, slot))
+    meeting = Meeting(
+        task.env, functools.partial(rank_files.append, task.report, MEETING), is_users
+    )
+    env.listen(meeting.note)
+    when_imported("torch", lambda: _reach_into_torch(task, slot, meeting))
     return slot
 
 
@@ -203,7 +208,7 @@ def _renew() -> None:
         torch.set_num_threads(max(1, int(threads)))
 
 
-def _reach_into_torch(task: RankTask, slot: memoryview[int]) -> None:
+def _reach_into_torch(task: RankTask, slot: memoryview[int], meeting: Meeting) -> None:
     if task.pulse >= 0:
         if os.environ.get(env.VERIFY):
             from paceline.launch.probe import recorder
@@ -225,8 +230,8 @@ def _reach_into_torch(task: RankTask, slot: memoryview[int]) -> None:
 
         checks.install(slot, rank=int(task.env[env.RANK]))
     if os.environ.get(env.RUN_TOKEN):
-        store_token_check.install()
-    default_group.install()
+        store_token_check.install(meeting.begin)
+    default_group.install(meeting.end)
     probe.tie_workers()
     if task.numa_binding:
         _bind(task)
@@ -420,18 +425,8 @@ def _describe(error: BaseException) -> dict[str, Any]:
             + _syntax_place(error)
         ),
         "finding": error.finding.to_json() if isinstance(error, PacelineError) else None,
-        "output": _redirected(),
+        "output": system.redirected_stderr(),
     }
-
-
-def _redirected() -> str:
-    """Return the file to which the script has redirected stderr; empty if it has not."""
-    try:
-        handle = sys.stderr.fileno()
-        is_file = stat.S_ISREG(os.fstat(handle).st_mode)  # the launcher's are pipes and terminals
-        return os.readlink(f"/proc/self/fd/{handle}") if is_file else ""
-    except (AttributeError, OSError, ValueError):  # a stream without a file, or a closed one
-        return ""
 
 
 def _record_threads(task: RankTask) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from paceline.machine import system
 
 # Kinds of entries in a rank's report.
-FAILURE, THREAD, VARIABLE = "failure", "thread", "variable"
+FAILURE, THREAD, VARIABLE, MEETING = "failure", "thread", "variable", "meeting"
 
 
 @dataclass(frozen=True)

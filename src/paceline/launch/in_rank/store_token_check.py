@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import time
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -31,8 +32,12 @@ _OTHERS_S = 1.0  # the same if the store names another run, which a stranger may
 _FIELDS = {"token", "run_id", "script", "user", "host", "pid"}
 
 
-def install() -> None:
-    """Check the token whenever this rank connects to the store of ``env://`` rendezvous."""
+def install(begin: Callable[[], None]) -> None:
+    """Check the token whenever this rank connects to the store of ``env://`` rendezvous.
+
+    Args:
+        begin: Called before it connects.
+    """
     # by its full name, because the attribute `torch.distributed.rendezvous` is a function
     rendezvous: Any = import_module("torch.distributed.rendezvous")
     create = getattr(rendezvous, "_create_c10d_store", None)
@@ -43,6 +48,7 @@ def install() -> None:
     def checked(
         hostname: str, port: int, rank: int, world_size: int, *args: Any, **kwargs: Any
     ) -> Any:
+        begin()
         token = env.read(env.RUN_TOKEN)
         if token is None or env.read(env.USE_AGENT_STORE) != "True":
             return create(hostname, port, rank, world_size, *args, **kwargs)

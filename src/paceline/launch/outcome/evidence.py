@@ -11,12 +11,13 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import paceline
 from paceline.errors import Finding
+from paceline.launch.in_rank.meeting import open_changes
 from paceline.launch.monitor.position import Frame
 from paceline.launch.outcome.rank_exit import Failure
 from paceline.launch.outcome.resume import Checkpoint
@@ -55,6 +56,29 @@ def failure_from(ours: Mapping[str, Any]) -> Failure:
         output=ours.get("output", ""),
         unprinted=ours.get("unprinted", False),
     )
+
+
+def output_of(failure: Failure | None, file: Path | None, *, log: Path) -> str:
+    """Return the file to look into, for messages; empty if there is none.
+
+    Args:
+        failure: How the rank ended; the script may have redirected its traceback.
+        file: The file that has content; None if neither the log nor the file for a crash has.
+        log: The log, to which the launcher may still write the traceback.
+    """
+    if failure is not None and failure.output:
+        file = Path(failure.output)
+    elif failure is not None and failure.unprinted:
+        file = log
+    return display_path(file) if file is not None else ""
+
+
+def troubles(
+    threads: Iterable[Mapping[str, Any]], meetings: Iterable[Mapping[str, Any]]
+) -> tuple[str, ...]:
+    """Return in words what else went wrong in a rank: its threads, and the meeting of the ranks."""
+    changes = [text for entry in open_changes(meetings).values() for text in entry["changes"]]
+    return (*map(describe_thread, threads), *changes)
 
 
 def describe_thread(entry: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ _EARLY = re.compile(
 _LATE = re.compile(
     r"TORCH_NCCL_\w+|TORCH_FR_\w+|TORCH_?ELASTIC_\w+|TORCH_HOME|TORCH_EXTENSIONS_DIR|TORCH_CUDA_ARCH_LIST"
 )
-_MODULES_OF_OS = ("os", "_collections_abc", "contextlib", "unittest.mock")
+_MODULES_OF_OS = ("os", "_collections_abc", "collections.abc", "contextlib", "unittest.mock")
 _EVERY_S = 1.0
 _MOST = 3  # variables that a rank reports at most
 
@@ -81,6 +81,21 @@ def _is_environ(node: ast.expr) -> bool:
     )
 
 
+def line_of_setting(frame: types.FrameType | None, is_users: Callable[[str], bool]) -> str:
+    """Return the line of the user's code that sets a variable, empty if it is not the user's.
+
+    Args:
+        frame: The frame in which a listener of ``paceline.env`` is called.
+        is_users: Whether a file is the user's own.
+    """
+    while frame is not None:
+        module, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
+        if module not in _MODULES_OF_OS and module != "paceline.env":
+            return f"{file}:{frame.f_lineno}" if is_users(file) else ""
+        frame = frame.f_back
+    return ""
+
+
 class Lateness:
     """In a forked rank: detect that the script sets such a variable, although torch is in memory.
 
@@ -107,19 +122,10 @@ class Lateness:
             return
         if os.getpid() != self._rank:  # a child may set it for a program that it executes
             return
-        place = self._place(sys._getframe(1))
+        place = line_of_setting(sys._getframe(1), self._is_users)
         if place and not self._script_has_torch():
             self._reported.add(name)
             self._report({"name": name, "value": value, "place": place})
-
-    def _place(self, frame: types.FrameType | None) -> str:
-        """Return the line of the user's code that sets it, empty if it is not the user's."""
-        while frame is not None:
-            module, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
-            if module not in _MODULES_OF_OS and module != "paceline.env":
-                return f"{file}:{frame.f_lineno}" if self._is_users(file) else ""
-            frame = frame.f_back
-        return ""
 
     def _script_has_torch(self) -> bool:
         fresh = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 from paceline.errors import Finding, Notice
@@ -32,3 +33,13 @@ class Notices:
     def inform(self, notice: Notice) -> None:
         """Print a notice. The final report repeats warnings, but not notices."""
         self._console.say(notice.render())
+
+
+def unkillable(rank: int, pid: int, place: str) -> Notice:
+    """Return the notice that a rank does not end because it waits in the kernel."""
+    return Notice(
+        f"rank {rank} (pid {pid}) on {socket.gethostname()} cannot be ended now: it waits in the"
+        " kernel (state D)",
+        details=(f"it waits in {place}: a file system, a disk or a device does not answer",),
+        advice=f"no signal ends it before that; look at it: cat /proc/{pid}/stack; dmesg | tail",
+    )

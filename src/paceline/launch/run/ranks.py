@@ -19,7 +19,6 @@ from torch.distributed.elastic.multiprocessing.api import LogsSpecs, PContext, R
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from paceline import counters, env
-from paceline.errors import Notice
 from paceline.launch.in_rank import rank_files
 from paceline.launch.in_rank.rank_files import RankFiles
 from paceline.launch.monitor import position, stacks
@@ -29,10 +28,11 @@ from paceline.launch.monitor.stacks import Look
 from paceline.launch.outcome import evidence, weight
 from paceline.launch.outcome.rank_exit import Failure, RankExit
 from paceline.launch.plan.task import RankTask
+from paceline.launch.run import notices
 from paceline.launch.run.console import DEFAULT_PREFIX, fill_prefix, plan_streams
 from paceline.launch.run.context import LaunchContext
 from paceline.machine import system
-from paceline.rundir.files import RunDir, display_path
+from paceline.rundir.files import RunDir
 from paceline.text.wording import shorten
 
 # After the first failure: how long to wait for a likelier cause than a victim, how long ranks have
@@ -306,13 +306,7 @@ class RankGroup(PContext):
         crashed = ended is not None and ended.code < 0
         stack = evidence.read_stack(attempt.files[local].crash_path) if crashed else ()
         tail = evidence.last_lines(self._context.console.tail(str(log))) if bad else ()
-        redirected = failure.output if failure is not None else ""
-        unprinted = failure is not None and failure.unprinted  # it will be in the log
-        has_output = not bad or unprinted or bool(tail or stack or redirected)
-        if redirected:
-            log = Path(redirected)
-        elif stack and not tail:
-            log = self._run_dir.crash(rank, attempt.number)
+        crash = self._run_dir.crash(rank, attempt.number) if stack else None
         return RankExit(
             rank=rank,
             host=socket.gethostname(),
@@ -326,7 +320,7 @@ class RankGroup(PContext):
             steps=beat.steps,
             failure=failure,
             position=self._last_position(local, failure, crashed),
-            log=display_path(log) if has_output else "",
+            log=evidence.output_of(failure, log if tail or not bad else crash, log=log),
             log_tail=tail,
             stack=stack,
             oom_kills=evidence.count_oom_kills() - attempt.oom_before if bad else 0,
@@ -336,8 +330,9 @@ class RankGroup(PContext):
         )
 
     def _dead_threads(self, local: int) -> tuple[str, ...]:
-        """Return the exceptions that have ended threads of a rank, in words."""
-        return tuple(map(evidence.describe_thread, self._reported(local, rank_files.THREAD)))
+        """Return what else went wrong in a rank, in words."""
+        kinds = (rank_files.THREAD, rank_files.MEETING)
+        return evidence.troubles(*(self._reported(local, kind) for kind in kinds))
 
     def _failure(self, local: int) -> Failure | None:
         """Return a rank's exception, from its report; without our entry, from its error file."""
@@ -484,7 +479,7 @@ class RankGroup(PContext):
                 self._in_kernel[local] = time.monotonic()
             elif since_s != _NAMED and time.monotonic() - since_s > _IN_KERNEL_S:
                 self._in_kernel[local] = _NAMED
-                self._context.console.say(unkillable(rank, pid, place).render())
+                self._context.console.say(notices.unkillable(rank, pid, place).render())
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
         wait_s = self._context.plan.grace_s  # agents of older versions of torch pass no timeout
@@ -495,16 +490,6 @@ class RankGroup(PContext):
             else:
                 self._end_living(death_sig, why, wait_s=wait_s)
         self._closed = True
-
-
-def unkillable(rank: int, pid: int, place: str) -> Notice:
-    """Return the notice that a rank does not end because it waits in the kernel."""
-    return Notice(
-        f"rank {rank} (pid {pid}) on {socket.gethostname()} cannot be ended now: it waits in the"
-        " kernel (state D)",
-        details=(f"it waits in {place}: a file system, a disk or a device does not answer",),
-        advice=f"no signal ends it before that; look at it: cat /proc/{pid}/stack; dmesg | tail",
-    )
 
 
 def _close_quietly(handle: int) -> None:

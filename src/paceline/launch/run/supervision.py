@@ -10,6 +10,7 @@ from dataclasses import replace
 from paceline import deadlines, env
 from paceline.errors import Finding
 from paceline.launch.in_rank import rank_files
+from paceline.launch.in_rank.meeting import Meetings
 from paceline.launch.monitor import ras, timed_steps
 from paceline.launch.monitor.fork_watch import ForkWatch
 from paceline.launch.monitor.observer import Observer
@@ -59,6 +60,7 @@ class Supervision:
         self._timed: TimedSteps | None = None
         self._speed_log: SpeedLog | None = None
         self._late_variables: LateVariables | None = None
+        self._meetings: Meetings | None = None
         self.ranks = ranks  # the ranks of this node
         # why they hung, if they were stopped for a hang; else None
         self.hang: Finding | None = None
@@ -99,6 +101,7 @@ class Supervision:
         context, ranks = self._context, self.ranks
         ranks.start()
         inform = context.notices.inform
+        self._meetings = Meetings(lambda: ranks.reported(rank_files.MEETING), inform)
         if self._is_first:
             self._late_variables = LateVariables(self._reported_variables, inform)
         if context.counters is None:
@@ -147,6 +150,8 @@ class Supervision:
 
     def must_end(self) -> bool:
         """Check the ranks, none of which has failed; return True if they had to be stopped."""
+        if self._meetings is not None:
+            self._meetings.tick()
         if self._observer is not None:
             self._observer.tick()
         if self._timed is not None:
