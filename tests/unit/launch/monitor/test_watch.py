@@ -269,6 +269,16 @@ def test_another_collective_is_progress(clock, asked_s):
     assert until_told(watch, clock, within_s=3000) is None
 
 
+@pytest.mark.parametrize(("wakes", "found"), [(4, None), (0, "rank-stuck-in-code")])
+def test_a_rank_that_wakes_often_works_and_is_not_ended_where_nobody_waits(clock, wakes, found):
+    group, watch = watched(clock, requested_s=4)
+    group.look = lambda quiet: dict.fromkeys(
+        (0, 1), Look((user(5),), switches=int(wakes * clock.s))
+    )
+    told = until_told(watch, clock, within_s=60)
+    assert (told and told[0]) == found
+
+
 def test_servers_that_wait_for_requests_are_left_alone(clock):
     group, watch = watched(clock)
     group.beat = dict.fromkeys(range(2), counters.NOTHING)
