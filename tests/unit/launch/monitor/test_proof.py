@@ -67,7 +67,7 @@ PROVEN = {
         {0, 1},
     ),
     "one has destroyed the group": (
-        [stand(0, call("barrier", 5)), Stand(1, destroyed=("0",))],
+        [stand(0, call("barrier", 5)), Stand(1, whole=True, destroyed=("0",))],
         {0, 1},
     ),
     "one has a group no more, and waits in another": (
@@ -102,6 +102,10 @@ NOT_PROVEN = {
         stand(1, call("all_reduce", 3), members={"a": [0, 1], **BOTH}),
     ],
     "one sends what the other receives": [stand(0, peer=1, sends=True), stand(1, peer=0)],
+    "one has destroyed the group after its part": [
+        stand(0, call("barrier", 5)),
+        Stand(1, recent=(call("barrier", 5),), destroyed=("0",)),
+    ],
     "a message is on its way": [stand(0, peer=1), stand(1, peer=0, queued=True)],
     "one receives from a rank at work": [stand(0, peer=1), stand(1, peer=0, blocked=False)],
     "the other is at work": [stand(0, call("all_reduce", 5)), Stand(1, members=BOTH)],
