@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -83,5 +82,4 @@ def _delete(run: Path, paths: Iterable[Path]) -> None:
     owned = lease.take(run, lease_file.this_process(), say=terminal.say)
     for path in paths:
         checkpoint.remove(path)
-    with contextlib.suppress(OSError):
-        owned.release()
+    owned.release()
