@@ -105,9 +105,8 @@ def pages_with(mark):
 
 def own_lines(text):
     """What paceline prints of itself: the plan without the run folder, of another line what it is about."""
-    lines = re.findall(r"^paceline: (.+)", text, flags=re.M)
-    plans = {line.rpartition(" · ")[0] for line in lines if re.match(r"\d+ nodes? x", line)}
-    return plans | {line.split()[0] for line in lines if re.match("done|result|step|run ", line)}
+    plan = re.findall(r"^paceline: (\d+ nodes? x .+) · ", text, re.M)
+    return {*plan, *re.findall(r"^paceline: (done|result|step|run) ?", text, re.M)}
 
 
 def run_page(name, folder, mark, timeout_s=BLOCK_S):

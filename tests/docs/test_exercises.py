@@ -1,7 +1,5 @@
 """The exercises: the check of each fails with the gap, and passes with the solution below it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -10,13 +8,8 @@ import pytest
 from pages import CHECK, blocks, run
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "exercises.md"
-INTRO, *EXERCISES = re.split(r"^## ", GUIDE.read_text(encoding="utf-8"), flags=re.M)
-
-
-def write_files(text, folder):
-    for block in blocks(text):
-        if block.file:
-            (folder / block.file).write_text(block.text)
+TEXT = GUIDE.read_text(encoding="utf-8")
+EXERCISES = re.split(r"^## ", TEXT, flags=re.M)[1:]
 
 
 def fill_gaps(text, folder):
@@ -31,11 +24,10 @@ def fill_gaps(text, folder):
 @pytest.mark.parametrize("number", range(len(EXERCISES)))
 def test_a_check_fails_with_the_gap_and_passes_with_the_solution(number, tmp_path):
     *earlier, exercise = EXERCISES[: number + 1]
-    write_files(INTRO, tmp_path)
+    for block in (block for block in blocks(TEXT) if block.file):
+        (tmp_path / block.file).write_text(block.text)
     for text in earlier:
-        write_files(text, tmp_path)
         fill_gaps(text, tmp_path)
-    write_files(exercise, tmp_path)
     (check,) = [block for block in blocks(exercise, CHECK) if block.status is not None]
     status, output = run(check, tmp_path, timeout_s=240)
     assert status != 0, output
