@@ -17,20 +17,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from paceline.signatures import texts
-from paceline.signatures.naming import name_of
+from paceline.signatures.libraries import signatures
+from paceline.signatures.signature import Signature
 
 PORT_IN_USE = "port-in-use"
-# Faults of the rank itself, whose texts the signatures know.
-_OWN_FAULTS = (
-    "cuda-oom",
-    PORT_IN_USE,
-    "too-many-open-files",
-    "dataloader-shm-too-small",
-    "ddp-model-mismatch",
-)
 # What a rank says that waited in vain for others, or met them in another collective. The first
 # match counts.
 _WAITS = tuple(
@@ -77,7 +70,7 @@ _MOST_TEXTS = 256  # every rank of a large run may raise another text
 class RankError:
     """What an error text of a rank says."""
 
-    own_fault: str  # the fault of the rank itself that it names; empty if it names none
+    own_fault: str  # PORT_IN_USE if it names that fault of the rank itself; else empty
     wait: str  # the name of its vain wait for other ranks; empty if it does not speak of one
     has_lost_peer: bool  # whether the rank has lost its connection to another one
 
@@ -87,7 +80,14 @@ def read(text: str) -> RankError:
     """Return what one line of an error says; the same text is examined once."""
     wait = next((name for pattern, name in _WAITS if pattern.search(text)), "")
     has_lost_peer = bool(_PEER_GONE.search(text) and _LIBRARY.search(text))
-    return RankError(name_of(text, _OWN_FAULTS), wait, has_lost_peer)
+    lower = text.lower()
+    is_taken = any(signature.match(text, lower) is not None for signature in _of_ports())
+    return RankError(PORT_IN_USE if is_taken else "", wait, has_lost_peer)
+
+
+@cache
+def _of_ports() -> tuple[Signature, ...]:
+    return tuple(signature for signature in signatures() if signature.name == PORT_IN_USE)
 
 
 def timeout_s(text: str) -> float:
