@@ -116,10 +116,10 @@ def test_a_sweep_that_was_found_is_this_users_own(given_away, slurm, tmp_path, c
         return capfd.readouterr().out
 
     sweep = json.loads(typed("--json", "--param", "lr=1,2", "train.py"))["sweep"]
-    again = ("--dry-run", "--again", "failed")
+    again = ("--dry-run", "--again", "0-1")
     assert "job.sh" in typed(*again, "12")
     given_away(RunDir(tmp_path / sweep).job_script)
-    refused(lambda: typed(*again, "12"), f"paceline submit --again failed {tmp_path}")
+    refused(lambda: typed(*again, "12"), f"paceline submit --again 0-1 {tmp_path}")
     assert "job.sh" in typed(*again, sweep)
 
 

@@ -18,6 +18,7 @@ from paceline.errors import Notice
 from paceline.launch.plan.early_variables import line_of_setting
 
 _NAMES = (env.MASTER_ADDR, env.MASTER_PORT, env.WORLD_SIZE, env.RANK)
+LEAVE_THEM = "leave these variables to the launcher, or set them alike on all ranks"
 _PATIENCE_NS = 3 * 10**9
 _EVERY_S = 1.0
 
@@ -107,5 +108,5 @@ def notice(rank: str, changes: Iterable[str]) -> Notice:
     return Notice(
         f"rank {rank} waits for the other ranks, and its script has changed how it finds them",
         tuple(changes),
-        "fix: leave these variables to the launcher, or set them alike on all ranks",
+        f"fix: {LEAVE_THEM}",
     )

@@ -61,6 +61,7 @@ class Position:
     late: bool = False  # ``idle_s`` exceeds the limit for a rank that others wait for
     late_alone: bool = False  # ``idle_s`` exceeds the limit where no rank waits for another
     still: bool = False  # it uses no CPU and its stack has not changed between two looks
+    active: bool = False  # it or its children have used the CPU between two looks
     ended: bool = False  # its script has ended
     # its main thread's stack, outermost first; empty if it is not visible
     frames: tuple[Frame, ...] = ()

@@ -155,17 +155,21 @@ def kept_by_hook(look: Look, *, returned: bool) -> str:
     return f"an atexit hook keeps it alive: {spot}"
 
 
+def is_active(looks: Sequence[Look], seconds: float) -> bool:
+    """Return whether a rank and its children used the CPU or copied data between two looks."""
+    before, now = looks[0], looks[-1]
+    uses_cpu = now.cpu_s - before.cpu_s >= _STILL_CPU * seconds
+    return uses_cpu or now.io_bytes - before.io_bytes > _MOVING_BYTES
+
+
 def is_still(looks: Sequence[Look], seconds: float) -> bool:
     """Return whether a rank was inactive between the first look and the last.
 
-    Its stack is unchanged, it and its children used hardly any CPU and copied nothing, and its
-    main thread hardly ran.
+    Its stack is unchanged, it is not active, and its main thread hardly ran.
     """
     before, now = looks[0], looks[-1]
-    uses_cpu = now.cpu_s - before.cpu_s >= _STILL_CPU * seconds
-    copies = now.io_bytes - before.io_bytes > _MOVING_BYTES
     wakes_often = now.switches - before.switches > 1 + seconds / _WAKES_EVERY_S
-    return before.frames == now.frames and not (uses_cpu or copies or wakes_often)
+    return before.frames == now.frames and not (is_active(looks, seconds) or wakes_often)
 
 
 def bytes_moved(looks: Sequence[Look]) -> bool:

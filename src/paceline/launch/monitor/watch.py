@@ -298,6 +298,7 @@ class Watch:
             # hanging.
             late_alone=idle_s > alone_s and beat.phase == counters.RUNNING and counts,
             still=len(pair) == 2 and stacks.is_still(pair, seconds),
+            active=len(pair) == 2 and stacks.is_active(pair, seconds),
             moving=stacks.bytes_moved(pair),
         )
 

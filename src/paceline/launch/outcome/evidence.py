@@ -73,12 +73,9 @@ def output_of(failure: Failure | None, file: Path | None, *, log: Path) -> str:
     return display_path(file) if file is not None else ""
 
 
-def troubles(
-    threads: Iterable[Mapping[str, Any]], meetings: Iterable[Mapping[str, Any]]
-) -> tuple[str, ...]:
-    """Return in words what else went wrong in a rank: its threads, and the meeting of the ranks."""
-    changes = [text for entry in open_changes(meetings).values() for text in entry["changes"]]
-    return (*map(describe_thread, threads), *changes)
+def changes_of(meetings: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return in words what a rank's script had changed when it waited for the other ranks."""
+    return tuple(text for entry in open_changes(meetings).values() for text in entry["changes"])
 
 
 def describe_thread(entry: Mapping[str, Any]) -> str:

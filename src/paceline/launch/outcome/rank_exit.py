@@ -99,9 +99,9 @@ class RankExit:
     position: Position | None = None
     # use of ``/dev/shm`` on its host, ``"98 % of 64 MB"``; empty if it was not near full
     shm: str = ""
-    # what else went wrong, in words: exceptions that ended threads of the rank, and variables that
-    # its script had changed when it waited for the other ranks
-    threads: tuple[str, ...] = ()
+    threads: tuple[str, ...] = ()  # exceptions that ended threads of the rank, in words
+    # variables that its script had changed when it waited for the other ranks, in words
+    changes: tuple[str, ...] = ()
     # where it was when the run was asked to end; None if the ranks of its node made progress
     standing: Position | None = None
 

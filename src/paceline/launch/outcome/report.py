@@ -142,7 +142,8 @@ def _failed(run: Run) -> Report:
         noticed=run.noticed_hang,
         counters=run.counters,
     )
-    verdict = replace(verdict, threads=root_cause.in_threads(run.ends))
+    finding = root_cause.mend(verdict.finding, run.ends)
+    verdict = replace(verdict, finding=finding, threads=root_cause.beside(run.ends))
     was_lost = verdict.lost and not verdict.causes
     advise = resume.after_loss if was_lost else resume.after_failure
     is_in_vain = verdict.finding.code.startswith(_CHECKPOINT)
@@ -178,13 +179,20 @@ def _stopped(run: Run, stop: Stop) -> Report:
         return _unfinished(run, stop.words, where=stop.host)
     status = 128 + stop.signum
     what = f"the run was ended by {stop.words}{_how_far(run)}"
-    finding = Finding("stopped-by-signal", what, where=stop.host, severity="warning")
+    finding = Finding(
+        "stopped-by-signal",
+        what,
+        where=stop.host,
+        evidence=root_cause.beside(run.ends),
+        severity="warning",
+    )
     if stop.name == "SIGHUP":
         fix = "start it where it outlives the terminal: tmux, setsid, or a job scheduler"
         finding = replace(finding, name="sighup-terminal-closed", fix=fix)
     stood = root_cause.before_stop(run.ends, run.counters)
     if stood is not None:
         finding = replace(finding, evidence=stood.evidence, fix=finding.fix or stood.fix)
+    finding = root_cause.mend(finding, run.ends)
     late = [end for end in run.ends if end.killed_after_s >= run.grace_s]
     if late and run.saving:
         finding = _grace_too_short(run, stop, late)
@@ -257,7 +265,7 @@ def _succeeded(run: Run) -> Report:
             " the run succeeded"
         )
         lines.insert(0, note)
-    lines[:0] = [f"note: {text}" for text in root_cause.in_threads(run.ends)]
+    lines[:0] = [f"note: {text}" for text in root_cause.beside(run.ends)]
     # printed in full when it was noticed, which has scrolled away by now
     lines[:0] = [
         finding.render().splitlines()[0]

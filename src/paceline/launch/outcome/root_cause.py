@@ -13,6 +13,7 @@ from typing import Any
 
 from paceline.errors import EXIT_UNFINISHED, Finding
 from paceline.launch.channel.silence import Loss
+from paceline.launch.in_rank.meeting import LEAVE_THEM
 from paceline.launch.monitor import observations, waiting
 from paceline.launch.monitor.hang import MORE_TIME, hangs
 from paceline.launch.monitor.hang import judge as judge_hang
@@ -203,27 +204,48 @@ def before_stop(ends: Sequence[RankExit], counters: Sequence[Mapping[str, Any]])
     finding = judge_hang(stuck, uneven=observations.uneven(counters))
     if finding is None:
         return None
-    evidence = (f"nothing had moved before: {finding.what}", *finding.evidence, *in_threads(ends))
+    evidence = (f"nothing had moved before: {finding.what}", *finding.evidence, *beside(ends))
     fix = finding.fix.partition("; if it may take")[0]
     return replace(finding, evidence=tuple(dict.fromkeys(evidence))[:7], fix=fix)
 
 
 def _stand_still(positions: Sequence[Position]) -> bool:
-    """Return whether no rank works: each waits, sleeps, has ended, or outlives its script."""
+    """Return whether no rank works: each waits, sleeps, polls, has ended, or outlives it."""
     if hangs(positions) and waiting.picture(positions) is not None:
         return True
+    is_waited_for = any(each.waits for each in positions)
     # where nobody waits and nothing was counted, it may be a server
-    if not any(each.waits or each.kept or each.batches or each.steps for each in positions):
+    if not is_waited_for and not any(
+        each.kept or each.batches or each.steps or each.threads for each in positions
+    ):
         return False
     return all(
-        each.ended or each.kept or ((each.still or each.flying) and not each.moving)
+        each.ended or each.kept or (_is_idle(each, is_waited_for) and not each.moving)
         for each in positions
     )
 
 
-def in_threads(ends: Iterable[RankExit]) -> tuple[str, ...]:
-    """Return a line for each exception that ended a thread of a rank; alone it is not a cause."""
-    return tuple(f"in rank {end.rank}, {text}" for end in ends for text in end.threads)
+def _is_idle(position: Position, is_waited_for: bool) -> bool:
+    """Return whether a rank does nothing; one that others wait for may poll a file."""
+    return position.flying or (not position.active if is_waited_for else position.still)
+
+
+def beside(ends: Sequence[RankExit]) -> tuple[str, ...]:
+    """Return what else went wrong, a line each with its ranks; alone it is not a cause.
+
+    Exceptions that ended threads, and what scripts had changed when they waited for other ranks.
+    """
+    ranks: dict[str, list[int]] = {}
+    for end in ends:
+        for text in (*end.changes, *end.threads):
+            ranks.setdefault(text, []).append(end.rank)
+    return tuple(f"in {named(members)}, {text}" for text, members in ranks.items())
+
+
+def mend(finding: Finding, ends: Iterable[RankExit]) -> Finding:
+    """Return the finding with the fix for ranks that do not meet, if their scripts are why."""
+    changed = any(end.changes for end in ends)
+    return replace(finding, fix=LEAVE_THEM) if changed else finding
 
 
 def _failed_too(end: RankExit) -> str:

@@ -326,13 +326,13 @@ class RankGroup(PContext):
             oom_kills=evidence.count_oom_kills() - attempt.oom_before if bad else 0,
             shm=evidence.shm_pressure() if bad else "",
             threads=self._dead_threads(local),
+            changes=evidence.changes_of(self._reported(local, rank_files.MEETING)),
             standing=attempt.standing.get(local),
         )
 
     def _dead_threads(self, local: int) -> tuple[str, ...]:
-        """Return what else went wrong in a rank, in words."""
-        kinds = (rank_files.THREAD, rank_files.MEETING)
-        return evidence.troubles(*(self._reported(local, kind) for kind in kinds))
+        """Return the exceptions that ended threads of a rank, in words."""
+        return tuple(map(evidence.describe_thread, self._reported(local, rank_files.THREAD)))
 
     def _failure(self, local: int) -> Failure | None:
         """Return a rank's exception, from its report; without our entry, from its error file."""

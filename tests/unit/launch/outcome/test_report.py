@@ -184,7 +184,8 @@ HUNG = "  nothing had moved before: rank "
             f"{HUNG}0 (node-a) is in a collective that not all ranks reach: barrier, train.py:9",
         ),
         (standing(1, IN_BARRIER, moving=True), "  more:"),
-        (standing(1, ASLEEP, still=False), "  more:"),  # it computes
+        (standing(1, ASLEEP, active=True), "  more:"),  # it computes
+        (standing(1, ASLEEP, still=False), f"{HUNG}1 (node-a) has been stuck for 24 s"),  # it polls
         (told_to_stop(1), "  more:"),  # its node's ranks made progress
     ],
 )
@@ -196,6 +197,15 @@ def test_a_run_that_stood_still_says_at_its_stop_where_each_rank_was(other, line
     for steps, count in ((0, 3), (9, 6)):  # a script that has counted nothing may be a server
         alone = conclude(run(standing(0, ASLEEP, steps=steps), stops=[stop()]))
         assert len(alone.lines) == count
+
+
+def test_a_stop_says_what_scripts_changed_before_their_ranks_waited_for_each_other():
+    change = "MASTER_PORT=1 (train.py:3); the launcher set 2"
+    for start in (WAITS, standing(0, IN_BARRIER, moving=True)):
+        ends = [replace(start, rank=rank, changes=(change,)) for rank in range(2)]
+        report = conclude(run(*ends, stops=[stop()]))
+        assert f"  in ranks 0-1, {change}" in report.lines
+        assert any("fix: leave these variables to the launcher" in line for line in report.lines)
 
 
 @pytest.mark.parametrize(
