@@ -229,7 +229,7 @@ def test_nodes_are_lost_and_come_back_again_and_again(command):
     """A node that came after a restart counted its own restarts, and met the others nowhere."""
     command.script(ELASTIC)
     port = free_port()
-    options = ("--nnodes", "1:3", "--max-restarts", 4, "--rdzv-conf", "last_call_timeout=2")
+    options = ("--nnodes", "1:4", "--max-restarts", 4, "--rdzv-conf", "last_call_timeout=2")
 
     def node():
         return nodes(command, [1], *options, kind="c10d", port=port)[0]
@@ -255,11 +255,18 @@ def test_nodes_are_lost_and_come_back_again_and_again(command):
         other.process.wait()
         attempt = ranks_run(1, after=attempt)
     others = [node(), node()]  # the second one comes while the first one joins
-    ranks_run(3, after=attempt)
+    attempt = ranks_run(3, after=attempt)
+    others[0].signal(signal.SIGSTOP)  # it sees its ranks fail before it sees who joins
+    others.append(node())
+    time.sleep(4)
+    others[0].signal(signal.SIGCONT)
+    ranks_run(4, after=attempt)
     (command.folder / "over").touch()
     ended = [running.wait() for running in (head, *others)]
-    assert [end.status for end in ended] == [0, 0, 0], [end.err for end in ended]
-    assert ended[0].err.count("another node has come; ranks were started again") >= 3
+    assert [end.status for end in ended] == [0, 0, 0, 0], [end.err for end in ended]
+    assert ended[0].err.count("another node has come; ranks were started again") >= 4
+    failures = [line for end in ended for line in end.err.splitlines() if "started again (" in line]
+    assert len(failures) == 2, failures  # those of the nodes that were killed
     losses = [json.loads(line) for line in (command.folder / "losses").read_text().splitlines()]
     expected = expected_losses(losses[-1][0] + 1)
     assert {step for step, _ in losses} == set(range(len(expected)))

@@ -29,6 +29,7 @@ from torch.distributed.elastic.events.handlers import get_logging_handler
 from torch.distributed.elastic.multiprocessing.api import (
     SignalException,
 )
+from torch.distributed.elastic.rendezvous import RendezvousError
 
 from paceline import env
 from paceline.errors import Finding
@@ -41,6 +42,7 @@ from paceline.launch.monitor.attempt import Attempt
 from paceline.launch.outcome import root_cause
 from paceline.launch.outcome.grace_check import SaveWatch
 from paceline.launch.outcome.rank_exit import RankExit
+from paceline.launch.outcome.weight import CAUSE, weigh
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan, rank_environment
 from paceline.launch.preflight import comparison
@@ -334,7 +336,10 @@ class Agent(LocalElasticAgent):
         self._obey_stop()
         result: RunResult = super()._monitor_workers(worker_group)
         supervision.report_late_variables(at_once=result.state != WorkerState.HEALTHY)
-        if result.state == WorkerState.FAILED:
+        has_failed = result.state == WorkerState.FAILED
+        if (has_failed or self._peers.has_failure()) and self._is_joined(supervision.ranks):
+            return RunResult(state=WorkerState.HEALTHY)  # torch starts the ranks again
+        if has_failed:
             return result
         if self._peers.has_failure():
             supervision.ranks.stop("a rank on another node failed")
@@ -344,6 +349,17 @@ class Agent(LocalElasticAgent):
         if result.state == WorkerState.HEALTHY and supervision.must_end():
             return RunResult(state=WorkerState.FAILED)
         return result
+
+    def _is_joined(self, ranks: RankGroup) -> bool:
+        """Return whether ranks have only lost those that other nodes end because a node joins."""
+        if self._peers.remote.any_lost or any(
+            end.failed and weigh(end) == CAUSE for end in ranks.ends()
+        ):
+            return False
+        try:
+            return bool(self._meeting.handler.num_nodes_waiting())
+        except RendezvousError:  # the store does not answer
+            return False
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         supervision, channel = self._supervision, self._peers.channel
