@@ -238,7 +238,8 @@ def _stop_report(run: Run, status: int, finding: Finding, resume_lines: Sequence
     lines.append(f"  {finding.more}")
     lines += root_cause.broken_in_stop(run.ends)
     folder = f" · run folder {run.folder}" if run.folder else ""
-    return Report(status, [*lines, *resume_lines, f"exit status {status}{folder}"], [finding])
+    lines += [*resume_lines, f"exit status {status}{folder}"]
+    return Report(status, lines, [finding], blamed="the end of the run")
 
 
 def _how_far(run: Run) -> str:

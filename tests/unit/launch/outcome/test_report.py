@@ -154,6 +154,7 @@ def test_a_stop_names_who_asked_for_it_and_how_far_the_run_was():
         "exit status 143 · run folder runs/x",
     ]
     assert report.findings[0].severity == "warning"
+    assert report.blamed == "the end of the run"  # a line is enough for what follows from it
 
 
 IN_BARRIER = (
