@@ -11,7 +11,7 @@ import pytest
 from representative import representative_tests
 
 LIMIT = 500
-LINES = {"src": 113_000, "tests": 79_998}  # what grows is paid for by what goes
+LINES = {"src": 112_000, "tests": 79_998}  # what grows is paid for by what goes
 ANSWER_S = 0.3
 JOB = str(Path(__file__).parents[1] / "codes" / "download-on-every-rank" / "yes.sbatch")
 PROFILE = str(Path(__file__).parents[2] / "examples" / "profiles" / "two-sockets.toml")
