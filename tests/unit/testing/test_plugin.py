@@ -108,7 +108,7 @@ def test_lists(rank):
             ">*assert values == [[]1, 2, 0]",
             "E*assert [[]1, 2, 1] == [[]1, 2, 0]",
             "E*At index 2 diff: 1 != 0",
-            "rank 0: lost its connection to a rank that had ended (*py:*)",
+            "rank 0: lost its connection to a rank that had ended, in barrier #1 (*py:*)",
             "*Captured stdout of rank 0 call*",
             "hello from 0",
             "*Captured stdout of rank 1 call*",
@@ -164,7 +164,7 @@ def test_sleeper(rank):
     result.stdout.fnmatch_lines(
         [
             "rank 1 of 2: its process has ended, exit status 3",
-            "rank 0: lost its connection to a rank that had ended (*py:*)",
+            "rank 0: lost its connection to a rank that had ended, in all_reduce #1 of 1 element (Float) (*py:*)",
             "rank 1 of 2 failed:",
             "E*ValueError: broken",
             "rank 0: not done: time.sleep(300), *py:*",
