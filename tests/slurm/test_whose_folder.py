@@ -64,7 +64,10 @@ def test_an_array_in_one_folder_is_refused_but_the_first(site, script):
 @pytest.mark.timeout(180)
 def test_a_job_script_that_is_submitted_twice_ends_with_the_name_of_the_first(site, script):
     first = batch(site, "srun python train.py --epochs 40 --nap 1\necho ended $?\n")
-    wait(site, 1, "launcher")
+    until = time.monotonic() + 90
+    while not list(site.folder.glob("paceline-runs/*/checkpoints/*")):
+        assert time.monotonic() < until, outputs(site)
+        time.sleep(0.2)
     second = batch(site, "srun python train.py --epochs 40 --nap 1\necho ended $?\n")
     wait(site, 1, "ended 2")
     (path,) = site.folder.glob(f"out-*-{second}.txt")
