@@ -334,13 +334,15 @@ def _follows(error: BaseException) -> bool:
     The launcher prints it once it knows why, because it would bury the cause on the console. A hook
     of the script's own is never left out.
     """
-    prints = getattr(sys.excepthook, "__module__", "") in _PRINTING_HOOKS
-    if not prints or not isinstance(error, Exception) or error.__cause__ or error.__context__:
+    hook_prints = getattr(sys.excepthook, "__module__", "") in _PRINTING_HOOKS
+    is_chained = bool(error.__cause__ or error.__context__)
+    if not hook_prints or is_chained or not isinstance(error, Exception):
         return False
     from paceline.signatures import rank_errors
 
-    said = rank_errors.read(f"{type(error).__name__}: {error}".replace("\n", " "))
-    return said.has_lost_peer and not (said.wait or said.own_fault)
+    text = f"{type(error).__name__}: {error}".replace("\n", " ")
+    verdict = rank_errors.read(text)
+    return verdict.has_lost_peer and not (verdict.wait or verdict.own_fault)
 
 
 def _users_part(trace: types.TracebackType | None) -> types.TracebackType | None:

@@ -22,6 +22,7 @@ _REASONS = ("conditional-collective", "uneven-inputs", "rank-ended-early")
 _SAME_ORDER = (
     "make every rank call the same collectives in the same order; look for code for some ranks only"
 )
+LOOK_AT_LINE = "look at what that line waits for: a file, a lock, a queue, a worker"
 MORE_TIME = (
     "look at what that line waits for; if it may take so long: init_process_group({}),"
     " session.once(...)"
@@ -239,10 +240,7 @@ def _stuck(
         where=_where(alike),
         evidence=_lines(positions),
         why="" if waiting else "no rank makes progress or uses the CPU",
-        fix=(
-            "look at what that line waits for: a file, a lock, a queue, a worker; "
-            f"if it may take so long: --hang-timeout {longer(longest.idle_s)}"
-        ),
+        fix=f"{LOOK_AT_LINE}; if it may take so long: --hang-timeout {longer(longest.idle_s)}",
     )
 
 

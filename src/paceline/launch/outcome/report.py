@@ -142,8 +142,8 @@ def _failed(run: Run) -> Report:
         noticed=run.noticed_hang,
         counters=run.counters,
     )
-    finding = root_cause.mend(verdict.finding, run.ends)
-    verdict = replace(verdict, finding=finding, threads=root_cause.beside(run.ends))
+    finding = root_cause.with_meeting_fix(verdict.finding, run.ends)
+    verdict = replace(verdict, finding=finding, threads=root_cause.other_troubles(run.ends))
     was_lost = verdict.lost and not verdict.causes
     advise = resume.after_loss if was_lost else resume.after_failure
     is_in_vain = verdict.finding.code.startswith(_CHECKPOINT)
@@ -183,7 +183,7 @@ def _stopped(run: Run, stop: Stop) -> Report:
         "stopped-by-signal",
         what,
         where=stop.host,
-        evidence=root_cause.beside(run.ends),
+        evidence=root_cause.other_troubles(run.ends),
         severity="warning",
     )
     if stop.name == "SIGHUP":
@@ -192,7 +192,7 @@ def _stopped(run: Run, stop: Stop) -> Report:
     stood = root_cause.before_stop(run.ends, run.counters)
     if stood is not None:
         finding = replace(finding, evidence=stood.evidence, fix=finding.fix or stood.fix)
-    finding = root_cause.mend(finding, run.ends)
+    finding = root_cause.with_meeting_fix(finding, run.ends)
     late = [end for end in run.ends if end.killed_after_s >= run.grace_s]
     if late and run.saving:
         finding = _grace_too_short(run, stop, late)
@@ -266,7 +266,7 @@ def _succeeded(run: Run) -> Report:
             " the run succeeded"
         )
         lines.insert(0, note)
-    lines[:0] = [f"note: {text}" for text in root_cause.beside(run.ends)]
+    lines[:0] = [f"note: {text}" for text in root_cause.other_troubles(run.ends)]
     # printed in full when it was noticed, which has scrolled away by now
     lines[:0] = [
         finding.render().splitlines()[0]

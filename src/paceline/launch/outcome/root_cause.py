@@ -15,7 +15,7 @@ from paceline.errors import EXIT_UNFINISHED, Finding
 from paceline.launch.channel.silence import Loss
 from paceline.launch.in_rank.meeting import LEAVE_THEM
 from paceline.launch.monitor import observations, waiting
-from paceline.launch.monitor.hang import MORE_TIME, hangs
+from paceline.launch.monitor.hang import LOOK_AT_LINE, MORE_TIME, hangs
 from paceline.launch.monitor.hang import judge as judge_hang
 from paceline.launch.monitor.position import Position
 from paceline.launch.outcome import explanation
@@ -113,12 +113,8 @@ def _blame(
         everyone = "both ranks" if len(ends) == 2 else "all ranks"
         finding = replace(finding, where=f"{everyone}, the first was {finding.where}")
     if finding.name == "collective-mismatch":
-        places = [
-            f"rank {end.rank}: {end.position.called}, {end.position.place}"
-            for end in ends
-            if end.rank not in causes and end.position is not None and end.position.called
-        ]
-        evidence = (*finding.evidence[:1], *places[:3], *finding.evidence[1:])
+        calls = _calls_of(end for end in ends if end.rank not in causes)
+        evidence = (*finding.evidence[:1], *calls[:3], *finding.evidence[1:])
         finding = replace(finding, evidence=evidence)
     return Verdict(
         finding,
@@ -128,6 +124,12 @@ def _blame(
         lost=lost,
         others=tuple(others),
     )
+
+
+def _calls_of(ends: Iterable[RankExit]) -> list[str]:
+    """Return a line for each rank whose last collective is known."""
+    positions = [end.position for end in ends if end.position is not None]
+    return [f"rank {one.rank}: {one.called}, {one.place}" for one in positions if one.called]
 
 
 def _failed_collective(
@@ -204,13 +206,17 @@ def before_stop(ends: Sequence[RankExit], counters: Sequence[Mapping[str, Any]])
     finding = judge_hang(stuck, uneven=observations.uneven(counters))
     if finding is None:
         return None
-    evidence = (f"nothing had moved before: {finding.what}", *finding.evidence, *beside(ends))
-    fix = finding.fix.partition("; if it may take")[0]
+    evidence = (
+        f"nothing had moved before: {finding.what}",
+        *finding.evidence,
+        *other_troubles(ends),
+    )
+    fix = LOOK_AT_LINE if finding.fix.startswith(LOOK_AT_LINE) else finding.fix
     return replace(finding, evidence=tuple(dict.fromkeys(evidence))[:7], fix=fix)
 
 
 def _stand_still(positions: Sequence[Position]) -> bool:
-    """Return whether no rank works: each waits, sleeps, polls, has ended, or outlives it."""
+    """Return whether no rank works: each waits, sleeps, polls, has ended, or is kept alive."""
     if hangs(positions) and waiting.picture(positions) is not None:
         return True
     is_waited_for = any(each.waits for each in positions)
@@ -230,7 +236,7 @@ def _is_idle(position: Position, is_waited_for: bool) -> bool:
     return position.flying or (not position.active if is_waited_for else position.still)
 
 
-def beside(ends: Sequence[RankExit]) -> tuple[str, ...]:
+def other_troubles(ends: Sequence[RankExit]) -> tuple[str, ...]:
     """Return what else went wrong, a line each with its ranks; alone it is not a cause.
 
     Exceptions that ended threads, and what scripts had changed when they waited for other ranks.
@@ -242,7 +248,7 @@ def beside(ends: Sequence[RankExit]) -> tuple[str, ...]:
     return tuple(f"in {named(members)}, {text}" for text, members in ranks.items())
 
 
-def mend(finding: Finding, ends: Iterable[RankExit]) -> Finding:
+def with_meeting_fix(finding: Finding, ends: Iterable[RankExit]) -> Finding:
     """Return the finding with the fix for ranks that do not meet, if their scripts are why."""
     changed = any(end.changes for end in ends)
     return replace(finding, fix=LEAVE_THEM) if changed else finding

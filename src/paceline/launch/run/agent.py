@@ -337,11 +337,12 @@ class Agent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         supervision.report_late_variables(at_once=result.state != WorkerState.HEALTHY)
         has_failed = result.state == WorkerState.FAILED
-        if (has_failed or self._peers.has_failure()) and self._is_joined(supervision.ranks):
+        peer_has_failed = not has_failed and self._peers.has_failure()
+        if (has_failed or peer_has_failed) and self._is_joined(supervision.ranks):
             return RunResult(state=WorkerState.HEALTHY)  # torch starts the ranks again
         if has_failed:
             return result
-        if self._peers.has_failure():
+        if peer_has_failed:
             supervision.ranks.stop("a rank on another node failed")
             return RunResult(state=WorkerState.FAILED)
         if result.state == WorkerState.SUCCEEDED and not supervision.all_done():

@@ -26,7 +26,7 @@ from paceline.launch.channel import silence
 from paceline.launch.monitor.position import Frame, Position
 from paceline.launch.outcome.block import render as block
 from paceline.launch.outcome.rank_exit import Failure, RankExit
-from paceline.launch.outcome.root_cause import Verdict, beside, broken_in_stop, judge
+from paceline.launch.outcome.root_cause import Verdict, broken_in_stop, judge, other_troubles
 from paceline.launch.outcome.weight import CAUSE, EARLY_EXIT, SUSPECT, UNCLEAR, VICTIM, weigh
 from paceline.launch.probe.finite import non_finite
 from paceline.text.plain_data import read_as
@@ -1052,12 +1052,12 @@ def test_a_lost_loader_worker_is_not_illustrated_by_the_line_that_was_running(sa
     assert "no kill for lack of memory" in finding.evidence[1]
 
 
-def test_exceptions_beside_are_in_the_block_and_accuse_nobody():
+def test_exceptions_in_threads_are_in_the_block_and_accuse_nobody():
     ends = [
         RankExit(rank=0, threads=("thread loader raised OSError: gone (train.py:7)",)),
         RankExit(rank=1, code=3),
     ]
-    verdict = replace(judge(ends), threads=beside(ends))
+    verdict = replace(judge(ends), threads=other_troubles(ends))
     assert verdict.causes == (1,)
     lines = block(verdict, exit_status=1, run_dir="runs/x")
     assert "in rank 0, thread loader raised OSError: gone (train.py:7)" in lines
