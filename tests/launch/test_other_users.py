@@ -20,7 +20,7 @@ from paceline.errors import SetupError
 from paceline.functions import by_machine
 from paceline.measure import report  # the other user may not see the interpreter's folder
 from paceline.rundir.files import RunDir
-from paceline.slurm import jobs
+from paceline.slurm.jobs import listing
 from unit.measure.test_top import description, rank
 
 ESCAPES = "\x1b[31mred\x1b]0;title\x07\u202e\x9b2J"
@@ -156,7 +156,7 @@ def test_what_another_user_keeps_for_himself_is_refused_with_a_finding(shared, m
             main.main()
         assert (ended.value.code, "USE006" in capsys.readouterr().err) == (2, True), words
     with other_user():
-        jobs.jobs(None, as_json=False)
+        listing.jobs(None, as_json=False)
     listed = capsys.readouterr().out
     assert "open" in listed and "closed" not in listed
     folder.chmod(0o755)

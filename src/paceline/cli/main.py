@@ -164,7 +164,7 @@ def _endpoint(run_dir: Path | None, job_script: Path | None, on_node_loss: str) 
 
     def action() -> int:
         from paceline.launch.plan import endpoint
-        from paceline.slurm import reserve
+        from paceline.slurm.jobs import reserve
 
         job_id = env.slurm_job()
         if run_dir is not None and job_id:
@@ -250,7 +250,7 @@ def _follow(run: str) -> Action:
     """
 
     def action() -> int:
-        from paceline.slurm import follow
+        from paceline.slurm.jobs import follow
 
         return follow.follow(run)
 
@@ -274,9 +274,11 @@ def _jobs(
     """
 
     def action() -> int:
-        from paceline.slurm import jobs
+        from paceline.slurm.jobs import listing
 
-        return jobs.jobs(folder, as_json=as_json, metric=sort, descending=descending, limit=limit)
+        return listing.jobs(
+            folder, as_json=as_json, metric=sort, descending=descending, limit=limit
+        )
 
     return action
 
@@ -292,7 +294,7 @@ def _clean(folder: Path | None, is_confirmed: bool) -> Action:
     """
 
     def action() -> int:
-        from paceline.slurm import clean
+        from paceline.slurm.jobs import clean
 
         return clean.clean(folder, is_confirmed=is_confirmed)
 
@@ -315,7 +317,7 @@ def _cancel(runs: tuple[str, ...]) -> Action:
     """
 
     def action() -> int:
-        from paceline.slurm import cancel
+        from paceline.slurm.jobs import cancel
 
         return cancel.cancel(runs)
 
@@ -333,7 +335,7 @@ def _requeue(run: Path, status: int) -> Action:
     """
 
     def action() -> int:
-        from paceline.slurm import requeue
+        from paceline.slurm.jobs import requeue
 
         if RunDir(run).arguments.exists():
             from paceline.functions import direct

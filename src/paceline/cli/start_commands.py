@@ -107,7 +107,7 @@ def _submit(**values: Any) -> Action:
     require_script(values["script"])
 
     def action() -> int:
-        from paceline.slurm import submit
+        from paceline.slurm.jobs import submit
 
         return submit.submit(values["script"], tuple(values["arguments"]), typed=typed)
 

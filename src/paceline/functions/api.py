@@ -22,11 +22,11 @@ from paceline.machine import host
 from paceline.machine.cpus import usable_cpus
 from paceline.rundir import sweeps
 from paceline.rundir.files import IN_JOB, RUNS, RunDir, new_run_id
-from paceline.slurm import asking
-from paceline.slurm import submit as submitting
+from paceline.slurm import option_rules
+from paceline.slurm.jobs import submit as submitting
+from paceline.slurm.jobs.submit import Fill
 from paceline.slurm.option_table import FORWARDED
-from paceline.slurm.submit import Fill
-from paceline.slurm.sweep import Element, Sweep
+from paceline.slurm.sweep.definition import Element, Sweep
 from paceline.text.quoting import CONTROL
 
 SLURM, LOCAL = "slurm", "local"
@@ -178,13 +178,13 @@ def _start_in_slurm(call: _Call, typed: Mapping[str, Any], *, parallel: int) -> 
 
 def _gpu_shares(per_job: str) -> tuple[str, ...]:
     """Return the GPUs of each job that runs at a time on this machine, empty without a choice."""
-    asking.check({"gpus_per_node": per_job} if per_job else {})
-    if not asking.num_gpus(per_job):
+    option_rules.check({"gpus_per_node": per_job} if per_job else {})
+    if not option_rules.num_gpus(per_job):
         return ()
     visible = env.read(env.CUDA_DEVICES)
     count = host.gather(visible).num_gpus
     names = visible.split(",") if visible else [str(number) for number in range(count)]
-    return by_machine.shares(names[:count], per_job=asking.num_gpus(per_job))
+    return by_machine.shares(names[:count], per_job=option_rules.num_gpus(per_job))
 
 
 def _num_together(parallel: int, gpus: Sequence[str]) -> int:

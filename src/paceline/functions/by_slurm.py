@@ -14,10 +14,12 @@ from paceline.functions.endings import End, Seen
 from paceline.launch.outcome import evidence
 from paceline.rundir import events, sweeps
 from paceline.rundir.files import RunDir
-from paceline.slurm import cancel as cancelling
-from paceline.slurm import lookup, record, run_rows, sweep_again
-from paceline.slurm.jobstate import JobState
+from paceline.slurm import job_states, record
+from paceline.slurm.job_states import JobState
+from paceline.slurm.jobs import cancel as cancelling
+from paceline.slurm.jobs import run_rows
 from paceline.slurm.record import JobRecord
+from paceline.slurm.sweep import sweep_submit
 
 _ASK_S, _ASK_LATER_S, _LATER_AFTER_S = 2.0, 10.0, 60.0
 # The record of a new submission may appear a moment after the end of the old job.
@@ -50,7 +52,7 @@ class Queue:
         self._lock = threading.Lock()
         self._living: dict[_Key, JobRecord] = {}
         self._ended: dict[_Key, Ended] = {}
-        self._states: lookup.States = {}
+        self._states: job_states.States = {}
         self._first_s = self._last_s = -float("inf")
 
     def ended(self, job: JobRecord) -> Ended | None:
@@ -65,7 +67,7 @@ class Queue:
             is_sure = ended is not None and now_s - ended.since_s >= _SURE_AFTER_S
             return ended if is_sure else None
 
-    def states(self, job: JobRecord) -> lookup.States:
+    def states(self, job: JobRecord) -> job_states.States:
         """Return the states of all jobs that this process watches, with this one."""
         with self._lock:
             is_new = self._watch(job)
@@ -88,7 +90,7 @@ class Queue:
     def _ask(self, now_s: float) -> None:
         if not self._living:
             return
-        states, silent = lookup.states(self._living.values())
+        states, silent = job_states.states(self._living.values())
         self._last_s = now_s
         if self._first_s < 0:
             self._first_s = now_s
@@ -100,7 +102,7 @@ class Queue:
             if state is not None and not state.ended:
                 continue
             del self._living[key]
-            self._ended[key] = Ended(lookup.full(job) or state, now_s)
+            self._ended[key] = Ended(job_states.full(job) or state, now_s)
 
 
 _queue = Queue()
@@ -118,7 +120,7 @@ def end(run_dir: RunDir) -> End | None:
 
 
 def _outcome(run_dir: RunDir, job: JobRecord, state: JobState | None) -> events.Outcome | None:
-    since_ns = lookup.last_start_ns(job, state)
+    since_ns = job_states.last_start_ns(job, state)
     return events.read_history(run_dir.root, since_ns=since_ns).outcome
 
 
@@ -138,7 +140,7 @@ def _end(run_dir: RunDir, job: JobRecord, state: JobState | None) -> End:
 def _signal_s(script: Path) -> float:
     """Return how long before the time limit the stop signal comes, 0 if that is unknown."""
     try:
-        _, _, seconds = sweep_again.directives_of(script).get("signal", "").partition("@")
+        _, _, seconds = sweep_submit.directives_of(script).get("signal", "").partition("@")
     except SetupError:
         return 0.0
     return float(seconds) if seconds.isdecimal() else 0.0

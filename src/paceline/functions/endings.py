@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from paceline.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFINISHED, Finding
 from paceline.rundir.events import Outcome
-from paceline.slurm import ending
-from paceline.slurm.jobstate import JobState
+from paceline.slurm.job_states import JobState
+from paceline.slurm.jobs import explanations
 from paceline.slurm.record import JobRecord
 from paceline.slurm.request import clock
 
@@ -66,7 +66,9 @@ def of_job(outcome: Outcome | None, seen: Seen) -> End:
         return of_outcome(outcome)
     if outcome is None and state is not None and state.succeeded:
         return End()
-    finding = ending.judge(state, seen.record, log=seen.output, tail=seen.tail, script=seen.script)
+    finding = explanations.judge(
+        state, seen.record, log=seen.output, tail=seen.tail, script=seen.script
+    )
     word = state.state.lower() if state is not None else _UNKNOWN
     return End(word, finding, outcome.exit_status if outcome else EXIT_FAILED)
 

@@ -21,7 +21,8 @@ from paceline.launch.outcome import evidence
 from paceline.launch.outcome.rank_exit import Failure
 from paceline.rundir import files, ownership, sweeps
 from paceline.rundir.files import RUNS, RunDir
-from paceline.slurm import profile_files, record, sweep_folder
+from paceline.slurm import profile_files, record
+from paceline.slurm.sweep import sweep_folder
 from paceline.text.quoting import printable_lines
 
 # Files are read again after a twentieth of the time waited so far, within these bounds.

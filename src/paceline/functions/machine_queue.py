@@ -34,7 +34,7 @@ from paceline.machine import system
 from paceline.machine.cpus import usable_cpus
 from paceline.rundir import events
 from paceline.rundir.files import IN_JOB, RunDir
-from paceline.slurm import requeue
+from paceline.slurm.jobs import requeue
 from paceline.slurm.record import JobRecord, Requeue
 
 _LOOK_S = 0.1

@@ -1,16 +1,21 @@
 """Slurm jobs: submit a script, follow its output, list runs, and requeue.
 
-request, batch   options in, the batch script out
-submit, follow   queue a job, and show its output
-sweep, sweep_*   arrays of runs with different arguments
-cancel, clean    end jobs; delete what runs have left
-requeue          whether a job that has ended is queued again (``decide``)
-reserve          the address that all nodes of a job use
-jobs, run_rows, jobstate
-                 the runs in the queue and in the records
-limits, cluster  whether this cluster can ever run the job
-refusal, ending  what sbatch and Slurm say, as findings
-profile          the site's and the user's defaults
+    request          the options of ``paceline submit``, checked
+    option_table     these options: names, defaults and help
+    option_rules     which values an option takes
+    batch            the batch script
+    sbatch           call sbatch, and what it says as findings
+    jobs             submit, follow, list, requeue and cancel jobs
+    sweep            arrays of runs with different arguments
+    job_states       what squeue, scontrol and sacct know about a job
+    record           ``job.json``, what is known about the job of a run folder
+    limits           whether this cluster can ever run the job (``judge``)
+    cluster          what the cluster says about itself
+    profile          defaults of a site and of a user
+    profile_files    where profiles are
+    profile_check    ``paceline profile check``
+    stop_signal      the signal at which a script saves a checkpoint
+    toml_reader      TOML with the lines of its values
 
 Pure modules turn a request into a batch script and Slurm's answers into findings; the others write
 the run folder and call Slurm's commands. Nothing here imports torch, since login nodes often have

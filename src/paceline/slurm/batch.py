@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from paceline import env
 from paceline.errors import EXIT_UNFINISHED
 from paceline.launch.plan.option import as_words
-from paceline.slurm import container, sweep
+from paceline.slurm.profile import PYXIS, Container
 from paceline.slurm.request import Request
+from paceline.slurm.sweep import definition
 from paceline.text.quoting import comment, directive, pattern, word
 
 _WIDTH = 110
@@ -158,7 +159,7 @@ def _element(request: Request, place: Place) -> Iterator[str]:
         return
     if place.printed:
         yield "# the values of each element, for the record that the job makes"
-        yield sweep.comment(request.sweep)
+        yield definition.comment(request.sweep)
     number = f'"${env.ARRAY_TASK_ID}"'
     yield "# each element of the array has its own run folder and arguments"
     yield f"run_dir={word(place.run_dir)}/{number}"
@@ -182,7 +183,7 @@ def _call(request: Request, place: Place) -> list[str]:
     """Return the lines that make the call of a function in one process."""
     folders = _folders(place)
     command = " ".join(map(word, _command(request, place, folders)))
-    container_options = container.srun_options(request.profile.container, folders)
+    container_options = container_srun_options(request.profile.container, folders)
     return [
         "status=0",
         *_wrapped(
@@ -207,7 +208,7 @@ def _srun(request: Request) -> list[str]:
 def _start(request: Request, place: Place) -> list[str]:
     folders = _folders(place)
     command = [word(part) for part in _command(request, place, folders)]
-    container_options = container.srun_options(request.profile.container, folders)
+    container_options = container_srun_options(request.profile.container, folders)
     # long words get separate lines, so that the layout does not depend on the length of paths
     run_command = " ".join(
         [*command, "run", '--rdzv-endpoint "$endpoint"', f"--grace-s {request.grace_s}"]
@@ -263,7 +264,7 @@ def _command(request: Request, place: Place, folders: Sequence[str]) -> list[str
     site = request.profile
     if not site.prefix and not site.conda and site.container is None:
         return list(place.paceline)
-    outer = container.command(site.container, folders, gpus=bool(request.num_gpus))
+    outer = container_command(site.container, folders, gpus=bool(request.num_gpus))
     return [*outer, *site.prefix, "paceline"]
 
 
@@ -324,3 +325,51 @@ def _end(request: Request, place: Place) -> list[str]:
             ' --status "$status"',
         ]
     return [*lines, 'exit "$status"']
+
+
+def container_srun_options(container: Container | None, folders: Sequence[str]) -> list[str]:
+    """Return the options of srun.
+
+    Args:
+        container: The container, None without one.
+        folders: Folders that the run needs, the working folder first.
+    """
+    if container is None or container.runtime != PYXIS:
+        return []
+    mounts = [_with_target(mount) for mount in _mounts(container, folders)]
+    return [
+        f"--container-image={container.image}",
+        f"--container-mounts={','.join(mounts)}",
+        f"--container-workdir={folders[0]}",
+        *container.options,
+    ]
+
+
+def container_command(
+    container: Container | None, folders: Sequence[str], *, gpus: bool
+) -> list[str]:
+    """Return the words before ``paceline run``.
+
+    Args:
+        container: The container, None without one.
+        folders: Folders that the run needs, the working folder first.
+        gpus: Whether the job has GPUs, whose driver the container then needs.
+    """
+    if container is None or container.runtime == PYXIS:
+        return []
+    driver = ["--nv"] if gpus and "--rocm" not in container.options else []
+    return [
+        *(container.runtime, "exec"),
+        *dict.fromkeys((*driver, *container.options)),
+        f"--bind={','.join(_mounts(container, folders))}",
+        f"--pwd={folders[0]}",
+        container.image,
+    ]
+
+
+def _mounts(container: Container, folders: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys([*folders, *container.mounts]))
+
+
+def _with_target(mount: str) -> str:
+    return mount if ":" in mount else f"{mount}:{mount}"

@@ -7,11 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.launch.plan.option_values import seconds_of
+from paceline.machine import slurm_commands as commands
 
 PARTITIONS = ("scontrol", "show", "partition", "--all", "--oneliner")
 # A line for each partition and kind of node: without --exact, sinfo would print "16+" for several
 # kinds.
 NODES = ("sinfo", "--all", "--exact", "--noheader", "--format=%R|%D|%c|%m|%G|%Z")
+# Without associations the output is empty: a cluster that does not enforce them accepts any user.
+_ASSOCIATIONS = (
+    "sacctmgr",
+    "--noheader",
+    "--parsable2",
+    "show",
+    "associations",
+    "format=account,partition",
+)
 _NO_LIMIT = ("", "UNLIMITED", "INFINITE", "NONE", "N/A", "(null)")
 
 
@@ -72,6 +82,29 @@ class Cluster:
     def default(self) -> Partition | None:
         """The partition of jobs that name none."""
         return next((partition for partition in self.partitions if partition.default), None)
+
+
+def query_cluster(*, account: bool) -> Cluster:
+    """Return the partitions and accounts of the cluster, as far as Slurm answers.
+
+    Args:
+        account: Whether to query the user's accounts too, which another server answers.
+    """
+    # only here: its import takes longer than a dry run may
+    from concurrent.futures import ThreadPoolExecutor
+
+    queries: list[tuple[str, ...]] = [PARTITIONS, NODES]
+    if account:
+        queries.append((*_ASSOCIATIONS[:5], f"users={_user()}", _ASSOCIATIONS[5]))
+    with ThreadPoolExecutor(len(queries)) as pool:
+        answers = list(pool.map(lambda words: commands.ask(*words), queries))
+    return read(*answers)
+
+
+def _user() -> str:
+    import getpass
+
+    return getpass.getuser()
 
 
 def read(partitions: str | None, nodes: str | None, associations: str | None = None) -> Cluster:

@@ -11,11 +11,12 @@ from typing import Any
 
 from paceline.errors import UsageError, closest
 from paceline.launch.plan import parsing
-from paceline.slurm import asking, toml_text
-from paceline.slurm.container import RUNTIMES, Container
+from paceline.slurm import option_rules, toml_reader
 from paceline.slurm.option_table import DIRECT, FORWARDED, OWN
 from paceline.text.quoting import CONTROL
 
+APPTAINER, SINGULARITY, PYXIS = "apptainer", "singularity", "pyxis"
+RUNTIMES = (APPTAINER, SINGULARITY, PYXIS)
 _NOT_IN_PROFILES = {"profile", "sbatch", "run_dir", "dry_run", "follow", "json"}
 _NOT_IN_PROFILES |= {"sweep", "param", "array", "again"}
 _NOT_IN_PROFILES |= {option.name for option in DIRECT}  # read as any other option of sbatch
@@ -24,6 +25,17 @@ _FORWARDED = {option.name: option for option in FORWARDED}
 _SETUP, _PATHS = ("modules", "conda", "lines"), ("runs", "tmp")
 _CONTAINER = ("runtime", "image", "mounts", "options")
 VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+
+
+@dataclass(frozen=True)
+class Container:
+    """The container of a profile."""
+
+    runtime: str  # one of ``RUNTIMES``
+    image: str  # path of the image, or its address in a registry
+    # further folders, ``SOURCE``, ``SOURCE:TARGET`` or ``SOURCE:TARGET:FLAGS``
+    mounts: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # further options, of ``apptainer exec`` or, with pyxis, of srun
 
 
 @dataclass(frozen=True)
@@ -82,7 +94,9 @@ class _Reader:
         self._text, self._path, self._environ = text, path, environ
 
     def read(self, name: str) -> Profile:
-        whole = toml_text.parse(self._text, path=self._path, name="profile-invalid", kind="profile")
+        whole = toml_reader.parse(
+            self._text, path=self._path, name="profile-invalid", kind="profile"
+        )
         readers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "slurm": self._slurm,
             "setup": self._setup,
@@ -116,7 +130,7 @@ class _Reader:
                 own |= self._own(key, value)
             elif name == "sbatch":
                 words = self._strings("slurm", key, value)
-                further += self._checked("slurm", key, asking.sbatch_options, words)
+                further += self._checked("slurm", key, option_rules.sbatch_options, words)
             else:
                 further += self._sbatch(key, value, table)
         return {"slurm": own, "sbatch": tuple(further)}
@@ -134,7 +148,7 @@ class _Reader:
             raise self._invalid(
                 "slurm", key, f"{key} is a text or a whole number", f'{key} = "..."'
             )
-        self._checked("slurm", key, asking.check, {name: str(value)})
+        self._checked("slurm", key, option_rules.check, {name: str(value)})
         return {name: str(value)}
 
     def _sbatch(
@@ -153,7 +167,7 @@ class _Reader:
             raise self._invalid("slurm", key, f"{key} is one line, without control characters", "")
 
         def require_free(option_value: str) -> None:
-            asking.require_free(name, option_value, label=f"{key} = {value!r}")
+            option_rules.require_free(name, option_value, label=f"{key} = {value!r}")
 
         self._checked("slurm", key, require_free, text)
         return [(name, None if value is True else text)]
@@ -259,7 +273,7 @@ class _Reader:
             raise self._invalid(
                 "environment", name, f"the value of {name} is a text in quotes", fix
             )
-        return Setting(name, value, why, toml_text.line_of(self._text, "environment", name))
+        return Setting(name, value, why, toml_reader.line_of(self._text, "environment", name))
 
     def _run(self, table: Mapping[str, Any]) -> dict[str, Any]:
         run: dict[str, str | bool] = {}
@@ -381,6 +395,6 @@ class _Reader:
         return self._invalid(section, key, what, fix)
 
     def _invalid(self, section: str, key: str, what: str, fix: str) -> UsageError:
-        number = toml_text.line_of(self._text, section, key)
+        number = toml_reader.line_of(self._text, section, key)
         where = f"{self._path}:{number}" if number else self._path
         return UsageError.of("profile-invalid", what, where=where, fix=fix)

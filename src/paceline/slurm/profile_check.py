@@ -12,10 +12,9 @@ from typing import Any
 from paceline.diagnose.variables import judge_settings
 from paceline.errors import Finding, UsageError, status_of
 from paceline.machine import slurm_commands as commands
-from paceline.slurm import limits, profile, profile_files, refusal, request, survey
-from paceline.slurm.cluster import Cluster
-from paceline.slurm.container import PYXIS, Container
-from paceline.slurm.profile import Profile
+from paceline.slurm import limits, profile, profile_files, request, sbatch
+from paceline.slurm.cluster import Cluster, query_cluster
+from paceline.slurm.profile import PYXIS, Container, Profile
 from paceline.slurm.request import Request
 from paceline.text.quoting import word
 from paceline.text.wording import few
@@ -105,7 +104,7 @@ def _parse_request(site: Profile) -> Request:
 
 
 def _items(site: Profile, requested: Request) -> Iterator[Item]:
-    cluster = survey.gather(account=bool(requested.account))
+    cluster = query_cluster(account=bool(requested.account))
     limit_items = list(_request(requested, cluster))
     yield from limit_items
     if all(item.state != WRONG for item in limit_items):
@@ -157,10 +156,10 @@ def _request(requested: Request, cluster: Cluster) -> Iterator[Item]:
 def _sbatch(requested: Request) -> Item:
     """Let sbatch check all options together."""
     subject = "sbatch --test-only"
-    result = survey.trial(requested, environ=commands.outside())
+    result = sbatch.trial(requested, environ=commands.outside())
     if result.status == 0:
         return Item(subject, OK, result.err.strip().removeprefix("sbatch: ").split("\n")[0])
-    finding = refusal.judge(result, known_options=refusal.sbatch_options)
+    finding = sbatch.refusal(result, known_options=sbatch.sbatch_options)
     if finding.name == "slurm-unavailable":
         return Item(subject, SILENT, finding.what)
     return _wrong(subject, finding)

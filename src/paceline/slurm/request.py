@@ -12,7 +12,7 @@ from paceline.errors import option_contradicted
 from paceline.launch.plan import option_values, parsing
 from paceline.launch.plan.option import long_form
 from paceline.launch.plan.options import Options
-from paceline.slurm import asking
+from paceline.slurm import option_rules
 from paceline.slurm.option_table import (
     DIRECT,
     FORWARDED,
@@ -23,7 +23,7 @@ from paceline.slurm.option_table import (
     ON_NODE_LOSS,
 )
 from paceline.slurm.profile import Profile
-from paceline.slurm.sweep import Sweep
+from paceline.slurm.sweep.definition import Sweep
 from paceline.text.quoting import CONTROL
 
 DEFAULT_GRACE_S = 120
@@ -105,7 +105,7 @@ class Request:
     @property
     def num_gpus(self) -> int:
         """GPUs on each node."""
-        return asking.num_gpus(self.gpus)
+        return option_rules.num_gpus(self.gpus)
 
     @property
     def max_nodes(self) -> int:
@@ -184,12 +184,16 @@ def parse(
     Raises:
         UsageError: A value is invalid, or options contradict each other or have no effect.
     """
-    asking.check(typed)
+    option_rules.check(typed)
     _refuse_contradictions(typed)
     raw = {**_defaults(profile, typed), **typed}
     forwarded = _forwarded(profile, typed)
     options = parsing.parse(script, tuple(script_args), typed=forwarded, inherited={})
-    gpus = "" if asking.num_gpus(raw.get("gpus_per_node", "")) == 0 else str(raw["gpus_per_node"])
+    gpus = (
+        ""
+        if option_rules.num_gpus(raw.get("gpus_per_node", "")) == 0
+        else str(raw["gpus_per_node"])
+    )
     cpus, cpus_per_gpu = _cpus(raw, gpus, set(typed))
     ranks = str(forwarded.get("nproc_per_node", ""))
     cpus_why = ""
@@ -259,7 +263,7 @@ def _cpus(raw: Mapping[str, Any], gpus: str, typed: set[str]) -> tuple[int, int]
     """Return the CPUs of a node's task, and those for each GPU, 0 if they were not set so."""
     if "cpus_per_gpu" in raw and gpus:
         count = int(raw["cpus_per_gpu"])
-        return count * asking.num_gpus(gpus), count
+        return count * option_rules.num_gpus(gpus), count
     if "cpus_per_gpu" in typed:
         raise option_contradicted(
             "--cpus-per-gpu has no effect without --gpus-per-node", fix="--gpus-per-node 1"
@@ -283,7 +287,7 @@ def _on_node_loss(raw: Mapping[str, Any], typed: set[str]) -> str:
 def _time(text: str) -> tuple[int | None, bool]:
     if not text:
         return None, False
-    if asking.UNLIMITED.fullmatch(text):
+    if option_rules.UNLIMITED.fullmatch(text):
         return None, True
     return ceil(option_values.seconds_of(text, bare_s=60)), False
 
@@ -336,7 +340,7 @@ def _typed_sbatch(typed: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...
         for option in DIRECT
         if typed.get(option.name)
     )
-    through_sbatch = asking.sbatch_options(typed.get("sbatch", ()))
+    through_sbatch = option_rules.sbatch_options(typed.get("sbatch", ()))
     for name, _ in direct:
         if any(name == other for other, _ in through_sbatch):
             what = f"--{name} and --sbatch --{name} set the same"

@@ -6,7 +6,7 @@ from paceline.errors import Finding
 from paceline.functions import endings
 from paceline.functions.endings import Seen
 from paceline.rundir.events import Outcome
-from paceline.slurm.jobstate import JobState
+from paceline.slurm.job_states import JobState
 from paceline.slurm.record import JobRecord
 
 RECORD = JobRecord("12", name="square", submitted_ns=1)

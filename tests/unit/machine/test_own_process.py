@@ -12,7 +12,7 @@ from paceline.functions import by_machine
 from paceline.launch.in_rank import rank_entry
 from paceline.launch.plan.task import RankTask
 from paceline.measure import launcher_process
-from paceline.slurm import submit
+from paceline.slurm.jobs import submit
 from paceline.testing import server
 from paceline.train.trainer import start
 from paceline.why import gather

@@ -9,8 +9,7 @@ import pytest
 from paceline.diagnose.lint.job.directives import split
 from paceline.slurm import batch, request
 from paceline.slurm.batch import Place
-from paceline.slurm.container import Container
-from paceline.slurm.profile import Profile, Setting
+from paceline.slurm.profile import Container, Profile, Setting
 from paceline.text import quoting
 
 PLACE = Place(

@@ -13,10 +13,10 @@ import run_events
 from paceline.errors import EXIT_UNFINISHED, Finding, UsageError
 from paceline.launch.outcome import root_cause
 from paceline.rundir.files import RunDir
-from paceline.slurm import follow as module
-from paceline.slurm import lookup, record
-from paceline.slurm.follow import Follower
-from paceline.slurm.jobstate import JobState
+from paceline.slurm import job_states, record
+from paceline.slurm.job_states import JobState
+from paceline.slurm.jobs import follow as module
+from paceline.slurm.jobs.follow import Follower
 from paceline.slurm.record import JobRecord, Requeue
 from refusals import refusal
 
@@ -299,9 +299,11 @@ def test_a_job_that_runs_for_long_is_asked_after_more_seldom(run_dir, monkeypatc
 
     def answer(job):
         asked_s.append(passes.now_s)
-        return lookup.Answer(True, JobState("12", state if passes.now_s < 900 else "COMPLETED"))
+        return job_states.StateAnswer(
+            True, JobState("12", state if passes.now_s < 900 else "COMPLETED")
+        )
 
-    monkeypatch.setattr(lookup, "state", answer)
+    monkeypatch.setattr(job_states, "state", answer)
     ends(run_dir, status=0)
     follower = Follower(run_dir, JOB, clock=lambda: passes.now_s, sleep=passes.sleep)
     assert follower.run() == 0

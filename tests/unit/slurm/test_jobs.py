@@ -16,10 +16,11 @@ from paceline.cli import main as cli
 from paceline.errors import Finding, UsageError
 from paceline.rundir.events import History, Outcome
 from paceline.rundir.files import MANIFEST, RunDir
-from paceline.slurm import jobs, profile_files, record, run_rows
-from paceline.slurm.jobstate import JobState
+from paceline.slurm import profile_files, record
+from paceline.slurm.job_states import JobState
+from paceline.slurm.jobs import listing, run_rows
+from paceline.slurm.jobs.run_rows import Row
 from paceline.slurm.record import JobRecord
-from paceline.slurm.run_rows import Row
 from paceline.train.logging import CSVLogger
 from refusals import refusal
 
@@ -262,7 +263,7 @@ def test_three_hundred_runs_are_listed_at_once(slurm):
         makes(f"run-{number:03d}", job_id=str(number + 1), minute=number, status=0, loss=0.5)
     slurm.answers("squeue", "")
     began = time.perf_counter()
-    assert jobs.jobs(None, as_json=True) == 0
+    assert listing.jobs(None, as_json=True) == 0
     assert time.perf_counter() - began < 1.5  # 0.1 s on an idle core
 
 
@@ -271,7 +272,7 @@ def test_the_table_is_aligned():
         Row("a", "runs/a", "", "failed", "", None, None, None),
         Row("long-name", "", "12", "x", "n", 5, 1.0, NOON_S),
     ]
-    assert jobs.render(rows).splitlines() == [
+    assert listing.render(rows).splitlines() == [
         "run        job  state   nodes  step  loss  since",
         "a            -  failed  -         -     -  -",
         "long-name   12  x       n         5     1  2026-11-21 12:00",

@@ -7,8 +7,9 @@ import time
 import pytest
 
 from paceline.rundir.events import Outcome
-from paceline.slurm import ending, jobstate, lookup, waiting
-from paceline.slurm.jobstate import JobState
+from paceline.slurm import job_states
+from paceline.slurm.job_states import JobState
+from paceline.slurm.jobs import explanations
 from paceline.slurm.record import JobRecord
 
 NOON_S = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
@@ -28,19 +29,19 @@ def job(state, **fields):
 
 def test_squeue_tells_all_jobs_at_once():
     text = "1|RUNNING|node[1-2]|2026-11-21T12:00:00|None\n2|PENDING||N/A|ReqNodeNotAvail, UnavailableNodes:a|b\n"
-    assert jobstate.from_squeue(text) == {
+    assert job_states.from_squeue(text) == {
         "1": JobState("1", "RUNNING", nodes="node[1-2]", start_s=NOON_S),
         "2": JobState("2", "PENDING", reason="ReqNodeNotAvail, UnavailableNodes:a|b"),
     }
 
 
 def test_lines_that_are_no_jobs_are_left_out():
-    assert list(jobstate.from_squeue("CLUSTER: big\n7|PENDING||N/A|Priority\n\n")) == ["7"]
-    assert jobstate.from_squeue("") == {}
+    assert list(job_states.from_squeue("CLUSTER: big\n7|PENDING||N/A|Priority\n\n")) == ["7"]
+    assert job_states.from_squeue("") == {}
 
 
 def test_scontrol_tells_one_job_in_full():
-    assert jobstate.from_scontrol(SCONTROL) == JobState(
+    assert job_states.from_scontrol(SCONTROL) == JobState(
         "1",
         "FAILED",
         reason="NonZeroExitCode",
@@ -56,22 +57,22 @@ def test_scontrol_tells_one_job_in_full():
 
 def test_a_name_or_a_path_that_looks_like_a_field_is_none():
     text = SCONTROL.replace("JobName=digits", "JobName=a JobState=COMPLETED Restarts=9")
-    assert jobstate.from_scontrol(text) == jobstate.from_scontrol(SCONTROL)
+    assert job_states.from_scontrol(text) == job_states.from_scontrol(SCONTROL)
     text = SCONTROL.replace("/tmp/my runs", "/tmp/ NodeList=elsewhere")
-    assert jobstate.from_scontrol(text) == jobstate.from_scontrol(SCONTROL)
+    assert job_states.from_scontrol(text) == job_states.from_scontrol(SCONTROL)
 
 
 @pytest.mark.parametrize("text", ["", "slurm_load_jobs error", "JobId=12 "])
 def test_scontrol_without_a_job_tells_of_none(text):
-    assert jobstate.from_scontrol(text) is None
+    assert job_states.from_scontrol(text) is None
 
 
 def test_of_several_lines_of_sacct_the_last_counts():
     text = "12|REQUEUED|node1|2026-11-21T11:00:00|0:0|None\n12|CANCELLED by 1000|node2|2026-11-21T12:00:00|0:15|None\n"
-    assert jobstate.from_sacct(text) == job(
+    assert job_states.from_sacct(text) == job(
         "CANCELLED", nodes="node2", start_s=NOON_S, exit_code=0, signal=15
     )
-    assert jobstate.from_sacct("") is None
+    assert job_states.from_sacct("") is None
 
 
 @pytest.mark.parametrize(
@@ -114,19 +115,21 @@ def test_which_states_are_ends(state, ended, waits):
     ],
 )
 def test_reasons_that_last_are_explained(reason, said):
-    assert said in waiting.explain(reason)
-    assert bool(said) == bool(waiting.explain(reason))
+    assert said in explanations.explain(reason)
+    assert bool(said) == bool(explanations.explain(reason))
 
 
 def test_a_job_that_was_queued_again_is_held_back_for_a_while():
-    assert "two minutes" in waiting.explain("BeginTime", again=True)
+    assert "two minutes" in explanations.explain("BeginTime", again=True)
 
 
 RECORD = JobRecord("12", name="digits")
 
 
 def judged(state, tail=("last words",)):
-    return ending.judge(state, RECORD, log="runs/a/slurm.out", tail=tail, script="runs/a/job.sh")
+    return explanations.judge(
+        state, RECORD, log="runs/a/slurm.out", tail=tail, script="runs/a/job.sh"
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,7 +178,7 @@ def test_the_launcher_that_was_killed_is_named_from_what_srun_says():
 
 def test_the_block_fits_on_a_screen():
     tail = [f"line {number}" for number in range(30)]
-    report = ending.report(judged(job("FAILED"), tail), folder="runs/a")
+    report = explanations.report(judged(job("FAILED"), tail), folder="runs/a")
     lines = report.framed()
     assert len(lines) <= 16
     assert lines[0].startswith("── paceline ")
@@ -186,22 +189,22 @@ def test_the_block_fits_on_a_screen():
 
 def test_an_outcome_whose_block_is_lost_is_told_again():
     finding = judged(job("TIMEOUT"))
-    lines = ending.from_outcome(Outcome(1, (finding,)), folder="runs/a").framed()
+    lines = explanations.from_outcome(Outcome(1, (finding,)), folder="runs/a").framed()
     assert any("slurm-time-limit" in line for line in lines)
     assert lines[-1] == "exit status 1 · run folder runs/a"
-    assert ending.from_outcome(Outcome(0), folder="runs/a").framed() == [
+    assert explanations.from_outcome(Outcome(0), folder="runs/a").framed() == [
         "paceline: the run has succeeded · run folder runs/a"
     ]
 
 
 def test_elements_that_a_cancelled_array_had_not_started_are_cancelled():
     text = "1|CANCELLED||2026-11-23T04:29:54|JobArrayTaskLimit\n1_0|COMPLETED|node1|N/A|None\n"
-    table = jobstate.from_squeue(text)
-    rest = lookup.never_started(table, ["1_0", "1_1", "1_2", "2_0", "3"])
+    table = job_states.from_squeue(text)
+    rest = job_states.never_started(table, ["1_0", "1_1", "1_2", "2_0", "3"])
     assert {number: job.state for number, job in rest.items()} == {
         "1_1": "CANCELLED",
         "1_2": "CANCELLED",
     }
     assert rest["1_2"].job_id == "1_2"
-    running = jobstate.from_squeue("1|PENDING||N/A|None\n4|COMPLETED|node1|N/A|None\n")
-    assert lookup.never_started(running, ["1_1", "4_0"]) == {}
+    running = job_states.from_squeue("1|PENDING||N/A|None\n4|COMPLETED|node1|N/A|None\n")
+    assert job_states.never_started(running, ["1_1", "4_0"]) == {}

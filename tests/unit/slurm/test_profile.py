@@ -6,8 +6,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.slurm import profile, profile_files
-from paceline.slurm.container import Container
-from paceline.slurm.profile import Setting
+from paceline.slurm.profile import Container, Setting
 from refusals import refusal
 
 ENVIRON = {"HOME": "/home/ada", "USER": "ada", "WORK": "/work/ada"}

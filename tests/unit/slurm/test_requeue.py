@@ -18,7 +18,8 @@ from paceline.launch.outcome import root_cause
 from paceline.rundir import events
 from paceline.rundir.events import History, Outcome
 from paceline.rundir.files import IN_JOB, RunDir
-from paceline.slurm import record, requeue
+from paceline.slurm import record
+from paceline.slurm.jobs import requeue
 from paceline.slurm.record import JobRecord, Requeue
 
 LOST = root_cause.judge([], lost=["node 1 (node2)"]).finding

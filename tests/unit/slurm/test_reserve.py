@@ -12,8 +12,10 @@ from paceline.rundir import identity, lease, lease_file, sweeps
 from paceline.rundir.files import RunDir
 from paceline.rundir.identity import Training
 from paceline.rundir.lease_file import Owner
-from paceline.slurm import record, reserve, sweep
+from paceline.slurm import record
+from paceline.slurm.jobs import reserve
 from paceline.slurm.record import JobRecord
+from paceline.slurm.sweep import definition
 from refusals import refusal
 
 
@@ -35,7 +37,7 @@ def leave_lease(run_dir, job, **fields):
 def slurm_says(monkeypatch, state):
     told = None if state is None else SimpleNamespace(state=state, ended=state == "COMPLETED")
     monkeypatch.setattr(
-        reserve.lookup, "state", lambda job: SimpleNamespace(has_answered=True, state=told)
+        reserve.job_states, "state", lambda job: SimpleNamespace(has_answered=True, state=told)
     )
 
 
@@ -72,9 +74,9 @@ def test_one_that_gives_no_sign_is_taken_when_it_has_expired(run_dir, monkeypatc
 
 def test_a_printed_sweep_records_itself(tmp_path, monkeypatch):
     """Its elements start at the same time, and any of them may be the first."""
-    chosen = sweep.choose((), sweep.from_command_line(["lr=0.1,1", "name=a b"]))
+    chosen = definition.choose((), definition.from_command_line(["lr=0.1,1", "name=a b"]))
     script = tmp_path / "job.sh"
-    script.write_text(f"#!/bin/bash\n{sweep.comment(chosen)}\n")
+    script.write_text(f"#!/bin/bash\n{definition.comment(chosen)}\n")
     folder = tmp_path / "sweep"
     for index in (1, 0):
         monkeypatch.setenv(env.JOB_ID, str(13 - index))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.slurm import request, saving
+from paceline.slurm import request, stop_signal
 from paceline.slurm.profile import Profile
 
 LIGHTNING = "import lightning as L\ntrainer = L.Trainer(max_epochs=3)\n"
@@ -37,7 +37,7 @@ PLUGIN = "from lightning.pytorch.plugins.environments import SLURMEnvironment\n"
     ],
 )
 def test_a_script_is_stopped_by_the_signal_that_it_saves_at(text, signal):
-    assert saving.look(text, script="train.py").signal == signal
+    assert stop_signal.look(text, script="train.py").signal == signal
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_script_is_stopped_by_the_signal_that_it_saves_at(text, signal):
     ],
 )
 def test_that_lightning_alone_saves_at_no_signal_is_said(text, line):
-    finding = saving.look(text, script="train.py").finding
+    finding = stop_signal.look(text, script="train.py").finding
     assert (finding.name, finding.severity, finding.where) == (
         "not-saved-at-stop",
         "warning",
@@ -74,7 +74,7 @@ def test_that_lightning_alone_saves_at_no_signal_is_said(text, line):
     ],
 )
 def test_of_others_nothing_is_said(text):
-    assert saving.look(text, script="train.py").finding is None
+    assert stop_signal.look(text, script="train.py").finding is None
 
 
 def parse(**typed):

@@ -9,9 +9,10 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.rundir.sweeps import MOST_ELEMENTS
-from paceline.slurm import batch, request, sweep, sweep_file, sweep_submit
+from paceline.slurm import batch, request
 from paceline.slurm.batch import Place
 from paceline.slurm.profile import Profile
+from paceline.slurm.sweep import definition, definition_file, sweep_submit
 from refusals import refusal
 
 GRID = """
@@ -43,7 +44,7 @@ act = ["relu", "gelu"]
 
 
 def points(text):
-    return sweep_file.read(text, path="sweep.toml").points
+    return definition_file.read(text, path="sweep.toml").points
 
 
 @pytest.mark.parametrize(
@@ -57,19 +58,19 @@ def points(text):
     ],
 )
 def test_an_array_is_read_and_written_as_sbatch_does(typed, indices, limit, text):
-    assert sweep.parse_array(typed) == (indices, limit)
-    assert indices is None or sweep.array_text(indices, limit) == text
+    assert definition.parse_array(typed) == (indices, limit)
+    assert indices is None or definition.array_text(indices, limit) == text
 
 
 @pytest.mark.parametrize(
     "typed", ["", "a", "3-1", "0-3%", "0-3%0", "0-3:0", "1,,2", "-1", "0-3%x", "0-99999999"]
 )
 def test_what_is_no_array_is_refused_with_an_example(typed):
-    assert refusal(UsageError, sweep.parse_array, typed).fix == "--array 0-49%8"
+    assert refusal(UsageError, definition.parse_array, typed).fix == "--array 0-49%8"
 
 
 def test_a_grid_has_every_combination_and_the_last_parameter_varies_fastest():
-    content = sweep_file.read(GRID, path="sweep.toml")
+    content = definition_file.read(GRID, path="sweep.toml")
     assert content.parallel == 2
     assert [tuple(point.values()) for point in content.points] == [
         *(("0.1", "64"), ("0.1", "128"), ("0.1", "256")),
@@ -161,46 +162,48 @@ def test_a_grid_that_is_too_large_is_refused():
     ids=str,
 )
 def test_placeholders_are_filled_and_other_parameters_appended(arguments, filled):
-    assert sweep.filled(arguments, {"lr": "0.1", "name": "x"}, index=4) == filled
+    assert definition.filled(arguments, {"lr": "0.1", "name": "x"}, index=4) == filled
 
 
 def test_a_negative_value_is_no_option():
-    assert sweep.filled((), {"shift": "-1"}, index=0) == ("--shift=-1",)
+    assert definition.filled((), {"shift": "-1"}, index=0) == ("--shift=-1",)
 
 
 def test_a_placeholder_without_a_value_is_refused():
-    finding = refusal(UsageError, sweep.filled, ("{lrr}",), {"lr": "1"}, index=0)
+    finding = refusal(UsageError, definition.filled, ("{lrr}",), {"lr": "1"}, index=0)
     assert (finding.name, finding.fix) == ("sweep-invalid", "{lr}")
-    finding = refusal(UsageError, sweep.choose, ("--lr", "{lr}"), None, array="0-3")
+    finding = refusal(UsageError, definition.choose, ("--lr", "{lr}"), None, array="0-3")
     assert "--param lr=A,B" in finding.fix
 
 
 def test_an_array_chooses_among_the_elements_of_a_sweep():
-    chosen = sweep.choose((), points(GRID), array="1,4-5%3", parallel=2)
+    chosen = definition.choose((), points(GRID), array="1,4-5%3", parallel=2)
     assert [element.index for element in chosen.elements] == [1, 4, 5]
     assert chosen.elements[1].arguments == ("--lr", "0.001", "--width", "128")
     assert chosen.array == "1,4-5%3"
-    assert sweep.choose((), points(GRID), parallel=2).array == "0-5%2"
-    assert sweep.choose((), points(GRID), array="%1", parallel=2).array == "0-5%1"
-    finding = refusal(UsageError, sweep.choose, (), points(GRID), array="0-6")
+    assert definition.choose((), points(GRID), parallel=2).array == "0-5%2"
+    assert definition.choose((), points(GRID), array="%1", parallel=2).array == "0-5%1"
+    finding = refusal(UsageError, definition.choose, (), points(GRID), array="0-6")
     assert finding.fix == "--array 0-5"
 
 
 def test_an_array_alone_has_its_index():
-    chosen = sweep.choose(("--fold", "{index}"), None, array="2-3")
+    chosen = definition.choose(("--fold", "{index}"), None, array="2-3")
     assert [element.arguments for element in chosen.elements] == [("--fold", "2"), ("--fold", "3")]
-    assert "names no elements" in refusal(UsageError, sweep.choose, (), None, array="%3").what
+    assert "names no elements" in refusal(UsageError, definition.choose, (), None, array="%3").what
 
 
 @pytest.mark.parametrize("typed", ["lr", "lr=", "lr=1,,2", "=1", "1x=2", "index=1", "l r=1"])
 def test_a_typed_parameter_is_a_name_and_values(typed):
-    assert refusal(UsageError, sweep.from_command_line, [typed]).fix == "--param lr=0.1,0.01"
+    assert refusal(UsageError, definition.from_command_line, [typed]).fix == "--param lr=0.1,0.01"
 
 
 def test_typed_parameters_are_a_grid():
-    made = sweep.from_command_line(["lr=0.1,1", "name=a"])
+    made = definition.from_command_line(["lr=0.1,1", "name=a"])
     assert made == [{"lr": "0.1", "name": "a"}, {"lr": "1", "name": "a"}]
-    assert refusal(UsageError, sweep.from_command_line, ["lr=1", "lr=2"]).fix == "--param lr=1,2"
+    assert (
+        refusal(UsageError, definition.from_command_line, ["lr=1", "lr=2"]).fix == "--param lr=1,2"
+    )
 
 
 LISTS = {
@@ -219,10 +222,10 @@ LISTS = {
 @pytest.mark.parametrize(("typed", "texts"), LISTS.items())
 def test_a_list_or_a_range_is_several_values_and_half_a_list_is_refused(typed, texts):
     if texts is None:
-        finding = refusal(UsageError, sweep.from_command_line, [f"p={typed}"])
-        assert sweep.from_command_line([finding.fix.removeprefix("--param ")])
+        finding = refusal(UsageError, definition.from_command_line, [f"p={typed}"])
+        assert definition.from_command_line([finding.fix.removeprefix("--param ")])
     else:
-        assert [element["p"] for element in sweep.from_command_line([f"p={typed}"])] == texts
+        assert [element["p"] for element in definition.from_command_line([f"p={typed}"])] == texts
 
 
 @pytest.mark.parametrize(
@@ -252,7 +255,7 @@ def test_bash_gives_each_element_its_arguments(tmp_path):
     """The job script as bash runs it, up to the first command of Slurm."""
     made = [{"text": text} for text in NASTY]
     requested = request.parse("train.py", (), typed={}, profile=Profile())
-    requested = replace(requested, sweep=sweep.choose(("--x={text}",), made))
+    requested = replace(requested, sweep=definition.choose(("--x={text}",), made))
     place = Place(
         str(tmp_path), "/runs/s", "/runs/s/job.sh", "/runs/s/slurm.out", ("paceline",), ""
     )

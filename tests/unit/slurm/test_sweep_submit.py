@@ -16,8 +16,10 @@ from paceline.errors import Finding, SetupError, UsageError
 from paceline.rundir import sweeps
 from paceline.rundir.files import RunDir
 from paceline.rundir.sweeps import SweepRecord
-from paceline.slurm import ending, jobs, record, sweep_folder, sweep_rows
+from paceline.slurm import record
+from paceline.slurm.jobs import explanations, listing
 from paceline.slurm.record import JobRecord, Requeue
+from paceline.slurm.sweep import sweep_folder, sweep_rows
 from paceline.train.logging import CSVLogger
 from refusals import refusal
 
@@ -289,7 +291,7 @@ def test_an_element_is_submitted_again_with_the_script_of_its_sweep(slurm, typed
     assert words == ("--array=3", str(folder / "job.sh"))
     job = record.read(RunDir(folder / "3"))
     script = str(sweeps.job_script(RunDir(folder / "3"), "12_3"))
-    finding = ending.judge(None, job, log="slurm.out", tail=(), script=script)
+    finding = explanations.judge(None, job, log="slurm.out", tail=(), script=script)
     assert f"sbatch --array=3 {folder / 'job.sh'}" in finding.fix
 
 
@@ -360,7 +362,7 @@ def test_a_thousand_rows_take_less_than_a_second(slurm, tmp_path):
     took = []
     for _ in range(3):  # what runs on the same core beside it costs time too
         began = time.perf_counter()
-        assert jobs.jobs(None, as_json=True) == 0
+        assert listing.jobs(None, as_json=True) == 0
         took.append(time.perf_counter() - began)
     assert min(took) < 1.0, took
 

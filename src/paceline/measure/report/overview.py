@@ -12,7 +12,7 @@ from paceline.text.quoting import printable
 from paceline.text.wording import few
 
 _FEW = 4  # intervals of a run
-# The first of these that a run logged is its loss; see also slurm.run_rows.
+# The first of these that a run logged is its loss; see also slurm.jobs.run_rows.
 _LOSSES = ("loss", "train/loss", "train_loss", "loss/train")
 _LEAST_SHARE = 0.005  # of a step; smaller parts are not mentioned
 

@@ -18,8 +18,9 @@ from paceline.errors import UsageError
 from paceline.rundir import identity, lease, lease_file, sweeps
 from paceline.rundir.files import SECRET_MODE, RunDir, whole
 from paceline.rundir.sweeps import SweepRecord
-from paceline.slurm import lookup, record, sweep
+from paceline.slurm import job_states, record
 from paceline.slurm.record import JobRecord
+from paceline.slurm.sweep import definition
 from paceline.text import terminal
 
 
@@ -67,7 +68,7 @@ def _in_sweep(run_dir: RunDir, job: JobRecord, script: Path) -> JobRecord:
     array, _, element = job.job_id.partition("_")
     elements = None
     with contextlib.suppress(OSError, ValueError):  # the run works without the record of a sweep
-        elements = sweep.from_comment(script.read_text(encoding="utf-8"))
+        elements = definition.from_comment(script.read_text(encoding="utf-8"))
     if not element or elements is None:
         return job
     folder = run_dir.root.parent
@@ -100,5 +101,5 @@ def _copy(script: Path, path: Path) -> None:
 
 def _has_ended(job_id: str) -> bool:
     """Return whether a job has ended according to Slurm."""
-    state = lookup.state(JobRecord(job_id)).state
+    state = job_states.state(JobRecord(job_id)).state
     return state is not None and state.ended

@@ -10,8 +10,9 @@ from pathlib import Path
 from paceline.errors import EXIT_OK, Finding, SetupError
 from paceline.machine import slurm_commands as commands
 from paceline.rundir.files import RUNS, RunDir
-from paceline.slurm import lookup, profile_files, record, sweep_folder
+from paceline.slurm import job_states, profile_files, record
 from paceline.slurm.record import JobRecord
+from paceline.slurm.sweep import sweep_folder
 from paceline.text import terminal
 from paceline.text.quoting import printable
 
@@ -52,7 +53,7 @@ def end_living(runs: Sequence[Run]) -> list[Run]:
     Raises:
         SetupError: Slurm does not answer, or does not end a job.
     """
-    states, silent = lookup.states(job for _, job in runs)
+    states, silent = job_states.states(job for _, job in runs)
     if silent:
         raise SetupError(_no_answer())
     living = [run for run in runs if _lives(run[1], states)]
@@ -76,7 +77,7 @@ def _find(subject: str, places: Sequence[Path]) -> _Target:
     return _Target(f"job {job.job_id}", ((run_dir, job),))
 
 
-def _lives(job: JobRecord, states: lookup.States) -> bool:
+def _lives(job: JobRecord, states: job_states.States) -> bool:
     state = states.get((job.cluster, job.job_id))
     return state is not None and not state.ended
 

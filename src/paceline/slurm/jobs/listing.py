@@ -20,18 +20,12 @@ from paceline.errors import EXIT_OK, Finding, UsageError, option_contradicted
 from paceline.rundir import sweeps
 from paceline.rundir.files import RUNS, RunDir
 from paceline.rundir.sweeps import SweepRecord
-from paceline.slurm import (
-    lookup,
-    profile_files,
-    record,
-    run_rows,
-    sweep_folder,
-    sweep_rows,
-    sweep_table,
-)
-from paceline.slurm.lookup import States
+from paceline.slurm import job_states, profile_files, record
+from paceline.slurm.job_states import States
+from paceline.slurm.jobs import run_rows
+from paceline.slurm.jobs.run_rows import Row
 from paceline.slurm.record import JobRecord
-from paceline.slurm.run_rows import Row
+from paceline.slurm.sweep import sweep_folder, sweep_rows
 from paceline.text import terminal
 from paceline.text.quoting import printable
 from paceline.text.table import aligned
@@ -92,9 +86,7 @@ def jobs(
         what = "--limit counts runs, and this lists the elements of a sweep"
         raise option_contradicted(what, fix=f"paceline jobs -n {limit}")
     if sweep_record is not None:
-        return sweep_table.show(
-            *sweep_record, as_json=as_json, metric=metric, descending=descending
-        )
+        return sweep_rows.show(*sweep_record, as_json=as_json, metric=metric, descending=descending)
     if metric:
         what = "--sort orders the elements of one sweep, and this lists runs"
         raise option_contradicted(what, fix="paceline jobs SWEEP --sort loss")
@@ -106,8 +98,8 @@ def jobs(
 def _list(places: Sequence[Path], *, as_json: bool, limit: int | None) -> int:
     every = gather(*places)
     entries = every[:limit]
-    states, silent = lookup.states(job for entry in entries for job in entry.jobs)
-    sweep_table.say_silent(silent)
+    states, silent = job_states.states(job for entry in entries for job in entry.jobs)
+    sweep_rows.say_silent(silent)
     table_rows = [values for entry in entries if (values := row_of(entry, states)) is not None]
     if as_json:
         print(json.dumps([values.to_json() for values in table_rows], indent=1))

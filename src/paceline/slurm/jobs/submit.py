@@ -29,19 +29,18 @@ from paceline.machine import own_process
 from paceline.machine import slurm_commands as commands
 from paceline.rundir.files import RUNS, SECRET_MODE, RunDir, new_run_id, write_whole
 from paceline.slurm import (
-    asking,
     batch,
+    job_states,
     limits,
-    lookup,
+    option_rules,
     profile_files,
     record,
-    refusal,
     request,
-    saving,
     sbatch,
+    stop_signal,
 )
 from paceline.slurm.batch import Place
-from paceline.slurm.cluster import Cluster
+from paceline.slurm.cluster import Cluster, query_cluster
 from paceline.slurm.profile import Profile
 from paceline.slurm.record import JobRecord
 from paceline.slurm.request import Request
@@ -77,9 +76,9 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
     """
     _require_folder()
     if "again" in typed:
-        from paceline.slurm import sweep_again
+        from paceline.slurm.sweep import sweep_submit
 
-        return sweep_again.again(name, arguments, typed=typed)
+        return sweep_submit.again(name, arguments, typed=typed)
     requested = parse(name, arguments, typed=typed)
     requested = _with_signal(requested, _require_script(requested))
     if typed.get("dry_run"):
@@ -88,13 +87,13 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
     queued = queue(requested)
     as_json = bool(typed.get("json"))
     if requested.sweep is not None:
-        from paceline.slurm import sweep_submit
+        from paceline.slurm.sweep import sweep_submit
 
         sweep_submit.report(queued.job, Path(queued.place.run_dir), requested.sweep, as_json)
         return EXIT_OK
     _report(queued.job, queued.place, as_json=as_json)
     if typed.get("follow"):
-        from paceline.slurm import follow
+        from paceline.slurm.jobs import follow
 
         return follow.follow(RunDir(Path(queued.place.run_dir)))
     return EXIT_OK
@@ -140,7 +139,7 @@ def queue(requested: Request, *, fill: Fill | None = None) -> Queued:
     text = batch.render(requested, place)
     _warn_of_early_signal(requested)
     if requested.sweep is not None:
-        from paceline.slurm import sweep_submit
+        from paceline.slurm.sweep import sweep_submit
 
         environ = _environ(requested)
         job = sweep_submit.submit(requested, place, text, environ=environ, fill=fill)
@@ -152,7 +151,7 @@ def queue(requested: Request, *, fill: Fill | None = None) -> Queued:
 def _with_sweep(requested: Request, typed: Mapping[str, Any]) -> Request:
     if not any(name in typed for name in ("array", "sweep", "param")):
         return requested
-    from paceline.slurm import sweep_submit  # which a single job does not need
+    from paceline.slurm.sweep import sweep_submit
 
     return replace(requested, sweep=sweep_submit.choose(typed, requested.script_args))
 
@@ -163,7 +162,7 @@ def _with_time(site: Profile) -> Profile:
     if not time_limit:
         return site
     try:
-        asking.check({"time": time_limit})
+        option_rules.check({"time": time_limit})
     except UsageError as error:
         fix = f"unset {env.SBATCH_TIME}, or give --time"
         raise UsageError(replace(error.finding, where=env.SBATCH_TIME, fix=fix)) from None
@@ -201,7 +200,7 @@ def _require_script(requested: Request) -> str:
 
 def _with_signal(requested: Request, text: str) -> Request:
     """Choose the signal at which the script saves, and warn if it is known to save at none."""
-    reaction = saving.look(text, script=requested.script)
+    reaction = stop_signal.look(text, script=requested.script)
     if reaction.finding is not None and requested.requeue:
         terminal.show(reaction.finding.render(), sys.stderr)
     return requested.saving_at(reaction.signal)
@@ -250,7 +249,7 @@ def own_command() -> tuple[str, ...]:
 def _require_sbatch() -> None:
     if shutil.which("sbatch") is None:
         result = commands.Reply(commands.MISSING)
-        raise SetupError(refusal.judge(result, known_options=tuple))
+        raise SetupError(sbatch.refusal(result, known_options=tuple))
 
 
 def _with_shell_defaults(requested: Request) -> Request:
@@ -266,9 +265,7 @@ def _ask_cluster(requested: Request) -> Cluster:
     """Return the partitions and accounts of the cluster, as far as Slurm answers."""
     if any(name in ("clusters", "cluster-constraint") for name, _ in requested.sbatch):
         return Cluster()  # the job goes to another cluster than the one that answers here
-    from paceline.slurm import survey  # imports threads, which a dry run does not need
-
-    return survey.gather(account=bool(_with_shell_defaults(requested).account))
+    return query_cluster(account=bool(_with_shell_defaults(requested).account))
 
 
 def _with_cpus(requested: Request, cluster: Cluster) -> Request:
@@ -279,10 +276,8 @@ def _with_cpus(requested: Request, cluster: Cluster) -> Request:
     with_share = limits.with_cpus(_with_shell_defaults(requested), cluster)
     complete = replace(requested, cpus=with_share.cpus, cpus_why=with_share.cpus_why)
     if shutil.which("sbatch"):
-        from paceline.slurm import survey
-
-        is_refused = survey.trial(complete, environ=_environ(complete)).status != 0
-        if is_refused and survey.trial(requested, environ=_environ(requested)).status == 0:
+        is_refused = sbatch.trial(complete, environ=_environ(complete)).status != 0
+        if is_refused and sbatch.trial(requested, environ=_environ(requested)).status == 0:
             what = f"Slurm does not give {complete.cpus} CPUs with them ({complete.cpus_why})"
             raise UsageError(limits.no_cpus(requested, what))
     return complete
@@ -290,13 +285,11 @@ def _with_cpus(requested: Request, cluster: Cluster) -> Request:
 
 def _require_possible(requested: Request, cluster: Cluster) -> None:
     """Refuse a request that exceeds the limits that Slurm reports."""
-    from paceline.slurm import survey
-
     effective = _with_shell_defaults(requested)
     findings = limits.judge(effective, cluster)
     fatal = next((finding for finding in findings if finding.severity == "error"), None)
     # a job submit plugin of the site may change the request so that it can be served
-    trial = survey.trial(requested, environ=_environ(requested)) if fatal is not None else None
+    trial = sbatch.trial(requested, environ=_environ(requested)) if fatal is not None else None
     if trial is not None and trial.status == 0:
         partition = re.search(r" in partition (\S+)", trial.err)
         name = partition[1] if partition else ""
@@ -345,8 +338,8 @@ def _submission_failure(
     result: commands.Reply, run: RunDir, *, new: bool, old: bytes | None
 ) -> Finding:
     """Return why there is no job, and restore the run folder if it was certainly not queued."""
-    finding = refusal.judge(result, known_options=refusal.sbatch_options)
-    if refusal.unsure(result):
+    finding = sbatch.refusal(result, known_options=sbatch.sbatch_options)
+    if sbatch.unsure(result):
         why = f"the run folder {run.root} is kept, since the job may have been queued nevertheless"
         return replace(
             finding,
@@ -385,7 +378,7 @@ def _require_ended(previous: JobRecord | None, place: Place) -> None:
     """Refuse a run folder whose job has not ended: two jobs would write the same checkpoints."""
     if previous is None:
         return
-    answer = lookup.state(previous)
+    answer = job_states.state(previous)
     if not answer.has_answered:
         terminal.say(
             f"squeue does not show whether job {previous.job_id} of {place.run_dir} has ended; "

@@ -11,7 +11,8 @@ from typing import Any
 
 from paceline.errors import UsageError, closest
 from paceline.rundir.sweeps import MOST_ELEMENTS
-from paceline.slurm import sweep, toml_text
+from paceline.slurm import toml_reader
+from paceline.slurm.sweep import definition
 from paceline.text.quoting import CONTROL
 
 GRID, LIST, RANDOM = "grid", "list", "random"
@@ -49,7 +50,7 @@ class _Reader:
         self._text, self._path = text, path
 
     def read(self) -> SweepFile:
-        whole = toml_text.parse(
+        whole = toml_reader.parse(
             self._text, path=self._path, name="sweep-invalid", kind="sweep file"
         )
         method = whole.get("method", LIST if "elements" in whole else GRID)
@@ -96,7 +97,7 @@ class _Reader:
         if size > MOST_ELEMENTS:
             rule = f"the grid has {size:,} elements, and a sweep at most {MOST_ELEMENTS:,}"
             raise self._invalid("parameters", "", rule, 'method = "random", and count = 100')
-        return sweep.combinations(axes)
+        return definition.combinations(axes)
 
     def _choices(self, name: str, value: Any) -> list[str]:
         if isinstance(value, dict):
@@ -173,8 +174,8 @@ class _Reader:
         return value
 
     def _require_name(self, section: str, name: str) -> None:
-        if name == sweep.INDEX or not sweep.is_name(name):
-            reason = ": it is the element's own number" if name == sweep.INDEX else ""
+        if name == definition.INDEX or not definition.is_name(name):
+            reason = ": it is the element's own number" if name == definition.INDEX else ""
             rule = f"{name!r} cannot be the name of a parameter{reason}"
             raise self._invalid(section, name, rule, "letters, digits, and . _ - inside")
 
@@ -217,7 +218,7 @@ class _Reader:
         return self._invalid(section, key_of or key, subject, fix)
 
     def _invalid(self, section: str, key: str, what: str, fix: str) -> UsageError:
-        number = toml_text.line_of(self._text, section, key)
+        number = toml_reader.line_of(self._text, section, key)
         where = f"{self._path}:{number}" if number else self._path
         return UsageError.of("sweep-invalid", what, where=where, fix=fix)
 

@@ -21,8 +21,8 @@ from paceline.machine import processes
 from paceline.rundir import events
 from paceline.rundir.events import History
 from paceline.rundir.files import RunDir, open_file
-from paceline.slurm import jobstate, lookup
-from paceline.slurm.jobstate import JobState
+from paceline.slurm import job_states
+from paceline.slurm.job_states import JobState
 from paceline.slurm.record import JobRecord
 
 # The header line of a table of metrics, and its last lines.
@@ -62,7 +62,7 @@ class Row:
 def row(
     run_dir: RunDir,
     job: JobRecord | None,
-    states: lookup.States,
+    states: job_states.States,
     *,
     table: Table | None = None,
 ) -> Row:
@@ -75,7 +75,7 @@ def row(
         table: The end of its metrics, if that was already read.
     """
     slurm = states.get((job.cluster, job.job_id)) if job is not None else None
-    since_ns = lookup.last_start_ns(job, slurm) if job is not None else 0
+    since_ns = job_states.last_start_ns(job, slurm) if job is not None else 0
     history = events.read_history(run_dir.root, since_ns=since_ns)
     submitted_s = job.submitted_ns / 1e9 if job else None
     state, since_s = judge(slurm, history, submitted_s=submitted_s, alive=processes.is_alive)
@@ -141,7 +141,7 @@ def judge(
         # a pending job's start is the expected one
         return slurm.state.lower(), submitted_s if slurm.waits else slurm.start_s
     outcome = history.outcome
-    has_cause_in_slurm = slurm is not None and (slurm.broke or slurm.state == jobstate.CANCELLED)
+    has_cause_in_slurm = slurm is not None and (slurm.broke or slurm.state == job_states.CANCELLED)
     if outcome is not None and not (has_cause_in_slurm and outcome.stopped):
         return outcome.word, outcome.time_ns / 1e9
     if slurm is not None:

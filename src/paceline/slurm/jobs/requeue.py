@@ -23,8 +23,8 @@ from paceline.machine import slurm_commands as commands
 from paceline.rundir import events
 from paceline.rundir.events import History
 from paceline.rundir.files import IN_JOB, RunDir
-from paceline.slurm import lookup, record, refusal
-from paceline.slurm.jobstate import COMPLETING, RUNNING, JobState
+from paceline.slurm import job_states, record, sbatch
+from paceline.slurm.job_states import COMPLETING, RUNNING, JobState
 from paceline.slurm.record import NODE_LOST, UNFINISHED, JobRecord, Requeue
 from paceline.slurm.request import clock
 from paceline.text import terminal
@@ -82,10 +82,10 @@ def _requeue(run_dir: RunDir, status: int, job_id: str) -> None:
     # the script may be the user's own, or submitted again manually
     job = (record.read(run_dir) or JobRecord(job_id)).under(job_id)
     last = evidence.last_checkpoint(run_dir.checkpoints)
-    job_state = lookup.full(job)
+    job_state = job_states.full(job)
     if job_state is not None and job_state.state != RUNNING:
         return  # the job is being cancelled, or was already queued again, as Lightning does
-    history = events.read_history(run_dir.root, since_ns=lookup.last_start_ns(job, job_state))
+    history = events.read_history(run_dir.root, since_ns=job_states.last_start_ns(job, job_state))
     decision = decide(
         status,
         job=job,
@@ -267,7 +267,7 @@ def _carry_out(
     number, _, cluster = result.out.strip().partition(";")
     if result.status != 0 or not number.isdigit():
         record.write(run_dir, job)
-        maybe = "; squeue --me shows whether it was after all" if refusal.unsure(result) else ""
+        maybe = "; squeue --me shows whether it was after all" if sbatch.unsure(result) else ""
         terminal.say(f"{cannot}, nor submitted again: {_first_line(result)}{maybe}")
         return
     number += record.element_of(job.job_id)
@@ -305,7 +305,7 @@ def _request_requeue(job: JobRecord) -> _Refusal | None:
         if is_sure and number == 0:
             return refused
         # without an answer the requeue may have succeeded; Slurm then refuses the next attempt
-        state = lookup.state(job).state
+        state = job_states.state(job).state
         if state is None:
             refused = replace(refused, sure=False)
         elif state.waits or state.state == COMPLETING:  # until this script has ended

@@ -12,8 +12,10 @@ from pathlib import Path
 from paceline.errors import EXIT_OK
 from paceline.rundir import lease, lease_file
 from paceline.rundir.files import RunDir, display_path
-from paceline.slurm import jobs, lookup, profile_files, run_rows, sweep_table
-from paceline.slurm.run_rows import Row
+from paceline.slurm import job_states, profile_files
+from paceline.slurm.jobs import listing, run_rows
+from paceline.slurm.jobs.run_rows import Row
+from paceline.slurm.sweep import sweep_rows
 from paceline.text import terminal
 from paceline.text.quoting import printable
 from paceline.text.table import aligned
@@ -25,13 +27,13 @@ _OLD_S = 7 * 86400.0
 
 def clean(folder: Path | None, *, is_confirmed: bool) -> int:
     """Print what no run needs, delete it if that is confirmed, and return the exit status."""
-    entries = jobs.gather(*(profile_files.run_folders() if folder is None else [folder]))
-    states, silent = lookup.states(job for entry in entries for job in entry.jobs)
-    sweep_table.say_silent(silent)
-    elements = [jobs.Entry(one.run_dir, one.job) for entry in entries for one in entry.members]
+    entries = listing.gather(*(profile_files.run_folders() if folder is None else [folder]))
+    states, silent = job_states.states(job for entry in entries for job in entry.jobs)
+    sweep_rows.say_silent(silent)
+    elements = [listing.Entry(one.run_dir, one.job) for entry in entries for one in entry.members]
     cells, total_bytes = [("MB", "folder", "why")], 0
     for entry in [*(entry for entry in entries if entry.sweep is None), *elements]:
-        table_row = jobs.row_of(entry, states)
+        table_row = listing.row_of(entry, states)
         is_known = entry.job is None or entry.job.cluster not in silent
         unneeded = _unneeded(entry.run_dir, table_row.row) if table_row and is_known else {}
         for path, why in unneeded.items():

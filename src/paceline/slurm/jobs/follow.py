@@ -7,19 +7,22 @@ the cluster. The run's own events decide how it ended; without them the state in
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import IO
 
 from paceline.errors import EXIT_FAILED, EXIT_OK
 from paceline.launch.outcome import evidence
 from paceline.rundir import events, sweeps
 from paceline.rundir.events import Outcome
 from paceline.rundir.files import RUNS, RunDir
-from paceline.slurm import ending, lookup, profile_files, record, waiting
-from paceline.slurm.jobstate import COMPLETED, COMPLETING, RUNNING, JobState
-from paceline.slurm.output import Output
+from paceline.slurm import job_states, profile_files, record
+from paceline.slurm.job_states import COMPLETED, COMPLETING, RUNNING, JobState
+from paceline.slurm.jobs import explanations
 from paceline.slurm.record import JobRecord
 from paceline.text import terminal
 from paceline.text.quoting import printable, word
@@ -31,6 +34,10 @@ _NO_OUTPUT_S = 10.0  # until then a file that a node writes usually becomes visi
 _LAST_LINES = 40
 _LAST_LINES_S = 3.0  # time limit for the last lines to become visible
 _MOVED_S = 600  # smaller changes of the expected start are not reported
+_CHUNK = 1 << 16
+# A start begins with the line of its plan and ends with one of the lines of _BLOCK.
+_PLAN = re.compile(rb"^paceline: [0-9-]+ nodes? x ", re.M)
+_BLOCK = re.compile("^── paceline |^paceline: run folder ".encode(), re.M)
 
 
 def follow(subject: str | RunDir) -> int:
@@ -135,7 +142,7 @@ class Follower:
     def _check(self, now: float) -> int | None:
         """Query Slurm and read the run folder; return the exit status if the job has ended."""
         self._reread_record()
-        answer = lookup.state(self._job)
+        answer = job_states.state(self._job)
         state = answer.state
         self._is_running = state is not None and state.state == RUNNING
         if state is not None and not state.ended:
@@ -155,7 +162,7 @@ class Follower:
         is_final = outcome.exit_status in (EXIT_OK, EXIT_FAILED)
         return self._end(state, outcome) if is_final else None
 
-    def _check_ended(self, answer: lookup.Answer) -> int | None:
+    def _check_ended(self, answer: job_states.StateAnswer) -> int | None:
         """Return the exit status of a job that Slurm does not show as living."""
         if not answer.has_answered:
             self._report_silence()
@@ -194,7 +201,7 @@ class Follower:
         """Print the state of the job, if it has changed."""
         if self._last_state is None and state.waits and not self._has_run:
             # squeue does not show whether the job was queued again before this command started
-            full = lookup.full(self._job)
+            full = job_states.full(self._job)
             self._has_run = full is not None and full.restarts > 0
         self._has_run = self._has_run or not state.waits or bool(self._job.requeues)
         if self._last_state is not None and _has_restarted(self._last_state, state):
@@ -226,7 +233,7 @@ class Follower:
 
     def _outcome(self, state: JobState | None) -> Outcome | None:
         """Return how the last start of the run ended, None if there is no such event."""
-        since_ns = lookup.last_start_ns(self._job, state)
+        since_ns = job_states.last_start_ns(self._job, state)
         return events.read_history(self._run_dir.root, since_ns=since_ns).outcome
 
     def _end(self, state: JobState | None, outcome: Outcome | None) -> int:
@@ -236,7 +243,7 @@ class Follower:
         is_incomplete = outcome is not None and outcome.stopped and has_cause_in_slurm
         if outcome is not None and not is_incomplete:
             if not self._output.has_block:
-                self._print(ending.from_outcome(outcome, folder=folder).framed())
+                self._print(explanations.from_outcome(outcome, folder=folder).framed())
             if state is not None and state.state not in (COMPLETED, COMPLETING, "FAILED"):
                 _say(f"Slurm has ended job {state.job_id}: {state.state}")
             return outcome.exit_status
@@ -250,8 +257,8 @@ class Follower:
             str(self._run_dir.job_output),
             str(sweeps.job_script(self._run_dir, self._job.job_id)),
         )
-        finding = ending.judge(state, self._job, log=where, tail=tail, script=script)
-        report = ending.report(finding, folder=folder)
+        finding = explanations.judge(state, self._job, log=where, tail=tail, script=script)
+        report = explanations.report(finding, folder=folder)
         self._print(report.framed())
         return report.exit_status
 
@@ -283,7 +290,7 @@ def describe(state: JobState, *, again: str | None, now_s: float) -> str:
     if state.waits:
         what = f"is queued again{again}" if again is not None else "is pending"
         reason = f" ({state.reason})" if state.reason else ""
-        meaning = waiting.explain(state.reason, again=again is not None)
+        meaning = explanations.explain(state.reason, again=again is not None)
         expected = f", expected to start {_clock_of(state.start_s, now_s)}" if state.start_s else ""
         return f"{name} {what}{reason}{expected}" + (f": {meaning}" if meaning else "")
     on = f" on {state.nodes}" if state.nodes else ""
@@ -320,3 +327,63 @@ def _is_unchanged(earlier: JobState, later: JobState) -> bool:
 def _clock_of(at_s: float, now_s: float) -> str:
     at, now = time.localtime(at_s), time.localtime(now_s)
     return time.strftime("%H:%M" if at[:3] == now[:3] else "%Y-%m-%d %H:%M", at)
+
+
+class Output:
+    """A file that grows, and may not exist yet."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._path = run_dir.job_output
+        self._file: IO[bytes] | None = None
+        self.tail = b""  # the last bytes that were shown
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file has been opened."""
+        return self._file is not None
+
+    @property
+    def has_block(self) -> bool:
+        """Whether the final report of the run's last start has been shown."""
+        begins = max((match.start() for match in _PLAN.finditer(self.tail)), default=-1)
+        return any(match.start() > begins for match in _BLOCK.finditer(self.tail))
+
+    def show(self) -> bool:
+        """Copy new output to stdout, and return whether there was any."""
+        if self._file is None:
+            try:
+                self._file = self._path.open("rb")
+            except OSError:
+                return False
+        has_new = False
+        while chunk := self._read():
+            has_new = True
+            self.tail = (self.tail + chunk)[-_CHUNK:]
+            out = getattr(sys.stdout, "buffer", None)
+            if out is not None:
+                out.write(chunk)
+            else:  # stdout was replaced by a text stream
+                sys.stdout.write(chunk.decode("utf-8", "replace"))
+        if has_new:
+            sys.stdout.flush()
+        return has_new
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _read(self) -> bytes:
+        assert self._file is not None
+        try:
+            if os.fstat(self._file.fileno()).st_size < self._file.tell():
+                # truncated by a job script of the user without --open-mode=append
+                self._file.seek(0)
+            chunk = self._file.read(_CHUNK)
+            if not chunk and not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+                self._file.close()  # the path now names the output of a later job
+                self._file = self._path.open("rb")
+                chunk = self._file.read(_CHUNK)
+            return chunk
+        except OSError:  # the file server may be unavailable for a moment
+            return b""
