@@ -2,9 +2,10 @@
 
 ``paceline bench --settings`` sets ``PACELINE_TRY_DDP`` for a trial. Frameworks construct torch's
 class too, so the settings reach their scripts as well; ``applied`` shows whether they did.
-"""
 
-from __future__ import annotations
+DDP compares a hook's annotations with the types themselves, so they must not be strings here (no
+``from __future__ import annotations``).
+"""
 
 import functools
 import inspect
@@ -54,13 +55,30 @@ def _constructor(construct: Callable[..., None], settings: Mapping[str, Any]) ->
     return constructed
 
 
-def _hook(dtype: str) -> Any:
-    """Return a communication hook that sends gradients as ``dtype``, a name of torch's."""
+def _hook(dtype_name: str) -> Any:
+    """Return a communication hook that sends gradients in a type, on gloo and on NCCL.
+
+    It works like torch's ``fp16_compress_hook``. Torch's bf16 hook requires NCCL by name, although
+    gloo reduces bfloat16 too.
+    """
     import torch
+    import torch.distributed as dist
+    from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-    from paceline.train.model import comm_hooks
+    dtype: torch.dtype = getattr(torch, dtype_name)
 
-    return comm_hooks.narrow_hook(getattr(torch, dtype))
+    def hook(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        narrow = buffer.to(dtype).div_(dist.get_world_size())
+        reduced: torch.futures.Future[Any] = dist.all_reduce(narrow, async_op=True).get_future()
+
+        def write_back(done: torch.futures.Future[Any]) -> torch.Tensor:
+            done.value()  # raises the error of a failed reduction
+            return buffer.copy_(narrow)
+
+        return reduced.then(write_back)
+
+    return hook
 
 
 def _forward(run: Callable[..., Any], dtype: str) -> Any:

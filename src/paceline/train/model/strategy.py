@@ -17,9 +17,6 @@ from torch.optim import Optimizer
 
 from paceline.errors import closest, option_contradicted, option_invalid
 from paceline.train.model.blocks import blocks_of, has_forward
-from paceline.train.model.comm_hooks import narrow_hook
-
-COMM_HOOKS = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -34,8 +31,6 @@ class DDP:
         gradient_as_bucket_view: Whether gradients are views of the buckets, which saves their
             memory.
         find_unused_parameters: Whether some parameters take no part in some steps.
-        comm_hook: What is sent: ``"none"`` sends full gradients, ``"fp16"`` and ``"bf16"`` half
-            the bytes, which rounds them.
         sync_batchnorm: Whether batch norm computes its statistics over all ranks; on GPUs only.
     """
 
@@ -43,7 +38,6 @@ class DDP:
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
     find_unused_parameters: bool = False
-    comm_hook: str = "none"
     sync_batchnorm: bool = False
 
 
@@ -82,10 +76,6 @@ def choose(strategy: str | Strategy, device: torch.device) -> Strategy:
 
 
 def _check(options: DDP, device: torch.device) -> None:
-    if options.comm_hook not in COMM_HOOKS:
-        near = closest(str(options.comm_hook), COMM_HOOKS) or "bf16"
-        what = f"comm_hook={options.comm_hook!r} is not one of {', '.join(COMM_HOOKS)}"
-        raise option_invalid(what, where="DDP(comm_hook=...)", fix=f'comm_hook="{near}"')
     size = options.bucket_cap_mb
     if size is not None and (not isinstance(size, int) or size < 1):
         what = f"bucket_cap_mb={size!r} is not a whole number from 1 on"
@@ -133,8 +123,6 @@ def replicate(model: nn.Module, options: DDP) -> DistributedDataParallel:
     # name also skips the initial copy of rank 0's buffers and is deprecated, and its successor is
     # newer than the oldest supported torch.
     wrapped.broadcast_buffers = False
-    if dtype := COMM_HOOKS[options.comm_hook]:
-        wrapped.register_comm_hook(None, narrow_hook(dtype))
     return wrapped
 
 
