@@ -9,7 +9,7 @@ import ast
 MAY_UNPICKLE = {
     "functions/pickles.py",
     "launch/run/inline.py",
-    "train/session/together.py",
+    "train/session/once.py",
     "train/checkpoint/unpickling.py",
     "testing/channel.py",
     "why/recorder.py",

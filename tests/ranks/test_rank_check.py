@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from paceline.errors import PacelineError
 from paceline.text import terminal
-from paceline.train.session import ending
+from paceline.train.session import stopping
 from ranks import parity
 
 LENGTH, BATCH = 41, 5  # nine steps an epoch
@@ -40,8 +40,8 @@ def train(folder, change, epochs=2, world_size_of_script=0, **options):
                     optimizer.zero_grad()
             act.after_epoch()
         parts = session._gradients.limits.parts
-        proven = ending.Proven(session._gradients.check, session._tracker.whole_epochs, parts)
-        return None, said, ending.describe(proven)
+        proven = stopping.Proven(session._gradients.check, session._tracker.whole_epochs, parts)
+        return None, said, stopping.describe(proven)
     except PacelineError as error:
         return error.finding.to_json(), said, ""
     finally:

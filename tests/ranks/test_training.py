@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 from paceline import DDP, Session
 from paceline.errors import PacelineError
-from paceline.train.session.together import do_once
+from paceline.train.session.once import do_once
 from paceline.world import World
 
 WORLDS = (1, 2, 3, 4)

@@ -32,7 +32,7 @@ _PLACES: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("torch/nn/parallel/distributed.py", ("__init__",), START, "DistributedDataParallel(...)"),
     ("torch/nn/parallel/distributed.py", (), COLLECTIVE, "the forward of DistributedDataParallel"),
     ("torch/autograd/graph.py", ("_engine_run_backward",), BACKWARD, "backward"),
-    ("paceline/train/session/once.py", (), START, "once"),
+    ("paceline/train/session/once.py", ("perform", "await_end", "await_all"), START, "once"),
 )
 # Calls in which two ranks meet, and the word before the other one.
 POINT_TO_POINT = {"recv": "from", "send": "to"}

@@ -20,8 +20,8 @@ from paceline.train.preemptible import objects as sorting
 from paceline.train.preemptible.agreement import Agreement
 from paceline.train.preemptible.progress import Progress
 from paceline.train.preemptible.unwrapping import WHERE
-from paceline.train.session import ending
-from paceline.train.session.printing import MainPrinter
+from paceline.train.session import stopping
+from paceline.train.session.ranks import MainPrinter
 from paceline.train.session.run_folder import Place
 from paceline.train.session.stopping import Stop
 from paceline.world import World
@@ -98,9 +98,9 @@ class PreemptibleRun:
             agreement=_agreement(self._stop, world, objects.device),
             say=printer.say_once,
         )
-        # At the end of the process, ending.finish runs before the folder is released.
+        # At the end of the process, stopping.finish runs before the folder is released.
         weakref.finalize(self._progress, self._place.release_soon).atexit = False
-        atexit.register(ending.finish, checkpoints, None)
+        atexit.register(stopping.finish, checkpoints, None)
         self._progress.restore()
         self._place.claim()
         runtime.keep_groups()  # also that of checkpoints, which the script does not know

@@ -22,13 +22,17 @@ from paceline.train.model import keys, parallel
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
 from paceline.train.session import averaging, checks, weights
-from paceline.train.session.accumulation import Group, Part
-from paceline.train.session.copies import Copies
 from paceline.train.session.few_rows import FewRows
+from paceline.train.session.foreign_backward import Copies, OutsideBackward
 from paceline.train.session.forwards import ForwardTracker, not_averaged
 from paceline.train.session.limits import Limits
-from paceline.train.session.losses import function_that_sums, loss_is_a_sum, other_than_rows
-from paceline.train.session.outside import OutsideBackward
+from paceline.train.session.loss_weight import (
+    Group,
+    Part,
+    function_that_sums,
+    loss_is_a_sum,
+    other_than_rows,
+)
 from paceline.train.session.rank_check import RankCheck
 from paceline.train.session.step_guard import StepGuard
 from paceline.world import World

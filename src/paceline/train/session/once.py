@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import socket
 import threading
 import time
 import traceback
@@ -22,7 +23,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from paceline import counters
-from paceline.errors import Finding, RunError
+from paceline.errors import Finding, RunError, option_invalid
+from paceline.train import runtime
+from paceline.world import World
+
+SCOPES = ("job", "node")
 
 BEAT_S = 1.0
 # Limit without a heartbeat. The launcher notices at once if a process ends. A process that lives
@@ -39,6 +44,51 @@ class Store(Protocol):
     def find(self, key: str) -> bytes | None: ...
     def check(self, keys: list[str]) -> bool: ...
     def add(self, key: str, value: int) -> int: ...
+
+
+def do_once(fn: Callable[[], Any], scope: str, *, world: World) -> Any:
+    """Run ``fn`` on one rank of the job or of each node; return its value on all ranks.
+
+    ``fn`` takes no argument and returns what can be pickled; ``scope`` is one of ``SCOPES``. Raises
+    UsageError if it is unknown, RunError if ``fn`` failed on another rank, or that rank has ended.
+    """
+    if scope not in SCOPES:
+        what = f"scope={scope!r} is neither 'job' nor 'node'"
+        raise option_invalid(what, where="session.once(...)", fix='scope="node"')
+    if world.world_size == 1:
+        return fn()
+    store, on_node = runtime.store(), scope == "node"
+    key = f"paceline/once/{runtime.number_of_call('once')}"
+    works = (world.local_rank if on_node else world.rank) == 0
+    own = _node(world) if on_node else "job"
+    # With ranks assigned round-robin to nodes, no formula says which ranks do the work.
+    store.set(f"{key}/at/{world.rank}", json.dumps([own, works]))
+    _arrive(store, key)
+    value, data = perform(fn, store, f"{key}/{world.rank}") if works else (None, b"")
+    workers = _workers(store, key, world) if on_node else {own: 0}
+    for rank in sorted({*workers.values()} - {world.rank}):
+        await_end(store, f"{key}/{rank}", rank=rank)
+    await_all(store, key, world_size=world.world_size)
+    pickles = {rank: runtime.bytes_of(rank, data) for rank in sorted(workers.values())}
+    return value if works else pickle.loads(pickles[workers[own]])
+
+
+def _workers(store: Any, key: str, world: World) -> dict[str, int]:
+    """Return the working rank of each node, after all ranks have arrived."""
+    await_all(store, key, world_size=world.world_size)
+    places = [json.loads(store.get(f"{key}/at/{rank}")) for rank in range(world.world_size)]
+    return {node: rank for rank, (node, works) in enumerate(places) if works}
+
+
+def _node(world: World) -> str:
+    """Return a name that the ranks of a node share, even if the launcher reports only one node."""
+    if world.launcher == "mpi":  # which may give nodes different numbers of tasks, in any order
+        return f"host {socket.gethostname()}"
+    return (
+        f"node {world.node_rank}"
+        if world.num_nodes > 1
+        else f"node from {world.rank - world.local_rank}"
+    )
 
 
 def perform(fn: Callable[[], Any], store: Store, key: str) -> tuple[Any, bytes]:
@@ -102,7 +152,7 @@ def _failed(rank: int, *, what: str, place: str) -> Finding:
     )
 
 
-def arrive(store: Store, key: str) -> None:
+def _arrive(store: Store, key: str) -> None:
     """Record that this rank has arrived."""
     store.add(f"{key}/here", 1)
 

@@ -21,13 +21,13 @@ from paceline.train.checkpoint import Checkpoints
 from paceline.train.data import Loader, RowRandom, adopted, derive, seed_device
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
-from paceline.train.session import ending, scaling
+from paceline.train.session import scaling, stopping
 from paceline.train.session.checks import check_accumulate, check_names
 from paceline.train.session.gradients import Gradients
 from paceline.train.session.loader_context import loader_context
 from paceline.train.session.models import SessionModels
-from paceline.train.session.printing import MainPrinter, describe_world
 from paceline.train.session.progress import Progress, read_seed
+from paceline.train.session.ranks import MainPrinter, describe_world
 from paceline.train.session.run_folder import Place
 from paceline.world import World
 
@@ -130,7 +130,7 @@ class Session(SessionModels):
             device=self._device,
             guard=self._place.require_own,
         )
-        weakref.finalize(self, self._place.release_soon).atexit = False  # after ending.finish
+        weakref.finalize(self, self._place.release_soon).atexit = False  # after stopping.finish
         self._progress = Progress(
             world=self._world,
             device=self._device,
@@ -147,8 +147,8 @@ class Session(SessionModels):
         proven = None
         if self.is_main and self.world_size > 1:
             epochs = self._tracker.whole_epochs
-            proven = ending.Proven(self._gradients.check, epochs, self._gradients.limits.parts)
-        atexit.register(ending.finish, self._checkpoints, self._loggers, proven)
+            proven = stopping.Proven(self._gradients.check, epochs, self._gradients.limits.parts)
+        atexit.register(stopping.finish, self._checkpoints, self._loggers, proven)
         # paceline's launcher prints its own line, and one process has nothing to say
         if self._world.launcher != "paceline" and self._world != World():
             self._printer.say(describe_world(self._world, self._device))

@@ -25,7 +25,7 @@ from paceline.machine import parameters
 from paceline.machine.compiled import not_compiled
 from paceline.machine.parameters import held_by
 from paceline.train import runtime
-from paceline.train.session import outside, step_hooks
+from paceline.train.session import foreign_backward
 
 
 @dataclass
@@ -54,7 +54,7 @@ class StepGuard:
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, _Steps] = weakref.WeakKeyDictionary()
         self._strangers: Any = WeakTensorKeyDictionary()  # trained, and of no model
         self.inspects = True  # whether to look at what the next backward reaches
-        step_hooks.watch(self)
+        foreign_backward.watch_steps(self)
 
     @not_compiled
     def inspect(self, leaves: Iterable[torch.Tensor], *, has_models: bool) -> None:
@@ -149,7 +149,7 @@ def _of_other_models() -> set[int]:
 
 def _first_trained(optimizer: Optimizer) -> torch.Tensor | None:
     """Return the first parameter of an optimizer whose gradient is not zero."""
-    return next((one for one in held_by(optimizer) if outside.is_there(one.grad)), None)
+    return next((one for one in held_by(optimizer) if foreign_backward.is_there(one.grad)), None)
 
 
 def _without_model(parameter: torch.Tensor) -> UsageError:

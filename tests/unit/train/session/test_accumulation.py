@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from paceline.train.data.share import EvenBatches, Rows, Shard
-from paceline.train.session.accumulation import Group
+from paceline.train.session.loss_weight import Group
 
 
 def gradients(losses, parts, world_size):

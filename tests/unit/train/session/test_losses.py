@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from paceline.train.session.losses import function_that_sums, other_than_rows
+from paceline.train.session.loss_weight import function_that_sums, other_than_rows
 
 NUM_ROWS = 5
 LAYER = nn.Linear(4, NUM_ROWS)  # as many weights as rows: a penalty on them has the shape of a loss
