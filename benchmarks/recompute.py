@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from paceline.train.model.activations import recompute
+from paceline.train.model.blocks import recompute
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 

@@ -30,7 +30,7 @@ WITHOUT_TORCH = (
     "paceline.train.checkpoint",
     *(
         f"paceline.train.checkpoint.{name}"
-        for name in ("manifest", "findings", "folder", "verification", "division")
+        for name in ("manifest", "findings", "folder", "division")
     ),
     "paceline.train.checkpoint.description",
     *(

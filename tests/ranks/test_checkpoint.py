@@ -290,17 +290,17 @@ class FullDisk:
 
 def fill_the_disk(folder, wait):
     """A good save, one in which the last rank's disk is full, and one more when there is space again."""
-    from paceline.train.checkpoint import files
+    from paceline.train.checkpoint import write
 
     here = checkpoints(folder)
     here.save(tensors(1), step=1, epoch=0, wait=True)
-    checked = files._Checked
+    checked = write._Checked
     if rank() == dist.get_world_size() - 1:
-        files._Checked = lambda file: checked(FullDisk(file))
+        write._Checked = lambda file: checked(FullDisk(file))
     try:
         told = refused(lambda: (here.save(tensors(2), step=2, epoch=0, wait=wait), here.wait()))
     finally:
-        files._Checked = checked
+        write._Checked = checked
     here.wait()  # said once
     dist.barrier()
     left = names(folder)

@@ -1,4 +1,4 @@
-"""Precision, strategy, scaling, activations, stopping and once, each in a world of one."""
+"""Precision, strategy, scaling, blocks, stopping and once, each in a world of one."""
 
 import copy
 import os
@@ -15,7 +15,7 @@ from torch import nn
 from paceline import counters
 from paceline.errors import RunError, SetupError, UsageError
 from paceline.train.data import node_memory
-from paceline.train.model import activations, precision, strategy
+from paceline.train.model import blocks, precision, strategy
 from paceline.train.session import once, scaling, stopping
 from refusals import refusal
 
@@ -199,7 +199,7 @@ def test_activations_are_computed_again(layers):
     torch.manual_seed(0)
     plain = Blocks()
     model = copy.deepcopy(plain)
-    assert activations.recompute(model, layers) == 2
+    assert blocks.recompute(model, layers) == 2
     x = torch.randn(4, 3)
     plain(x).sum().backward()
     model(x).sum().backward()
@@ -213,10 +213,10 @@ def test_activations_are_computed_again(layers):
 def test_a_block_is_computed_again_once():
     model = Blocks()
     model.blocks = nn.ModuleList([nn.ModuleList([block := Block()]), block, Blocks()])
-    assert activations.recompute(model, None) == 2, (
+    assert blocks.recompute(model, None) == 2, (
         "a block in two places, and one with a list of its own"
     )
-    assert activations.recompute(model, None) == 2
+    assert blocks.recompute(model, None) == 2
     block(torch.ones(4, 3)).sum().backward()
     assert block.calls == 2
 
@@ -236,7 +236,7 @@ def test_batch_norm_counts_a_batch_once(momentum, compiled):
     torch.manual_seed(0)
     plain = nn.Sequential(NormBlock(momentum), NormBlock(momentum))
     model = copy.deepcopy(plain)
-    activations.recompute(model, (NormBlock,))
+    blocks.recompute(model, (NormBlock,))
     model = copy.deepcopy(model)  # as users copy models; the copy has its own statistics
     called = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
     for _ in range(3):
@@ -252,7 +252,7 @@ def test_batch_norm_counts_a_batch_once(momentum, compiled):
 
 
 def test_nothing_to_recompute():
-    finding = refused(activations.recompute, nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), None)
+    finding = refused(blocks.recompute, nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), None)
     assert finding.evidence == ("2 x Linear",)
 
 

@@ -12,31 +12,31 @@ if TYPE_CHECKING:
     from paceline.train.checkpoint.checkpoints import Checkpoints as Checkpoints
     from paceline.train.checkpoint.description import describe as describe
     from paceline.train.checkpoint.description import render as render
-    from paceline.train.checkpoint.entries import load_entries as load_entries
     from paceline.train.checkpoint.folder import last_committed as last_committed
     from paceline.train.checkpoint.folder import list_of as list_of
     from paceline.train.checkpoint.folder import remove as remove
     from paceline.train.checkpoint.folder import resolve as resolve
     from paceline.train.checkpoint.folder import unneeded as unneeded
+    from paceline.train.checkpoint.folder import verify as verify
     from paceline.train.checkpoint.foreign import read_saved as read_saved
     from paceline.train.checkpoint.manifest import Saved as Saved
-    from paceline.train.checkpoint.onefile import export as export
-    from paceline.train.checkpoint.verification import verify as verify
+    from paceline.train.checkpoint.model_export import export as export
+    from paceline.train.checkpoint.model_export import load_entries as load_entries
 
 _HOMES = {
     "Checkpoints": "checkpoints",
     "Saved": "manifest",
     "describe": "description",
-    "export": "onefile",
+    "export": "model_export",
     "last_committed": "folder",
     "list_of": "folder",
-    "load_entries": "entries",
+    "load_entries": "model_export",
     "read_saved": "foreign",
     "remove": "folder",
     "render": "description",
     "resolve": "folder",
     "unneeded": "folder",
-    "verify": "verification",
+    "verify": "folder",
 }
 
 _WITH_TORCH = ("Checkpoints", "export", "load_entries", "read_saved")

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from paceline.train.checkpoint import division, findings, folder, manifest, verification
-from paceline.train.checkpoint.background import Background, await_all
+from paceline.train.checkpoint import division, findings, folder, manifest
 from paceline.train.checkpoint.exchange import Exchange
 from paceline.train.checkpoint.manifest import Manifest, Saved
-from paceline.train.checkpoint.staging import Staging
+from paceline.train.checkpoint.staging import Background, Staging, await_all
 from paceline.world import World
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ class Checkpoints:
         """Return the latest intact checkpoint before a damaged one, and its step; a collective."""
         self._prepare()
         return self._exchange.ask_main(
-            lambda: verification.latest_intact(self._folder, before=Path(damaged))
+            lambda: folder.latest_intact(self._folder, before=Path(damaged))
         )
 
     def load(

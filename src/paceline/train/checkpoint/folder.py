@@ -1,6 +1,7 @@
-"""List, begin, commit and delete checkpoints in their folder. No torch.
+"""List, begin, commit, verify and delete checkpoints in their folder. No torch.
 
-A checkpoint is final once ``commit`` has renamed its folder.
+A checkpoint is final once ``commit`` has renamed its folder. To verify it, all of it is read and
+compared with its manifest.
 """
 
 from __future__ import annotations
@@ -262,3 +263,45 @@ def free_bytes(path: Path) -> int | None:
         with contextlib.suppress(OSError):
             return shutil.disk_usage(place).free
     return None
+
+
+def verify(path: Path) -> Manifest:
+    """Read every file of the checkpoint ``path``, and compare it with the manifest; return that.
+
+    Raises RunError if a file is missing, truncated or changed.
+    """
+    content = read_manifest(path)
+    if lines := damages(path, content.files, sorted(content.files)):
+        raise findings.damaged(path, lines)
+    return content
+
+
+def latest_intact(where: Path, *, before: Path) -> tuple[Path, int] | None:
+    """Return the latest intact checkpoint older than a damaged one, and its step; or None."""
+    paths = list_paths(where)
+    limit = next((serial for serial, path in paths.items() if path.name == before.name), 0)
+    for serial in sorted((serial for serial in paths if serial < limit), reverse=True):
+        try:
+            return paths[serial], verify(paths[serial]).step
+        except RunError:
+            continue
+    return None
+
+
+def damages(path: Path, files: Mapping[str, FileInfo], names: Iterable[str]) -> list[str]:
+    """Read some files of a checkpoint, and return what is wrong with them."""
+    lines = []
+    for name in names:
+        written = files.get(name)
+        if written is None:
+            lines.append(f"{name} is not in the manifest")
+            continue
+        if differences := manifest.check_sizes({name: written}, file_sizes(path, [name])):
+            lines += differences
+            continue
+        present = checksum(path / name)
+        if present != written:
+            lines.append(
+                f"{name} has the checksum {present.crc32:08x} instead of {written.crc32:08x}"
+            )
+    return lines

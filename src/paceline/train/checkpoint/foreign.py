@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from paceline.errors import RunError, SetupError, UsageError
-from paceline.train.checkpoint import findings, folder, onefile, unpickling
+from paceline.train.checkpoint import findings, folder, model_export, unpickling
 
 SAFETENSORS = ".safetensors"
 _IN_FOLDER = ("model.safetensors", "pytorch_model.bin", "diffusion_pytorch_model.safetensors")
@@ -97,7 +97,7 @@ def _read_folder(path: Path, *, trust: bool) -> Weights:
             return _read_parts(path, path / f"{name}.index.json", trust=trust)
         if (path / name).is_file():
             return read_weights(path / name, trust=trust)
-    return weights_in(onefile.read_model(folder.resolve(path), trust=trust), str(path))
+    return weights_in(model_export.read_model(folder.resolve(path), trust=trust), str(path))
 
 
 def _read_parts(path: Path, index: Path, *, trust: bool) -> Weights:

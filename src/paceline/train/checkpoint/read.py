@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.serialization import default_restore_location
 
 from paceline.train.checkpoint import division, findings, folder, manifest, unpickling
+from paceline.train.checkpoint.folder import damages
 from paceline.train.checkpoint.manifest import Saved, TensorInfo
-from paceline.train.checkpoint.verification import damages
 
 _CPU = torch.device("cpu")
 

@@ -15,9 +15,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import UsageError, option_invalid
-from paceline.train.preemptible import other_ranks, sampler_state
-from paceline.train.preemptible.index_feed import Continuation, IndexFeed, Random
-from paceline.train.preemptible.unwrapping import WHERE, loader_of
+from paceline.train.preemptible import samplers
+from paceline.train.preemptible.objects import WHERE, loader_of
+from paceline.train.preemptible.samplers import Continuation, IndexFeed, Random
 
 Position = dict[str, Any]
 
@@ -149,7 +149,7 @@ class Follower:
             return {"history": self.history, "served": 0, "before": 0, "samplers": self._state()}
         feed = self._feed
         requests = feed.requests if feed is not None else None
-        layout = other_ranks.layout_of(self._inner())
+        layout = samplers.layout_of(self._inner())
         return {
             "history": self.history,
             "served": self.served,
@@ -163,7 +163,7 @@ class Follower:
         }
 
     def _state(self) -> dict[str, Any]:
-        return sampler_state.read(self._outer())
+        return samplers.read_state(self._outer())
 
     def resume(self, position: Position, stopped: Random | None, *, is_first: bool) -> None:
         """Let the loop that begins now continue from a result of ``position``.
@@ -171,7 +171,7 @@ class Follower:
         ``stopped`` is the global random state at the stop; None if the number of ranks has changed.
         The first loop sets it; loops over other loaders begin later, and leave the state as it is.
         """
-        sampler_state.write(self._outer(), position["samplers"])
+        samplers.write_state(self._outer(), position["samplers"])
         self._begun = self._state()
         num_done = position["served"]
         if stopped is not None and not num_done:
@@ -217,7 +217,7 @@ class Follower:
             )
             return
         done = position["before"] + position["served"] * position["layout"]["each"]
-        batches = other_ranks.remaining_batches(inner, done)
+        batches = samplers.remaining_batches(inner, done)
         self._before, self._length = done, len(batches)
         self._feed.continuation = Continuation(batches=batches)
 
@@ -231,7 +231,7 @@ class Follower:
         self._owner.set_random(stopped)
 
     def _deals_as(self, layout: dict[str, Any] | None) -> bool:
-        return other_ranks.is_same_order(layout, other_ranks.layout_of(self._inner()))
+        return samplers.is_same_order(layout, samplers.layout_of(self._inner()))
 
     def _say_order_differs(self) -> None:
         self._owner.say(

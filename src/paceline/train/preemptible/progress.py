@@ -22,8 +22,7 @@ from paceline.train.data import (
 )
 from paceline.train.preemptible.agreement import Agreement, Boundary
 from paceline.train.preemptible.follower import TRAINED, Follower, Position
-from paceline.train.preemptible.objects import Objects
-from paceline.train.preemptible.unwrapping import WHERE
+from paceline.train.preemptible.objects import WHERE, Objects
 from paceline.train.session import restoring
 from paceline.train.session.run_folder import Place
 from paceline.world import World

@@ -18,8 +18,8 @@ from paceline.train import runtime
 from paceline.train.checkpoint import Checkpoints
 from paceline.train.preemptible import objects as sorting
 from paceline.train.preemptible.agreement import Agreement
+from paceline.train.preemptible.objects import WHERE
 from paceline.train.preemptible.progress import Progress
-from paceline.train.preemptible.unwrapping import WHERE
 from paceline.train.session import stopping
 from paceline.train.session.ranks import MainPrinter
 from paceline.train.session.run_folder import Place

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from paceline.errors import SetupError, UsageError, option_contradicted, option_invalid
 from paceline.train.checkpoint import Checkpoints
-from paceline.train.model import activations
+from paceline.train.model import blocks
 from paceline.train.session import weights
 from paceline.train.session.progress import Progress
 from paceline.train.session.ranks import MainPrinter, SessionRanks
@@ -39,7 +39,7 @@ class SessionModels(SessionRanks):
         Raises:
             UsageError: The model has no such layers.
         """
-        count = activations.recompute(self.unwrap(model), layers)
+        count = blocks.recompute(self.unwrap(model), layers)
         self._printer.say(f"{count} layers of {type(model).__name__} recompute their activations")
 
     def average(self, model: nn.Module, decay: float) -> AveragedModel:

@@ -14,16 +14,7 @@ import pytest
 import torch
 
 from paceline.errors import PacelineError, RunError, SetupError, UsageError
-from paceline.train.checkpoint import (
-    Checkpoints,
-    files,
-    folder,
-    manifest,
-    read,
-    resolve,
-    staging,
-    write,
-)
+from paceline.train.checkpoint import Checkpoints, folder, manifest, read, resolve, staging, write
 from paceline.train.checkpoint.checkpoints import Checkpoints as Same
 from paceline.train.checkpoint.manifest import TensorInfo
 from paceline.world import World
@@ -323,8 +314,8 @@ class Full:
 
 @pytest.fixture
 def full_disk(monkeypatch):
-    checked = files._Checked
-    monkeypatch.setattr(files, "_Checked", lambda file: checked(Full(file)))
+    checked = write._Checked
+    monkeypatch.setattr(write, "_Checked", lambda file: checked(Full(file)))
 
 
 @pytest.mark.parametrize("raiser", ["wait", "save", "find", "close"])
@@ -579,8 +570,8 @@ def test_checksums_are_of_what_was_written(here, place):
 
 
 def test_large_writes_are_summed_as_small_ones_are(here, place, monkeypatch):
-    monkeypatch.setattr(files, "_LARGE_BYTES", 100)
-    monkeypatch.setattr(files, "_WRITEBACK_BYTES", 1000)
+    monkeypatch.setattr(write, "_LARGE_BYTES", 100)
+    monkeypatch.setattr(write, "_WRITEBACK_BYTES", 1000)
     here.save({f"model/{n}": torch.randn(100 + n) for n in range(20)}, step=1, epoch=0, wait=True)
     told = folder.read_manifest(resolve(place))
     assert {name: folder.checksum(resolve(place) / name) for name in told.files} == dict(told.files)

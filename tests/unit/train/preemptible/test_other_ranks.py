@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
-from paceline.train.preemptible import other_ranks
+from paceline.train.preemptible import samplers
 
 
 def loader_of(rank, num_ranks, *, length=61, batch_size=4, drop=False, shuffle=True):
@@ -27,9 +27,9 @@ def taken(loaders, num_batches):
 @pytest.mark.parametrize("num_batches", [1, 3, 4])
 def test_each_sample_once(before, now, num_batches):
     first = taken([loader_of(rank, before) for rank in range(before)], num_batches)
-    layout = other_ranks.layout_of(loader_of(0, before))
+    layout = samplers.layout_of(loader_of(0, before))
     done = num_batches * layout["each"]
-    shares = [other_ranks.remaining_batches(loader_of(rank, now), done) for rank in range(now)]
+    shares = [samplers.remaining_batches(loader_of(rank, now), done) for rank in range(now)]
     assert len({len(batches) for batches in shares}) == 1
     rest = [index for batches in shares for batch in batches for index in batch]
     padding = len(rest) + len(first) - 61
@@ -39,26 +39,24 @@ def test_each_sample_once(before, now, num_batches):
 
 
 def test_with_drop_last_no_sample_comes_twice():
-    shares = [other_ranks.remaining_batches(loader_of(rank, 3, drop=True), 8) for rank in range(3)]
+    shares = [samplers.remaining_batches(loader_of(rank, 3, drop=True), 8) for rank in range(3)]
     rest = [index for batches in shares for batch in batches for index in batch]
     assert len(rest) == len(set(rest)) == 51
 
 
 def test_another_order_is_not_the_same():
-    saved = other_ranks.layout_of(loader_of(0, 2))
-    assert other_ranks.is_same_order(saved, other_ranks.layout_of(loader_of(1, 3, batch_size=8)))
-    assert not other_ranks.is_same_order(saved, other_ranks.layout_of(loader_of(0, 2, length=60)))
-    assert not other_ranks.is_same_order(
-        saved, other_ranks.layout_of(loader_of(0, 2, shuffle=False))
-    )
-    assert not other_ranks.is_same_order(saved, None)
+    saved = samplers.layout_of(loader_of(0, 2))
+    assert samplers.is_same_order(saved, samplers.layout_of(loader_of(1, 3, batch_size=8)))
+    assert not samplers.is_same_order(saved, samplers.layout_of(loader_of(0, 2, length=60)))
+    assert not samplers.is_same_order(saved, samplers.layout_of(loader_of(0, 2, shuffle=False)))
+    assert not samplers.is_same_order(saved, None)
 
 
 def test_an_order_that_nobody_knows_has_no_layout():
     random = DataLoader(range(9), 2, sampler=RandomSampler(range(9)))
-    assert other_ranks.layout_of(random) is None
-    assert other_ranks.layout_of(None) is None
-    assert other_ranks.layout_of(DataLoader(torch.arange(4), batch_size=None)) is None
+    assert samplers.layout_of(random) is None
+    assert samplers.layout_of(None) is None
+    assert samplers.layout_of(DataLoader(torch.arange(4), batch_size=None)) is None
 
 
 def test_a_batch_of_accelerate_is_dealt_again():
@@ -70,10 +68,10 @@ def test_a_batch_of_accelerate_is_dealt_again():
             range(61), batch_sampler=accelerate.BatchSamplerShard(inner, num_ranks, rank)
         )
 
-    layout = other_ranks.layout_of(shard(0, 2))
+    layout = samplers.layout_of(shard(0, 2))
     assert layout["each"] == 2
     first = taken([shard(rank, 2) for rank in range(2)], 3)
-    shares = [other_ranks.remaining_batches(shard(rank, 3), 3 * 2) for rank in range(3)]
+    shares = [samplers.remaining_batches(shard(rank, 3), 3 * 2) for rank in range(3)]
     rest = [index for batches in shares for batch in batches for index in batch]
     assert set(first) | set(rest) == set(range(61))
     assert not set(first) & set(rest)
