@@ -1,8 +1,6 @@
 """The loader, and what it builds on: an epoch's order, each rank's share, and batches' weights."""
 
-from paceline.train.data.arguments import adopted
-from paceline.train.data.array_batches import ArrayBatches
-from paceline.train.data.array_dataset import ArrayDataset, arrays
+from paceline.train.data.array_dataset import ArrayBatches, ArrayDataset, arrays
 from paceline.train.data.batch import (
     can_be_emptied,
     is_of_rows,
@@ -14,18 +12,20 @@ from paceline.train.data.batch import (
 from paceline.train.data.batch_tracker import BatchTracker, not_of_samples
 from paceline.train.data.context import LoaderContext
 from paceline.train.data.counter_random import SampleRandom
-from paceline.train.data.generators import (
+from paceline.train.data.generator_states import (
     device_random_state,
+    numpy_memory,
+    python_memory,
     seed_device,
     set_device_random_state,
 )
 from paceline.train.data.iteration import Iteration
 from paceline.train.data.loader import Loader
+from paceline.train.data.loader_options import adopted
 from paceline.train.data.order import derive
 from paceline.train.data.row_random import RowRandom
 from paceline.train.data.share import Rows, in_order
 from paceline.train.data.transforms import Normalize, RandomCrop, RandomFlip
-from paceline.train.data.twisters import numpy_memory, python_memory
 
 __all__ = [
     "ArrayBatches",

@@ -26,7 +26,7 @@ from paceline.errors import UsageError
 from paceline.train import runtime
 from paceline.train.data.array_dataset import ArrayDataset
 from paceline.train.data.batch import is_of_rows
-from paceline.train.data.likeness import MOST_SAMPLES, mark_of, shared_twice
+from paceline.train.data.same_data_check import MOST_SAMPLES, mark_of, shared_twice
 
 # Words in the source of a stream that divides itself among ranks; its workers see only one worker.
 _OWN_SHARES = ("get_rank", "RANK", "world_size", "num_replicas")

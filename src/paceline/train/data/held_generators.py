@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.train.data.twisters import (
+from paceline.train.data.generator_states import (
     ROWS,
     NumpyTwister,
     PythonTwister,

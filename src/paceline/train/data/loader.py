@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import IterableDataset
 
 from paceline.errors import UsageError, option_contradicted
-from paceline.train.data import absent
+from paceline.train.data import missing_rows
 from paceline.train.data.adopt import check_dataset
-from paceline.train.data.arguments import check_options, division
 from paceline.train.data.batch import can_be_emptied, moved
 from paceline.train.data.context import LoaderContext
 from paceline.train.data.iteration import Iteration, LoopState, Position
-from paceline.train.data.leaving import release_at_exit
-from paceline.train.data.likeness import Likeness
+from paceline.train.data.loader_options import check_options, division, is_lookup, settings
+from paceline.train.data.same_data_check import SameDataCheck
 from paceline.train.data.samples import WorkerStart, takes_batches
 from paceline.train.data.share import Rows
 from paceline.train.data.sources import MapBatches, Source, StreamBatches
-from paceline.train.data.tune import is_lookup, settings
 
 
 class Loader:
@@ -87,7 +87,7 @@ class Loader:
         self._serves_once = divided.sampler is None and not is_stream
         self._context, self._tracker = context, context.tracker
         self._shuffle = shuffle
-        self._likeness = Likeness(
+        self._same_data = SameDataCheck(
             context.first_of,
             context.total,
             world=context.world,
@@ -98,7 +98,7 @@ class Loader:
         of_torch["worker_init_fn"] = WorkerStart(worker_init_fn)
         common: dict[str, Any] = {
             "settings": of_torch,
-            "likeness": self._likeness,
+            "same_data": self._same_data,
             "collate": collate_fn,
         }
         self._source: Source
@@ -182,10 +182,10 @@ class Loader:
         state = self._tracker.fetches(iteration, with_grad=with_grad)
         self._runs_collectives |= iteration.runs_collectives
         if not with_grad:
-            self._likeness.see_dataset(self._source.mark)
+            self._same_data.see_dataset(self._source.mark)
         elif iteration.rows is None or iteration.rows.ends_group:
             self._context.at_boundary(begins, state.trains)
-            self._likeness.check(self._source.mark)
+            self._same_data.check(self._source.mark)
         # The position advances after the boundary, because the run may end in the boundary.
         if begins and (iteration.resumes or not self._position.done):
             self._position = Position(iteration.epoch + 1, 0)
@@ -226,7 +226,7 @@ class Loader:
     def _without_rows(self, iteration: Iteration, batch: Any, with_grad: bool) -> Any:
         """Return what this rank gets of a batch in which it has no row; None to skip the batch."""
         tracker, context = self._tracker, self._context
-        situation = absent.Situation(
+        situation = missing_rows.Situation(
             with_grad=with_grad,
             is_first=iteration.number == 0,
             has_trained=iteration.trained,
@@ -239,15 +239,15 @@ class Loader:
             takes_any=self.takes_any,
         )
         borrowed = iteration.rows.borrowed if iteration.rows else 1
-        choice = absent.choose(situation)
-        if choice == absent.LEAVE_OUT:
+        choice = missing_rows.choose(situation)
+        if choice == missing_rows.LEAVE_OUT:
             return None
-        if choice == absent.BORROW:
+        if choice == missing_rows.BORROW:
             iteration.borrow(borrowed)
             if context.few_rows is not None:
                 context.few_rows.borrow(self._advice(), is_left_out=self.takes_any)
             return batch
-        empty = absent.emptied(batch, situation, num_rows=borrowed)
+        empty = missing_rows.emptied(batch, situation, num_rows=borrowed)
         if empty is not None and not situation.has_trained and context.few_rows is not None:
             context.few_rows.compute_without(batch, empty)
         return empty
@@ -266,7 +266,9 @@ class Loader:
             watch.watch(None, "")
 
     def _advice(self) -> str:
-        return absent.advice(self._source.num_even_samples, self.batch_size, self._context.world)
+        return missing_rows.advice(
+            self._source.num_even_samples, self.batch_size, self._context.world
+        )
 
     def release(self) -> None:
         """Release workers that wait for another epoch."""
@@ -368,3 +370,28 @@ class Loader:
                 " an epoch"
             ),
         )
+
+
+class Holder(Protocol):
+    """An object that holds workers."""
+
+    def release(self) -> None:
+        """Release the workers."""
+
+
+_with_workers: weakref.WeakSet[Holder] = weakref.WeakSet()
+
+
+def release_at_exit(loader: Holder) -> None:
+    """Release a loader's workers at the end of the process, if the loader still exists."""
+    # Registered again each time, so that it runs before torch's own exit handlers, which are
+    # registered when workers start. Those wait five seconds for each worker, and then send SIGTERM,
+    # which our workers survive for a while.
+    _with_workers.add(loader)
+    atexit.unregister(_release_all)
+    atexit.register(_release_all)
+
+
+def _release_all() -> None:
+    for loader in list(_with_workers):
+        loader.release()

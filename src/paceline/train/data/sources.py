@@ -2,31 +2,39 @@
 
 Both are built on torch's DataLoader. ``MapBatches`` passes it a list of indices for each batch,
 ``StreamBatches`` a stream that is already in batches.
+
+Changes of a dataset are detected without reading it, so that workers with a copy can be restarted.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
+import sys
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from paceline.train.data.adopt import check_library, check_stream, fingerprint
-from paceline.train.data.arguments import Division, contradiction
 from paceline.train.data.array_dataset import ArrayReader, base_of
-from paceline.train.data.changes import state_of
-from paceline.train.data.collate_draws import WatchedCollate
-from paceline.train.data.collated import Units, as_it_is
-from paceline.train.data.collation import Packing, unpacked
-from paceline.train.data.collation import collate as default
+from paceline.train.data.collation import (
+    Packing,
+    Units,
+    WatchedCollate,
+    as_it_is,
+    collate_samples,
+    unpacked,
+)
 from paceline.train.data.context import LoaderContext
-from paceline.train.data.draws import Draws
 from paceline.train.data.held_generators import describe_unset
-from paceline.train.data.likeness import Likeness
+from paceline.train.data.loader_options import Division, contradiction
 from paceline.train.data.order import Order, StoredOrder, blocks, derive, shuffled
+from paceline.train.data.same_data_check import SameDataCheck
+from paceline.train.data.sampler_order import SamplerOrder
 from paceline.train.data.samples import Reader, Request, Samples, TensorReader, in_memory
 from paceline.train.data.share import EvenBatches, GivenBatches, Rows, Shard
 from paceline.train.data.stream import Piece, Stream, pieces_of_all, whole_rows
@@ -52,11 +60,11 @@ class Source:
         context: LoaderContext,
         divided: Division,  # how samples are divided into batches
         *,
-        likeness: Likeness,
+        same_data: SameDataCheck,
         collate: Collate | None,  # of a list of samples; None for torch's default
     ) -> None:
         self._dataset, self._context, self._divided = dataset, context, divided
-        self._likeness = likeness
+        self._same_data = same_data
         self._collate = None if collate is default_collate else collate
         if self._collate is not None and context.world.world_size > 1 and not context.world.rank:
             self._collate = WatchedCollate(self._collate)
@@ -170,7 +178,7 @@ class MapBatches(Source):
         **common: Any,
     ) -> None:
         super().__init__(dataset, context, divided, **common)
-        self._draws = Draws(divided.sampler, context.seed)
+        self._draws = SamplerOrder(divided.sampler, context.seed)
         self._requests = _Requests()
         self._arrays = self._array_reader()
         self._settings = settings
@@ -180,7 +188,7 @@ class MapBatches(Source):
         reader, columns = self._whole_batches()
         is_stacked = reader is not None and self._collate is None
         collate = self._units.counted(self._collate, only_labels=columns if is_stacked else ())
-        usual = as_it_is if is_stacked else default
+        usual = as_it_is if is_stacked else collate_samples
         self._torch_loader = self._fetch(
             Samples(self._dataset, seed=self._context.seed, reader=reader),
             self._settings,
@@ -259,7 +267,7 @@ class MapBatches(Source):
                 return shuffled(length, seed=self._context.seed, epoch=epoch), batches
             return StoredOrder(range(length)), batches
         drawn = self._draws.of_epoch(epoch)
-        self._likeness.check_drawn(drawn, divided.sampler)
+        self._same_data.check_drawn(drawn, divided.sampler)
         if divided.batch_size:
             return StoredOrder(drawn), EvenBatches(
                 len(drawn), divided.batch_size, divided.last, start
@@ -343,7 +351,7 @@ class StreamBatches(Source):
         return self._stream_of(batch_size=size, rank=0, world_size=1, share_of_seed=world.rank)
 
     def _stream_of(self, **shares: Any) -> Stream:
-        collate = self._units.counted(self._collate) or default
+        collate = self._units.counted(self._collate) or collate_samples
         return Stream(
             self._dataset,
             seed=self._context.seed,
@@ -368,7 +376,7 @@ class StreamBatches(Source):
     def _whole(self, pieces: Iterator[Piece], place: str) -> Iterator[Served]:
         for number, piece in enumerate(pieces):
             if piece.mark is not None:
-                self._likeness.see_stream(f"{place}/{number}", piece.mark)
+                self._same_data.see_stream(f"{place}/{number}", piece.mark)
             yield self._served(piece, number)
 
     def _sharded(self, pieces: Iterator[Piece]) -> Iterator[Served]:
@@ -380,3 +388,68 @@ class StreamBatches(Source):
     def _served(self, piece: Piece, number: int) -> Served:
         rows = whole_rows(piece, number, self._context.accumulate())
         return rows, piece.batch, self._units.see(piece.unit, rows.of_rank)
+
+
+_SIMPLE = (int, float, complex, str, bytes, bool, type(None))
+_MOST = 1000  # objects inspected, and parts of each; of a larger container only its length
+_WHOLE_BYTES = 1 << 20  # smaller NumPy arrays are summed whole, larger ones at some thousand places
+_PLACES = 1 << 14
+
+
+def state_of(dataset: Any) -> Any:
+    """Return a value that compares equal as long as no change of a dataset is detected.
+
+    Attributes are followed through objects, dicts, lists and tuples, each once. Tensors are
+    compared by their version, NumPy arrays by a checksum. Undetected are changes of a few elements
+    in arrays above 1 MiB, of members of containers with more than 1,000, and beyond 1,000 objects.
+    Arrays mapped from a file are shared with the workers anyway.
+    """
+    return _state_of_part(dataset, set())
+
+
+def _state_of_part(value: Any, visited: set[int]) -> Any:
+    """Return the comparable value of a part; objects that are shared are inspected once."""
+    if isinstance(value, _SIMPLE):
+        return value
+    if isinstance(value, torch.Tensor):
+        return id(value), value._version
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return id(value), _checksum(value, numpy)
+    parts = _parts_of(value)
+    attributes = getattr(value, "__dict__", None)
+    has_parts = parts is not None or isinstance(attributes, dict)
+    if not has_parts or isinstance(value, ModuleType):
+        return id(value)
+    if id(value) in visited or len(visited) >= _MOST:
+        return id(value)
+    visited.add(id(value))
+    return (
+        id(value),
+        None if parts is None else len(value),
+        _state_of_parts(parts, visited),
+        _state_of_parts(attributes, visited),
+    )
+
+
+def _parts_of(container: Any) -> dict[Any, Any] | None:
+    """Return a container's members, none of a large list; None if it is not a container."""
+    if isinstance(container, dict):
+        return container
+    if isinstance(container, list | tuple | set | frozenset):
+        return dict(enumerate(container)) if len(container) <= _MOST else {}
+    return None
+
+
+def _state_of_parts(parts: Any, visited: set[int]) -> Any:
+    if not isinstance(parts, dict) or len(parts) > _MOST:
+        return None
+    return {key: _state_of_part(part, visited) for key, part in parts.items()}
+
+
+def _checksum(array: Any, numpy: Any) -> int:
+    is_mapped = isinstance(array, numpy.memmap) or isinstance(array.base, numpy.memmap)
+    if is_mapped or array.dtype.hasobject:
+        return 0
+    step = 1 if array.nbytes <= _WHOLE_BYTES else max(1, array.size // _PLACES)
+    return zlib.crc32(array.flat[::step].tobytes())

@@ -16,17 +16,16 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as loading
 
 from paceline.errors import UsageError
-from paceline.train.data.collated import Unit
-from paceline.train.data.collation import collate
-from paceline.train.data.generators import (
+from paceline.train.data.collation import Unit, collate_samples
+from paceline.train.data.generator_states import (
     kept_state,
     random_state,
     seed_all,
     seeded,
     set_random_state,
 )
-from paceline.train.data.likeness import Mark, is_due, mark_of
 from paceline.train.data.order import derive
+from paceline.train.data.same_data_check import Mark, is_due, mark_of
 from paceline.train.data.share import Rows, share
 
 
@@ -92,8 +91,8 @@ class Stream(IterableDataset[Piece]):
         """
         worker, num_workers = self.worker
         for number, piece in enumerate(_unseen_worker(pieces)):
-            if self._collate is collate:  # draws no random numbers
-                batch = collate(piece.batch)
+            if self._collate is collate_samples:  # draws no random numbers
+                batch = collate_samples(piece.batch)
             else:
                 place = skip + (number * num_workers + worker) * self._batch_size
                 with seeded("collate", seed, place, self._rank):

@@ -3,9 +3,16 @@
 import pytest
 import torch
 
-from paceline.train.data.absent import BORROW, EMPTY, LEAVE_OUT, Situation, batch_size_for, choose
-from paceline.train.data.collated import Counted, unit_of
-from paceline.train.data.likeness import is_due, is_other, mark_of
+from paceline.train.data.collation import Counted, unit_of
+from paceline.train.data.missing_rows import (
+    BORROW,
+    EMPTY,
+    LEAVE_OUT,
+    Situation,
+    batch_size_for,
+    choose,
+)
+from paceline.train.data.same_data_check import is_due, is_other, mark_of
 
 X = torch.zeros
 

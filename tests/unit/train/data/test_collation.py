@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from paceline.train.data import collation
-from paceline.train.data.collation import collate
+from paceline.train.data.collation import collate_samples
 
 
 class Point(NamedTuple):
@@ -95,13 +95,13 @@ def described(part):
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_batch_is_that_of_default_collate(name):
     samples = BATCHES[name]
-    assert described(collate(samples)) == described(default_collate(samples))
+    assert described(collate_samples(samples)) == described(default_collate(samples))
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_default_collate_refuses_is_refused_in_the_same_words(name):
     errors = []
-    for function in (default_collate, collate):
+    for function in (default_collate, collate_samples):
         with pytest.raises((RuntimeError, TypeError, ValueError, OverflowError)) as caught:
             function(WRONG[name])
         errors.append((caught.type, str(caught.value)))
@@ -127,7 +127,7 @@ def test_a_worker_makes_the_same_batches_as_a_worker_of_torch(monkeypatch, most_
     requests = [[next(places) for _ in batch] for batch in BATCHES.values()]
     ours, theirs = (
         DataLoader(Rows(samples), batch_sampler=requests, num_workers=1, collate_fn=function)
-        for function in (collate, default_collate)
+        for function in (collate_samples, default_collate)
     )
     for name, batch, expected in zip(BATCHES, ours, theirs, strict=True):
         assert described(batch) == described(expected), name
@@ -142,4 +142,4 @@ def test_a_type_that_a_library_adds_later_is_collated_by_it(monkeypatch):
     monkeypatch.setitem(
         collation.default_collate_fn_map, Late, lambda batch, *, collate_fn_map: len(batch)
     )
-    assert collate([(Late(), 1.0), (Late(), 2.0)])[0] == 2
+    assert collate_samples([(Late(), 1.0), (Late(), 2.0)])[0] == 2

@@ -12,7 +12,7 @@ import torch
 from paceline.errors import UsageError
 from paceline.train.data import BatchTracker, Loader, LoaderContext, Rows
 from paceline.train.data.batch import to_device, without_rows
-from paceline.train.data.changes import state_of
+from paceline.train.data.sources import state_of
 from paceline.world import World
 
 CPU = torch.device("cpu")

@@ -26,10 +26,10 @@ from torch.utils.data import (
 )
 
 from paceline.errors import UsageError
-from paceline.train.data import BatchTracker, Loader, LoaderContext, adopted, generators, twisters
-from paceline.train.data.generators import kept_state
+from paceline.train.data import BatchTracker, Loader, LoaderContext, adopted, generator_states
+from paceline.train.data.generator_states import kept_state
+from paceline.train.data.loader_options import choose
 from paceline.train.data.samples import in_memory, takes_batches
-from paceline.train.data.tune import choose
 from paceline.world import World
 
 CPU = torch.device("cpu")
@@ -129,7 +129,7 @@ def test_loading_leaves_the_global_generators_alone():
 
 SEEDS_BEFORE_NUMPY = """
 import numpy
-from paceline.train.data.generators import seed_all
+from paceline.train.data.generator_states import seed_all
 seed_all(3)
 print(numpy.random.rand())
 """
@@ -208,9 +208,9 @@ def test_what_a_sample_draws_is_the_same_in_every_version():
 )
 def test_only_what_a_dataset_draws_from_is_set(monkeypatch, draw, name):
     classes = {
-        "python": twisters.PythonTwister,
-        "numpy": twisters.NumpyTwister,
-        "torch": twisters.TorchTwister,
+        "python": generator_states.PythonTwister,
+        "numpy": generator_states.NumpyTwister,
+        "torch": generator_states.TorchTwister,
     }
     used = []
     for key, twister in classes.items():
@@ -227,14 +227,14 @@ def test_only_what_a_dataset_draws_from_is_set(monkeypatch, draw, name):
 
 def test_the_memory_of_python_s_generator_shows_every_draw(monkeypatch):
     for is_known in (True, False):
-        monkeypatch.setattr(twisters, "python_is_known", lambda value=is_known: value)
+        monkeypatch.setattr(generator_states, "python_is_known", lambda value=is_known: value)
         before = random.getstate()
         for draw in (random.random, random.getrandbits, random.gauss, random.shuffle):
             with kept_state() as states:
-                assert generators.changed_since(states) == ()
+                assert generator_states.changed_since(states) == ()
                 draw(*{"getrandbits": [8], "shuffle": [[1, 2, 3]]}.get(draw.__name__, []))
-                assert generators.changed_since(states) == ("python",)
-                assert generators.changed_since(states, except_for=("python",)) == ()
+                assert generator_states.changed_since(states) == ("python",)
+                assert generator_states.changed_since(states, except_for=("python",)) == ()
             assert random.getstate()[1] == before[1]
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.train.data import sample_states, twisters
-from paceline.train.data.generators import NAMES, kept_state
+from paceline.train.data import generator_states, samples
+from paceline.train.data.generator_states import NAMES, kept_state
 from paceline.train.data.order import derive
-from paceline.train.data.sample_states import SampleStates
+from paceline.train.data.samples import SampleStates
 
 MASK = (1 << 64) - 1
 
@@ -100,7 +100,7 @@ def test_the_state_of_one_generator_depends_neither_on_the_others_nor_on_the_bat
 
 @pytest.mark.parametrize("name", ["python", "numpy"])
 def test_where_the_memory_is_not_known_the_public_functions_set_the_same(monkeypatch, name):
-    monkeypatch.setattr(twisters, f"{name}_is_known", lambda: False)
+    monkeypatch.setattr(generator_states, f"{name}_is_known", lambda: False)
     for index in SampleStates(3).before_each(1, [2, 7], (name,)):
         assert words_now(name) == words_by_definition(3, 1, index, name)
         expected = [tempered(word) for word in words_now(name)[:5]]
@@ -108,7 +108,7 @@ def test_where_the_memory_is_not_known_the_public_functions_set_the_same(monkeyp
 
 
 def test_a_torch_whose_state_is_not_known_is_seeded(monkeypatch):
-    monkeypatch.setattr(twisters, "torch_is_known", lambda: False)
+    monkeypatch.setattr(generator_states, "torch_is_known", lambda: False)
     drawn = [torch.rand(3).tolist() for _ in SampleStates(3).before_each(1, [2, 7], ("torch",))]
     assert drawn[0] != drawn[1]
     again = [torch.rand(3).tolist() for _ in SampleStates(3).before_each(1, [7, 2], ("torch",))]
@@ -116,19 +116,23 @@ def test_a_torch_whose_state_is_not_known_is_seeded(monkeypatch):
 
 
 def test_the_memory_is_known_here_and_another_layout_is_noticed(monkeypatch):
-    checks = twisters.python_is_known, twisters.numpy_is_known, twisters.torch_is_known
+    checks = (
+        generator_states.python_is_known,
+        generator_states.numpy_is_known,
+        generator_states.torch_is_known,
+    )
     assert [check() for check in checks] == [True] * 3
-    read_python, read_bytes = twisters._read_python, ctypes.string_at
-    monkeypatch.setattr(twisters, "_read_python", lambda: bytes(4) + read_python())
+    read_python, read_bytes = generator_states._read_python, ctypes.string_at
+    monkeypatch.setattr(generator_states, "_read_python", lambda: bytes(4) + read_python())
     monkeypatch.setattr(ctypes, "string_at", lambda place, size: read_bytes(place + 4, size))
-    monkeypatch.setattr(twisters, "_TORCH_HEADER", 4)
+    monkeypatch.setattr(generator_states, "_TORCH_HEADER", 4)
     assert [check.__wrapped__() for check in checks] == [False] * 3
 
 
 def test_the_state_does_not_depend_on_the_device_of_new_tensors():
     torch.set_default_device("meta")
     try:
-        twisters.torch_is_known.cache_clear()
+        generator_states.torch_is_known.cache_clear()
         next(SampleStates(3).before_each(1, [7], ("torch",)))
     finally:
         torch.set_default_device(None)
@@ -178,7 +182,7 @@ def table_of(states, *, epoch=0):
     table = np.empty((3, SAMPLES, WORDS), dtype=np.uint32)
     for index in states.before_each(epoch, range(SAMPLES), NAMES):
         for place, name in enumerate(NAMES):
-            words = states._twisters[name].words[index % twisters.ROWS]
+            words = states._twisters[name].words[index % generator_states.ROWS]
             table[place, index] = words[:WORDS]
     return table
 
@@ -236,14 +240,14 @@ def test_words_look_random(seed):
 
 
 def test_low_halves_of_the_products_would_be_noticed(monkeypatch):
-    monkeypatch.setattr(sample_states, "_HALF", np.uint64(0))
+    monkeypatch.setattr(samples, "_HALF", np.uint64(0))
     figures = worst()
     assert figures["bits"] > LIMIT
     assert figures["low bytes"] > LIMIT
 
 
 def test_indices_that_are_not_mixed_would_be_noticed(monkeypatch):
-    monkeypatch.setattr(sample_states, "mixed_numbers", lambda _, numbers: numbers * np.uint64(2))
+    monkeypatch.setattr(samples, "mixed_numbers", lambda _, numbers: numbers * np.uint64(2))
     figures = worst()
     assert figures["second differences"] > LIMIT
 

@@ -126,7 +126,7 @@ def _label_or_content(value: Any) -> tuple[bool, str]:
     return is_label, repr((list(value.shape), value.reshape(-1)[:MOST_ELEMENTS].tolist()))
 
 
-class Likeness:
+class SameDataCheck:
     """Compares the data that ranks read through one loader."""
 
     def __init__(

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from paceline.train.data.generators import seeded
+from paceline.train.data.generator_states import seeded
 from paceline.train.data.order import derive
 
 
-class Draws:
-    """Draws from a sampler, with a random state that is a function of seed and epoch."""
+class SamplerOrder:
+    """SamplerOrder from a sampler, with a random state that is a function of seed and epoch."""
 
     def __init__(
         self,
