@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +16,13 @@ from paceline.train.data.adopt import check_dataset
 from paceline.train.data.batch import can_be_emptied, moved
 from paceline.train.data.context import LoaderContext
 from paceline.train.data.iteration import Iteration, LoopState, Position
-from paceline.train.data.loader_options import check_options, division, is_lookup, settings
+from paceline.train.data.loader_options import (
+    LoaderOptions,
+    check_options,
+    division,
+    is_lookup,
+    settings,
+)
 from paceline.train.data.same_data_check import SameDataCheck
 from paceline.train.data.samples import WorkerStart, takes_batches
 from paceline.train.data.share import Rows
@@ -47,63 +53,34 @@ class Loader:
             evaluation whose forward is a collective, a rank without a row then gets another rank's.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        context: LoaderContext,
-        *,
-        batch_size: int | None = None,
-        per_rank_batch_size: int | None = None,
-        shuffle: bool = False,
-        sampler: Any = None,
-        batch_sampler: Any = None,
-        last: str = "exact",
-        sharded: bool | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_workers: int | None = None,
-        worker_init_fn: Callable[[int], None] | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, dataset: Any, context: LoaderContext, options: LoaderOptions) -> None:
         check_dataset(dataset)
         is_stream = isinstance(dataset, IterableDataset)
-        check_options(
-            is_stream,
-            shuffle=shuffle,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            last=last,
-            sharded=sharded,
-        )
-        divided = division(
-            world_size=context.world.world_size,
-            batch_size=batch_size,
-            per_rank_batch_size=per_rank_batch_size,
-            shuffle=shuffle,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            last=last,
-        )
+        check_options(options, is_stream=is_stream)
+        divided = division(options, world_size=context.world.world_size)
         self.dataset, self.batch_size = dataset, divided.batch_size
         self._serves_once = divided.sampler is None and not is_stream
         self._context, self._tracker = context, context.tracker
-        self._shuffle = shuffle
+        self._shuffle = options.shuffle
         self._same_data = SameDataCheck(
             context.first_of,
             context.total,
             world=context.world,
             name=type(dataset).__name__,
-            alike=not sharded,
+            alike=not options.sharded,
         )
-        of_torch, self.reason = settings(num_workers, options, dataset, context)
-        of_torch["worker_init_fn"] = WorkerStart(worker_init_fn)
+        of_torch, self.reason = settings(options, dataset, context)
+        of_torch["worker_init_fn"] = WorkerStart(options.worker_init_fn)
         common: dict[str, Any] = {
             "settings": of_torch,
             "same_data": self._same_data,
-            "collate": collate_fn,
+            "collate": options.collate_fn,
         }
         self._source: Source
         if is_stream:
-            self._source = StreamBatches(dataset, context, divided, sharded=sharded, **common)
+            self._source = StreamBatches(
+                dataset, context, divided, sharded=options.sharded, **common
+            )
         else:
             self._source = MapBatches(dataset, context, divided, **common)
         self.takes_any, self.moves, self.number = False, True, -1

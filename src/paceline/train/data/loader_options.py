@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -15,6 +15,36 @@ from paceline.train.data.array_dataset import base_of
 from paceline.train.data.context import LoaderContext
 from paceline.train.data.samples import in_memory
 from paceline.train.data.share import LAST
+
+# Arguments that are passed to torch's DataLoader unchanged.
+_OF_WORKERS = ("timeout", "multiprocessing_context", "persistent_workers", "prefetch_factor")
+_OF_TORCH = ("pin_memory", *_OF_WORKERS)
+
+MAX_WORKERS = 8  # per rank; with more, the training process and not loading is the limit
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """The options of ``Session.loader``, which documents them."""
+
+    batch_size: int | None = None
+    per_rank_batch_size: int | None = None
+    shuffle: bool = False
+    sampler: Any = None
+    batch_sampler: Any = None
+    last: str = "exact"
+    sharded: bool | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    num_workers: int | None = None
+    worker_init_fn: Callable[[int], None] | None = None
+    of_torch: Mapping[str, Any] = field(default_factory=dict)  # all others
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> LoaderOptions:
+        """Return the options that a script has given, by name."""
+        known = {each.name for each in fields(cls)} - {"of_torch"}
+        own = {name: value for name, value in options.items() if name in known}
+        return cls(**own, of_torch={name: options[name] for name in options.keys() - known})
 
 
 @dataclass(frozen=True)
@@ -27,58 +57,41 @@ class Division:
     sampler: Any = None  # the user's sampler or batch sampler; None without one
 
 
-def division(
-    *,
-    world_size: int,
-    batch_size: int | None,
-    per_rank_batch_size: int | None,
-    shuffle: bool,
-    sampler: Any,
-    batch_sampler: Any,
-    last: str,
-) -> Division:
-    """Return the division that the arguments of ``Session.loader`` describe.
+def division(options: LoaderOptions, *, world_size: int) -> Division:
+    """Return the division that the options of a loader describe.
 
     Raises UsageError if options exclude each other, a batch size is invalid, or the sampler divides
     samples among ranks.
     """
-    has_size = batch_size is not None or per_rank_batch_size is not None
-    has_order = shuffle or sampler is not None
-    if batch_sampler is None:
-        size = global_batch_size(batch_size, per_rank_batch_size, world_size)
+    has_size = options.batch_size is not None or options.per_rank_batch_size is not None
+    has_order = options.shuffle or options.sampler is not None
+    if options.batch_sampler is None:
+        size = global_batch_size(options.batch_size, options.per_rank_batch_size, world_size)
+        order = options.sampler
     elif has_size or has_order:
         raise contradiction("a batch_sampler decides batch size and order")
     else:
-        size = 0
-    order = sampler if batch_sampler is None else batch_sampler
+        size, order = 0, options.batch_sampler
     check_sampler(order)
-    return Division(size, last, shuffle, order)
+    return Division(size, options.last, options.shuffle, order)
 
 
-def check_options(
-    is_stream: bool,
-    *,
-    shuffle: bool,
-    sampler: Any,
-    batch_sampler: Any,
-    last: str,
-    sharded: bool | None,
-) -> None:
+def check_options(options: LoaderOptions, *, is_stream: bool) -> None:
     """Refuse options that are invalid or exclude each other."""
-    if last not in LAST:
-        near = closest(str(last), LAST) or "exact"
-        what = f"last={last!r} is not one of {', '.join(LAST)}"
+    if options.last not in LAST:
+        near = closest(str(options.last), LAST) or "exact"
+        what = f"last={options.last!r} is not one of {', '.join(LAST)}"
         raise option_invalid(what, where="session.loader(...)", fix=f'last="{near}"')
-    if shuffle and sampler is not None:
+    has_sampler = options.sampler is not None
+    if options.shuffle and has_sampler:
         raise contradiction("shuffle=True and a sampler both decide the order")
-    has_order = shuffle or sampler is not None or batch_sampler is not None
-    if is_stream and has_order:
+    if is_stream and (options.shuffle or has_sampler or options.batch_sampler is not None):
         raise contradiction("a stream decides its own order: no shuffle, sampler or batch_sampler")
-    if not is_stream and sharded is not None:
+    if not is_stream and options.sharded is not None:
         raise contradiction(
             "sharded= is for streams; a dataset with a length is divided by its indices"
         )
-    if batch_sampler is not None and last == "drop":
+    if options.batch_sampler is not None and options.last == "drop":
         raise contradiction('a batch_sampler decides its batches, short ones too: no last="drop"')
 
 
@@ -109,19 +122,19 @@ def global_batch_size(batch_size: int | None, per_rank: int | None, world_size: 
     return value if per_rank is None else value * world_size
 
 
-def adopted(data: Any, arguments: dict[str, Any], *, per_rank: bool) -> tuple[Any, dict[str, Any]]:
-    """Return the dataset and arguments of a loader, taken from a user's DataLoader if given.
+def adopted(data: Any, arguments: dict[str, Any], *, per_rank: bool) -> tuple[Any, LoaderOptions]:
+    """Return the dataset and options of a loader, taken from a user's DataLoader if given.
 
-    ``arguments`` of ``Session.loader`` are not None. ``per_rank``: the DataLoader's batch size is
-    per rank. Raises UsageError if an argument conflicts with the DataLoader, or that cannot be
-    divided.
+    ``arguments`` are those of ``Session.loader`` that are not None. ``per_rank``: the DataLoader's
+    batch size is per rank. Raises UsageError if an argument conflicts with the DataLoader, or that
+    cannot be divided.
     """
     if not isinstance(data, DataLoader):
         if per_rank:
             raise contradiction(
                 "per_rank=True is for a DataLoader; of a dataset, give per_rank_batch_size="
             )
-        return data, arguments
+        return data, LoaderOptions.of(arguments)
     parts = parts_of(data)
     twice: Sequence[str] = sorted(
         {"batch_size", "per_rank_batch_size", "shuffle", "sampler", "batch_sampler"}
@@ -135,14 +148,7 @@ def adopted(data: Any, arguments: dict[str, Any], *, per_rank: bool) -> tuple[An
         )
     if per_rank:
         parts["per_rank_batch_size"] = parts.pop("batch_size")
-    return data.dataset, {**parts, **arguments}
-
-
-# Arguments that are passed to torch's DataLoader unchanged.
-_OF_WORKERS = ("timeout", "multiprocessing_context", "persistent_workers", "prefetch_factor")
-_OF_TORCH = ("pin_memory", *_OF_WORKERS)
-
-MAX_WORKERS = 8  # per rank; with more, the training process and not loading is the limit
+    return data.dataset, LoaderOptions.of({**parts, **arguments})
 
 
 @dataclass(frozen=True)
@@ -192,16 +198,13 @@ def _workers(number: int) -> str:
 
 
 def settings(
-    num_workers: int | None,  # the user's; None if left open
-    options: dict[str, Any],  # the user's other settings; None means left open
-    dataset: Any,
-    context: LoaderContext,
+    options: LoaderOptions, dataset: Any, context: LoaderContext
 ) -> tuple[dict[str, Any], str]:
     """Return torch's DataLoader settings, and the reason if the number of workers was chosen.
 
     Raises UsageError if an option is unknown, or it needs workers and there are none.
     """
-    for name in options:
+    for name in options.of_torch:
         if name not in _OF_TORCH:
             raise _unknown(name)
     loading = choose(
@@ -212,7 +215,8 @@ def settings(
         on_gpu=context.device.type == "cuda",
         can_fork=sys.platform == "linux",
     )
-    values = {name: value for name, value in options.items() if value is not None}
+    values = {name: value for name, value in options.of_torch.items() if value is not None}
+    num_workers = options.num_workers
     reason = ""
     if num_workers is None:
         needs_workers = any(values.get(name) for name in _OF_WORKERS)

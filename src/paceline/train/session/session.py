@@ -274,14 +274,14 @@ class Session(SessionModels):
             **options,
         }
         requested = {name: value for name, value in arguments.items() if value is not None}
-        dataset, requested = adopted(dataset, requested, per_rank=per_rank)
+        dataset, taken = adopted(dataset, requested, per_rank=per_rank)
         context = loader_context(
             self._gradients,
             self._progress.at_boundary,
             world=self._world,
             seed=self._seed,
         )
-        loader = Loader(dataset, context, **requested)
+        loader = Loader(dataset, context, taken)
         if description := loader.describe():
             self._printer.say_once(f"loader: {description}")
         self._progress.add_loader(loader, instead_of=instead_of)

@@ -12,6 +12,7 @@ from paceline.data import Normalize, RandomCrop, RandomFlip, SampleRandom, array
 from paceline.errors import UsageError
 from paceline.train.data import BatchTracker, Loader, LoaderContext
 from paceline.train.data import transforms as transforms_module
+from paceline.train.data.loader_options import LoaderOptions
 from paceline.world import World
 
 LENGTH = 43
@@ -42,7 +43,7 @@ def loader_of(dataset, *, rank=0, world_size=1, seed=0, device="cpu", **options)
         seed=seed,
         total=lambda sums: [value * world_size for value in sums],
     )
-    return Loader(dataset, context, **options)
+    return Loader(dataset, context, LoaderOptions.of(options))
 
 
 def samples(batches):

@@ -5,15 +5,15 @@ import torch
 
 from paceline.train.data import BatchTracker, Iteration, Loader, LoaderContext, Rows
 from paceline.train.data.iteration import LoopState
+from paceline.train.data.loader_options import LoaderOptions
 from paceline.world import World
 
 ALONE = World(rank=0, world_size=1, local_rank=0, local_world_size=1)
 
 
 def make(tracker, length=9):
-    return Loader(
-        list(range(length)), LoaderContext(ALONE, torch.device("cpu"), tracker), batch_size=3
-    )
+    context = LoaderContext(ALONE, torch.device("cpu"), tracker)
+    return Loader(list(range(length)), context, LoaderOptions(batch_size=3))
 
 
 CASES = [

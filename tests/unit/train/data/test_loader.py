@@ -12,6 +12,7 @@ import torch
 from paceline.errors import UsageError
 from paceline.train.data import BatchTracker, Loader, LoaderContext, Rows
 from paceline.train.data.batch import to_device, without_rows
+from paceline.train.data.loader_options import LoaderOptions
 from paceline.train.data.sources import state_of
 from paceline.world import World
 
@@ -42,7 +43,7 @@ def make(
         cpus=cpus,
         total=lambda sums: [each * world_size for each in sums],
     )
-    return Loader(dataset, context, **options)
+    return Loader(dataset, context, LoaderOptions.of(options))
 
 
 def rows(of_rank, of_batch):

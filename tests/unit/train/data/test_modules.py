@@ -58,7 +58,7 @@ def make(
         total=lambda sums: [each * world_size for each in sums],
     )
     dataset, options = adopted(dataset, options, per_rank=per_rank)
-    return Loader(dataset, context, **options)
+    return Loader(dataset, context, options)
 
 
 def refused(dataset, **options):
