@@ -220,16 +220,13 @@ def choose_doomed(
 
 def find_best(checkpoints: Iterable[Committed]) -> Committed | None:
     """Return the latest run's best checkpoint, among those with the mode of its last metric."""
-    measured = [one for one in _of_latest_run(checkpoints) if one.manifest.metric is not None]
+    by_age = _by_age(checkpoints)
+    of_run = [one for one in by_age if one.manifest.run == by_age[-1].manifest.run]
+    measured = [one for one in of_run if one.manifest.metric is not None]
     if not measured:
         return None
     mode = measured[-1].manifest.mode
     return choose_best([one for one in measured if one.manifest.mode == mode], mode)[0]
-
-
-def _of_latest_run(checkpoints: Iterable[Committed]) -> list[Committed]:
-    by_age = _by_age(checkpoints)
-    return [one for one in by_age if one.manifest.run == by_age[-1].manifest.run]
 
 
 def _by_age(checkpoints: Iterable[Committed]) -> list[Committed]:

@@ -112,16 +112,12 @@ def _save_safetensors(values: dict[str, Any], path: Path) -> None:
         raise SetupError.of("module-not-found", what, evidence=(str(error),), fix=fix) from error
     tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
     if others := sorted(set(values) - set(tensors)):
-        raise _not_tensors(others)
+        what = f"safetensors holds tensors only, and the model has other state: {', '.join(others)}"
+        raise option_contradicted(what, where="OUTFILE", fix="export to a .pt file")
     try:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(str(error)) from error
-
-
-def _not_tensors(names: list[str]) -> UsageError:
-    what = f"safetensors holds tensors only, and the model has other state: {', '.join(names)}"
-    return option_contradicted(what, where="OUTFILE", fix="export to a .pt file")
 
 
 def _not_written(outfile: Path, error: OSError) -> SetupError:

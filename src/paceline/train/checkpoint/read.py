@@ -30,7 +30,7 @@ def describe(path: Path) -> Saved:
         raise findings.damaged(path, lines)
     entries = unpickling.IndexReader(path).read_metadata().state_dict_metadata
     tensors = {
-        name: _info(entry)
+        name: TensorInfo(tuple(entry.size), _name(entry.properties.dtype))
         for name, entry in entries.items()
         if isinstance(entry, TensorStorageMetadata)
     }
@@ -52,10 +52,6 @@ def describe(path: Path) -> Saved:
 def info(tensor: torch.Tensor) -> TensorInfo:
     """Return the shape and type of a tensor; of a sharded one, the global shape."""
     return TensorInfo(tuple(tensor.shape), _name(tensor.dtype))
-
-
-def _info(entry: TensorStorageMetadata) -> TensorInfo:
-    return TensorInfo(tuple(entry.size), _name(entry.properties.dtype))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -325,7 +325,8 @@ class _Work:
     def write(self, order: _Order) -> _Written:
         plan = self._draft.planner.finish_plan(order.plan)
         self._draft.ready()
-        with self._with_findings(needed_bytes=_num_bytes(plan)), without_inner_checksums():
+        needed_bytes = sum(item.tensor_storage_size() or 0 for item in plan.items)
+        with self._with_findings(needed_bytes=needed_bytes), without_inner_checksums():
             done = self._writer(order.path).write_data(plan, self._draft.planner)
             return _Written(done.wait(), self._files.written)
 
@@ -372,7 +373,3 @@ class _Work:
 def hash_names(names: tuple[str, ...]) -> bytes:
     """Return a digest that is equal on two ranks if their names are."""
     return hashlib.sha256("\n".join(names).encode()).digest()
-
-
-def _num_bytes(plan: SavePlan) -> int:
-    return sum(item.tensor_storage_size() or 0 for item in plan.items)

@@ -122,7 +122,9 @@ class Follower:
             if 0 < self.served < self._length:
                 self._owner.continues(self, None)
             batch = self._read_one(batches)
-        self._yields()
+        self.served += 1
+        if self._feed is not None:
+            self._feed.forget_before(self.served)
         return batch
 
     def _read_one(self, batches: Iterator[Any]) -> Any:
@@ -131,11 +133,6 @@ class Follower:
         except StopIteration:
             self.end()
             raise
-
-    def _yields(self) -> None:
-        self.served += 1
-        if self._feed is not None:
-            self._feed.forget_before(self.served)
 
     def _reads_ahead(self) -> bool:
         """Whether the loader reads a batch in this process before it yields the one before."""
@@ -210,7 +207,8 @@ class Follower:
         inner, layout = self._inner(), position.get("layout")
         if not position["served"] and not position["before"]:
             return
-        if self._feed is None or inner is None or not self._deals_as(layout):
+        is_same_order = samplers.is_same_order(layout, samplers.layout_of(inner))
+        if self._feed is None or inner is None or not is_same_order:
             self._owner.say(
                 "the interrupted epoch begins again, and repeats samples: on another number of"
                 " ranks its rest is known only with a DistributedSampler over the same data"
@@ -229,9 +227,6 @@ class Follower:
             next(batches, None)
         self.served = num_done
         self._owner.set_random(stopped)
-
-    def _deals_as(self, layout: dict[str, Any] | None) -> bool:
-        return samplers.is_same_order(layout, samplers.layout_of(self._inner()))
 
     def _say_order_differs(self) -> None:
         self._owner.say(

@@ -57,8 +57,9 @@ class FewRows:
         """
         if not (is_left_out or self._has_warned):
             self._has_warned = True
-            self._say(
-                "this rank has no row of a batch and computes another rank's, which has no weight"
+            terminal.say(
+                f"rank {self._rank}: this rank has no row of a batch and computes another rank's,"
+                " which has no weight"
                 " in session.backward and session.gather; leave it out of your own sums: if"
                 " loader.rows: ..."
             )
@@ -79,9 +80,6 @@ class FewRows:
                     model.register_forward_pre_hook(swap.before, with_kwargs=True).remove
                 )
                 self._undo.append(model.register_forward_hook(swap.after).remove)
-
-    def _say(self, text: str) -> None:
-        terminal.say(f"rank {self._rank}: {text}")
 
     def stop(self) -> None:
         """Remove all hooks."""

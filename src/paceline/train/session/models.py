@@ -158,7 +158,13 @@ def save(module: Any, state: dict[str, Any] | None, folder: str | os.PathLike[st
         with torch.no_grad():
             module.save_pretrained(os.fspath(folder), **options)
     except OSError as error:
-        raise _not_written(folder, error) from error
+        raise SetupError.of(
+            "folder-not-writable",
+            f"{os.fspath(folder)} cannot be written",
+            where=_WHERE,
+            evidence=(str(error),),
+            fix="a folder that this user may write",
+        ) from error
 
 
 def _cannot(model: nn.Module) -> UsageError:
@@ -176,9 +182,3 @@ def _takes_no_state(module: nn.Module) -> UsageError:
         where=_WHERE,
         fix='Session(strategy="ddp"), or paceline checkpoint export CHECKPOINT FILE',
     )
-
-
-def _not_written(folder: str | os.PathLike[str], error: OSError) -> SetupError:
-    what = f"{os.fspath(folder)} cannot be written"
-    fix = "a folder that this user may write"
-    return SetupError.of("folder-not-writable", what, where=_WHERE, evidence=(str(error),), fix=fix)

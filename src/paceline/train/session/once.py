@@ -63,7 +63,7 @@ def do_once(fn: Callable[[], Any], scope: str, *, world: World) -> Any:
     own = _node(world) if on_node else "job"
     # With ranks assigned round-robin to nodes, no formula says which ranks do the work.
     store.set(f"{key}/at/{world.rank}", json.dumps([own, works]))
-    _arrive(store, key)
+    store.add(f"{key}/here", 1)
     value, data = perform(fn, store, f"{key}/{world.rank}") if works else (None, b"")
     workers = _workers(store, key, world) if on_node else {own: 0}
     for rank in sorted({*workers.values()} - {world.rank}):
@@ -150,11 +150,6 @@ def _failed(rank: int, *, what: str, place: str) -> Finding:
         why="all ranks wait for its return value",
         fix=f"fix it there; the traceback is in rank {rank}'s log",
     )
-
-
-def _arrive(store: Store, key: str) -> None:
-    """Record that this rank has arrived."""
-    store.add(f"{key}/here", 1)
 
 
 def await_all(store: Store, key: str, *, world_size: int) -> None:

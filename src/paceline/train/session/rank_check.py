@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from paceline.errors import Finding, RunError
+from paceline.errors import RunError
 from paceline.machine import agreement
 from paceline.machine.fingerprints import TOTAL_LIMIT, fingerprints, total
 from paceline.text import terminal
@@ -65,14 +65,10 @@ class RankCheck:
         self.differs_since = step
         is_early = self.num_steps <= LAST_FATAL_STEP
         if is_early or any(line.removeprefix("first: ") in frozen for line in finding.evidence):
-            raise RunError(_as_error(finding))
+            fix = f"{finding.fix}; ranks that are to differ: Session(check_ranks=False)"
+            raise RunError(replace(finding, fix=fix, severity="error"))
         if not dist.get_rank():
             terminal.say(finding.render())
-
-
-def _as_error(finding: Finding) -> Finding:
-    fix = f"{finding.fix}; ranks that are to differ: Session(check_ranks=False)"
-    return replace(finding, fix=fix, severity="error")
 
 
 def _named(models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:

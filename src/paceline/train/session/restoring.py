@@ -53,13 +53,15 @@ def find_intact(
             if damaged != SKIP:
                 raise RunError(_with_older(finding, checkpoints)) from error
             skipped.append(finding)
-            inform(_skips(finding))
-
-
-def _skips(finding: Finding) -> Finding:
-    why = "the latest intact checkpoint is used instead; the steps after it are repeated"
-    fix = "check the disk or file system that it is on"
-    return replace(finding, why=why, severity="warning", fix=fix)
+            inform(
+                replace(
+                    finding,
+                    severity="warning",
+                    why="the latest intact checkpoint is used instead; the steps after it are"
+                    " repeated",
+                    fix="check the disk or file system that it is on",
+                )
+            )
 
 
 def _with_older(finding: Finding, checkpoints: Checkpoints) -> Finding:

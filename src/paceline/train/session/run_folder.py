@@ -141,7 +141,9 @@ class Place:
         Raises RunError if another run has taken the folder.
         """
         token = self._lease.owner.token if self._lease else env.read(env.RUN_TOKEN)
-        owner = lease.new_owner(self._leased_folder(), token) if token else None
+        launched = Path(env.read(env.RUN_DIR) or ".")
+        leased = launched if self._is_launched else self.run_dir.root
+        owner = lease.new_owner(leased, token) if token else None
         if owner is not None:
             raise RunError(lease.taken_over(self.run_dir.root, owner))
 
@@ -173,8 +175,8 @@ class Place:
         if run_dir is not None:
             return Path(run_dir)
         number = self._training.session
-        if number > 1:
-            self._say(
+        if number > 1 and self._world.rank == 0:
+            terminal.say(
                 f"Session {number} of this process has its own run folder; Session(run_dir=...)"
                 " chooses one"
             )
@@ -182,9 +184,6 @@ class Place:
         if named is None:
             return identity.choose_folder(self._training)
         return Path(named) / identity.of_session(number).lstrip("-") if number > 1 else Path(named)
-
-    def _leased_folder(self) -> Path:
-        return Path(env.read(env.RUN_DIR) or ".") if self._is_launched else self.run_dir.root
 
     def _try_to_claim(self) -> str:
         """Claim the folder on rank 0; return the refusing finding as JSON, or an empty string."""
@@ -242,10 +241,6 @@ class Place:
         # Before the collective, whose limit may be shorter. Whoever else writes it begins it early.
         store.wait([key], _ANSWER)
         return runtime.bytes_of(0, answer).decode()
-
-    def _say(self, text: str) -> None:
-        if self._world.rank == 0:
-            terminal.say(text)
 
 
 def _of_other_session(folder: Path) -> Finding:

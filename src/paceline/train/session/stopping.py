@@ -31,6 +31,7 @@ from paceline.train.session.rank_check import RankCheck
 MEETING_EVERY_S = 1.0  # a collective takes some 100 µs; a stop need not be exact to the step
 
 _newest: list[Stop] = []  # at most one: the session that handles signals
+_DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 _SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGINT")
 
 
@@ -65,10 +66,13 @@ class Stop:
         _newest[:] = [self]
         if threading.current_thread() is not threading.main_thread():
             return
-        numbers = [number for number in map(_number, _SIGNALS) if number is not None]
-        handled = [number for number in numbers if _is_default(number)]
-        for number in handled:
+        handled: list[signal.Signals] = []
+        for name in _SIGNALS:
+            number = getattr(signal, name, None)  # Windows has no SIGUSR1
+            if number is None or signal.getsignal(number) not in _DEFAULTS:
+                continue
             signal.signal(number, _note)
+            handled.append(number)
         # Children must not inherit a handler that only sets a flag: SIGTERM must end loader
         # workers.
         os.register_at_fork(after_in_child=lambda: give_back(handled))
@@ -111,14 +115,6 @@ def _note(number: int, _frame: FrameType | None) -> None:
             b"paceline: stopping after this step, to save a checkpoint; Ctrl-C again to end at"
             b" once\n",
         )
-
-
-def _number(name: str) -> signal.Signals | None:
-    return getattr(signal, name, None)  # Windows has no SIGUSR1
-
-
-def _is_default(number: signal.Signals) -> bool:
-    return signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
 
 
 def give_back(numbers: Iterable[signal.Signals]) -> None:
