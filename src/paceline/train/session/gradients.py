@@ -24,7 +24,6 @@ from paceline.train.model import strategy as strategies
 from paceline.train.session import averaging, checks, weights
 from paceline.train.session.few_rows import FewRows
 from paceline.train.session.foreign_backward import Copies, OutsideBackward
-from paceline.train.session.forwards import ForwardTracker, not_averaged
 from paceline.train.session.limits import Limits
 from paceline.train.session.loss_weight import (
     Group,
@@ -34,7 +33,7 @@ from paceline.train.session.loss_weight import (
     other_than_rows,
 )
 from paceline.train.session.rank_check import RankCheck
-from paceline.train.session.step_guard import StepGuard
+from paceline.train.session.step_guard import ForwardTracker, StepGuard, not_averaged
 from paceline.world import World
 
 LOSSES_INSPECTED = 3  # a script's losses are of one kind; inspecting one takes microseconds
