@@ -2,6 +2,22 @@
 
 Names are loaded on first use (PEP 562), because listing and verifying checkpoints needs no torch
 and must not wait for its import.
+
+checkpoints      save, find and load in one run folder: what sessions call
+manifest         what a checkpoint holds; which is best, which are deleted, what fits a model
+folder           the folders: begun, committed, listed, verified and deleted
+write            a save: draft, plan, files, commit
+staging          the copy that is written while training continues
+read             a load: description, files, values
+unpickling       plain data without code that a file names
+division         which rank writes, reads and checks what
+exchange         values and failures between ranks
+portable         state as entries that any number of ranks can load
+optimizer_state  the state of an optimizer under the names of its parameters
+foreign          weights of files that others wrote
+model_export     a checkpoint without a Session, and its model as one file
+description      checkpoints as a table and as JSON
+findings         what is wrong with a checkpoint, in words
 """
 
 from __future__ import annotations

@@ -1,1 +1,8 @@
-"""Prepare a model: its parallelism, precision and activation checkpointing."""
+"""Prepare a model: its parallelism, precision and activation checkpointing.
+
+strategy   ddp or fsdp, and their options
+parallel   the model that ``Session.setup`` returns on several ranks
+precision  the precision, and the loss scale of float16
+blocks     the layers of a model, which are sharded or recomputed one at a time
+keys       which key of a module a foreign key stands for
+"""
