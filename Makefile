@@ -12,8 +12,11 @@ demo: .make-demo
 	ranks=$$($(BIN)/python scripts/demo_ranks.py) && $(BIN)/paceline run $$ranks examples/digits.py
 
 # Most tests wait for processes rather than compute, so three at a time suit two cores.
-PARALLEL := -n 3 --dist loadfile
-QUICK := not slow and not namespaces and not slurm and not alone and not healthy and not browser
+PARALLEL := -n 3 --dist worksteal
+# The same with all tests on a Slurm cluster in one process, beside the others (tests/conftest.py).
+WITH_SLURM := -n 3 --dist loadgroup
+SHORT := not slow and not namespaces and not slurm and not alone and not healthy and not browser
+QUICK := $(SHORT) and not ci
 # The fault suite asserts what is promised to users, in seconds, of runs that have the machine to themselves; the tests
 # on a Slurm cluster share one, and some take a node away from it.
 ALONE := -n 1
@@ -25,14 +28,13 @@ test: .make-test
 # The part of the other suites that tests/representative.txt names: the whole takes longer than CI may.
 test-ci: test
 	bash scripts/install_system_packages.sh
-	$(BIN)/python -m pytest $(PARALLEL) -m "((healthy and not slow) or representative) and not slurm and not alone" --ignore=tests/faults
+	$(BIN)/python -m pytest $(WITH_SLURM) -m "(ci and $(SHORT) or healthy and not slow or representative) and not alone" --ignore=tests/faults
 	$(BIN)/python -m pytest $(ALONE) -m "alone or (browser and not slow)"
 	$(BIN)/python -m pytest $(ALONE) -m "representative and not alone" tests/faults
-	$(BIN)/python -m pytest $(ALONE) -m "representative and slurm"
 
 test-all: test
 	bash scripts/install_system_packages.sh
-	$(BIN)/python -m pytest $(PARALLEL) -m "(slow or namespaces or healthy) and not slurm and not alone" --ignore=tests/faults
+	$(BIN)/python -m pytest $(PARALLEL) -m "(ci or slow or namespaces or healthy) and not slurm and not alone" --ignore=tests/faults
 	$(BIN)/python -m pytest $(ALONE) -m "alone or browser"
 	$(BIN)/python -m pytest $(ALONE) tests/faults
 	$(BIN)/python -m pytest $(ALONE) -m slurm

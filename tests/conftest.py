@@ -31,6 +31,9 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if not chosen.isdisjoint(names_of(item.nodeid)):
             item.add_marker("representative")
+        if item.get_closest_marker("slurm"):
+            # They share a cluster, so with --dist loadgroup they stay in one process.
+            item.add_marker(pytest.mark.xdist_group("slurm"))
         # Most tests start processes and wait for them, on a machine that CI shares. Further tries are
         # listed in the summary.
         if os.environ.get("CI") and not item.get_closest_marker("flaky"):

@@ -121,6 +121,7 @@ def run_page(name, folder, mark, timeout_s=BLOCK_S):
             assert not written or written == own_lines(output), f"{name}:{block.line} is stale"
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(180)  # a page may have several blocks
 @pytest.mark.parametrize("name", pages_with(MARK))
 def test_marked_blocks_run(name, tmp_path):

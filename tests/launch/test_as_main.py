@@ -10,6 +10,8 @@ import pytest
 
 from starting import METHODS
 
+pytestmark = pytest.mark.ci
+
 SCRIPTS = Path(__file__).parent / "scripts"
 
 

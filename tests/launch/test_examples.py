@@ -8,6 +8,8 @@ import pytest
 
 from examples_list import EXAMPLES
 
+pytestmark = pytest.mark.ci
+
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 LAUNCHERS = {
     "python": (sys.executable, ()),

@@ -16,6 +16,8 @@ import paceline
 from paceline.functions import api, by_machine
 from paceline.rundir.files import RunDir
 
+pytestmark = pytest.mark.ci
+
 WAIT_S = 50
 
 

@@ -13,6 +13,8 @@ from torch.distributed import TCPStore
 
 from starting import free_port
 
+pytestmark = pytest.mark.ci
+
 TRAIN = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")

@@ -8,6 +8,8 @@ import re
 
 import pytest
 
+pytestmark = pytest.mark.ci
+
 # Rank 0 does what argv[1] says to the run folder, then both print a lot, and rank 1 does what argv[2] says.
 SCRIPT = """
 import os, shutil, sys, time, torch

@@ -11,7 +11,7 @@ import pytest
 
 from starting import BIN
 
-pytestmark = pytest.mark.cold  # variables reach ranks as from a shell
+pytestmark = [pytest.mark.ci, pytest.mark.cold]  # variables reach ranks as from a shell
 
 PREFIXES = ("ACCELERATE_", "FSDP_", "LT_", "KMP_")
 TELL = f"""

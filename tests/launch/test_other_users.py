@@ -23,6 +23,8 @@ from paceline.rundir.files import RunDir
 from paceline.slurm.jobs import listing
 from unit.measure.test_top import description, rank
 
+pytestmark = pytest.mark.ci
+
 ESCAPES = "\x1b[31mred\x1b]0;title\x07\u202e\x9b2J"
 NOBODY = 65534
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from recorded import environment
 from starting import free_port
+
+pytestmark = pytest.mark.ci
 
 SAYS = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
 # An image is pulled for longer than an ordinary node may refuse its port, which is 60 s: times 0.05

@@ -7,6 +7,8 @@ import signal
 
 import pytest
 
+pytestmark = pytest.mark.ci
+
 SCRIPT = """
 import os, sys, time
 import torch

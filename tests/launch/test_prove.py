@@ -10,7 +10,7 @@ import pytest
 from paceline.rundir.proofs import read_proof
 from starting import BIN
 
-pytestmark = [pytest.mark.cold, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ci, pytest.mark.cold, pytest.mark.timeout(300)]
 COMMON = """\
 import sys, torch, torch.nn.functional as F
 from torch import nn

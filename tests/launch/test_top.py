@@ -10,6 +10,8 @@ import pytest
 
 from starting import BIN
 
+pytestmark = pytest.mark.ci
+
 SCRIPTS = Path(__file__).parents[1] / "faults" / "scripts"
 PROGRAMS = Path(__file__).parents[1] / "healthy" / "programs"
 EPOCHS, STEPS = 12, 96  # 8 steps an epoch

@@ -15,7 +15,7 @@ import pytest
 
 from starting import free_port
 
-pytestmark = pytest.mark.cold  # the whole start is compared
+pytestmark = [pytest.mark.ci, pytest.mark.cold]  # the whole start is compared
 
 SCRIPT = """
 import json, os, sys

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TUTORIAL = Path(__file__).parent / "scripts" / "tutorial.py"
-pytestmark = pytest.mark.cold  # started as its reader would
+pytestmark = [pytest.mark.ci, pytest.mark.cold]  # started as its reader would
 
 CHANGES = {
     "import lightning as L\n": "import paceline as L\n",

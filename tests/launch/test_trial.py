@@ -14,6 +14,8 @@ from paceline import env
 from paceline.measure import trial
 from paceline.measure.trial import Trial
 
+pytestmark = pytest.mark.ci
+
 SCRIPTS = Path(__file__).parents[1] / "faults" / "scripts"
 PROGRAMS = Path(__file__).parents[1] / "healthy" / "programs"
 STEPS = 12

@@ -10,7 +10,7 @@ import pytest
 
 from starting import BIN, NEEDS
 
-pytestmark = pytest.mark.cold
+pytestmark = [pytest.mark.ci, pytest.mark.cold]
 FAULTS = Path(__file__).parents[1] / "faults" / "scripts"
 PROGRAMS = Path(__file__).parents[1] / "healthy" / "programs"
 SLOW_SAMPLE_S = 0.005  # a sleep: workers wait in parallel on any number of CPUs

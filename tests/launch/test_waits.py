@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.ci
+
 START = (
     "import datetime, time\nimport torch, torch.distributed as dist\n"
     "dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=TIMEOUT))\n"

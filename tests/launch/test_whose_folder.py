@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.ci
+
 SCRIPT = Path(__file__).parent / "scripts" / "whose_folder.py"
 LINE = re.compile(r"fold (\d+) lr (\S+): (\d+) steps made here, weight (\S+)")
 FAST = {"PACELINE_TEST_TIME_FACTOR": "0.1"}

@@ -12,6 +12,8 @@ from torch.utils.data import TensorDataset
 from ranks import parity, test_draws, test_ecosystem_losses, test_ecosystem_methods
 from ranks.parity import WIDTH, mse, net, rows
 
+pytestmark = pytest.mark.ci
+
 # What each run of its kind prints: facts, none of which is bad news.
 FACTS = (
     r"launcher none \(.*\); 3 ranks over gloo; rank 0 on cpu",

@@ -25,6 +25,8 @@ from torch.utils.data import (
 from ranks import parity
 from ranks.parity import WIDTH, net, rows
 
+pytestmark = pytest.mark.ci
+
 LIBRARIES = ()  # a fork after pyarrow was imported has hung once: each rank imports it itself
 
 

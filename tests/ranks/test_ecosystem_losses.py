@@ -10,6 +10,8 @@ from torch.utils.data import TensorDataset
 from ranks import parity
 from ranks.parity import WIDTH, mse, net, rows
 
+pytestmark = pytest.mark.ci
+
 
 def distilled(folder):
     session = parity.session_of(folder)

@@ -10,6 +10,8 @@ import paceline
 from ranks import parity
 from ranks.parity import WIDTH, mse, net, rows
 
+pytestmark = pytest.mark.ci
+
 
 def regress(session, model, optimizer, **options):
     """Train a model that ``setup`` returned on the rows."""

@@ -19,6 +19,8 @@ from transformers import (
 
 from ranks import parity
 
+pytestmark = pytest.mark.ci
+
 LIBRARIES = (
     "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",

@@ -10,6 +10,8 @@ from paceline import DDP, FSDP, Session
 from paceline.errors import PacelineError
 from paceline.train.model.strategy import choose
 
+pytestmark = pytest.mark.ci
+
 NUM_WORDS, WIDTH = 8, 6
 
 

@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from paceline import Module, Session, Trainer
 from paceline.errors import PacelineError
 
+pytestmark = pytest.mark.ci
+
 SEVERAL = (2, 3, 4)
 
 

@@ -17,6 +17,8 @@ from paceline.train.session import stopping
 from paceline.trainer import CombinedLoader
 from ranks.test_trainer import Task, flat, regression, trainer, weights
 
+pytestmark = pytest.mark.ci
+
 WORLDS = (1, 2, 3)
 
 

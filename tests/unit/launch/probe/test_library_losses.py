@@ -10,6 +10,8 @@ from torchmetrics.functional.image import structural_similarity_index_measure
 from paceline.rundir.proofs import MIXES, PROVEN
 from unit.launch.probe.test_loss_proof import CLASSES, WORDS, mlp, prove, trained
 
+pytestmark = pytest.mark.ci
+
 SMALL = dict.fromkeys(("hidden_size", "intermediate_size", "d_model", "n_embd", "ffn_dim"), 8) | {
     "num_attention_heads": 2, "num_hidden_layers": 1, "num_labels": CLASSES,
 }  # fmt: skip

@@ -19,6 +19,8 @@ from paceline.launch.probe.loss_proof import LossProof
 from paceline.machine.parameters import modules
 from paceline.rundir.proofs import MIXES, NOT_JUDGED, PROVEN
 
+pytestmark = pytest.mark.ci
+
 WORDS, CLASSES, LENGTH = 11, 3, 7
 
 

@@ -11,6 +11,8 @@ import torch
 
 from paceline import Module
 
+pytestmark = pytest.mark.ci
+
 RUN = Path(__file__).with_name("lightning_run.py")
 QUICK = ("averaged.py", "boring.py", "bug_report_model.py", "multitask.py")
 WITHOUT_RANDOM_NUMBERS = (
