@@ -351,12 +351,12 @@ def said(folder, loss_of, how="", collate="", watched=True, seed=3):
     """Return what rank 0 says in an epoch, and the weights; a look at the first batch comes before the model."""
     from paceline import Session
     from paceline.text import terminal
-    from paceline.train.session.limits import Limits
+    from paceline.train.session.limits import RankDependence
 
-    lines, say, watch = [], terminal.say, Limits.watch_draws
+    lines, say, watch = [], terminal.say, RankDependence.watch_draws
     terminal.say = lines.append
     if not watched:
-        Limits.watch_draws = lambda *_, **__: None
+        RankDependence.watch_draws = lambda *_, **__: None
     try:
         torch.manual_seed(1)
         session = Session(precision="64-true", seed=seed, run_dir=folder, loggers=())
@@ -378,7 +378,7 @@ def said(folder, loss_of, how="", collate="", watched=True, seed=3):
             optimizer.zero_grad()
         return lines, parity.weights_of(session.unwrap(model))
     finally:
-        terminal.say, Limits.watch_draws = say, watch
+        terminal.say, RankDependence.watch_draws = say, watch
 
 
 def line_of(mark):
@@ -447,13 +447,13 @@ def graph_breaks(folder, watched):
     """Return what torch.compile could not compile in a training with noise."""
     import torch._dynamo as dynamo
 
-    from paceline.train.session.limits import Limits
+    from paceline.train.session.limits import RankDependence
 
     dynamo.reset()
     dynamo.utils.counters.clear()
-    watch = Limits.watch_draws
+    watch = RankDependence.watch_draws
     if not watched:
-        Limits.watch_draws = lambda *_, **__: None
+        RankDependence.watch_draws = lambda *_, **__: None
     try:
         session = parity.session_of(folder)
         model, optimizer = session.setup(
@@ -465,7 +465,7 @@ def graph_breaks(folder, watched):
             optimizer.step()
         return {name: dict(counts) for name, counts in dynamo.utils.counters.items()}
     finally:
-        Limits.watch_draws = watch
+        RankDependence.watch_draws = watch
 
 
 def test_compilation_sees_nothing_of_the_watch(ranks, tmp_path):

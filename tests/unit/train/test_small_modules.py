@@ -276,7 +276,7 @@ def send(number):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
 def test_a_signal_only_sets_a_flag(signals, number):
-    stop = stopping.Stop(list, alone=True)
+    stop = stopping.CleanStop(list, alone=True)
     stop.arm()
     assert not stop.agreed()
     send(number)
@@ -285,7 +285,7 @@ def test_a_signal_only_sets_a_flag(signals, number):
 
 
 def test_asked_twice_from_the_keyboard_means_at_once(signals):
-    stop = stopping.Stop(list, alone=True)
+    stop = stopping.CleanStop(list, alone=True)
     stop.arm()
     send(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
@@ -295,14 +295,14 @@ def test_asked_twice_from_the_keyboard_means_at_once(signals):
 def test_a_handler_of_the_script_stays(signals):
     mine = []
     signal.signal(signal.SIGUSR1, lambda *_: mine.append(1))
-    stop = stopping.Stop(list, alone=True)
+    stop = stopping.CleanStop(list, alone=True)
     stop.arm()
     send(signal.SIGUSR1)
     assert (mine, stop.asked_by) == ([1], "")
 
 
 def test_signals_are_for_the_newest_session(signals):
-    old, new = (stopping.Stop(list, alone=True) for _ in range(2))
+    old, new = (stopping.CleanStop(list, alone=True) for _ in range(2))
     old.arm()
     new.arm()
     send(signal.SIGTERM)
@@ -310,7 +310,7 @@ def test_signals_are_for_the_newest_session(signals):
 
 
 def test_nothing_happens_before_it_is_armed(signals):
-    stop = stopping.Stop(lambda _: pytest.fail("a collective"), alone=False)
+    stop = stopping.CleanStop(lambda _: pytest.fail("a collective"), alone=False)
     assert not stop.agreed()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -326,7 +326,7 @@ def test_ranks_meet_about_once_a_second(signals, monkeypatch):
             meetings.append(values)
             return values
 
-        stop = stopping.Stop(meet, alone=False)
+        stop = stopping.CleanStop(meet, alone=False)
         stop.arm()
         for _ in range(3 * expected + 1):
             now[0] += step_s

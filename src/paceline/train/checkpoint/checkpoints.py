@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from paceline.train.checkpoint import division, findings, folder, manifest
-from paceline.train.checkpoint.exchange import Exchange
+from paceline.train.checkpoint.exchange import RankExchange
 from paceline.train.checkpoint.manifest import Manifest, Saved
 from paceline.train.checkpoint.staging import Background, Staging, await_all
 from paceline.world import World
@@ -50,7 +50,7 @@ class Checkpoints:
         self._folder, self._guard = Path(folder), guard
         self._world = world
         self._device = device
-        self._exchange = Exchange(world)
+        self._exchange = RankExchange(world)
         self._staging = Staging(device)
         self._background = Background()
         self._is_checked = False

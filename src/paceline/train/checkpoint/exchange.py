@@ -17,7 +17,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Exchange:
+class RankExchange:
     """The ranks that handle a checkpoint together.
 
     Every method but ``where`` is a collective. An error on one rank is raised on all ranks, so that

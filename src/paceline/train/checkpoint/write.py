@@ -33,7 +33,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.rundir.files import RunDir
 from paceline.train.checkpoint import division, findings, folder, manifest
-from paceline.train.checkpoint.exchange import Exchange
+from paceline.train.checkpoint.exchange import RankExchange
 from paceline.train.checkpoint.manifest import FileInfo, Manifest
 
 _WRITEBACK_BYTES = 1 << 24
@@ -269,7 +269,7 @@ def write(
     description: Manifest,  # the manifest without files
     *,
     keep: Keep,
-    exchange: Exchange,
+    exchange: RankExchange,
     # on rank 0 before the commit; raises if another run now owns the folder
     guard: Callable[[], None] = lambda: None,
 ) -> None:
@@ -297,7 +297,7 @@ class _Work:
     """The writing of one checkpoint; only rank 0 calls ``plan`` and ``commit``."""
 
     def __init__(
-        self, to: Path, description: Manifest, exchange: Exchange, guard: Callable[[], None]
+        self, to: Path, description: Manifest, exchange: RankExchange, guard: Callable[[], None]
     ) -> None:
         self._guard = guard
         self._to = to

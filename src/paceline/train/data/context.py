@@ -13,7 +13,7 @@ from paceline.train.data.share import Rows
 from paceline.world import World
 
 
-class Watch(Protocol):
+class FewRowsWatch(Protocol):
     """An object that handles batches with one row or none on this rank."""
 
     def watch(self, rows: Rows | None, advice: str) -> None:
@@ -44,7 +44,7 @@ class LoaderContext:
     # called before the first batch of each group of a loop with autograd, where a step is complete.
     # Its arguments are whether the loop begins and whether it trains.
     at_boundary: Callable[[bool, bool], None] = _nothing
-    few_rows: Watch | None = None  # handles batches with one row or none on this rank
+    few_rows: FewRowsWatch | None = None  # handles batches with one row or none on this rank
     # returns the sums of ints over all ranks; for sharded streams
     total: Callable[[list[int]], list[int]] = list
     # sets a store key if it is unset, and returns its value; does not wait for ranks

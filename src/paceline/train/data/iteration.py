@@ -30,7 +30,7 @@ class LoopState(Enum):
         self.trains = trains  # whether a checkpoint saved now is in the middle of this loop
 
 
-class Position(NamedTuple):
+class LoaderPosition(NamedTuple):
     """Where the next loop begins."""
 
     epoch: int  # number of the epoch, from 0

@@ -15,7 +15,7 @@ from paceline.train.data import missing_rows
 from paceline.train.data.adopt import check_dataset
 from paceline.train.data.batch import can_be_emptied, moved
 from paceline.train.data.context import LoaderContext
-from paceline.train.data.iteration import Iteration, LoopState, Position
+from paceline.train.data.iteration import Iteration, LoaderPosition, LoopState
 from paceline.train.data.loader_options import (
     LoaderOptions,
     check_options,
@@ -26,7 +26,7 @@ from paceline.train.data.loader_options import (
 from paceline.train.data.same_data_check import SameDataCheck
 from paceline.train.data.samples import WorkerStart, takes_batches
 from paceline.train.data.share import Rows
-from paceline.train.data.sources import MapBatches, Source, StreamBatches
+from paceline.train.data.sources import BatchSource, MapBatches, StreamBatches
 
 
 class Loader:
@@ -76,7 +76,7 @@ class Loader:
             "same_data": self._same_data,
             "collate": options.collate_fn,
         }
-        self._source: Source
+        self._source: BatchSource
         if is_stream:
             self._source = StreamBatches(
                 dataset, context, divided, sharded=options.sharded, **common
@@ -86,7 +86,7 @@ class Loader:
         self.takes_any, self.moves, self.number = False, True, -1
         self.iteration: Iteration | None = None
         self.training_loops = 0
-        self._position = Position(0, 0)
+        self._position = LoaderPosition(0, 0)
         self._length = 0  # samples of the epoch in which the position is, by the checkpoint
         self._with_grad: Iteration | None = None  # the last loop that began with autograd enabled
         self._is_few = False  # whether this rank has one row or none of the last batch
@@ -165,7 +165,7 @@ class Loader:
             self._same_data.check(self._source.mark)
         # The position advances after the boundary, because the run may end in the boundary.
         if begins and (iteration.resumes or not self._position.done):
-            self._position = Position(iteration.epoch + 1, 0)
+            self._position = LoaderPosition(iteration.epoch + 1, 0)
             self.training_loops += state.trains
 
     def _record(
@@ -186,7 +186,7 @@ class Loader:
                 batch, num_rows=rows.of_rank or rows.borrowed
             )
 
-    def _end(self, iteration: Iteration, began_at: Position) -> None:
+    def _end(self, iteration: Iteration, began_at: LoaderPosition) -> None:
         """End a loop; restore the position if the loop only fetched its first batch to resume."""
         has_only_fetched_one = self._tracker.state_of(iteration) is LoopState.RESUMING
         self._tracker.close(iteration)
@@ -312,7 +312,10 @@ class Loader:
         In the middle of an epoch it needs the data of then. That is checked when a loop continues
         it: until then another loader may take this one's place.
         """
-        self._position, self._length = Position(state["epoch"], state["done"]), state["length"]
+        self._position, self._length = (
+            LoaderPosition(state["epoch"], state["done"]),
+            state["length"],
+        )
 
     def take_place_of(self, former: Loader) -> None:
         """Continue with the next epoch of another loader, or with the rest of a restored one.
@@ -328,7 +331,7 @@ class Loader:
         former.release()
         self._position, self._length, self._with_grad, self.training_loops = former.past()
 
-    def past(self) -> tuple[Position, int, Iteration | None, int]:
+    def past(self) -> tuple[LoaderPosition, int, Iteration | None, int]:
         """Return what a loader in its place continues with: position and training loops."""
         return self._position, self._length, self._with_grad, self.training_loops
 

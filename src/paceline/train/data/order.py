@@ -28,7 +28,7 @@ def derive(*parts: object) -> int:
     return int.from_bytes(digest, "big")
 
 
-class Order(Protocol):
+class EpochOrder(Protocol):
     """The samples of an epoch, by position."""
 
     def __len__(self) -> int:
@@ -111,7 +111,7 @@ class CountedOrder:
         return numbers
 
 
-def shuffled(length: int, *, seed: int, epoch: int) -> Order:
+def shuffled(length: int, *, seed: int, epoch: int) -> EpochOrder:
     """Return the order of an epoch as a permutation of ``0 .. length - 1``."""
     if length >= COUNTED_FROM:
         return CountedOrder(length, seed=seed, epoch=epoch)
@@ -131,7 +131,7 @@ def epoch_order(length: int, *, seed: int, epoch: int) -> array[int]:
     return order
 
 
-def blocks(order: Order, spans: Iterator[range]) -> Iterator[list[int]]:
+def blocks(order: EpochOrder, spans: Iterator[range]) -> Iterator[list[int]]:
     """Yield the samples of each span, a range of positions, computed for many spans at once."""
     first = next(spans, None)
     if first is None:

@@ -32,7 +32,7 @@ from paceline.train.data.collation import (
 from paceline.train.data.context import LoaderContext
 from paceline.train.data.held_generators import describe_unset
 from paceline.train.data.loader_options import Division, contradiction
-from paceline.train.data.order import Order, StoredOrder, blocks, derive, shuffled
+from paceline.train.data.order import EpochOrder, StoredOrder, blocks, derive, shuffled
 from paceline.train.data.same_data_check import SameDataCheck
 from paceline.train.data.sampler_order import SamplerOrder
 from paceline.train.data.samples import Reader, Request, Samples, TensorReader, in_memory
@@ -49,7 +49,7 @@ Served = tuple[Rows, Any, str]
 ShardOf = Callable[[int], Shard] | None
 
 
-class Source:
+class BatchSource:
     """The common part of both sources: torch's DataLoader, whose workers may outlive an epoch."""
 
     has_position = True  # whether a checkpoint can be in the middle of an epoch
@@ -165,7 +165,7 @@ class Source:
             raise contradiction(str(error)) from None
 
 
-class MapBatches(Source):
+class MapBatches(BatchSource):
     """Batches of an indexed dataset; ``settings`` are those of torch's DataLoader."""
 
     def __init__(
@@ -258,7 +258,7 @@ class MapBatches(Source):
             )
         return (lambda _: shard), ((rows, batch, "") for batch, rows in pairs)
 
-    def _order(self, epoch: int, start: int) -> tuple[Order, EvenBatches | GivenBatches]:
+    def _order(self, epoch: int, start: int) -> tuple[EpochOrder, EvenBatches | GivenBatches]:
         divided = self._divided
         if divided.sampler is None:
             length = len(self._dataset)
@@ -283,7 +283,7 @@ class _Requests:
     def __init__(self) -> None:
         self._requests: Iterator[Request] = iter(())
 
-    def begin(self, epoch: int, order: Order, shard: Shard) -> None:
+    def begin(self, epoch: int, order: EpochOrder, shard: Shard) -> None:
         """Set what the next iteration yields."""
         self._requests = ((epoch, indices) for indices in blocks(order, shard.read()))
 
@@ -291,7 +291,7 @@ class _Requests:
         return self._requests
 
 
-class StreamBatches(Source):
+class StreamBatches(BatchSource):
     """Batches of a stream that is the same on all ranks, or different on each.
 
     Raises UsageError if the stream seems to divide itself among ranks, or the batch size is not
@@ -306,7 +306,7 @@ class StreamBatches(Source):
         *,
         settings: dict[str, Any],  # of torch's DataLoader
         sharded: bool | None,  # each rank has a different stream; None if the user has not set it
-        **common: Any,  # as for ``Source``
+        **common: Any,  # as for ``BatchSource``
     ) -> None:
         super().__init__(dataset, context, divided, **common)
         if sharded is None:

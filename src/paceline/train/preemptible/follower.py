@@ -24,13 +24,13 @@ Position = dict[str, Any]
 TRAINED, LOOKED = "1", "0"  # one for each loop that ended, in Follower.history
 
 
-class Owner(Protocol):
+class LoopOwner(Protocol):
     """What decides about the loops."""
 
-    def begins(self, follower: Follower) -> bool:
+    def begins(self, follower: LoopFollower) -> bool:
         """Act before a loop begins; return whether its batches are passed over."""
 
-    def continues(self, follower: Follower, before: Random | None) -> None:
+    def continues(self, follower: LoopFollower, before: Random | None) -> None:
         """Act before a batch after the first is handed out.
 
         ``before`` is the global random state before it was read; None if it was not read yet.
@@ -46,7 +46,7 @@ class Owner(Protocol):
         """Print a line on rank 0, once."""
 
 
-class Follower:
+class LoopFollower:
     """The loops over one loader.
 
     Raises UsageError if the loader is not an object whose loops can be followed.
@@ -56,7 +56,7 @@ class Follower:
         self,
         # a DataLoader, what Fabric or Accelerate made of one, or another iterable object
         loader: Any,
-        owner: Owner,  # decides where loops end and begin
+        owner: LoopOwner,  # decides where loops end and begin
     ) -> None:
         self._owner = owner
         self._inner = _weakly(loader_of(loader))
@@ -99,7 +99,7 @@ class Follower:
         batches = make()
         if self._to_read is not None:
             self._read(batches, *self._to_read)
-        return Batches(self, batches)
+        return FollowedBatches(self, batches)
 
     def end(self) -> None:
         """Record that the current loop, if there is one, has ended or was left."""
@@ -235,17 +235,17 @@ class Follower:
         )
 
 
-class Batches:
+class FollowedBatches:
     """The batches of one training loop."""
 
     def __init__(
         self,
-        follower: Follower,  # decides before each batch, and counts it
+        follower: LoopFollower,  # decides before each batch, and counts it
         batches: Iterator[Any],  # the loader's own iterator
     ) -> None:
         self._follower, self._batches = follower, batches
 
-    def __iter__(self) -> Batches:
+    def __iter__(self) -> FollowedBatches:
         return self
 
     def __next__(self) -> Any:
@@ -260,7 +260,7 @@ class Batches:
         return getattr(self._batches, name)
 
 
-def _follow(loader: Any, follower: Follower, feed: IndexFeed | None) -> None:
+def _follow(loader: Any, follower: LoopFollower, feed: IndexFeed | None) -> None:
     """Give a loader, and the DataLoader in it, subclasses that are followed."""
     kind: Any = type(loader)
     if not hasattr(kind, "__iter__") or not kind.__weakrefoffset__:  # such as a list

@@ -21,16 +21,16 @@ from paceline.train.data import (
     set_device_random_state,
 )
 from paceline.train.preemptible.agreement import Agreement, Boundary
-from paceline.train.preemptible.follower import TRAINED, Follower, Position
+from paceline.train.preemptible.follower import TRAINED, LoopFollower, Position
 from paceline.train.preemptible.objects import WHERE, Objects
 from paceline.train.session import restoring
-from paceline.train.session.run_folder import Place
+from paceline.train.session.run_folder import SessionFolder
 from paceline.world import World
 
 _POSITIONS = "loops"  # name of each rank's own entry in a checkpoint
 
 
-class Progress:
+class LoopProgress:
     """The position of a user's training loop, and the state that restores it."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Progress:
         *,
         world: World,
         checkpoints: Checkpoints,
-        place: Place,  # the run folder of the checkpoints
+        place: SessionFolder,  # the run folder of the checkpoints
         agreement: Agreement,  # at which step all ranks stop
         say: Callable[[str], None],  # prints a line on rank 0, once
     ) -> None:
@@ -57,7 +57,7 @@ class Progress:
         self._waiting: dict[int, Position] = {}  # by loader, until its interrupted loop trains
         self._random: dict[str, Any] | None = None  # state at the stop, on as many ranks
         self._has_passed = False  # whether loops were passed over since the last restore
-        self._followers = [Follower(loader, self) for loader in loaders]
+        self._followers = [LoopFollower(loader, self) for loader in loaders]
         for number, optimizer in enumerate(objects.optimizers):
             optimizer.register_step_post_hook(partial(_count, weakref.ref(self), number))
 
@@ -128,7 +128,7 @@ class Progress:
         else:
             self.set_random(self._random)
 
-    def begins(self, follower: Follower) -> bool:
+    def begins(self, follower: LoopFollower) -> bool:
         """Act before a loop begins; return whether its batches are passed over."""
         number = self._followers.index(follower)
         if number == 0 and self._stepped:
@@ -159,14 +159,14 @@ class Progress:
         self._has_passed |= is_passed
         return is_passed
 
-    def _say_what_is_repeated(self, follower: Follower) -> None:
+    def _say_what_is_repeated(self, follower: LoopFollower) -> None:
         if not self._is_aware and follower.history.count(TRAINED) == 1:
             self.say(
                 "a resumed run will repeat what stands around the loop over batches, with empty"
                 " loops; to begin at once: for epoch in range(run.epoch, ...)"
             )
 
-    def continues(self, follower: Follower, before: dict[str, Any] | None) -> None:
+    def continues(self, follower: LoopFollower, before: dict[str, Any] | None) -> None:
         """Act before a batch after the first is handed out.
 
         ``before`` is the global random state before it was read; None if it was not read yet.
@@ -272,7 +272,7 @@ class Progress:
         )
 
 
-def _count(progress: weakref.ref[Progress], number: int, *_: Any) -> None:
+def _count(progress: weakref.ref[LoopProgress], number: int, *_: Any) -> None:
     """Pass a step of an optimizer on; the hook must not keep the run alive."""
     living = progress()
     if living is not None:

@@ -19,11 +19,11 @@ from paceline.train.checkpoint import Checkpoints
 from paceline.train.preemptible import objects as sorting
 from paceline.train.preemptible.agreement import Agreement
 from paceline.train.preemptible.objects import WHERE
-from paceline.train.preemptible.progress import Progress
+from paceline.train.preemptible.progress import LoopProgress
 from paceline.train.session import stopping
 from paceline.train.session.ranks import MainPrinter
-from paceline.train.session.run_folder import Place
-from paceline.train.session.stopping import Stop
+from paceline.train.session.run_folder import SessionFolder
+from paceline.train.session.stopping import CleanStop
 from paceline.world import World
 
 
@@ -81,15 +81,15 @@ class PreemptibleRun:
     ) -> None:
         world = _world_of_script()
         printer = MainPrinter(is_main=world.rank == 0)
-        self._stop = Stop(runtime.maxima, alone=world.world_size == 1)
-        self._place = Place(run_dir or None, world=world)
+        self._stop = CleanStop(runtime.maxima, alone=world.world_size == 1)
+        self._place = SessionFolder(run_dir or None, world=world)
         checkpoints = Checkpoints(
             self.run_dir.checkpoints,
             world=world,
             device=objects.device,
             guard=self._place.require_own,
         )
-        self._progress = Progress(
+        self._progress = LoopProgress(
             objects,
             loaders,
             world=world,
@@ -150,7 +150,7 @@ def _world_of_script() -> World:
     )
 
 
-def _agreement(stop: Stop, world: World, device: torch.device) -> Agreement:
+def _agreement(stop: CleanStop, world: World, device: torch.device) -> Agreement:
     store = None
     if world.world_size > 1:
         number = runtime.number_of_call("preemptible")

@@ -24,10 +24,10 @@ from paceline.train.model import strategy as strategies
 from paceline.train.session import averaging, checks, weights
 from paceline.train.session.few_rows import FewRows
 from paceline.train.session.foreign_backward import Copies, OutsideBackward
-from paceline.train.session.limits import Limits
+from paceline.train.session.limits import RankDependence
 from paceline.train.session.loss_weight import (
-    Group,
-    Part,
+    LossFactors,
+    StepGroup,
     function_that_sums,
     loss_is_a_sum,
     other_than_rows,
@@ -63,7 +63,7 @@ class Gradients:
         self.tracker = BatchTracker()  # knows which batch a loss belongs to
         # watches the models while a rank has few rows
         self.few_rows = FewRows(self.models, self.forward_is_collective, rank=world.rank)
-        self._group = Group(
+        self._group = StepGroup(
             world.world_size, accumulate, lambda weight: float(runtime.sum_over_ranks(weight))
         )
         self._parameters: dict[nn.Parameter, None] = {}  # of all models, in order
@@ -73,7 +73,7 @@ class Gradients:
         self._outside = OutsideBackward()
         self._copies = Copies()
         # what makes results depend on the number of ranks
-        self.limits = Limits(say, device=device, strategy=strategy)
+        self.limits = RankDependence(say, device=device, strategy=strategy)
         self._num_losses = 0  # losses inspected so far
         self._num_backwards, self._rank = 0, world.rank
         self._without_graph: set[DistributedDataParallel] = set()  # DDP has no static graph yet
@@ -165,7 +165,7 @@ class Gradients:
             watch.after_backward()
         return part.ends_group
 
-    def _check_averaged(self, loss: torch.Tensor, part: Part) -> None:
+    def _check_averaged(self, loss: torch.Tensor, part: LossFactors) -> None:
         """Check that the gradients of what a loss trains will be averaged."""
         if part.ends_group and self._forwards.models and not self._forwards:
             raise not_averaged()
@@ -174,7 +174,9 @@ class Gradients:
                 self.limits.note_models(self.models)
             self._guard.inspect(_leaves(loss), has_models=bool(self.models))
 
-    def _place_in_group(self, loss: torch.Tensor, weight: float | None) -> tuple[Part, Rows | None]:
+    def _place_in_group(
+        self, loss: torch.Tensor, weight: float | None
+    ) -> tuple[LossFactors, Rows | None]:
         """Return the factors of a loss, and the rows of its batch; None without a loader."""
         rows = self.tracker.take(weighted=weight is not None)
         if self.tracker.is_borrowed:  # the loss of another rank's row

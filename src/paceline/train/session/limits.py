@@ -58,7 +58,7 @@ _ADVICE = {
 }
 
 
-class Draw(NamedTuple):
+class RandomOperation(NamedTuple):
     """A random operation."""
 
     operation: str
@@ -75,13 +75,13 @@ class LoopDraws:
         *,
         is_seeded: bool,  # otherwise a script may draw a number that is the same on all ranks
         # called once with the operations up to the first batch's last backward
-        report: Callable[[list[Draw]], None],
+        report: Callable[[list[RandomOperation]], None],
     ) -> None:
         self._device, self._is_seeded, self._report = device, is_seeded, report
         self._hook: Any = None  # the profile function
         self._loop: Iteration | None = None  # whose first batch is watched
-        self._pending: list[Draw] = []  # since the last backward
-        self._found: list[Draw] = []
+        self._pending: list[RandomOperation] = []  # since the last backward
+        self._found: list[RandomOperation] = []
         self._has_backward = False
         self._before: Any = None  # of the operation that is running
         self._numpy = b""
@@ -101,7 +101,7 @@ class LoopDraws:
         if self._loop is None:
             return
         if self._is_seeded and numpy_memory() != self._numpy and sys.getprofile() is self._hook:
-            self._pending.append(Draw("numpy.random", ""))
+            self._pending.append(RandomOperation("numpy.random", ""))
         self._interrupt()
         self._has_backward = True
         self._found += self._pending
@@ -171,7 +171,7 @@ def _are_near(old: torch.Tensor, new: torch.Tensor) -> bool:
     return 0 <= places[0] - places[1] <= _FEW_WORDS
 
 
-def _draw_of(operation: str, frame: FrameType) -> Draw | None:
+def _draw_of(operation: str, frame: FrameType) -> RandomOperation | None:
     """Return the draw that a frame made; None if it is not for the rows of a step."""
     frames: list[FrameType] = []
     around: FrameType | None = frame
@@ -191,7 +191,7 @@ def _draw_of(operation: str, frame: FrameType) -> Draw | None:
     if operation.startswith("random.") and by_library:
         return None
     place = f"{os.path.basename(own[0].f_code.co_filename)}:{own[0].f_lineno}"
-    return Draw(operation, place, is_dropout)
+    return RandomOperation(operation, place, is_dropout)
 
 
 def _is_of_script(frame: FrameType) -> bool:
@@ -203,7 +203,7 @@ def _module_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def lines_of(draws: list[Draw], *, says_dropout: bool) -> Iterator[str]:
+def lines_of(draws: list[RandomOperation], *, says_dropout: bool) -> Iterator[str]:
     """Yield what to say about the random operations of a step, dropout only if ``says_dropout``."""
     if says_dropout and any(draw.is_dropout for draw in draws):
         yield f"{DEPENDS}: {DROPOUT}"
@@ -211,7 +211,7 @@ def lines_of(draws: list[Draw], *, says_dropout: bool) -> Iterator[str]:
         yield finding_of(others).render()
 
 
-def finding_of(draws: list[Draw]) -> Finding:
+def finding_of(draws: list[RandomOperation]) -> Finding:
     """Return the finding for random operations that are not dropout, the first one first."""
     first, *others = draws
     kind = first.operation.partition("_")[0]  # of ``randn_like`` and ``normal_``
@@ -237,7 +237,7 @@ DROPOUTS = (
 )
 
 
-class Limits:
+class RankDependence:
     """Notes the models and random operations whose results are those of a rank's own rows."""
 
     def __init__(
@@ -276,7 +276,7 @@ class Limits:
         ``is_seeded``: the session has seeded ranks differently.
         """
 
-        def report(draws: list[Draw]) -> None:
+        def report(draws: list[RandomOperation]) -> None:
             self.draws = tracker.on_batch = None
             places = [(one.operation, one.place) for one in draws if not one.is_dropout]
             self.parts += [f"{name} ({place})" if place else name for name, place in places]

@@ -21,7 +21,7 @@ import torch
 from paceline.errors import UsageError
 
 
-class Rows(Protocol):
+class RowCounts(Protocol):
     """Numbers of samples, as a loader counts them."""
 
     @property
@@ -34,7 +34,7 @@ class Rows(Protocol):
     def ends_group(self) -> bool: ...
 
 
-class Part(NamedTuple):
+class LossFactors(NamedTuple):
     """The factors of one backward."""
 
     factor: float  # factor of the loss's gradient
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 @dataclass
-class Group:
+class StepGroup:
     """The batches since the last step."""
 
     world_size: int  # number of ranks
@@ -56,7 +56,9 @@ class Group:
     _known: float | None = 0.0  # sum over all ranks; None if a loss had a weight from the user
     _unit: float = 0.0  # divisor of the earlier batches, while the total is unknown
 
-    def add(self, rows: Rows | None, weight: float | None, *, again: bool = False) -> Part:
+    def add(
+        self, rows: RowCounts | None, weight: float | None, *, again: bool = False
+    ) -> LossFactors:
         """Return the factors for the next loss, of a batch with ``rows`` (None without a loader).
 
         ``weight`` is that of this rank's loss, in any unit; it replaces the number of rows.
@@ -73,7 +75,7 @@ class Group:
         ends_group = self.num_batches + 1 >= self.accumulate if rows is None else rows.ends_group
         is_size_known = rows is None or rows.of_group is not None
         if is_size_known and weight is None and not self._unit:
-            part = Part(self._share(rows), ends_group)
+            part = LossFactors(self._share(rows), ends_group)
         elif again and self.accumulate > 1:
             raise _refusal(
                 "batch-weight-unknown",
@@ -93,12 +95,14 @@ class Group:
         """Begin a new group."""
         self.num_batches, self._own, self._known, self._unit = 0, 0.0, 0.0, 0.0
 
-    def _share(self, rows: Rows | None) -> float:
+    def _share(self, rows: RowCounts | None) -> float:
         if rows is None:
             return 1 / self.accumulate  # without a loader, batches are assumed to be equal
         return rows.of_rank * self.world_size / rows.of_group if rows.of_group else 0.0
 
-    def _weighted(self, rows: Rows | None, weight: float | None, ends_group: bool) -> Part:
+    def _weighted(
+        self, rows: RowCounts | None, weight: float | None, ends_group: bool
+    ) -> LossFactors:
         if weight is None:
             own: float = rows.of_rank if rows is not None else 1
             if self._known is not None:
@@ -109,13 +113,15 @@ class Group:
         if not ends_group:
             # Divide by a number of the right magnitude for now, so that float16 does not overflow.
             self._unit = self._unit or self._size(own, rows, weight) or 1.0
-            return Part(own * self.world_size / self._unit, ends_group=False)
+            return LossFactors(own * self.world_size / self._unit, ends_group=False)
         total = self.total(self._own) if self._known is None else self._known
         if not total:
-            return Part(0.0, True, 0.0 if self._unit else 1.0)
-        return Part(own * self.world_size / total, True, self._unit / total if self._unit else 1.0)
+            return LossFactors(0.0, True, 0.0 if self._unit else 1.0)
+        return LossFactors(
+            own * self.world_size / total, True, self._unit / total if self._unit else 1.0
+        )
 
-    def _size(self, own: float, rows: Rows | None, weight: float | None) -> float:
+    def _size(self, own: float, rows: RowCounts | None, weight: float | None) -> float:
         """Return how much a group's first batch counts, the same number on all ranks.
 
         Gradients may be averaged over ranks before the group is complete: shards always are, and

@@ -16,7 +16,7 @@ from paceline.errors import SetupError, UsageError, option_contradicted, option_
 from paceline.train.checkpoint import Checkpoints
 from paceline.train.model import blocks
 from paceline.train.session import weights
-from paceline.train.session.progress import Progress
+from paceline.train.session.progress import SessionProgress
 from paceline.train.session.ranks import MainPrinter, SessionRanks
 
 
@@ -25,7 +25,7 @@ class SessionModels(SessionRanks):
 
     _checkpoints: Checkpoints
     _printer: MainPrinter
-    _progress: Progress
+    _progress: SessionProgress
 
     def recompute(
         self, model: nn.Module, layers: tuple[type[nn.Module], ...] | None = None

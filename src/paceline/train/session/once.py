@@ -37,7 +37,7 @@ LOOK_S = 0.1
 _TEXT = 4000  # characters of an exception's text: the store rejects values over 8 MiB
 
 
-class Store(Protocol):
+class OnceStore(Protocol):
     """The methods of ``SignedStore`` that are used here."""
 
     def set(self, key: str, value: Any) -> None: ...
@@ -91,7 +91,7 @@ def _node(world: World) -> str:
     )
 
 
-def perform(fn: Callable[[], Any], store: Store, key: str) -> tuple[Any, bytes]:
+def perform(fn: Callable[[], Any], store: OnceStore, key: str) -> tuple[Any, bytes]:
     """Run ``fn`` on this rank; send heartbeats to the other ranks, and then the outcome.
 
     Returns the value of ``fn``, and its pickle. What it raises is raised here; the other ranks get
@@ -117,7 +117,7 @@ def perform(fn: Callable[[], Any], store: Store, key: str) -> tuple[Any, bytes]:
         beating.join()
 
 
-def await_end(store: Store, key: str, *, rank: int) -> None:
+def await_end(store: OnceStore, key: str, *, rank: int) -> None:
     """Wait until ``perform`` has ended on ``rank``.
 
     Raises RunError if the function failed there, or no heartbeat came for ``SILENCE_S``.
@@ -152,13 +152,13 @@ def _failed(rank: int, *, what: str, place: str) -> Finding:
     )
 
 
-def await_all(store: Store, key: str, *, world_size: int) -> None:
+def await_all(store: OnceStore, key: str, *, world_size: int) -> None:
     """Wait without a limit until all ranks have arrived; only then may they enter a collective."""
     while store.add(f"{key}/here", 0) < world_size:
         time.sleep(LOOK_S)
 
 
-def _beat(store: Store, key: str, ended: threading.Event) -> None:
+def _beat(store: OnceStore, key: str, ended: threading.Event) -> None:
     number = 0
     while not ended.is_set():
         number += 1

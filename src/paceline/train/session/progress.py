@@ -32,8 +32,8 @@ from paceline.train.data import (
 )
 from paceline.train.session import restoring
 from paceline.train.session.gradients import Gradients
-from paceline.train.session.run_folder import Place
-from paceline.train.session.stopping import Stop
+from paceline.train.session.run_folder import SessionFolder
+from paceline.train.session.stopping import CleanStop
 from paceline.world import World
 
 _WHERE = "session.save_every(...)"
@@ -114,7 +114,7 @@ def _refusal(what: str) -> UsageError:
     return option_invalid(what, where=_WHERE, fix=fix)
 
 
-class Progress:
+class SessionProgress:
     """The position of a training run, and the state that restores it."""
 
     def __init__(
@@ -125,7 +125,7 @@ class Progress:
         seed: int,
         gradients: Gradients,
         checkpoints: Checkpoints,
-        place: Place,  # run folder of the checkpoints
+        place: SessionFolder,  # run folder of the checkpoints
         say: Callable[[str], None],  # prints a line on rank 0, once
         # of this rank's generators from the first step on; None leaves them unchanged
         reseed: int | None,
@@ -133,7 +133,7 @@ class Progress:
         self.has_restored = False  # the training run was resumed from a checkpoint
         self._periodic = Periodic()
         # receives requests to stop, and lets all ranks agree on them
-        self.stop = Stop(
+        self.stop = CleanStop(
             runtime.maxima, alone=world.world_size == 1, is_late=self._periodic.is_late
         )
         self._world, self._device, self._seed = world, device, seed

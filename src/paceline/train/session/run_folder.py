@@ -52,7 +52,7 @@ class Refused(UsageError, SystemExit):
         self.code = self.exit_status
 
 
-class Place:
+class SessionFolder:
     """The run folder of one Session.
 
     Nothing is written before the Session saves, restores or trains after a restore. A Session that

@@ -18,7 +18,7 @@ RULES = {
 
 
 @dataclass(frozen=True)
-class Scaling:
+class RateScaling:
     """Growth of a learning rate with the batch size."""
 
     factor: float  # factor of the learning rate
@@ -35,7 +35,7 @@ def check_is_new(has_restored: bool) -> None:
         )
 
 
-def choose(*, batch_size: int, base_batch_size: int, rule: str) -> Scaling:
+def choose(*, batch_size: int, base_batch_size: int, rule: str) -> RateScaling:
     """Return the factor for a batch that grew from ``base_batch_size`` to ``batch_size``.
 
     Raises UsageError if a size is not positive, or the rule is unknown.
@@ -49,14 +49,14 @@ def choose(*, batch_size: int, base_batch_size: int, rule: str) -> Scaling:
         raise option_invalid(what, where="session.scale_lr(...)")
     ratio = batch_size / base_batch_size
     factor = ratio if rule == "linear" else math.sqrt(ratio)
-    return Scaling(
+    return RateScaling(
         factor,
         f"batch {base_batch_size} -> {batch_size}, {rule} rule ({RULES[rule]}): x {factor:.4g}",
     )
 
 
 def apply(
-    optimizer: Optimizer, scaling: Scaling, warmup_steps: int, *, say: Callable[[str], None]
+    optimizer: Optimizer, scaling: RateScaling, warmup_steps: int, *, say: Callable[[str], None]
 ) -> LinearLR:
     """Multiply an optimizer's learning rates and report it; return the schedule of the warm-up.
 

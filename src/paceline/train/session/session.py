@@ -26,9 +26,9 @@ from paceline.train.session.checks import check_accumulate, check_names
 from paceline.train.session.gradients import Gradients
 from paceline.train.session.loader_context import loader_context
 from paceline.train.session.models import SessionModels
-from paceline.train.session.progress import Progress, read_seed
+from paceline.train.session.progress import SessionProgress, read_seed
 from paceline.train.session.ranks import MainPrinter, describe_world
-from paceline.train.session.run_folder import Place
+from paceline.train.session.run_folder import SessionFolder
 from paceline.world import World
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -123,7 +123,7 @@ class Session(SessionModels):
             self._tracker, seed=self._seed, rank=self._world.rank, device=self._device
         )
         runtime.open_group(self._world, self._device, timeout_s=timeout_s)
-        self._place = Place(run_dir or None, world=self._world)
+        self._place = SessionFolder(run_dir or None, world=self._world)
         self._checkpoints = Checkpoints(
             self.run_dir.checkpoints,
             world=self._world,
@@ -131,7 +131,7 @@ class Session(SessionModels):
             guard=self._place.require_own,
         )
         weakref.finalize(self, self._place.release_soon).atexit = False  # after stopping.finish
-        self._progress = Progress(
+        self._progress = SessionProgress(
             world=self._world,
             device=self._device,
             seed=self._seed,

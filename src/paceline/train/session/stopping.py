@@ -30,12 +30,12 @@ from paceline.train.session.rank_check import RankCheck
 
 MEETING_EVERY_S = 1.0  # a collective takes some 100 µs; a stop need not be exact to the step
 
-_newest: list[Stop] = []  # at most one: the session that handles signals
+_newest: list[CleanStop] = []  # at most one: the session that handles signals
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 _SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGINT")
 
 
-class Stop:
+class CleanStop:
     """Whether this rank was asked to stop, and when ranks next agree about it."""
 
     def __init__(

@@ -25,7 +25,7 @@ _MOST = 8  # lines of evidence
 
 
 @dataclass(frozen=True)
-class Plan:
+class WeightPlan:
     """Which weights to load."""
 
     names: dict[str, str]  # the model's key for each key of the file
@@ -40,7 +40,7 @@ def choose(
     *,
     prefix: str | None,  # what the file's keys begin with; None to find out
     where: str,  # the file, for the message
-) -> Plan:
+) -> WeightPlan:
     """Return which weights of a file to load into a model. Pure.
 
     Raises UsageError if two prefixes fit equally well.
@@ -71,7 +71,7 @@ def _prefixes(shapes: Mapping[str, Any], own: Mapping[str, Any]) -> list[tuple[s
 
 def _with_prefix(
     shapes: Mapping[str, Any], own: Mapping[str, Any], dropped: str, added: str
-) -> Plan:
+) -> WeightPlan:
     """Return what is loaded if a prefix is dropped from the file's keys, or added."""
     stripped: dict[str, str] = {}
     for key in shapes:
@@ -85,7 +85,7 @@ def _with_prefix(
         if name in own or name in wrapped
     }
     reached = set(names.values())
-    return Plan(
+    return WeightPlan(
         names=names,
         change=_describe(dropped, added, is_wrapped=bool(wrapped)),
         missing=[name for name in own if name not in reached],
@@ -102,7 +102,7 @@ def _describe(dropped: str, added: str, *, is_wrapped: bool) -> str:
 
 
 def check(
-    plan: Plan,
+    plan: WeightPlan,
     shapes: Mapping[str, tuple[int, ...]],
     own: Mapping[str, tuple[int, ...]],
     *,
@@ -127,13 +127,13 @@ def check(
 
 
 def fitting(
-    plan: Plan, shapes: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]
-) -> Plan:
+    plan: WeightPlan, shapes: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]
+) -> WeightPlan:
     """Return a plan that leaves out weights of another shape, such as those of a new head. Pure."""
     names = {key: name for key, name in plan.names.items() if own[name] == shapes[key]}
     others = {key: name for key, name in plan.names.items() if key not in names}
     missing, unused = [*plan.missing, *others.values()], [*plan.unused, *others]
-    return Plan(names, plan.change, missing, unused)
+    return WeightPlan(names, plan.change, missing, unused)
 
 
 def read(
@@ -187,15 +187,15 @@ def shapes_of(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     }
 
 
-def without_ties(model: nn.Module, plan: Plan) -> Plan:
+def without_ties(model: nn.Module, plan: WeightPlan) -> WeightPlan:
     """Return a plan without keys that are missing because they are another name of a loaded one."""
     named = dict(model.named_parameters(remove_duplicate=False))
     loaded = {id(named[name]) for name in plan.names.values() if name in named}
     missing = [name for name in plan.missing if id(named.get(name)) not in loaded]
-    return Plan(plan.names, plan.change, missing, plan.unused)
+    return WeightPlan(plan.names, plan.change, missing, plan.unused)
 
 
-def describe(plan: Plan, where: str, choice: str = "") -> str:
+def describe(plan: WeightPlan, where: str, choice: str = "") -> str:
     """Return the line that reports what was loaded. Pure."""
     parts = [f"loaded {len(plan.names)} tensors from {where}"]
     if choice:

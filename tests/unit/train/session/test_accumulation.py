@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from paceline.train.data.share import EvenBatches, Rows, Shard
-from paceline.train.session.loss_weight import Group
+from paceline.train.session.loss_weight import StepGroup
 
 
 def gradients(losses, parts, world_size):
@@ -36,7 +36,7 @@ def test_a_group_is_the_mean_over_its_samples(length, batch_size, world_size, ac
         ]
         total = 0.0
         for shard in shards:
-            group = Group(world_size, accumulate, lambda _, own=own: sum(own))
+            group = StepGroup(world_size, accumulate, lambda _, own=own: sum(own))
             losses, parts = [], []
             for batch, rows in itertools.islice(enumerate(shard.rows()), first, batches.stop):
                 positions = shard.positions(batch)
@@ -56,14 +56,14 @@ def batch_bounds(shard, batch):
 
 
 def test_a_stream_knows_its_group_at_the_end_without_a_collective():
-    group = Group(2, 3, lambda _: pytest.fail("all ranks know the sizes of the batches"))
+    group = StepGroup(2, 3, lambda _: pytest.fail("all ranks know the sizes of the batches"))
     rows = [Rows(2, 4, None, False), Rows(2, 4, None, False), Rows(1, 2, None, True)]
     parts = [group.add(each, None) for each in rows]
     assert gradients([1.0, 1.0, 1.0], parts, 2) == pytest.approx(5 / 10)
 
 
 def test_without_a_loader_batches_count_alike():
-    group = Group(4, 3, sum)
+    group = StepGroup(4, 3, sum)
     assert [tuple(group.add(None, None)) for _ in range(4)] == [
         (1 / 3, False, 1.0),
         (1 / 3, False, 1.0),
@@ -73,18 +73,18 @@ def test_without_a_loader_batches_count_alike():
 
 
 def test_even_shares_cost_nothing():
-    assert Group(2, 1, sum).add(Rows(2, 4, 4, True), None).factor == 1.0
+    assert StepGroup(2, 1, sum).add(Rows(2, 4, 4, True), None).factor == 1.0
 
 
 def test_weights_of_zero_everywhere():
-    group = Group(2, 2, lambda _: 0.0)
+    group = StepGroup(2, 2, lambda _: 0.0)
     assert group.add(Rows(0, 4, 8, False), 0.0).factor == 0.0
     assert tuple(group.add(Rows(0, 4, 8, True), 0.0)) == (0.0, True, 0.0)
 
 
 def test_all_ranks_divide_by_the_same_inside_a_group():
     """Their gradients may be averaged there, so that nobody could take a share of one rank's own out again."""
-    groups = [Group(2, 2, lambda _: 4.0) for _ in range(2)]
+    groups = [StepGroup(2, 2, lambda _: 4.0) for _ in range(2)]
     parts = [
         group.add(Rows(1, 2, 4, False), weight)
         for group, weight in zip(groups, (1.0, 3.0), strict=True)
@@ -93,7 +93,7 @@ def test_all_ranks_divide_by_the_same_inside_a_group():
 
 
 def test_large_weights_do_not_overflow_before_the_end():
-    group = Group(1, 3, lambda own: own)
+    group = StepGroup(1, 3, lambda own: own)
     assert group.add(None, 1e9).factor == 1.0
     assert group.add(None, 2e9).factor == 2.0
     part = group.add(None, 1e9)

@@ -31,7 +31,7 @@ def unlaunched(monkeypatch, tmp_path):
 @pytest.fixture(autouse=True)
 def no_signals(monkeypatch):
     """Leave the test runner's signal handlers alone: a session that saves would take them."""
-    monkeypatch.setattr("paceline.train.session.stopping.Stop.arm", lambda self: None)
+    monkeypatch.setattr("paceline.train.session.stopping.CleanStop.arm", lambda self: None)
 
 
 def dataset(length=20):
