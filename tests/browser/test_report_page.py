@@ -40,7 +40,7 @@ def test_a_run(measure, tmp_path):
     folder = report_runs.write_run(tmp_path / "20261122-train-3f2a")
     measured = measure(page_of(folder))
     assert complaints(measured) == []
-    assert measured[1280]["light"]["plots"] == 6
+    assert measured[1280]["light"]["plots"] == 5
     assert measured[1280]["light"]["labels"] > 0  # names beside curves, and on a phone above them
     assert measured[390]["light"]["labels"] == 0
     assert "val/loss" in measured[1280]["hover"]
@@ -67,7 +67,7 @@ def test_runs_compared_with_names_that_are_code(measure, tmp_path):
 def test_a_bench_with_its_forecast(measure, tmp_path):
     measured = measure(page_of(report_runs.write_bench(tmp_path / "bench")))
     assert complaints(measured) == []
-    assert measured[390]["dark"]["plots"] == 5
+    assert measured[390]["dark"]["plots"] == 1
 
 
 def test_what_is_looked_for_is_found(measure, tmp_path):

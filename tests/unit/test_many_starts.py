@@ -21,7 +21,7 @@ from paceline.launch.plan.parsing import parse
 from paceline.launch.run.console import Console
 from paceline.launch.run.ranks import RankGroup
 from paceline.launch.run.supervision import Supervision
-from paceline.measure import launcher_process, trial
+from paceline.measure import trial
 from paceline.measure.trial import Trial
 from paceline.measure.tune.trial_run import Start, TrialRun
 from paceline.rundir.files import RunDir
@@ -39,7 +39,7 @@ def short_launches(monkeypatch):
     def start(words, *, environ, output):
         return subprocess.Popen(["true"], stdout=output)
 
-    monkeypatch.setattr(launcher_process, "start", start)
+    monkeypatch.setattr(trial, "start", start)
 
 
 @pytest.fixture

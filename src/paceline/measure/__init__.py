@@ -1,1 +1,12 @@
-"""Measure a training run, explain where its time goes, and forecast it on more ranks."""
+"""Measure a training run, explain where its time goes, and forecast it on more ranks.
+
+trial            starts a script on some ranks and waits for what is measured
+trials           the folder of a command that runs trials, and its progress
+bench_file       reads and writes bench.json; decides what it says of scaling
+intervals        medians with intervals
+network          ``bench network``; network_worker runs in its ranks, network_points prints
+speed            finds a run, and reads its speed while it runs
+top              the lines of ``paceline top``
+exporter         the speed as metrics for Prometheus
+proof            ``run --prove``: a second start that shows what the first one left open
+"""

@@ -12,9 +12,9 @@ from typing import Any
 
 from paceline.measure import intervals
 from paceline.measure.intervals import Blocks
+from paceline.text import wording
 
 VERSION = 1
-_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _RATES = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"))
 _WIDE = 0.2  # an interval of more than this share on each side is pointed out
 
@@ -61,7 +61,7 @@ def bus_bytes_per_s(size: int, seconds: float, world: int) -> float:
 def render(result: Mapping[str, Any]) -> str:
     """Return the table of ``bench network`` of what ``describe`` returned, for 80 columns."""
     points = result["points"]
-    nodes = f"{result['num_nodes']} node" + ("s" if result["num_nodes"] > 1 else "")
+    nodes = wording.count(result["num_nodes"], "node")
     lines = [
         f"all_reduce over {result['world']} ranks on {nodes}, {result['backend']}",
         "",
@@ -71,8 +71,9 @@ def render(result: Mapping[str, Any]) -> str:
     best = max(points, key=lambda point: point["bus_bytes_per_s"])
     lines += [
         "",
-        f"latency {duration_text(points[0]['seconds'])} ({size_text(points[0]['bytes'])}),"
-        f" highest bus bandwidth {rate_text(best['bus_bytes_per_s'])} ({size_text(best['bytes'])})",
+        f"latency {duration_text(points[0]['seconds'])} ({wording.size(points[0]['bytes'])}),"
+        f" highest bus bandwidth {rate_text(best['bus_bytes_per_s'])}"
+        f" ({wording.size(best['bytes'])})",
         "bus bandwidth: bytes / time x 2(N-1)/N, what a link carries in each direction",
     ]
     if points[-1]["bytes"] < 256 << 20:
@@ -85,17 +86,9 @@ def render(result: Mapping[str, Any]) -> str:
 def _row(point: Mapping[str, Any]) -> str:
     interval = f"{duration_text(point['low'])} - {duration_text(point['high'])}"
     return (
-        f"{size_text(point['bytes']):>10}{duration_text(point['seconds']):>12}{interval:>24}"
+        f"{wording.size(point['bytes']):>10}{duration_text(point['seconds']):>12}{interval:>24}"
         f"{rate_text(point['bus_bytes_per_s']):>17}"
     )
-
-
-def size_text(size: float) -> str:
-    """Return a number of bytes in a binary unit: ``256 MiB``."""
-    for unit, name in _UNITS:
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size:.0f} B"
 
 
 def rate_text(bytes_per_s: float) -> str:

@@ -18,7 +18,7 @@ from paceline import env
 from paceline.errors import EXIT_FAILED, EXIT_MISUSE, EXIT_OK, Finding
 from paceline.launch.plan import option, script
 from paceline.launch.plan.options import OPTION, PROGRAM, Options
-from paceline.measure import launcher_process, trial
+from paceline.measure import trial
 from paceline.measure.trial import Trial
 from paceline.rundir import proofs
 from paceline.rundir.proofs import MIXES, NOT_JUDGED, PROVEN, UNDER_WAY, Proof
@@ -77,7 +77,7 @@ def _ask(
     findings = trial.report_in(output).get("findings") or ()
     first = Finding.from_json(findings[0]) if findings else None
     reason = FAILED if proof is None else proof.reason
-    return Proof(NOT_JUDGED, reason), launcher_process.reason(first, output)
+    return Proof(NOT_JUDGED, reason), trial.reason(first, output)
 
 
 def _trial(options: Options, file: Path, run_dir: Path) -> Trial:

@@ -1,4 +1,4 @@
-"""The speed of a running job, as its launcher describes it in the run folder.
+"""Find the run that a user names, and its speed, as its launcher describes it in the run folder.
 
 The launcher of node 0 writes the description every few seconds (``launch.monitor.speed_log``), so
 it can be read on every machine that sees the folder, and for scripts of every framework.
@@ -9,14 +9,48 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import Finding, SetupError
 from paceline.launch.monitor import bottleneck
 from paceline.launch.monitor.bottleneck import RunFacts
-from paceline.measure import run_choice
 from paceline.rundir import events, files, identity
 from paceline.rundir.files import RunDir
+
+
+def named(run: str, *, advice: Finding) -> RunDir:
+    """Return the folder of a run: a run folder, or the name of one below ``paceline-runs``.
+
+    Raises ``advice``, with another ``what``, if the folder does not exist.
+    """
+    places = [Path(run), *(folder / run for folder in files.run_folders())]
+    for place in places:
+        if place.is_dir():
+            return RunDir(place)
+    raise SetupError(_about(advice, f"there is no run folder {run}"))
+
+
+def latest(*names: str, advice: Finding) -> RunDir:
+    """Return the run in ``paceline-runs`` in which one of some files was written last.
+
+    Names may be patterns of ``glob``. Raises ``advice`` with another ``what`` if no run has one
+    of them.
+    """
+    written = [
+        (path.stat().st_mtime, folder / path.relative_to(folder).parts[0])
+        for folder in files.run_folders()
+        for name in names
+        for path in folder.glob(f"*/{name}")
+    ]
+    if not written:
+        raise SetupError(advice)
+    return RunDir(max(written)[1])
+
+
+def _about(finding: Finding, what: str) -> Finding:
+    return Finding(finding.name, what, evidence=finding.evidence, fix=finding.fix)
+
 
 _MOST_BYTES = 1 << 24
 
@@ -28,9 +62,9 @@ def find(run: str) -> RunDir:
     exist, or no run has written its speed.
     """
     if run:
-        return run_choice.named(run, advice=_unreadable(""))
+        return named(run, advice=_unreadable(""))
     what = "no run in paceline-runs has written its speed"
-    return run_choice.latest("speed.json", advice=_unreadable(what))
+    return latest("speed.json", advice=_unreadable(what))
 
 
 def read(run_dir: RunDir) -> dict[str, Any]:

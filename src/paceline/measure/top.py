@@ -14,7 +14,7 @@ from paceline.launch.monitor import step_parts
 from paceline.measure import speed
 from paceline.rundir.files import RunDir
 from paceline.text.quoting import printable_lines
-from paceline.text.wording import duration
+from paceline.text.wording import duration, size
 
 # The description is written every 5 s, with hundreds of nodes less often.
 STALE_S = 60.0
@@ -120,8 +120,7 @@ def _gpus(loads: Sequence[Mapping[str, Any]]) -> list[str]:
         busy = "-" if load["utilization"] is None else f"{load['utilization']:.0%}"
         memory = "-"
         if load["memory_used"] is not None and load["memory_total"]:
-            used_gb, total_gb = load["memory_used"] / 1e9, load["memory_total"] / 1e9
-            memory = f"{used_gb:.1f} of {total_gb:.1f} GB"
+            memory = f"{size(load['memory_used'])} of {size(load['memory_total'])}"
         lines.append(f"{load['index']:>6}  {load['host'][:23]:24}{busy:>6}{memory:>24}")
     if len(loads) > _MOST_GPUS:
         lines.append(f"{'':8}and {len(loads) - _MOST_GPUS} more")

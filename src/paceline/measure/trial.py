@@ -11,21 +11,62 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from paceline import env
 from paceline.errors import EXIT_FAILED, Finding
 from paceline.launch.monitor import timed_steps
 from paceline.launch.monitor.timed_steps import Durations
-from paceline.measure import launcher_process
+from paceline.machine import own_process, system
 from paceline.rundir import events, files
 from paceline.rundir.files import RunDir
+
+_MOST_LINES = 4  # of what a failed launcher printed
+_END_S = 15.0  # how long a launcher may take to end its ranks
+
+
+def start(
+    words: Sequence[str], *, environ: Mapping[str, str], output: IO[Any]
+) -> subprocess.Popen[bytes]:
+    """Start ``paceline`` in the working folder."""
+    return subprocess.Popen(
+        own_process.command(*words),
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        preexec_fn=_end_with_parent,  # noqa: PLW1509  # imports nothing and takes no lock
+    )
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """End a launcher and its ranks; return when it has ended."""
+    child.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_END_S)
+        return
+    child.kill()
+    child.wait()
+
+
+def reason(finding: Finding | None, output: str) -> tuple[str, ...]:
+    """Return why a launcher failed: its first finding, or else the end of what it printed. Pure."""
+    if finding is None:
+        return tuple(output.strip().splitlines()[-_MOST_LINES:])
+    head = f"{finding.code} {finding.name}: {finding.what}"
+    return (head, *finding.evidence[:_MOST_LINES])
+
+
+def _end_with_parent() -> None:
+    system.die_with_parent(signal.SIGTERM)
+
 
 FEWEST_STEPS = 4  # the first two steps of a trial are not timed
 _TICK_S = 0.2
@@ -129,7 +170,7 @@ def launch(trial: Trial, tick: Callable[[], None] = lambda: None) -> tuple[int |
         **({env.STOP_AFTER: str(trial.steps)} if trial.steps else {}),
     }
     with tempfile.TemporaryFile("w+", errors="replace") as output:
-        child = launcher_process.start(words, environ=environ, output=output)
+        child = start(words, environ=environ, output=output)
         status = _wait(child, trial.timeout_s, tick)
         output.seek(0)
         return status, output.read()
@@ -146,7 +187,7 @@ def _wait(child: subprocess.Popen[bytes], timeout_s: float, tick: Callable[[], N
         return None
     finally:
         if child.poll() is None:
-            launcher_process.end(child)
+            end(child)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -215,7 +256,7 @@ def _too_slow(trial: Trial, reached: int) -> Finding:
 def _failed(trial: Trial, exit_status: int, report: Mapping[str, Any]) -> Finding:
     findings = report.get("findings") or ()
     first = Finding.from_json(findings[0]) if findings else None
-    evidence = launcher_process.reason(first, report.get("output", ""))
+    evidence = reason(first, report.get("output", ""))
     if first is None:
         evidence = (f"paceline run ended with exit status {exit_status}", *evidence)
     return Finding(

@@ -1,1 +1,10 @@
-"""Format text: lists, lines on a terminal, shell quoting; parse scripts. Standard library only."""
+"""Format text, and parse scripts. Standard library only.
+
+terminal         wraps and colours messages
+wording          lists, counts, sizes, times and tables in words
+quoting          quotes words for a shell, and escapes control characters
+plain_data       reads plain values into dataclasses
+secret_texts     finds secrets in texts, by names and by form
+syntax           parses Python files
+rank_conditions  decides which ranks a condition is true on
+"""

@@ -1,8 +1,8 @@
-"""Put lists, numbers and times into words: ``ranks 0, 2-7``, ``a, b and 3 more``, ``15 min``."""
+"""Put lists, numbers, sizes, times and tables into words: ``ranks 0, 2-7``, ``a, b and 3 more``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Collection, Iterable, Sequence, Sized
 from typing import TypeVar
 
 _Value = TypeVar("_Value")
@@ -63,6 +63,19 @@ def duration(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
+def size(num_bytes: float) -> str:
+    """Return a number of bytes in a binary unit, with three digits: ``256 MiB``."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if num_bytes >= 2**power:
+            return f"{num_bytes / 2**power:.3g} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a count with its noun: ``1 GPU``, ``2 GPUs``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def milliseconds(seconds: float) -> str:
     """Return a short time in milliseconds, with three digits at most below a second."""
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds * 1000:.0f} ms"
@@ -85,3 +98,21 @@ def shorten_middle(text: str, most: int) -> str:
 def shorten(line: str, most: int = 300) -> str:
     """Shorten a line to at most ``most`` characters; a shortened line ends with an ellipsis."""
     return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def aligned(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Collection[str] = (),  # columns whose cells are aligned to the right, as numbers are
+) -> list[str]:
+    """Return the lines of a table, the header first."""
+    lines = [columns, *rows]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
+    return [
+        "  ".join(
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(columns, line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    ]

@@ -11,7 +11,7 @@ from paceline.diagnose.doctor.collectors import peers
 from paceline.functions import by_machine
 from paceline.launch.in_rank import rank_entry
 from paceline.launch.plan.task import RankTask
-from paceline.measure import launcher_process
+from paceline.measure import trial
 from paceline.slurm.jobs import submit
 from paceline.testing import server
 from paceline.train.trainer import start
@@ -26,7 +26,7 @@ STARTS = {
     "why": lambda folder: gather._collector(gather.WatchOptions(0.01)),
     "doctor": lambda folder: peers.try_pairs(()),
     "queue of functions": lambda folder: by_machine.start(folder, QUEUE),
-    "trial": lambda folder: launcher_process.start(["--version"], environ={}, output=None),
+    "trial": lambda folder: trial.start(["--version"], environ={}, output=None),
     "job script": lambda folder: [*submit.own_command(), "--version"],
     "ranks of a Trainer": lambda folder: start.start_ranks(2, 1),
     "spawned rank": lambda folder: rank_entry.execute(SPAWNED),

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from paceline.measure import network_points
+from paceline.text import wording
 
 MIB = 1 << 20
 
@@ -56,9 +57,9 @@ def test_wide_intervals_are_pointed_out():
 @pytest.mark.parametrize(
     ("function", "value", "text"),
     [
-        (network_points.size_text, 1024, "1 KiB"),
-        (network_points.size_text, 256 * MIB, "256 MiB"),
-        (network_points.size_text, 12, "12 B"),
+        (wording.size, 1024, "1 KiB"),
+        (wording.size, 256 * MIB, "256 MiB"),
+        (wording.size, 12, "12 B"),
         (network_points.rate_text, 11.6e6, "11.6 MB/s"),
         (network_points.rate_text, 4.03e11, "403 GB/s"),
         (network_points.rate_text, 12, "12 B/s"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.measure import scaling
+from paceline.measure import bench_file
 from paceline.measure.bench import brake, table
 from paceline.measure.bench.table import Result
 from paceline.measure.bench_file import BenchFile, WorldBench
@@ -49,7 +49,7 @@ def bench(worlds, *, is_weak=True, gradient_bytes=100_000_000):
 
 
 def judged(content):
-    figures = scaling.figures(content)
+    figures = bench_file.figures(content)
     return brake.judge(
         figures,
         is_weak=content.scaling == "weak",
@@ -59,7 +59,7 @@ def judged(content):
 
 
 def test_ranks_that_cost_nothing_are_ideal():
-    one, two = scaling.figures(bench({1: world(1), 2: world(2)}))
+    one, two = bench_file.figures(bench({1: world(1), 2: world(2)}))
     assert one.efficiency.value == one.speedup.value == 1.0
     assert one.samples_per_s.value == pytest.approx(32 / 0.020, rel=0.01)
     assert two.speedup.value == pytest.approx(2.0, rel=0.02)
@@ -69,7 +69,7 @@ def test_ranks_that_cost_nothing_are_ideal():
 
 def test_exposed_communication_lowers_the_efficiency_by_its_share():
     content = bench({1: world(1), 4: world(4, exchange_ms=20.0)})
-    four = scaling.figures(content)[1]
+    four = bench_file.figures(content)[1]
     assert four.speedup.value == pytest.approx(2.0, rel=0.03)
     assert four.efficiency.value == pytest.approx(0.5, rel=0.03)
     assert four.parts["communication"] == pytest.approx(0.020, rel=0.03)
@@ -79,13 +79,13 @@ def test_exposed_communication_lowers_the_efficiency_by_its_share():
 def test_in_strong_scaling_the_batch_of_all_ranks_counts():
     half = {"forward": 3.0, "backward": 6.0, "optimizer": 0.5, "other": 0.25, "data": 0.25}
     content = bench({1: world(1), 2: world(2, samples=32, **half)}, is_weak=False)
-    assert scaling.figures(content)[1].speedup.value == pytest.approx(2.0, rel=0.02)
+    assert bench_file.figures(content)[1].speedup.value == pytest.approx(2.0, rel=0.02)
     assert judged(content).name == brake.NONE
 
 
 def test_an_unknown_batch_counts_ranks():
     content = bench({1: world(1, samples=0), 2: world(2, samples=0)})
-    one, two = scaling.figures(content)
+    one, two = bench_file.figures(content)
     assert one.samples_per_s is None
     assert two.speedup.value == pytest.approx(2.0, rel=0.02)
 
@@ -93,7 +93,7 @@ def test_an_unknown_batch_counts_ranks():
 def test_bursts_of_batches_count_whole():
     steps = {step: {0: (0, 0, (40 if step % 4 == 0 else 0) * MS, MS, MS, 0)} for step in range(32)}
     one = WorldBench(1, 8, {0: "node-a"}, [steps, steps])
-    assert scaling.figures(bench({1: one}))[0].step_s.value == pytest.approx(0.012)
+    assert bench_file.figures(bench({1: one}))[0].step_s.value == pytest.approx(0.012)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_tuning_is_advised_where_it_has_something_to_gain(data_ms, advice):
 
 def test_data_that_cost_more_than_scaling_are_named_first():
     content = bench({1: world(1, data=30.0), 2: world(2, data=30.0, exchange_ms=5.0)})
-    assert scaling.figures(content)[1].efficiency.high < brake.IDEAL
+    assert bench_file.figures(content)[1].efficiency.high < brake.IDEAL
     assert judged(content).name == brake.DATA
 
 
@@ -162,7 +162,7 @@ def test_a_brake_that_takes_longer_than_computing_is_a_finding(largest, options,
 
 
 def printed(content):
-    figures = scaling.figures(content)
+    figures = bench_file.figures(content)
     return table.render(Result(content, figures, judged(content), [], 40, None, True, "x"))
 
 
@@ -192,7 +192,7 @@ def test_rates_are_printed_without_an_exponent():
 
 def test_a_single_window_of_steps_has_no_interval():
     few = {size: one_window(world(size, rounds=1)) for size in (1, 2)}
-    figures = scaling.figures(bench(few))
+    figures = bench_file.figures(bench(few))
     assert [row.windows for row in figures] == [1, 1]
     text = " ".join(printed(bench(few)).split())
     assert "no intervals: they need more than 8 steps after the warm-up" in text
@@ -203,6 +203,7 @@ def test_a_single_window_of_steps_has_no_interval():
 
 def one_window(measured):
     rounds = [
-        {step: steps[step] for step in sorted(steps)[: scaling.WINDOW]} for steps in measured.rounds
+        {step: steps[step] for step in sorted(steps)[: bench_file.WINDOW]}
+        for steps in measured.rounds
     ]
     return replace(measured, rounds=rounds)

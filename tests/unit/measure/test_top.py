@@ -99,7 +99,7 @@ def test_gpus_are_listed():
     gpu = {"host": "node-a", "index": 3, "utilization": 0.97}
     text = "\n".join(lines(gpus=[{**gpu, "memory_used": 61.2e9, "memory_total": 80e9}]))
     assert "97%" in text
-    assert "61.2 of 80.0 GB" in text
+    assert "57 GiB of 74.5 GiB" in text
 
 
 def test_lines_fit_into_80_columns():

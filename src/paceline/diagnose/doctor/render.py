@@ -9,7 +9,7 @@ from paceline.diagnose.doctor.facts import Disk, Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu, GpuPair
 from paceline.errors import SEVERITIES, Finding
 from paceline.machine.ulimits import UNLIMITED
-from paceline.text.wording import few
+from paceline.text.wording import count, few
 
 _MOST_IN_MATRIX = 8
 _MOST_SETTINGS = 12
@@ -201,8 +201,3 @@ def _number(number: int | None) -> str:
     if number is None:
         return "?"
     return "unlimited" if number == UNLIMITED else f"{number}"
-
-
-def count(number: int, noun: str) -> str:
-    """Return a count with its noun: ``1 GPU``, ``2 GPUs``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from paceline.text.secret_names import WORDS
+from paceline.text.secret_texts import WORDS
 
 SECRET = re.compile(WORDS, re.I)
 LONGEST = 120

@@ -1,12 +1,11 @@
 """``paceline bench``: the speed of a script on several numbers of ranks, and what holds it back.
 
 request      what is measured, and whether this node can
-rounds       starts the script again and again, and collects its steps
-warmup       how many steps at the start are left out
-settings     what can be tried, and what each setting is worth; setting_trials tries them
+rounds       starts the script again and again, collects its steps, and leaves out the warm-up
+settings     what can be tried, and what each setting is worth
 brake        what holds scaling back
 table        the result as text
-command      all of it, from the command line to the run folder
+command      all of it, from the command line to the run folder; it tries the settings
 """
 
 from paceline.measure.bench.command import bench

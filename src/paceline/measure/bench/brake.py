@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from paceline.codes import CODES
 from paceline.launch.monitor import bottleneck
 from paceline.launch.monitor.step_parts import STAGE_WORDS
-from paceline.measure.scaling import WorldFigures
+from paceline.measure.bench_file import WorldFigures
 from paceline.text.wording import milliseconds
 
 IDEAL = 0.97  # an efficiency whose interval reaches this is not called held back

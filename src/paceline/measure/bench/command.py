@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,22 +13,50 @@ from paceline.errors import EXIT_FAILED, EXIT_OK, RunError, option_invalid
 from paceline.launch.plan import script
 from paceline.launch.plan.options import Options
 from paceline.machine import cpus, gpus
-from paceline.measure import bench_file, scaling, trials
-from paceline.measure.bench import (
-    brake,
-    request,
-    rounds,
-    setting_trials,
-    settings,
-    table,
-)
+from paceline.measure import bench_file, trials
+from paceline.measure.bench import brake, request, rounds, settings, table
 from paceline.measure.bench.request import Devices, Request
-from paceline.measure.bench.rounds import Measured
-from paceline.measure.bench.settings import Worth
+from paceline.measure.bench.rounds import UNTIMED, Measured
+from paceline.measure.bench.settings import Setting, Worth
 from paceline.measure.bench.table import Result
+from paceline.measure.trial import TrialResult
+from paceline.measure.trials import Say
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
 from paceline.text import terminal
+
+_NO_SETTING = Setting("no setting", "")
+
+
+def measure(
+    request: Request,
+    measured: Measured,  # at least one of its trials went well
+    folder: Path,  # where the run folders of the trials are created
+    *,
+    offers: Sequence[Setting],
+    variables: Mapping[str, str],
+    say: Say,  # takes what is measured now; returns what moves the progress bar
+) -> list[Worth]:
+    """Run the trials of all settings; return what each setting is worth."""
+    size = max(measured.results)
+    candidates = [_NO_SETTING, *offers]
+    results: list[list[TrialResult]] = [[] for _ in candidates]
+    for number in range(1, request.rounds + 1):
+        for place, setting in enumerate(candidates):
+            if any(result.finding is not None for result in results[place]):
+                continue  # it would fail again
+            run_dir = folder / f"setting-{place}-round-{number}"
+            one = rounds.make(request, measured, size, run_dir)
+            tick = say(f"{setting.name}, round {number} of {request.rounds}")
+            environ = {**variables, **setting.environ}
+            results[place].append(rounds.run(replace(one, variables=environ), tick))
+    first = UNTIMED + rounds.warmup_steps(measured)
+    # The trials of the sizes had no setting either; they serve if all of these have failed.
+    without = [result for result in results[0] if result.finding is None]
+    return [
+        settings.judge(setting, of_setting, without or measured.results[size], first=first)
+        for setting, of_setting in zip(offers, results[1:], strict=True)
+    ]
 
 
 def devices() -> Devices:
@@ -87,7 +115,7 @@ def _measure(requested: Request, node: Devices, root: Path) -> Result:
         worths += [calculated] if calculated is not None else []
         content = replace(content, settings=tuple(asdict(worth) for worth in worths))
         bench_file.write(content, RunDir(root))
-    figures = scaling.figures(content)
+    figures = bench_file.figures(content)
     return Result(
         bench=content,
         figures=figures,
@@ -119,7 +147,7 @@ def _try_settings(
     )
     candidates = settings.choose(requested.settings, offers)
     with trials.progress((len(candidates) + 1) * requested.rounds) as say:
-        return setting_trials.measure(
+        return measure(
             requested, measured, root / "trials", offers=candidates, variables=variables, say=say
         )
 

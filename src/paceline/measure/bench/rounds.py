@@ -2,26 +2,59 @@
 
 The sizes take turns, in the opposite order in every other round: what changes on the machine
 meanwhile (temperature, other users) then meets all of them.
+
+The first steps allocate memory, connect ranks, fill the page cache and compile. They end where the
+times of steps have come down to those of the last third, within three standard deviations from
+the median absolute deviation, which single slow steps do not pull along.
 """
 
 from __future__ import annotations
 
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.errors import Finding
-from paceline.measure import scaling, trial
+from paceline.measure import bench_file, trial
 from paceline.measure.bench import request as requests
-from paceline.measure.bench import warmup
 from paceline.measure.bench.request import Request
 from paceline.measure.bench_file import BenchFile, Round, WorldBench
 from paceline.measure.trial import Trial, TrialResult
 from paceline.measure.trials import Say
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
+
+WINDOW = 5  # the median of so many steps is compared, so that one slow step says nothing
+_SIGMAS = 3.0
+_MAD_TO_SIGMA = 1.4826  # for normally distributed values
+_LEAST_SHARE = 0.02  # of a step; smaller differences are not a warm-up
+
+
+def slow_steps(times: Sequence[float]) -> int:
+    """Return the number of steps at the start that are slower than the last third, at most half."""
+    half = len(times) // 2
+    if half < WINDOW:
+        return 0
+    settled = times[-max(WINDOW, len(times) // 3) :]
+    median = statistics.median(settled)
+    deviation = statistics.median(abs(time - median) for time in settled)
+    # A median of five normally distributed values has 0.54 of their standard deviation; the whole
+    # of it is allowed, because times of steps have longer tails.
+    most = median + max(_SIGMAS * _MAD_TO_SIGMA * deviation, _LEAST_SHARE * median)
+    for start in range(half):
+        if statistics.median(times[start : start + WINDOW]) <= most:
+            return _without_single(times, start, most)
+    return half
+
+
+def _without_single(times: Sequence[float], start: int, most: float) -> int:
+    """Return where the steps of a window become usual: its first ones may still be slow."""
+    while times[start] > most and start < len(times) // 2:
+        start += 1
+    return start
+
 
 UNTIMED = 2  # steps at the start of a trial
 
@@ -113,7 +146,7 @@ def to_bench(request: Request, measured: Measured, *, oversubscribed: bool) -> B
 
     At least one trial went well. ``oversubscribed``: ranks share devices.
     """
-    slow = slow_steps(measured)
+    slow = warmup_steps(measured)
     first = UNTIMED + slow
     largest = measured.results[max(measured.results)][0]
     return BenchFile(
@@ -128,13 +161,13 @@ def to_bench(request: Request, measured: Measured, *, oversubscribed: bool) -> B
     )
 
 
-def slow_steps(measured: Measured) -> int:
+def warmup_steps(measured: Measured) -> int:
     """Return how many timed steps belong to the warm-up: the most that a number of ranks needs.
 
     Of the rounds of one number of ranks the median counts: a single one may have been disturbed.
     """
     return max(
-        round(statistics.median(warmup.slow_steps(_times(result)) for result in results))
+        round(statistics.median(slow_steps(_times(result)) for result in results))
         for results in measured.results.values()
     )
 
@@ -142,11 +175,11 @@ def slow_steps(measured: Measured) -> int:
 def has_settled(measured: Measured) -> bool:
     """Return whether the times of steps had settled before half of them were over."""
     shortest = min(len(result.steps) for results in measured.results.values() for result in results)
-    return slow_steps(measured) < shortest // 2
+    return warmup_steps(measured) < shortest // 2
 
 
 def _times(result: TrialResult) -> list[float]:
-    return [scaling.step_seconds(result.steps[step]) for step in sorted(result.steps)]
+    return [bench_file.step_seconds(result.steps[step]) for step in sorted(result.steps)]
 
 
 def _world(results: list[TrialResult], first: int) -> WorldBench:

@@ -18,7 +18,7 @@ from paceline import env
 from paceline.errors import closest, option_invalid
 from paceline.launch.monitor.timed_steps import Durations
 from paceline.launch.probe.ddp_settings import AUTOCAST, HOOK
-from paceline.measure import intervals, scaling
+from paceline.measure import bench_file, intervals
 from paceline.measure.bench_file import WorldBench
 from paceline.measure.intervals import Interval
 from paceline.measure.trial import TrialResult
@@ -144,8 +144,8 @@ def judge(
     reason = _why_not(setting, results)
     if reason:
         return _replaced(worth, reason=reason)
-    times = scaling.window_times([_after(result, first) for result in results])
-    times_without = scaling.window_times([_after(result, first) for result in without])
+    times = bench_file.window_times([_after(result, first) for result in results])
+    times_without = bench_file.window_times([_after(result, first) for result in without])
     return _replaced(
         worth,
         gain=intervals.ratio(times_without, times),

@@ -9,8 +9,7 @@ from textwrap import wrap
 from paceline.errors import Finding
 from paceline.measure.bench.brake import Brake
 from paceline.measure.bench.settings import LOSS_STEPS, Worth
-from paceline.measure.bench_file import BenchFile
-from paceline.measure.scaling import WINDOW, WorldFigures
+from paceline.measure.bench_file import WINDOW, BenchFile, WorldFigures
 
 COLUMNS = 80
 _FEWEST_WINDOWS = 2  # a single window has no spread

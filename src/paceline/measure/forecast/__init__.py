@@ -3,14 +3,11 @@
 bench_data   what is taken from bench.json
 own_work     the time of the slowest of N ranks
 collectives  the time of an all-reduce, and how much of it backward hides
-model        the time of a step by number of ranks; changes says what a change is worth
-fitting      fits the model to a bench, for the estimate and for each of the bootstrap's draws
+fitting      the time of a step by number of ranks, fitted to a bench for each draw of the bootstrap
 prediction   points with intervals, where scaling ends, and what cannot be known
-cost         GPU hours and money
-text         the forecast for a terminal
-notes        what it rests on and cannot know
-reading      finds the bench of a run
-request      the command line
+changes      what a change of the training is worth
+text         the forecast for a terminal, with GPU hours and money
+request      the command line, the bench that is meant, and the file that is written
 
 No module imports torch or NumPy: a login node answers in 0.3 s.
 """

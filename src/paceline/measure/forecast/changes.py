@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.measure.forecast.model import Model
+from paceline.measure.forecast.fitting import Model
 
 CONFIDENCE = 0.95
 _COMPRESSION = 0.5

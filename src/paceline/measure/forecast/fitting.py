@@ -1,15 +1,21 @@
 """Fit the model of a step's time to a bench. Pure.
 
+step = mean of the slowest rank's own work + communication that backward does not hide
+
 The links are fitted so that the communication of the measured world sizes is reproduced. Several of
 them determine latency and bandwidth; with one, the latency comes from ``bench network`` if it was
 measured, else from a plausible range. The bandwidth is not taken from ``bench network`` then: on
 busy CPUs an all-reduce alone takes longer than it does in training. A link that no world size used
 is what ``bench network`` says.
+
+What a bench does not determine is drawn from its plausible range in each draw of the bootstrap, so
+that it widens the interval.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,9 +23,92 @@ from dataclasses import dataclass
 from paceline.measure.forecast import collectives, own_work
 from paceline.measure.forecast.bench_data import Bench, TimedStep
 from paceline.measure.forecast.collectives import Exchange, Link, Network
-from paceline.measure.forecast.draws import Draw
-from paceline.measure.forecast.model import Model
 from paceline.measure.forecast.own_work import Differences, OwnWork
+
+_MOST_DEVIATIONS = 400  # in one draw
+
+
+class Draw:
+    """Choices of one draw of the bootstrap; of the estimate itself without a generator."""
+
+    def __init__(self, source: random.Random | None = None) -> None:
+        self._source = source
+
+    def blocks(self, count: int) -> list[int]:
+        """Return numbers of blocks."""
+        if self._source is None:
+            return list(range(count))
+        return self._source.choices(range(count), k=count)
+
+    def within(self, low: float, high: float) -> float:
+        """Return a value of a range; its middle for the estimate."""
+        return (low + high) / 2 if self._source is None else self._source.uniform(low, high)
+
+    def within_log(self, low: float, high: float) -> float:
+        """Return a value of a range whose logarithm is uniform."""
+        return math.exp(self.within(math.log(low), math.log(high)))
+
+    def about(self, value: float, error: float) -> float:
+        """Return a value with a normally distributed error."""
+        return value if self._source is None else self._source.gauss(value, error)
+
+    def deviations(self, values: Sequence[float]) -> Sequence[float]:
+        """Return a sample of values."""
+        if self._source is None:
+            return values
+        return self._source.choices(values, k=min(len(values), _MOST_DEVIATIONS))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A step's time by world size."""
+
+    work: OwnWork  # own work of a rank with the batch of the largest measured world
+    backward_s: float  # seconds of backward within it
+    exchange: Exchange  # gradients of a step
+    network: Network  # links
+    samples_per_rank: float  # samples of a rank in a step of that world
+    fixed_s: float | None  # own work of an empty batch, with strong scaling; None with weak scaling
+    global_batch: float  # samples of a step, with strong scaling
+    single_step_s: float | None  # measured step of one rank; None if none was measured
+    single_samples: float  # samples of that step
+    steady_share: float  # share of the differences between ranks that another batch does not change
+    # size of a rank's batch relative to the measured one, with weak scaling
+    batch_factor: float = 1.0
+
+    def step_s(self, world: int) -> float:
+        """Return the mean time of a step of ``world`` ranks."""
+        if world == 1 and self.single_step_s is not None:
+            return self.single_step_s * self.batch_factor
+        factor = self._work_factor(world)
+        spread_factor = factor + (1 - factor) * self.steady_share
+        own_s = self.work.mean_s * factor + self.work.differences.excess_s(world) * spread_factor
+        return own_s + self.exchange.exposed_s(self.network, world, self.backward_s * factor)
+
+    def exposed_s(self, world: int) -> float:
+        """Return the seconds of a step in which nothing hides communication."""
+        backward_s = self.backward_s * self._work_factor(world)
+        return self.exchange.exposed_s(self.network, world, backward_s)
+
+    def samples(self, world: int) -> float:
+        """Return the samples of a step of ``world`` ranks."""
+        if self.fixed_s is not None:
+            return self.global_batch
+        if world == 1 and self.single_step_s is not None:
+            return self.single_samples * self.batch_factor
+        return self.samples_per_rank * self.batch_factor * world
+
+    def samples_per_s(self, world: int) -> float:
+        """Return the throughput of ``world`` ranks."""
+        return self.samples(world) / self.step_s(world)
+
+    def _work_factor(self, world: int) -> float:
+        """Return a rank's own work relative to that of the largest measured world."""
+        if self.fixed_s is None:
+            return self.batch_factor
+        share = self.fixed_s / self.work.mean_s
+        return share + (1 - share) * self.global_batch / world / self.samples_per_rank
+
 
 # Seconds of a message without bytes, where nothing determines it: NVLink to TCP between threads.
 LATENCY_RANGE_S = (5e-6, 5e-4)

@@ -1,15 +1,22 @@
-"""``paceline forecast``: from the words of the command line to what it prints."""
+"""``paceline forecast``: from the words of the command line to what it prints and writes."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
-from paceline.errors import Finding, UsageError, option_contradicted
-from paceline.measure import bench_file
-from paceline.measure.forecast import cost, prediction, reading, text
+from paceline.errors import Finding, SetupError, UsageError, option_contradicted
+from paceline.measure import bench_file, network_points
+from paceline.measure.forecast import prediction, text
+from paceline.measure.forecast.bench_data import unreadable
+from paceline.rundir import files
+from paceline.rundir.files import RunDir
+from paceline.text import quoting
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:bit(?:/s)?|bps)", re.IGNORECASE)
@@ -35,19 +42,19 @@ def answer(
     """
     if samples is None:
         _require_samples(epochs=epochs, price=price)
-    run_dir = reading.find(run)
+    run_dir = find(run)
     forecast = prediction.predict(
         bench_file.read(run_dir),
         worlds=world_sizes(worlds) if worlds else prediction.WORLDS,
-        networks=[reading.network(file) for file in networks],
+        networks=[network(file) for file in networks],
         ranks_per_node=gpus_per_node,
         link_bits_per_s=None if link is None else bits_per_s(link),
     )
     if samples is not None and forecast.unit != "samples":
         raise UsageError(_without_samples())
-    costs = [] if samples is None else cost.costs(forecast, samples * (epochs or 1.0), price)
+    costs = [] if samples is None else text.costs(forecast, samples * (epochs or 1.0), price)
     result = {**forecast.to_json(), "costs": [asdict(row) for row in costs]}
-    reading.write(run_dir, result)
+    write(run_dir, result)
     if as_json:
         return json.dumps(result, indent=1)
     return text.render(forecast, costs)
@@ -99,3 +106,56 @@ def bits_per_s(rate: str) -> float:
 
 def _invalid(what: str, fix: str) -> Finding:
     return Finding("option-invalid", what, where="command line", fix=fix)
+
+
+_MOST_BYTES = 1 << 24
+
+
+def write(run_dir: RunDir, forecast: dict[str, Any]) -> None:
+    """Write a forecast into the run folder of its bench, where ``paceline report`` finds it.
+
+    Someone else's folder may not be writable, and the forecast is printed anyway.
+    """
+    with contextlib.suppress(OSError):
+        files.write_whole(run_dir.forecast, json.dumps(forecast) + "\n")
+
+
+def network(file: str) -> dict[str, Any]:
+    """Return what ``bench network --json`` has written to a file."""
+    try:
+        values = files.read_json(Path(file), most_bytes=_MOST_BYTES)
+        if values["kind"] == "network" and values["version"] == network_points.VERSION:
+            return dict(values)
+        reason = f"kind {values['kind']!r}, version {values['version']!r}"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    raise SetupError.of(
+        "input-unreadable",
+        f"{file} is not a measurement of the network",
+        evidence=(reason,),
+        fix=f"paceline bench network --json > {quoting.word(file)}",
+    )
+
+
+def find(run: str) -> RunDir:
+    """Return the run folder of a bench.
+
+    ``run`` is a run folder, the name of one below ``paceline-runs``, or the path of a bench.json;
+    empty for the newest bench there. Raises SetupError if the folder does not exist, or no run is a
+    bench.
+    """
+    if not run:
+        benches = [
+            file
+            for folder in files.run_folders()
+            for file in folder.glob("*/" + RunDir(folder).bench.name)
+        ]
+        if not benches:
+            raise SetupError(unreadable("no run in paceline-runs is a bench"))
+        return RunDir(max(benches, key=lambda file: file.stat().st_mtime).parent)
+    for place in (Path(run), *(folder / run for folder in files.run_folders())):
+        if place.is_dir():
+            return RunDir(place)
+        if place.is_file() and place.name == RunDir(place.parent).bench.name:
+            return RunDir(place.parent)
+    raise SetupError(unreadable(f"{run} is not a run folder"))

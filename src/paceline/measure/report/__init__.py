@@ -1,14 +1,16 @@
 """``paceline report``: one page, or a text, that shows what a run did and how fast.
 
 facts                what is known of a run, as plain data
-collect              reads a run folder, with metrics, speed_files, bench_files, untrusted
-speed, scaling       decide rates, the split of a step, efficiency
-plots, labels        what a plot is, and the names in it
-training_plots, time_plots, scaling_plots, network_plots
-                     decide which plots there are
-overview, sections   decide the figures, the sentences and the order
+collect              reads a run folder
+metrics              reads the numbers that a script has logged
+measured_files       reads speed, bench and forecast, and doubts every value
+speed                decides rates, the split of a step, efficiency
+plots                what a plot is, and the names in it
+training_plots       decides which plots of logged numbers there are
+sections             decides which other plots there are, and the order of all
+overview             decides the figures and the sentences
 text                 renders for a terminal
-drawing, palette     render plots for plotly
+drawing              renders plots for plotly, with their colours
 page                 renders the HTML page
 command              the command
 """

@@ -14,11 +14,11 @@ from typing import Any
 from paceline.errors import Finding, SetupError
 from paceline.launch.monitor.stage_times import MIN_STEPS
 from paceline.machine import processes
-from paceline.measure import run_choice
-from paceline.measure.report import bench_files, metrics, speed_files
+from paceline.measure import speed
+from paceline.measure.report import measured_files, metrics
 from paceline.measure.report.facts import Attempt, Run, SpeedPoint, StepSplit
+from paceline.measure.report.measured_files import OTHER_CONTENT
 from paceline.measure.report.speed import mean_split
-from paceline.measure.report.untrusted import OTHER_CONTENT
 from paceline.rundir import events, files, identity, sweeps
 from paceline.rundir.events import History
 from paceline.rundir.files import RunDir
@@ -40,9 +40,9 @@ def collect(names: Sequence[str]) -> list[Run]:
     """
     if not names:
         what = "no run in paceline-runs has been started"
-        latest = run_choice.latest(_EVENTS, _BENCH, _TRIALS, advice=_no_run(what))
+        latest = speed.latest(_EVENTS, _BENCH, _TRIALS, advice=_no_run(what))
         return [read(run_dir) for run_dir in _run_dirs(latest, latest.root.name)]
-    named = [(run_choice.named(name, advice=_no_run("")), name) for name in names]
+    named = [(speed.named(name, advice=_no_run("")), name) for name in names]
     run_dirs = [run_dir for folder, name in named for run_dir in _run_dirs(folder, name)]
     return [read(run_dir) for run_dir in dict.fromkeys(run_dirs)]
 
@@ -81,10 +81,10 @@ def read(run_dir: RunDir) -> Run:
     starts = _last_starts(records)
     world_size = max((int(start["world_size"]) for start in starts), default=0)
     numbers, metric_notes = metrics.read(run_dir)
-    speed, speed_notes = speed_files.read_log(run_dir, world_size)
-    ranks, gpus = speed_files.read_ranks(run_dir)
+    speed, speed_notes = measured_files.read_log(run_dir, world_size)
+    ranks, gpus = measured_files.read_ranks(run_dir)
     bench_notes: list[str] = []
-    bench = bench_files.read_bench(run_dir, bench_notes)
+    bench = measured_files.read_bench(run_dir, bench_notes)
     run = Run(
         name=run_dir.root.absolute().name,
         folder=files.display_path(run_dir.root),
@@ -101,7 +101,7 @@ def read(run_dir: RunDir) -> Run:
         findings=history.outcome.findings if history.outcome else (),
         bench=bench,
         scaling=bench.figures if bench is not None else (),
-        forecast=bench_files.read_forecast(run_dir, bench_notes),
+        forecast=measured_files.read_forecast(run_dir, bench_notes),
         environment=_environment(run_dir, gpus),
     )
     has_content = any((records, numbers, speed, run.bench, run.forecast, run.environment))
@@ -121,7 +121,7 @@ def _step_notes(run: Run) -> list[str]:
     if run.split is None:
         notes.append(f"no split of a step: fewer than {MIN_STEPS} steps were timed")
     if run.speed and not any(point.samples_per_step for point in run.speed):
-        notes.append(f"no samples/s: {bench_files.UNKNOWN_SAMPLES}")
+        notes.append(f"no samples/s: {measured_files.UNKNOWN_SAMPLES}")
     return notes
 
 
@@ -208,7 +208,7 @@ def _split(
     for outcome in outcomes:
         summary = outcome.get("summary")
         if isinstance(summary, dict) and outcome.get("time_ns", 0) >= last_start_ns:
-            split = speed_files.split_of(summary.get("step"), num_ranks)
+            split = measured_files.split_of(summary.get("step"), num_ranks)
             if split is not None:
                 return split
     return None

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from paceline.measure.report import metrics, speed
 from paceline.measure.report.facts import Run, Scaling, StepSplit
-from paceline.measure.report.network_plots import size_text
 from paceline.text.quoting import printable
-from paceline.text.wording import few
+from paceline.text.wording import count, few, size
 
 _FEW = 4  # intervals of a run
 # The first of these that a run logged is its loss; see also slurm.jobs.run_rows.
@@ -164,7 +163,7 @@ def _speed_up(rows: Sequence[Scaling]) -> str:
     base, largest = rows[0], rows[-1]
     growth = largest.ranks / base.ranks
     efficiency = largest.efficiency
-    of_base = f"{base.ranks} rank" + ("s" if base.ranks > 1 else "")
+    of_base = count(base.ranks, "rank")
     speed_up = f"{largest.ranks} ranks are {efficiency.value * growth:.2f}x as fast as {of_base}"
     if efficiency.low != efficiency.high:  # equal ends are those of a single window of steps
         speed_up += f" ({efficiency.low * growth:.2f} to {efficiency.high * growth:.2f})"
@@ -178,7 +177,7 @@ def network_sentences(run: Run) -> list[str]:
         return []
     best = max(points, key=lambda point: point.bus_bytes_per_s)
     return [
-        f"An all-reduce of {size_text(points[0].size_bytes)} takes"
+        f"An all-reduce of {size(points[0].size_bytes)} takes"
         f" {milliseconds(points[0].seconds)}; the best bus bandwidth is"
-        f" {significant(best.bus_bytes_per_s / 1e9)} GB/s at {size_text(best.size_bytes)}."
+        f" {significant(best.bus_bytes_per_s / 1e9)} GB/s at {size(best.size_bytes)}."
     ]

@@ -15,9 +15,9 @@ from typing import Any
 
 from paceline import __version__
 from paceline.errors import SetupError
-from paceline.measure.report import drawing, labels, overview
+from paceline.measure.report import drawing, overview, plots
+from paceline.measure.report.drawing import palettes
 from paceline.measure.report.facts import Run
-from paceline.measure.report.palette import palettes
 from paceline.measure.report.plots import Plot, key
 from paceline.measure.report.sections import Section, sections
 from paceline.text.quoting import printable
@@ -76,7 +76,7 @@ def render(runs: Sequence[Run], *, text: str, now_s: float) -> str:
 
 def _head(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the title, and the figures: tiles of one run, or a table of several."""
-    names = labels.of_runs(runs)
+    names = plots.of_runs(runs)
     if len(runs) == 1:
         run = runs[0]
         title = printable(" ".join(run.command)) or run.name

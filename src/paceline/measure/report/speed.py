@@ -1,13 +1,14 @@
-"""Decide how fast a run was over time, and where the time of its steps went. Pure."""
+"""Decide how fast a run was over time, how the time of its steps was split, how it scaled. Pure."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from paceline.measure.report.facts import Attempt, SpeedPoint, StepSplit
+from paceline.measure.bench_file import BenchFile, WorldBench, WorldFigures, figures
+from paceline.measure.report.facts import Attempt, Scaling, SpeedPoint, StepSplit
 
 # The last interval of an attempt is cut short by its end, and contains the end.
 _SHORTEST = 0.5
@@ -101,3 +102,34 @@ def _late_rank(splits: Sequence[StepSplit]) -> str:
     """Return the latest sentence about a late rank, if most splits have one."""
     sentences = [split.late_rank for split in splits if split.late_rank]
     return sentences[-1] if 2 * len(sentences) > len(splits) else ""
+
+
+def scaling(bench: BenchFile) -> list[Scaling]:
+    """Return the scaling of a bench by number of ranks.
+
+    The figures are those that ``paceline bench`` has printed. Numbers of ranks without steps are
+    left out; without a number of samples there is nothing to compare.
+    """
+    worlds = {size: _without_failures(world) for size, world in bench.worlds.items()}
+    measured = {size: world for size, world in worlds.items() if world.rounds}
+    if not measured or not all(world.samples_per_step for world in measured.values()):
+        return []
+    rows = figures(replace(bench, worlds=measured))
+    return [row for number in rows if (row := _compared(number, rows[0])) is not None]
+
+
+def _without_failures(world: WorldBench) -> WorldBench:
+    """Leave out the empty rounds of starts that have failed."""
+    return replace(world, rounds=[steps for steps in world.rounds if steps])
+
+
+def _compared(row: WorldFigures, base: WorldFigures) -> Scaling | None:
+    if row.samples_per_s is None or base.samples_per_s is None:
+        return None
+    return Scaling(
+        ranks=row.num_ranks,
+        step_s=row.step_s,
+        samples_per_s=row.samples_per_s,
+        ideal_samples_per_s=base.samples_per_s.value * row.num_ranks / base.num_ranks,
+        efficiency=row.efficiency,
+    )

@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from paceline.measure.intervals import Interval
-from paceline.measure.report import labels, overview
+from paceline.measure.report import overview, plots
 from paceline.measure.report.facts import Run, Series
-from paceline.measure.report.network_plots import size_text
 from paceline.text.quoting import printable
-from paceline.text.table import aligned
-from paceline.text.wording import shorten
+from paceline.text.wording import aligned, shorten, size
 
 _COLUMNS = 80
 _BAR = 30  # columns of a whole step
@@ -37,7 +35,7 @@ def _comparison(runs: Sequence[Run]) -> list[str]:
     """Return a table with a line for each run."""
     columns = ("run", "state", "steps", "step", "samples/s", "loss")
     rows = []
-    for run, name in zip(runs, labels.of_runs(runs), strict=True):
+    for run, name in zip(runs, plots.of_runs(runs), strict=True):
         values = {"run": name, **overview.figures(run)}
         values["samples/s"] = values.get("throughput", "-").removesuffix(" samples/s")
         rows.append([values.get(column, "-") for column in columns])
@@ -229,7 +227,7 @@ def _network(run: Run) -> list[str]:
     for point in points:
         rate = f"{overview.significant(point.bus_bytes_per_s / 1e9)} GB/s"
         time = overview.milliseconds(point.seconds)
-        lines.append(f"{size_text(point.size_bytes):>10}{time:>14}{rate:>18}")
+        lines.append(f"{size(point.size_bytes):>10}{time:>14}{rate:>18}")
     return lines
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from paceline.measure.report import labels, speed
+from paceline.measure.report import speed
 from paceline.measure.report.facts import Run
-from paceline.measure.report.plots import Axis, Curve, Plot, spans_decades, thinned
+from paceline.measure.report.plots import Axis, Curve, Plot, metric_group, spans_decades, thinned
 from paceline.text.quoting import printable
 
 # The second metric of a plot in which colours stand for runs.
@@ -18,7 +18,7 @@ def plots(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
     """Return a plot for each group of metrics, losses first."""
     groups: dict[str, None] = {}
     for run in runs:
-        groups |= {labels.metric_group(metric): None for metric in run.metrics}
+        groups |= {metric_group(metric): None for metric in run.metrics}
     ordered = sorted(groups, key=_order)
     drawn = [_plot(group, runs, names) for group in ordered]
     return [*drawn, *_unlogged(runs, names)]
@@ -54,7 +54,7 @@ def _plot(group: str, runs: Sequence[Run], names: Sequence[str]) -> Plot:
 def _members(group: str, runs: Sequence[Run]) -> list[str]:
     """Return the metrics of a group in the order in which the runs logged them."""
     metrics = dict.fromkeys(metric for run in runs for metric in run.metrics)
-    return [metric for metric in metrics if labels.metric_group(metric) == group]
+    return [metric for metric in metrics if metric_group(metric) == group]
 
 
 def _curve(run: Run, place: int, members: Sequence[str], number: int, *, run_name: str) -> Curve:

@@ -3,10 +3,9 @@
 search       which settings are tried
 final        which of them meet again, and which one is best
 measured     what was measured so far
-windows      from batches to seconds per batch
-trial_run    a script that trains, whose loader takes commands
+trial_run    a script that trains, whose loader takes commands; from batches to seconds per batch
 tuning       runs the script and fills in what was measured
-answer       the result in words and as data; setting_words has the lines to paste
+answer       the result in words and as data, with the lines to paste
 progress     the bar
 batches      which batch sizes are tried; batch_tuning runs the script with them
 bare_loader  what is run for a dataset without a script

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.measure.intervals import Interval
+from paceline.text import wording
 
 MEMORY_SHARE = 0.6  # of the free memory that a batch may take
 _KNEE = 0.95  # of the best rate: the smallest batch that reaches it is the knee
@@ -32,8 +33,8 @@ class BatchSize:
     def memory(self) -> str:
         """The memory that bounds the batch, in words."""
         if self.gpu_bytes is not None:
-            return f"{self.gpu_bytes / 1e9:.1f} GB of GPU"
-        return f"{self.used_bytes / 1e9:.1f} GB"
+            return f"{wording.size(self.gpu_bytes)} of GPU"
+        return wording.size(self.used_bytes)
 
 
 def next_size(sizes: Sequence[BatchSize], *, free_bytes: int) -> tuple[int, str]:

@@ -16,10 +16,9 @@ from paceline.errors import Finding, RunError
 from paceline.launch.probe.loader_commands import CACHED, CHANGED, LoaderFacts, LoaderSetting
 from paceline.machine.cpus import usable_cpus
 from paceline.measure.tune import final, search
-from paceline.measure.tune.answer import Answer
+from paceline.measure.tune.answer import Answer, describe
 from paceline.measure.tune.measured import Limits, Measured, Windows
 from paceline.measure.tune.progress import Progress
-from paceline.measure.tune.setting_words import describe
 from paceline.measure.tune.trial_run import (
     MOST_WINDOW_S,
     MemoryIsShort,
@@ -31,6 +30,7 @@ from paceline.measure.tune.trial_run import (
     TrialRun,
     shared_memory_bytes,
 )
+from paceline.text.wording import size
 
 _SEARCH_S, _FINAL_S = 0.6, 1.0  # length of a window
 _SEARCH_SHARE = 0.5  # of the time: what remains is for the finalists
@@ -218,7 +218,7 @@ class Tuning:
             "trial-failed",
             f"{self.name} was ended before it trained: the machine had less than a tenth of its"
             " memory left",
-            evidence=(f"{run.least_free / 1e9:.1f} GB were free",),
+            evidence=(f"{size(run.least_free)} were free",),
             why="below that the kernel may end any program",
             fix="end other programs that use memory, or start the script with less data",
         )

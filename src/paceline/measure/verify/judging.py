@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.errors import Finding
-from paceline.measure.verify import evaluation, rates, replicas, samples, updates
-from paceline.measure.verify.records import World
-from paceline.measure.verify.verdict import PROVEN, Verdict, broken, not_judged
+from paceline.measure.verify import rates, replicas, samples, updates
+from paceline.measure.verify.records import PROVEN, Verdict, World, broken, not_judged
 from paceline.rundir import proofs
 from paceline.rundir.proofs import Proof
 
@@ -85,8 +84,8 @@ _PROPERTIES: Sequence[tuple[str, str, Judge, bool]] = (
     ("replicas", "parameters equal on ranks", _by_itself(replicas.judge), False),
     ("loss", "loss as on 1 rank", _beside_one(updates.judge_loss), False),
     ("updates", "updates as on 1 rank", _beside_one(updates.judge_updates), False),
-    ("evaluation", "each sample evaluated once", evaluation.judge_count, False),
-    ("figure", "printed figure of all ranks", evaluation.judge_figure, False),
+    ("evaluation", "each sample evaluated once", samples.judge_count, False),
+    ("figure", "printed figure of all ranks", samples.judge_figure, False),
 )
 
 

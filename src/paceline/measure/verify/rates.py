@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from paceline.errors import Finding
-from paceline.measure.verify import averaging
-from paceline.measure.verify.records import Step, Training, World
-from paceline.measure.verify.verdict import Verdict, broken, kept, not_judged
+from paceline.measure.verify import replicas
+from paceline.measure.verify.records import Step, Training, Verdict, World, broken, kept, not_judged
 
 _CLOSE = 0.02  # relative: rounded lengths of epochs move a schedule a little
 _GROWN = 1.5  # from this factor on, a batch has grown
@@ -65,7 +64,7 @@ def _growth(
 
 def judge(world: World, one: World) -> Verdict:
     """Decide whether the learning rate follows that on one rank."""
-    training, reference = averaging.main_training(world), averaging.main_training(one)
+    training, reference = replicas.main_training(world), replicas.main_training(one)
     if training is None or reference is None:
         return not_judged("no optimizer step was seen")
     batch, batch_of_one = batch_of(world), batch_of(one)
@@ -84,7 +83,7 @@ def judge(world: World, one: World) -> Verdict:
             return _judge_other_curve(world, steps, steps_of_one, growth)
     first = Curves(_rates(steps, 0), _rates(steps_of_one, 0), growth, epochs)
     verdict = _judge_scale(world, first, place=training[0].place, batches=(batch_of_one, batch))
-    if verdict.finding is not None and averaging.are_apart(training):
+    if verdict.finding is not None and replicas.are_apart(training):
         return not_judged("ranks apply different gradients: they may train apart")
     return verdict
 

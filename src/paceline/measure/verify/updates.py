@@ -10,10 +10,9 @@ import math
 from collections.abc import Sequence
 
 from paceline.errors import Finding
-from paceline.measure.verify import averaging
+from paceline.measure.verify import replicas
 from paceline.measure.verify.rates import SAME_BATCH, batch_of, read_the_same
-from paceline.measure.verify.records import Rank, Training, World
-from paceline.measure.verify.verdict import Verdict, broken, kept, not_judged
+from paceline.measure.verify.records import Rank, Training, Verdict, World, broken, kept, not_judged
 
 _CLOSE_LOSS = 1e-2  # relative: a loss in bfloat16 has 8 bits
 _CLOSE_GRADIENT = 0.1  # relative, of their norm
@@ -21,7 +20,7 @@ _CLOSE_GRADIENT = 0.1  # relative, of their norm
 
 def unknown(world: World, one: World) -> str:
     """Return why losses and gradients cannot be compared; empty if they can."""
-    training, reference = averaging.main_training(world), averaging.main_training(one)
+    training, reference = replicas.main_training(world), replicas.main_training(one)
     if training is None or reference is None:
         return "no optimizer step was seen"
     reason = _other_samples(world, one)
@@ -106,12 +105,12 @@ def judge_loss(world: World, one: World) -> Verdict:
 
 
 def _place(world: World) -> str:
-    training = averaging.main_training(world)
+    training = replicas.main_training(world)
     return training[0].place if training is not None else ""
 
 
 def _first_losses(world: World) -> list[float]:
-    training = averaging.main_training(world) or ()
+    training = replicas.main_training(world) or ()
     return [float(part.steps[0].losses[0] or 0.0) for part in training]
 
 
@@ -132,10 +131,10 @@ def judge_updates(world: World, one: World) -> Verdict:
         return not_judged(reason)
     if not _matches(world, _first_losses(world), _first_losses(one)[0]):
         return not_judged("the losses differ, and so must the gradients")
-    training, reference = averaging.main_training(world), averaging.main_training(one)
+    training, reference = replicas.main_training(world), replicas.main_training(one)
     assert training is not None
     assert reference is not None
-    if not averaging.are_averaged(training):
+    if not replicas.are_averaged(training):
         return not_judged("ranks apply different gradients: they may train apart")
     values, expected = training[0].steps[0].sample, reference[0].steps[0].sample
     norm = math.hypot(*expected)

@@ -18,7 +18,7 @@ from paceline.slurm.jobs.run_rows import Row
 from paceline.slurm.sweep import sweep_rows
 from paceline.text import terminal
 from paceline.text.quoting import printable
-from paceline.text.table import aligned
+from paceline.text.wording import aligned
 from paceline.train import checkpoint
 
 ALL, CHECKPOINTS, NOTHING = "all", "checkpoints", "nothing"  # what of a run may go

@@ -28,7 +28,7 @@ from paceline.slurm.record import JobRecord
 from paceline.slurm.sweep import sweep_folder, sweep_rows
 from paceline.text import terminal
 from paceline.text.quoting import printable
-from paceline.text.table import aligned
+from paceline.text.wording import aligned
 
 _COLUMNS = ("run", "job", "state", "nodes", "step", "loss", "since")
 _RIGHT = frozenset({"job", "step", "loss"})

@@ -28,8 +28,7 @@ from paceline.slurm.sweep.definition import array_text
 from paceline.slurm.sweep.sweep_folder import Member
 from paceline.text import terminal
 from paceline.text.quoting import printable, word
-from paceline.text.table import aligned
-from paceline.text.wording import fold, shorten
+from paceline.text.wording import aligned, fold, shorten
 
 _VALUE = 14  # columns of a value; longer ones are shortened
 _MOST_CAUSES = 4

@@ -10,16 +10,7 @@ import pytest
 
 import report_runs
 from paceline.measure.intervals import Interval
-from paceline.measure.report import (
-    bench_files,
-    drawing,
-    labels,
-    overview,
-    palette,
-    plots,
-    speed,
-    text,
-)
+from paceline.measure.report import drawing, measured_files, overview, plots, speed, text
 from paceline.measure.report.facts import (
     Attempt,
     RankTime,
@@ -29,7 +20,6 @@ from paceline.measure.report.facts import (
     SpeedPoint,
     StepSplit,
 )
-from paceline.measure.report.scaling import own_times
 from paceline.measure.report.sections import sections
 
 NAN = float("nan")
@@ -110,7 +100,7 @@ def test_scaling_of_a_bench_of_known_truth():
         "1": report_runs.world(1, jitter=0.0),
         "2": report_runs.world(2, jitter=0.0, exchange_us=5_000),
     }
-    one, two = bench_files.parse_bench(report_runs.bench(worlds=worlds)).figures
+    one, two = measured_files.parse_bench(report_runs.bench(worlds=worlds)).figures
     assert one.samples_per_s.value == pytest.approx(1600)
     assert two.samples_per_s.value == pytest.approx(2560)
     assert two.ideal_samples_per_s == pytest.approx(3200)
@@ -121,11 +111,11 @@ def test_strong_scaling_compares_the_same_samples():
     halves = {**report_runs.world(2, jitter=0.0, step_us=10_000), "samples_per_step": 32}
     worlds = {"1": report_runs.world(1, jitter=0.0), "2": halves}
     values = report_runs.bench(worlds=worlds, scaling="strong")
-    assert bench_files.parse_bench(values).figures[1].efficiency.value == pytest.approx(1.0)
+    assert measured_files.parse_bench(values).figures[1].efficiency.value == pytest.approx(1.0)
 
 
 def test_intervals_hold_the_estimate():
-    for row in bench_files.parse_bench(report_runs.bench()).figures:
+    for row in measured_files.parse_bench(report_runs.bench()).figures:
         assert row.samples_per_s.low <= row.samples_per_s.value <= row.samples_per_s.high
         assert row.efficiency.low <= row.efficiency.value <= row.efficiency.high
 
@@ -134,15 +124,14 @@ def test_the_step_of_a_bench_ends_when_the_last_rank_has_exchanged():
     """The waiting of the first rank is in its exchange, and must not be counted twice."""
     step = {"0": [1000, 0, 0, 0, 0, 9000], "1": [7000, 0, 0, 0, 0, 3000]}
     world = {"num_nodes": 1, "samples_per_step": 8, "hosts": {}, "rounds": [{"1": step, "2": step}]}
-    bench = bench_files.parse_bench(report_runs.bench(worlds={"2": world}))
+    bench = measured_files.parse_bench(report_runs.bench(worlds={"2": world}))
     assert bench.figures[0].step_s.value == pytest.approx(0.01)
-    assert [time.median_s for time in own_times(bench.worlds[0])] == pytest.approx([0.001, 0.007])
 
 
 @pytest.mark.parametrize("rounds", [[], [{}], [{}, {}]])
 def test_a_world_without_steps_is_left_out(rounds):
     worlds = {"1": report_runs.world(1), "2": {**report_runs.world(2), "rounds": rounds}}
-    rows = bench_files.parse_bench(report_runs.bench(worlds=worlds)).figures
+    rows = measured_files.parse_bench(report_runs.bench(worlds=worlds)).figures
     assert [row.ranks for row in rows] == [1]
 
 
@@ -164,12 +153,12 @@ def runs(*commands):
     ],
 )
 def test_runs_are_named_by_what_differs(commands, expected):
-    assert labels.of_runs(runs(*commands)) == expected
+    assert plots.of_runs(runs(*commands)) == expected
 
 
 def test_long_names_that_begin_alike_are_numbered():
     same = [Run("x" * 40 + end, "") for end in "ab"]
-    assert labels.of_runs(same) == ["run 1", "run 2"]
+    assert plots.of_runs(same) == ["run 1", "run 2"]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +169,7 @@ def test_long_names_that_begin_alike_are_numbered():
     ],
 )
 def test_metrics_of_one_kind_share_a_plot(name, group):
-    assert labels.metric_group(name) == group
+    assert plots.metric_group(name) == group
 
 
 def test_thinning_keeps_peaks_and_gaps():
@@ -317,7 +306,7 @@ def luminance(colour):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_names_are_readable_on_their_page(theme):
-    colours = palette.palettes()[theme]
+    colours = drawing.palettes()[theme]
     page = luminance(colours["page"])
     for role, colour in colours.items():
         if role.endswith("-ink") or role.startswith("text"):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
-from paceline.measure.tune import search, setting_words
+from paceline.measure.tune import answer, search
 from paceline.measure.tune.answer import Answer
 from paceline.measure.tune.measured import Limits, Measured
 
@@ -133,7 +133,7 @@ def test_the_lines_to_paste(maker, changes, lines):
     if setting.num_workers and "prefetch_factor" not in changes:
         setting = replace(setting, prefetch_factor=2)
     facts = replace(FACTS, maker=maker)
-    assert setting_words.paste(facts, setting) == lines
+    assert answer.paste(facts, setting) == lines
 
 
 @pytest.mark.parametrize(
@@ -159,15 +159,15 @@ def test_the_lines_to_paste(maker, changes, lines):
 def test_what_torch_would_refuse_without_workers_is_taken_back(written, changes, line):
     setting = replace(WRITTEN, **written)
     facts = replace(FACTS, setting=setting, persistent_workers=True)
-    assert setting_words.paste(facts, replace(setting, **changes)) == [line]
+    assert answer.paste(facts, replace(setting, **changes)) == [line]
 
 
 def test_memory_that_the_script_pins_itself_is_not_said_again():
     pinned = replace(WRITTEN, pin_memory=True)
     facts = replace(FACTS, setting=pinned)
     setting = search.with_workers(pinned, 2)
-    assert setting_words.describe(setting, pinned) == "2 workers"
-    assert setting_words.paste(facts, setting) == [
+    assert answer.describe(setting, pinned) == "2 workers"
+    assert answer.paste(facts, setting) == [
         "DataLoader(..., num_workers=2, persistent_workers=True)"
     ]
 
@@ -194,4 +194,4 @@ def test_memory_that_the_script_pins_itself_is_not_said_again():
     ],
 )
 def test_the_place_of_the_lines_to_paste(values, lines):
-    assert setting_words.placed(replace(FACTS, **values), TWO) == lines
+    assert answer.placed(replace(FACTS, **values), TWO) == lines

@@ -73,5 +73,5 @@ def test_the_answer_names_the_option_as_it_is_written():
 def test_on_gpus_their_memory_is_shown():
     on_gpu = [replace(size, gpu_bytes=12 * GB) for size in sizes(100, 190)]
     lines = BatchAnswer("--batch-size={batch}", on_gpu, "32: the time was up").render().splitlines()
-    assert lines[1].endswith("12.0 GB of GPU")
+    assert lines[1].endswith("11.2 GiB of GPU")
     assert max(map(len, lines)) <= 80

@@ -8,9 +8,8 @@ from loader_facts import facts_of
 from paceline.errors import RunError
 from paceline.launch.probe.loader_commands import CACHED, LoaderSetting
 from paceline.measure.tune import final, tuning
-from paceline.measure.tune.trial_run import MemoryIsShort, ScriptEnded, Start, TimeIsUp
+from paceline.measure.tune.trial_run import MemoryIsShort, ScriptEnded, Start, TimeIsUp, Window
 from paceline.measure.tune.tuning import Tuning
-from paceline.measure.tune.windows import Window
 from refusals import refusal
 
 WRITTEN = LoaderSetting(0, 0, False, 1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.measure.verify import evaluation as evaluations
+from paceline.measure.verify import samples as evaluations
 from verify_records import MIXED, epoch, evaluation, line, one, rank, shared, training, world
 
 PADDED = (range(0, 33, 2), [*range(1, 33, 2), 0])  # 33 samples as 34

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from paceline.diagnose.doctor.checks.asked import gpus_in_words, version, visible_gpus
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu, GpuProcess, MigSlice, Xid
-from paceline.diagnose.doctor.render import count, size
+from paceline.diagnose.doctor.render import size
 from paceline.errors import Finding
 from paceline.machine.gpus import entries
-from paceline.text.wording import few
+from paceline.text.wording import count, few
 
 # The Xids of NVIDIA's catalogue that point to hardware. Programs cause others (13, 31, 43, 45).
 _XIDS = {

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 from paceline.diagnose.doctor.checks.asked import named, visible_gpus
 from paceline.diagnose.doctor.facts import Facts
-from paceline.diagnose.doctor.render import count
 from paceline.errors import Finding
 from paceline.machine.gpus import entries
-from paceline.text.wording import few
+from paceline.text.wording import count, few
 
 
 def judge_visibility(facts: Facts) -> Iterator[Finding]:
