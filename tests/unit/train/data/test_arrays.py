@@ -10,10 +10,8 @@ from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, random_sp
 import paceline.data
 from paceline.data import Normalize, RandomCrop, RandomFlip, SampleRandom, arrays
 from paceline.errors import UsageError
-from paceline.train.data import BatchTracker, Loader, LoaderContext
 from paceline.train.data import transforms as transforms_module
-from paceline.train.data.loader_options import LoaderOptions
-from paceline.world import World
+from unit.train.data.loaders import make as make_loader
 
 LENGTH = 43
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
@@ -34,18 +32,6 @@ def labelled(**options):
     return arrays(pictures(), np.arange(LENGTH), **options)
 
 
-def loader_of(dataset, *, rank=0, world_size=1, seed=0, device="cpu", **options):
-    world = World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
-    context = LoaderContext(
-        world,
-        torch.device(device),
-        BatchTracker(),
-        seed=seed,
-        total=lambda sums: [value * world_size for value in sums],
-    )
-    return Loader(dataset, context, LoaderOptions.of(options))
-
-
 def samples(batches):
     """The samples of batches by label, which is the index."""
     return {
@@ -63,7 +49,7 @@ def epoch_of_ranks(world_size, **options):
     """The samples of an epoch, over all ranks; rows of other ranks are left out."""
     whole = {}
     for rank in range(world_size):
-        loader = loader_of(labelled(), rank=rank, world_size=world_size, **options)
+        loader = make_loader(labelled(), rank=rank, world_size=world_size, **options)
         for batch in loader:
             if loader.rows:
                 whole.update(samples([batch]))
@@ -161,20 +147,20 @@ def test_each_epoch_and_each_seed_augments_otherwise():
 
 def test_the_loader_of_a_session_leaves_the_training_s_generators_alone():
     before = torch.get_rng_state()
-    list(loader_of(labelled(), batch_size=5, shuffle=True))
+    list(make_loader(labelled(), batch_size=5, shuffle=True))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_workers_augment_alike():
-    alone = samples(loader_of(labelled(), batch_size=5))
-    assert equal(alone, samples(loader_of(labelled(), batch_size=5, num_workers=1)))
+    alone = samples(make_loader(labelled(), batch_size=5))
+    assert equal(alone, samples(make_loader(labelled(), batch_size=5, num_workers=1)))
 
 
 def test_a_subset_has_the_random_numbers_of_the_whole():
     whole = samples(labelled().batches(5))
     generator = torch.Generator().manual_seed(0)
     for part in random_split(labelled(), [30, 13], generator=generator):
-        own = samples(loader_of(part, batch_size=4))
+        own = samples(make_loader(part, batch_size=4))
         assert equal(own, {key: whole[key] for key in own})
         assert len(own) == len(part)
 
@@ -187,14 +173,14 @@ def test_a_collate_function_gets_the_samples():
         images, labels = zip(*batch, strict=True)
         return torch.stack(images), torch.stack(labels)
 
-    own = samples(loader_of(labelled(), batch_size=5, collate_fn=collate))
+    own = samples(make_loader(labelled(), batch_size=5, collate_fn=collate))
     assert equal(own, samples(labelled().batches(5)))
     assert lengths == [5] * 8 + [3]
 
 
 def test_arrays_inside_another_dataset_are_a_function_of_the_index_too():
     both = [
-        samples(loader_of(ConcatDataset([labelled()]), batch_size=size, num_workers=0))
+        samples(make_loader(ConcatDataset([labelled()]), batch_size=size, num_workers=0))
         for size in (5, 9)
     ]
     assert equal(*both)
@@ -209,7 +195,7 @@ def test_batches_on_another_device_are_transformed_there(monkeypatch):
         return images
 
     dataset = labelled(transform=[record, RandomFlip(), Normalize(MEAN, STD)])
-    (images, labels), *_ = loader_of(dataset, batch_size=LENGTH, device="meta")
+    (images, labels), *_ = make_loader(dataset, batch_size=LENGTH, device="meta")
     assert devices == ["meta"]
     assert (images.device.type, images.dtype, labels.device.type) == ("meta", torch.float32, "meta")
 
@@ -250,8 +236,8 @@ def test_a_loop_that_was_left_is_followed_by_the_next_epoch():
 
 
 def test_the_rest_of_a_loader_s_epoch_is_augmented_as_it_would_have_been():
-    whole = list(loader_of(labelled(), batch_size=4, shuffle=True))
-    resumed = loader_of(labelled(), batch_size=4, shuffle=True)
+    whole = list(make_loader(labelled(), batch_size=4, shuffle=True))
+    resumed = make_loader(labelled(), batch_size=4, shuffle=True)
     resumed.load_state_dict({"epoch": 0, "done": 12, "length": LENGTH})
     assert equal(samples(resumed), samples(whole[3:]))
 
@@ -365,7 +351,7 @@ def test_labels_that_a_loss_ignores_are_seen_as_in_a_tensor_dataset():
         arrays(pictures(), labels),
         TensorDataset(torch.from_numpy(pictures()), torch.from_numpy(labels)),
     ):
-        loader = loader_of(dataset, batch_size=5, world_size=2)
+        loader = make_loader(dataset, batch_size=5, world_size=2)
         weights.append([loader.iteration.weight_problem for _ in loader])
     assert weights[0] == weights[1]
     assert any(weights[0])

@@ -1,20 +1,10 @@
 """What a loop over a loader is doing: idle, evaluating, resuming, training."""
 
 import pytest
-import torch
 
-from paceline.train.data import BatchTracker, Iteration, Loader, LoaderContext, Rows
+from paceline.train.data import BatchTracker, Iteration, Rows
 from paceline.train.data.iteration import LoopState
-from paceline.train.data.loader_options import LoaderOptions
-from paceline.world import World
-
-ALONE = World(rank=0, world_size=1, local_rank=0, local_world_size=1)
-
-
-def make(tracker, length=9):
-    context = LoaderContext(ALONE, torch.device("cpu"), tracker)
-    return Loader(list(range(length)), context, LoaderOptions(batch_size=3))
-
+from unit.train.data.loaders import make
 
 CASES = [
     ({}, False, LoopState.TRAINING),
@@ -46,7 +36,7 @@ def test_the_state_of_a_loop(facts, others_trained, state):
 
 def test_a_loop_that_resumes_trains_from_its_second_batch_on():
     tracker, seen = BatchTracker(), []
-    loader = make(tracker)
+    loader = make(range(9), tracker=tracker, batch_size=3)
     loader.load_state_dict({"epoch": 1, "done": 3, "length": 9})
     for _ in loader:
         seen.append(tracker.state_of(loader.iteration))
@@ -57,7 +47,7 @@ def test_a_loop_that_resumes_trains_from_its_second_batch_on():
 
 def test_a_look_at_the_first_batch_leaves_the_position_alone():
     tracker = BatchTracker()
-    loader = make(tracker)
+    loader = make(range(9), tracker=tracker, batch_size=3)
     position = {"epoch": 1, "done": 3, "length": 9}
     loader.load_state_dict(position)
     for batch in loader:
@@ -69,9 +59,9 @@ def test_a_look_at_the_first_batch_leaves_the_position_alone():
 def test_a_second_loader_that_resumes_keeps_its_position_before_its_first_backward():
     """Its position shows that it is one of training, whichever loader was trained on first."""
     tracker = BatchTracker()
-    for _ in make(tracker):
+    for _ in make(range(9), tracker=tracker, batch_size=3):
         tracker.take()
-    second = make(tracker)
+    second = make(range(9), tracker=tracker, batch_size=3)
     position = {"epoch": 1, "done": 3, "length": 9}
     second.load_state_dict(position)
     for _ in second:

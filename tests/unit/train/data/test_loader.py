@@ -10,40 +10,14 @@ import pytest
 import torch
 
 from paceline.errors import UsageError
-from paceline.train.data import BatchTracker, Loader, LoaderContext, Rows
+from paceline.train.data import BatchTracker, Rows
 from paceline.train.data.batch import to_device, without_rows
-from paceline.train.data.loader_options import LoaderOptions
 from paceline.train.data.sources import state_of
-from paceline.world import World
+from unit.train.data.loaders import make
 
 CPU = torch.device("cpu")
 LENGTHS = range(1, 18)
 GRID = list(itertools.product(range(1, 5), range(1, 6)))  # world size, batch size
-
-
-def make(
-    dataset,
-    *,
-    rank=0,
-    world_size=1,
-    tracker=None,
-    device=CPU,
-    seed=0,
-    accumulate=1,
-    cpus=1,
-    **options,
-):
-    world = World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
-    context = LoaderContext(
-        world,
-        device,
-        tracker or BatchTracker(),
-        seed=seed,
-        accumulate=lambda: accumulate,
-        cpus=cpus,
-        total=lambda sums: [each * world_size for each in sums],
-    )
-    return Loader(dataset, context, LoaderOptions.of(options))
 
 
 def rows(of_rank, of_batch):

@@ -26,39 +26,13 @@ from torch.utils.data import (
 )
 
 from paceline.errors import UsageError
-from paceline.train.data import BatchTracker, Loader, LoaderContext, adopted, generator_states
+from paceline.train.data import BatchTracker, generator_states
 from paceline.train.data.generator_states import kept_state
 from paceline.train.data.loader_options import choose
 from paceline.train.data.samples import in_memory, takes_batches
-from paceline.world import World
+from unit.train.data.loaders import make
 
 CPU = torch.device("cpu")
-
-
-def make(
-    dataset,
-    *,
-    rank=0,
-    world_size=1,
-    seed=0,
-    accumulate=1,
-    cpus=1,
-    per_rank=False,
-    tracker=None,
-    **options,
-):
-    world = World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
-    context = LoaderContext(
-        world,
-        CPU,
-        tracker or BatchTracker(),
-        seed=seed,
-        accumulate=lambda: accumulate,
-        cpus=cpus,
-        total=lambda sums: [each * world_size for each in sums],
-    )
-    dataset, options = adopted(dataset, options, per_rank=per_rank)
-    return Loader(dataset, context, options)
 
 
 def refused(dataset, **options):

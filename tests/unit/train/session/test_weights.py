@@ -1,4 +1,4 @@
-"""Weights of files that others wrote are found, mapped to the model's keys, and said."""
+"""Weights of files that others wrote are found, mapped to the model's keys, and said; averages of weights."""
 
 import json
 
@@ -10,6 +10,7 @@ from torch import nn
 from paceline import Session
 from paceline.errors import PacelineError, UsageError
 from paceline.train.session import run_folder
+from paceline.train.session.averaging import average
 
 
 class Net(nn.Module):
@@ -250,3 +251,13 @@ def test_a_checkpoint_continues_with_and_without_compilation(tmp_path, first, se
     whole = trained(tmp_path / "whole", first, steps=4)
     trained(tmp_path / "parts", first, steps=2)
     assert trained(tmp_path / "parts", second, steps=2) == whole
+
+
+@pytest.mark.parametrize(
+    ("dtype", "decay", "is_warned"),
+    [(torch.bfloat16, 0.999, True), (torch.bfloat16, 0.9, False), (torch.float32, 0.9999, False)],
+)
+def test_a_type_that_loses_the_updates_is_warned_about(dtype, decay, is_warned):
+    model, lines = nn.Linear(2, 1, dtype=dtype), []
+    average(model, decay, [torch.optim.SGD(model.parameters(), lr=0.1)], say=lines.append)
+    assert ["usually lost" in line for line in lines] == [True] * is_warned
