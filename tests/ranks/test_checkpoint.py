@@ -343,7 +343,7 @@ def differing(folder):
     return refused(lambda: here.save(state, step=1, epoch=0, wait=True))
 
 
-def test_ranks_that_save_different_things_are_told_which(ranks, tmp_path):
+def test_ranks_that_save_different_things_get_their_names(ranks, tmp_path):
     for told in ranks.run(differing, tmp_path, world_size=2):
         assert told["name"] == "collective-mismatch"
         assert told["evidence"] == [
@@ -365,7 +365,7 @@ def save_elsewhere(folder):
     return told, names(own) if own.exists() else None
 
 
-def test_folders_that_are_not_the_same_are_told_before_anything_is_written(ranks, tmp_path):
+def test_folders_that_are_not_the_same_are_refused_before_anything_is_written(ranks, tmp_path):
     results = ranks.run(save_elsewhere, tmp_path, world_size=3)
     for told, _ in results:
         assert told["name"] == "run-folder-not-shared"
@@ -378,7 +378,7 @@ def save_into_a_file(folder):
     return refused(lambda: checkpoints(folder).save(tensors(1), step=1, epoch=0, wait=True))
 
 
-def test_a_folder_that_cannot_be_made_is_told_on_all_ranks(ranks, tmp_path):
+def test_a_folder_that_cannot_be_made_is_reported_on_all_ranks(ranks, tmp_path):
     (tmp_path / "file").write_text("")
     for told in ranks.run(save_into_a_file, tmp_path / "file" / "checkpoints", world_size=2):
         assert told["name"] == "folder-not-writable"

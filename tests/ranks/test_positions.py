@@ -165,7 +165,7 @@ def zipped(folder, stop_after):
     return seen
 
 
-def test_loaders_side_by_side_go_on_together(ranks, tmp_path):
+def test_loaders_side_by_side_continue_together(ranks, tmp_path):
     (expected,) = ranks.run(zipped, str(tmp_path / "whole"), 0, world_size=1)
     (first,) = ranks.run(zipped, str(tmp_path / "stopped"), 3, world_size=1)
     (then,) = ranks.run(zipped, str(tmp_path / "stopped"), 0, world_size=1)

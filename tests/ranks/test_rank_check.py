@@ -190,7 +190,7 @@ def test_a_session_ends_while_nothing_is_lost(ranks, tmp_path, change, what):
         ("Saved", "after step 8 rank 1 has other parameters than rank 0, first in 2.weight"),
     ],
 )
-def test_a_later_difference_is_said_once_and_the_run_goes_on(ranks, tmp_path, change, what):
+def test_a_later_difference_is_reported_once_and_the_run_continues(ranks, tmp_path, change, what):
     results = ranks.run(train, str(tmp_path / "run"), change, world_size=2)
     assert [finding for finding, _, _ in results] == [None, None]
     (text,) = [text for text in results[0][1] if "replicas-differ" in text]

@@ -224,7 +224,7 @@ def told_of_nothing():
     return told(nn.Dropout(0.0), nn.GroupNorm(1, 3))
 
 
-def test_limits_are_told_on_rank_0_only_where_they_apply(ranks):
+def test_limits_are_reported_on_rank_0_only_where_they_apply(ranks):
     main, other = ranks.run(told_of_dropout, world_size=2)
     assert other == ""
     first, limit = main.splitlines()

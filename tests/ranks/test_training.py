@@ -918,7 +918,7 @@ def train_until_stopped(folder, by, at):
     "by", ["stop", signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT]
 )
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_all_ranks_stop_at_one_step_and_go_on(ranks, tmp_path, by, world_size):
+def test_all_ranks_stop_at_one_step_and_continue(ranks, tmp_path, by, world_size):
     results = ranks.run(train_until_stopped, str(tmp_path), by, 4, world_size=world_size)
     codes, steps, _ = zip(*results, strict=True)
     assert set(codes) == {75}

@@ -97,10 +97,16 @@ class Checkpoints:
             files={},
             run=self._run,
         )
-        options: dict[str, Any] = {"keep": write.Keep(keep_last, keep_best), "guard": self._guard}
         make_draft = self._draft(state, copy=not wait or self._device.type != "cpu")
         work = partial(
-            write.write, make_draft, self._folder, description, exchange=self._exchange, **options
+            write.write,
+            make_draft,
+            self._folder,
+            description,
+            keep_last=keep_last,
+            keep_best=keep_best,
+            exchange=self._exchange,
+            guard=self._guard,
         )
         if wait:
             self._write(work)
@@ -261,14 +267,7 @@ class Checkpoints:
             folder.remove_stale(self._folder)
             (self._folder / name).touch()
         except OSError as error:
-            raise findings.of_os_error(
-                error,
-                folder=self._folder,
-                where=self._exchange.where,
-                needed_bytes=0,
-                free_bytes=folder.free_bytes(self._folder),
-                has_earlier=folder.last_committed(self._folder) is not None,
-            ) from error
+            raise folder.not_written(self._folder, error, where=self._exchange.where) from error
         return name
 
 

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from paceline.errors import RunError
+from paceline.errors import PacelineError, RunError
 from paceline.rundir.files import MANIFEST, RUNS, RunDir, read_bytes, run_folders, write_whole
 from paceline.train.checkpoint import findings, manifest
 from paceline.train.checkpoint.manifest import Committed, FileInfo, Manifest
@@ -257,7 +257,19 @@ def sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def free_bytes(path: Path) -> int | None:
+def not_written(path: Path, error: OSError, *, where: str, needed_bytes: int = 0) -> PacelineError:
+    """Return the error for a file system error while a checkpoint is written to the folder."""
+    return findings.of_os_error(
+        error,
+        folder=path,
+        where=where,
+        needed_bytes=needed_bytes,
+        free_bytes=_free_bytes(path),
+        has_earlier=last_committed(path) is not None,
+    )
+
+
+def _free_bytes(path: Path) -> int | None:
     """Return the free space in bytes; None if it is unknown."""
     for place in (path, *path.parents):
         with contextlib.suppress(OSError):

@@ -149,14 +149,6 @@ Copy = Callable[[Mapping[str, torch.Tensor]], tuple[dict[str, torch.Tensor], Cal
 
 
 @dataclass(frozen=True)
-class Keep:
-    """Numbers of latest and of best checkpoints to keep after a commit."""
-
-    last: int
-    best: int
-
-
-@dataclass(frozen=True)
 class Draft:
     """A rank's contribution to a checkpoint."""
 
@@ -268,7 +260,8 @@ def write(
     to: Path,  # folder of checkpoints
     description: Manifest,  # the manifest without files
     *,
-    keep: Keep,
+    keep_last: int,  # numbers of latest and of best checkpoints to keep after the commit
+    keep_best: int,
     exchange: RankExchange,
     # on rank 0 before the commit; raises if another run now owns the folder
     guard: Callable[[], None] = lambda: None,
@@ -286,7 +279,7 @@ def write(
     if exchange.is_main:
         committed = folder.list_committed(to, is_strict=False)
         doomed = manifest.choose_doomed(
-            committed, run=description.run, keep_last=keep.last, keep_best=keep.best
+            committed, run=description.run, keep_last=keep_last, keep_best=keep_best
         )
         for checkpoint in doomed:
             if not RunDir(checkpoint.path).keep.exists():
@@ -360,13 +353,8 @@ class _Work:
             yield
         except OSError as error:
             where = self._exchange.where
-            raise findings.of_os_error(
-                error,
-                folder=self._to,
-                where=where,
-                needed_bytes=needed_bytes,
-                free_bytes=folder.free_bytes(self._to),
-                has_earlier=folder.last_committed(self._to) is not None,
+            raise folder.not_written(
+                self._to, error, where=where, needed_bytes=needed_bytes
             ) from error
 
 

@@ -21,7 +21,7 @@ from paceline.train.preemptible.samplers import Continuation, IndexFeed, Random
 
 Position = dict[str, Any]
 
-TRAINED, LOOKED = "1", "0"  # one for each loop that ended, in Follower.history
+TRAINED, LOOKED = "1", "0"  # one for each loop that ended, in LoopFollower.history
 
 
 class LoopOwner(Protocol):

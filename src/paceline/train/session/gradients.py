@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -26,10 +25,12 @@ from paceline.train.session.few_rows import FewRows
 from paceline.train.session.foreign_backward import Copies, OutsideBackward
 from paceline.train.session.limits import RankDependence
 from paceline.train.session.loss_weight import (
+    ACCUMULATES,
     LossFactors,
     StepGroup,
     function_that_sums,
     loss_is_a_sum,
+    nodes_of,
     other_than_rows,
 )
 from paceline.train.session.rank_check import RankCheck
@@ -449,15 +450,5 @@ class Gradients:
 
 def _leaves(loss: torch.Tensor) -> dict[torch.Tensor, None]:
     """Return the leaf tensors that the loss's backward accumulates gradients in."""
-    leaves: dict[torch.Tensor, None] = {}
-    visited: set[Any] = set()
-    pending: list[Any] = [loss.grad_fn]
-    while pending:
-        node = pending.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        pending += [inner for inner, _ in node.next_functions]
-        if node.name() == "torch::autograd::AccumulateGrad":
-            leaves[node.variable] = None
-    return leaves
+    nodes = nodes_of(loss)
+    return {node.variable: None for node in nodes if node.name() == ACCUMULATES}

@@ -166,7 +166,7 @@ _TRANSPARENT = {
 }
 # Operations that hand-written losses apply to the difference of prediction and target.
 _OF_DIFFERENCES = {"AbsBackward0", "PowBackward0"}
-_LEAF = "torch::autograd::AccumulateGrad"
+ACCUMULATES = "torch::autograd::AccumulateGrad"
 
 
 def function_that_sums(loss: torch.Tensor, num_rows: int) -> str:
@@ -174,7 +174,10 @@ def function_that_sums(loss: torch.Tensor, num_rows: int) -> str:
 
     It is source text; empty if a sum is not proven. The loss has the shape ``[]``.
     """
-    return next(filter(None, (_function_of(node, num_rows) for node in _summands(loss))), "")
+    return next(
+        filter(None, (_function_of(node, num_rows) for node in nodes_of(loss, only_summands=True))),
+        "",
+    )
 
 
 def other_than_rows(loss: torch.Tensor, num_rows: int) -> str:
@@ -183,11 +186,14 @@ def other_than_rows(loss: torch.Tensor, num_rows: int) -> str:
     It is a clause for a message; empty if the loss, of shape ``[]``, is not proven to average over
     something else.
     """
-    return next(filter(None, (_counted_by(node, num_rows) for node in _summands(loss))), "")
+    return next(
+        filter(None, (_counted_by(node, num_rows) for node in nodes_of(loss, only_summands=True))),
+        "",
+    )
 
 
-def _summands(loss: torch.Tensor) -> Iterator[Any]:
-    """Iterate over the nodes whose values are added up to a loss."""
+def nodes_of(loss: torch.Tensor, *, only_summands: bool = False) -> Iterator[Any]:
+    """Yield the autograd nodes of a loss, or only those whose values are added up to it."""
     visited: set[Any] = set()
     pending: list[Any] = [loss.grad_fn]
     while pending:
@@ -196,7 +202,7 @@ def _summands(loss: torch.Tensor) -> Iterator[Any]:
             continue
         visited.add(node)
         yield node
-        if node.name() in _TRANSPARENT:
+        if not only_summands or node.name() in _TRANSPARENT:
             pending += [inner for inner, _ in node.next_functions]
 
 
@@ -246,7 +252,9 @@ def _is_difference(node: Any) -> bool:
 
 def _is_of_parameter(node: Any) -> bool:
     """Whether a node's input is a parameter, as in a penalty on weights, which has no rows."""
-    return any(inner is not None and inner.name() == _LEAF for inner, _ in node.next_functions)
+    return any(
+        inner is not None and inner.name() == ACCUMULATES for inner, _ in node.next_functions
+    )
 
 
 def loss_is_a_sum(function: str) -> UsageError:

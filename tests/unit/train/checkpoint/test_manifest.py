@@ -10,14 +10,14 @@ from paceline.train.checkpoint import division, manifest
 from paceline.train.checkpoint.manifest import Committed, FileInfo, Manifest, Saved, TensorInfo
 
 
-def told(*, step=1, metric=None, mode="max", files=None, run=""):
+def manifest_of(*, step=1, metric=None, mode="max", files=None, run=""):
     return Manifest(step, 0, metric, mode, 1, 5, "2.13.0", files or {}, run)
 
 
 def committed(*metrics, mode="max"):
     """Checkpoints 1, 2, 3, ... with these metrics."""
     return [
-        Committed(Path(f"/c/{n}"), n, told(metric=each, mode=mode))
+        Committed(Path(f"/c/{n}"), n, manifest_of(metric=each, mode=mode))
         for n, each in enumerate(metrics, start=1)
     ]
 
@@ -106,7 +106,7 @@ def test_a_manifest_comes_back_as_it_was():
     ],
 )
 def test_what_is_not_a_manifest_is_refused(change, message):
-    text = json.dumps(json.loads(manifest.dump(told())) | change)
+    text = json.dumps(json.loads(manifest.dump(manifest_of())) | change)
     with pytest.raises(ValueError, match=message):
         manifest.parse(text)
 
@@ -176,8 +176,8 @@ def test_what_is_deleted(metrics, keep_last, keep_best, mode, doomed):
 
 def test_the_best_is_one_of_those_judged_as_the_latest_that_has_a_metric():
     first, second = committed(0.1, 0.9)
-    other = Committed(Path("/c/3"), 3, told(metric=0.5, mode="min"))
-    blank = Committed(Path("/c/4"), 4, told(mode="max"))
+    other = Committed(Path("/c/3"), 3, manifest_of(metric=0.5, mode="min"))
+    blank = Committed(Path("/c/4"), 4, manifest_of(mode="max"))
     assert manifest.find_best([first, second]) is second
     assert manifest.find_best([blank, other, second, first]) is other, (
         "an accuracy of 0.1 is no loss of 0.1"
@@ -187,12 +187,12 @@ def test_the_best_is_one_of_those_judged_as_the_latest_that_has_a_metric():
 
 
 def test_what_another_training_left_is_neither_deleted_nor_best():
-    left = [Committed(Path(f"/c/{n}"), n, told(metric=0.9, run="old")) for n in (1, 2, 3)]
-    own = [Committed(Path(f"/c/{n}"), n, told(metric=0.1 * n, run="new")) for n in (4, 5, 6)]
+    left = [Committed(Path(f"/c/{n}"), n, manifest_of(metric=0.9, run="old")) for n in (1, 2, 3)]
+    own = [Committed(Path(f"/c/{n}"), n, manifest_of(metric=0.1 * n, run="new")) for n in (4, 5, 6)]
     found = manifest.choose_doomed(left + own, run="new", keep_last=1, keep_best=0)
     assert serials(found) == [4, 5]
     assert manifest.find_best(left + own) is own[-1]
-    assert manifest.find_best([*left, Committed(Path("/c/7"), 7, told(run="new"))]) is None
+    assert manifest.find_best([*left, Committed(Path("/c/7"), 7, manifest_of(run="new"))]) is None
 
 
 # What fits
@@ -278,7 +278,7 @@ def test_sizes_are_compared():
     ]
 
 
-def test_differences_between_ranks_are_told():
+def test_differences_between_ranks_are_reported():
     assert division.differences([("a", "b"), ("a", "b")]) == []
     assert division.differences([("a", "b"), ("a",), ("a", "b", "c")]) == [
         "b: on ranks 0, 2 only",

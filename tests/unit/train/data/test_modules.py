@@ -548,7 +548,7 @@ def test_a_stream_has_no_order_of_ours():
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("stop", range(1, 7))
-def test_a_loader_goes_on_where_another_stood(stop, accumulate, stream):
+def test_a_loader_continues_where_another_stood(stop, accumulate, stream):
     data = Numbers(17) if stream else list(range(17))
     options = {} if stream else {"shuffle": True}
     whole = [batch.tolist() for batch in make(data, batch_size=3, **options)]
@@ -688,7 +688,7 @@ def nothing(dataset):
     ("options", "stay"),
     [({}, True), ({"persistent_workers": True}, True), ({"persistent_workers": False}, False)],
 )
-def test_workers_of_a_users_dataloader_stay_unless_told_otherwise(options, stay):
+def test_workers_of_a_users_dataloader_stay_unless_an_option_says_otherwise(options, stay):
     dataset = OfProcess()
     loader = make(DataLoader(dataset, 4, num_workers=1), **options)
     (first, _), (second, _) = epochs_of(loader, dataset, nothing, nothing)

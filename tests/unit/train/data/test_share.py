@@ -71,7 +71,7 @@ def test_the_last_batch(last, sizes):
 
 @pytest.mark.parametrize("batch_size", range(1, 7))
 @pytest.mark.parametrize("start", range(18))
-def test_an_epoch_goes_on_where_it_was_at_any_batch_size(start, batch_size):
+def test_an_epoch_continues_where_it_was_at_any_batch_size(start, batch_size):
     batches = EvenBatches(17, batch_size, start=start)
     left = [position for number in range(len(batches)) for position in batches.span(number)]
     assert left == list(range(start, 17))

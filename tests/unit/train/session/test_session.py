@@ -79,7 +79,7 @@ def test_setup_returns_the_users_own_objects(session):
     assert list(model.state_dict()) == keys
 
 
-def test_no_limit_is_told_in_a_world_of_one(session, capsys):
+def test_no_limit_is_reported_in_a_world_of_one(session, capsys):
     capsys.readouterr()
     session.setup(nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.5)))
     assert capsys.readouterr().err == ""
