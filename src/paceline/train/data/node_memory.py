@@ -35,7 +35,8 @@ def shared(array: np.ndarray) -> np.ndarray:
     the system has no ``memfd_create``, and for arrays below 1 MiB and memory maps. The returned
     copy is read-only, since a write would change it for all ranks.
     """
-    if not _may_share(array):
+    has_others = runtime.num_ranks() > 1 and sys.platform == "linux"
+    if not has_others or array.nbytes < LEAST_BYTES or is_mapped(array):
         return array
     array = np.ascontiguousarray(array)
     digest = _digest_of(array)
@@ -60,11 +61,6 @@ def is_mapped(array: np.ndarray) -> bool:
     if isinstance(base, memoryview):
         base = base.obj
     return isinstance(base, mmap.mmap)
-
-
-def _may_share(array: np.ndarray) -> bool:
-    has_others = runtime.num_ranks() > 1 and sys.platform == "linux"
-    return has_others and array.nbytes >= LEAST_BYTES and not is_mapped(array)
 
 
 def _share_own(array: np.ndarray, store: Any, key: str, digest: str) -> np.ndarray:

@@ -62,7 +62,11 @@ def _checkpointed(module: nn.Module, forward: Callable[..., Any], *args: Any, **
     if torch.compiler.is_compiling():  # which updates each buffer once, and refuses contexts
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
     # Looked for in each forward, since modules may have been converted to SyncBatchNorm.
-    norms = [inner for inner in module.modules() if _has_statistics(inner)]
+    norms = [
+        inner
+        for inner in module.modules()
+        if isinstance(getattr(inner, "running_mean", None), torch.Tensor)
+    ]
     if not norms:
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
     return checkpoint(
@@ -72,10 +76,6 @@ def _checkpointed(module: nn.Module, forward: Callable[..., Any], *args: Any, **
         context_fn=lambda: (nullcontext(), _without_updates(norms)),
         **kwargs,
     )
-
-
-def _has_statistics(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "running_mean", None), torch.Tensor)
 
 
 @contextmanager

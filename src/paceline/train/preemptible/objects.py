@@ -125,11 +125,14 @@ def sort(objects: Iterable[Any], named: Mapping[str, Any]) -> Objects:
     own_models = tuple(map(module_of, models))
     own_optimizers = tuple(map(optimizer_of, optimizers))
     _check_parameters(own_models, own_optimizers)
+    trained = [
+        model for model in models if any(value.requires_grad for value in model.parameters())
+    ]
     return Objects(
         models=own_models,
         optimizers=own_optimizers,
         registered=_registered([*others, *scalers_of(optimizers)], named),
-        is_parallel=all(map(is_parallel, filter(_is_trained, models))),
+        is_parallel=all(map(is_parallel, trained)),
     )
 
 
@@ -140,10 +143,6 @@ def _check_parameters(models: Iterable[nn.Module], optimizers: Iterable[Optimize
         for parameter in (value for group in optimizer.param_groups for value in group["params"]):
             if id(parameter) not in own:
                 raise _of_other_model(optimizer, parameter)
-
-
-def _is_trained(model: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 def _registered(others: Iterable[Any], named: Mapping[str, Any]) -> dict[str, Any]:

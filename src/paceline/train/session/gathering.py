@@ -49,7 +49,8 @@ def gather(value: Any, iteration: Iteration | None, *, gradients: bool = False) 
     if own is not None:  # a borrowed row is gathered from the rank that owns it
         value = value[torch.tensor(own, dtype=torch.int64, device=value.device)]
     if gradients:
-        rows, sizes = _rows_of_all(value, has_weight=own is None)
+        sizes: list[int] = []
+        rows = _Gather.apply(value, sizes, own is None)  # the loss of a borrowed row has no weight
     else:
         rows, sizes = runtime.all_rows(value)
     spans = iteration.spans_of(sizes) if iteration is not None and len(sizes) > 1 else None
@@ -105,17 +106,6 @@ def _converted_number(value: float, kinds: list[Any]) -> Any:
     return float(value) if any(isinstance(kind, float) for kind in kinds) else value
 
 
-def _rows_of_all(value: torch.Tensor, *, has_weight: bool) -> tuple[torch.Tensor, list[int]]:
-    """Return the rows of all ranks, by rank, and the number of rows of each; differentiable.
-
-    ``value`` has the shape ``[rows, ...]``. ``has_weight``: this rank's loss counts. The gradients
-    of a loss without weight may be NaN, as that of a mean over no rows.
-    """
-    sizes: list[int] = []
-    rows: torch.Tensor = _Gather.apply(value, sizes, has_weight)
-    return rows, sizes
-
-
 class _Gather(torch.autograd.Function):
     """All-gather of rows; its backward adds up the gradients of all ranks."""
 
@@ -129,7 +119,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (gradient,) = gradients
-        if not ctx.has_weight:
+        if not ctx.has_weight:  # it may be NaN, as that of a mean over no rows
             gradient = torch.zeros_like(gradient)
         total = runtime.sum_over_ranks(gradient)
         return total.split(ctx.sizes)[runtime.rank()], None, None

@@ -90,7 +90,9 @@ class LoopDraws:
         """Watch the first batch of a loop, and nothing while a batch is loaded."""
         self._interrupt()
         if loop is self._loop:
-            self._end()
+            self._loop = None  # it ends, or its first batch is done
+            if self._has_backward:
+                self._report(list(dict.fromkeys(self._found)))
         elif is_ready and self._loop is None and loop.number == 0 and loop.with_grad:
             self._loop, self._pending = loop, []
         if is_ready:
@@ -115,12 +117,6 @@ class LoopDraws:
             # It would compile the profile function too, where it is called in a compiled one.
             self._hook = self._see if dynamo is None else dynamo.disable(self._see)
             sys.setprofile(self._hook)
-
-    def _end(self) -> None:
-        """End the watch of a loop that ends, or whose first batch is done."""
-        self._loop = None
-        if self._has_backward:
-            self._report(list(dict.fromkeys(self._found)))
 
     def _interrupt(self) -> None:
         if sys.getprofile() is self._hook:
