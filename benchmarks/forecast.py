@@ -3,9 +3,9 @@
     python benchmarks/forecast.py [--rounds 3] [--steps 10] [--seed 0]
 
 Every rank has a network namespace of its own, on links of two rates (``tc tbf``): needs root and
-iproute2. A bench at each rate predicts 3, 4 and 8 ranks at both: at its own rate from what it
-measured, at the other one by ``--link``. Computing is replaced by sleeping, because two cores cannot
-compute for eight ranks; how long is drawn from the steps of a real computation on this machine.
+iproute2. A bench at each rate predicts 3, 4 and 8 ranks at that rate. Computing is replaced by
+sleeping, because two cores cannot compute for eight ranks; how long is drawn from the steps of a
+real computation on this machine.
 World sizes and rates take turns in every round.
 """
 
@@ -29,7 +29,7 @@ from faults.hosts import Host, hosts
 from paceline.measure.bench_file import BenchFile
 from paceline.measure.forecast import prediction
 
-RATES = {"200mbit": 200e6, "80mbit": 80e6}
+RATES = ("200mbit", "80mbit")
 BENCH_WORLDS, PREDICTED_WORLDS = (1, 2), (3, 4, 8)
 LAYERS, LAYER_BYTES = 4, 1 << 19
 MEAN_STEP_S = 0.12
@@ -168,24 +168,19 @@ def samples_per_s(rounds: dict, rate: str, world: int) -> float:
 def compare(rounds: dict, networks: dict[str, dict | None]) -> list[tuple[float, float, bool]]:
     """Print forecasts beside measurements; return errors, half widths, and whether within."""
     rows = []
-    print("  bench at  ranks  link       forecast      95 % interval    measured    error")
-    for bench_rate, network in networks.items():
-        for rate, bits_per_s in RATES.items():
-            forecast = prediction.predict(
-                BenchFile.from_json(bench(rounds, bench_rate, network)),
-                worlds=PREDICTED_WORLDS,
-                link_bits_per_s=None if rate == bench_rate else bits_per_s,
+    print("      link  ranks   forecast      95 % interval    measured    error")
+    for rate, network in networks.items():
+        file = BenchFile.from_json(bench(rounds, rate, network))
+        for point in prediction.predict(file, worlds=PREDICTED_WORLDS).points:
+            actual = samples_per_s(rounds, rate, point.world)
+            error = point.samples_per_s / actual - 1
+            is_within = point.low <= actual <= point.high
+            rows.append((error, (point.high - point.low) / 2 / point.samples_per_s, is_within))
+            print(
+                f"{rate:>10}{point.world:>7}{point.samples_per_s:>11,.0f}"
+                f"{point.low:>11,.0f} - {point.high:<7,.0f}{actual:>10,.0f}{error:>+9.1%}"
+                f"{'' if is_within else '  outside'}"
             )
-            for point in forecast.points:
-                actual = samples_per_s(rounds, rate, point.world)
-                error = point.samples_per_s / actual - 1
-                is_within = point.low <= actual <= point.high
-                rows.append((error, (point.high - point.low) / 2 / point.samples_per_s, is_within))
-                print(
-                    f"{bench_rate:>10}{point.world:>7}  {rate:8}{point.samples_per_s:>11,.0f}"
-                    f"{point.low:>11,.0f} - {point.high:<7,.0f}{actual:>10,.0f}{error:>+9.1%}"
-                    f"{'' if is_within else '  outside'}"
-                )
     return rows
 
 

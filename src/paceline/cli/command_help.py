@@ -121,7 +121,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "paceline bench network --seconds 120 --json",
     ),
     "paceline forecast": (
-        "paceline forecast paceline-runs/NAME --gpus-per-node 8 --link 100Gbit",
+        "paceline forecast paceline-runs/NAME --gpus-per-node 8 --world 16,64",
         "paceline forecast NAME --samples 1281167 --epochs 90 --price 2.50",
     ),
     "paceline why": ("paceline why", "paceline why node-a node-b"),

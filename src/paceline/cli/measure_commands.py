@@ -72,7 +72,6 @@ def _bench_network(
     multiple=True,
     help="What bench network --json has printed; again for another place.",
 )
-@click.option("--link", metavar="RATE", help="Rate of the link between nodes, such as 100Gbit.")
 @click.option("--samples", type=_POSITIVE, metavar="N", help="Samples of an epoch.")
 @click.option("--epochs", type=_POSITIVE, metavar="N", help="Number of epochs. [1]")
 @click.option("--price", type=click.FloatRange(0), metavar="MONEY", help="Price of a GPU hour.")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 _MIB = 1 << 20
 # DistributedDataParallel's buckets (torch/nn/parallel/distributed.py): the first one is small, so
@@ -74,16 +74,6 @@ class Network:
         )
         return min(ring_s, tree_latency_s + 2 * num_bytes / bytes_per_s)
 
-    def faster(self, world: int, factor: float) -> Network:
-        """Return the network with ``factor`` times the bandwidth on the slowest link in use."""
-        if self.num_nodes(world) == 1:
-            return replace(self, inside=_widened(self.inside, factor))
-        return replace(self, between=_widened(self.between, factor))
-
-
-def _widened(link: Link, factor: float) -> Link:
-    return replace(link, bytes_per_s=link.bytes_per_s * factor)
-
 
 def _ring_s(link: Link, num_bytes: float, world: int) -> float:
     steps = 2 * (world - 1)
@@ -117,10 +107,6 @@ class Exchange:
             ready += bucket
             end_s = max(end_s, s_per_byte * ready) + times_s[bucket]
         return max(0.0, end_s - backward_s)
-
-    def scaled(self, factor: float) -> Exchange:
-        """Return the exchange of ``factor`` times as many bytes."""
-        return replace(self, buckets=tuple(bucket * factor for bucket in self.buckets))
 
 
 def default_buckets(gradient_bytes: float) -> tuple[float, ...]:

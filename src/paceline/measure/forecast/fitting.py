@@ -73,30 +73,23 @@ class Model:
     single_step_s: float | None  # measured step of one rank; None if none was measured
     single_samples: float  # samples of that step
     steady_share: float  # share of the differences between ranks that another batch does not change
-    # size of a rank's batch relative to the measured one, with weak scaling
-    batch_factor: float = 1.0
 
     def step_s(self, world: int) -> float:
         """Return the mean time of a step of ``world`` ranks."""
         if world == 1 and self.single_step_s is not None:
-            return self.single_step_s * self.batch_factor
+            return self.single_step_s
         factor = self._work_factor(world)
         spread_factor = factor + (1 - factor) * self.steady_share
         own_s = self.work.mean_s * factor + self.work.differences.excess_s(world) * spread_factor
         return own_s + self.exchange.exposed_s(self.network, world, self.backward_s * factor)
-
-    def exposed_s(self, world: int) -> float:
-        """Return the seconds of a step in which nothing hides communication."""
-        backward_s = self.backward_s * self._work_factor(world)
-        return self.exchange.exposed_s(self.network, world, backward_s)
 
     def samples(self, world: int) -> float:
         """Return the samples of a step of ``world`` ranks."""
         if self.fixed_s is not None:
             return self.global_batch
         if world == 1 and self.single_step_s is not None:
-            return self.single_samples * self.batch_factor
-        return self.samples_per_rank * self.batch_factor * world
+            return self.single_samples
+        return self.samples_per_rank * world
 
     def samples_per_s(self, world: int) -> float:
         """Return the throughput of ``world`` ranks."""
@@ -105,16 +98,15 @@ class Model:
     def _work_factor(self, world: int) -> float:
         """Return a rank's own work relative to that of the largest measured world."""
         if self.fixed_s is None:
-            return self.batch_factor
+            return 1.0
         share = self.fixed_s / self.work.mean_s
         return share + (1 - share) * self.global_batch / world / self.samples_per_rank
 
 
 # Seconds of a message without bytes, where nothing determines it: NVLink to TCP between threads.
 LATENCY_RANGE_S = (5e-6, 5e-4)
-# Of an Ethernet link's rate, what its headers leave to data: 1448 of 1538 bytes with frames of 1500
-# bytes, 8948 of 9038 with jumbo frames.
-PAYLOAD_RANGE = (1448 / 1538, 8948 / 9038)
+# Of an Ethernet link's rate, what its headers leave to data with frames of 1500 bytes.
+PAYLOAD_SHARE = 1448 / 1538
 # What the formulas leave out, as a standard deviation of the logarithm of all communication:
 # forecasts for 3 to 8 ranks differed by up to 5 % from what was measured (benchmarks/forecast.py).
 MODEL_ERROR = 0.05
@@ -122,14 +114,6 @@ _LEAST_TIME_SHARE = 1e-6  # that the bandwidth takes of an exchange; less makes 
 _LEAST_LATENCY_SHARE = 1e-4  # of an exchange; less makes no difference
 _LATENCY_BISECTIONS = 12
 _LEAST_EXCHANGE_S = 1e-7  # the search works on logarithms
-
-
-@dataclass(frozen=True)
-class WhatIf:
-    """What is different from the bench."""
-
-    ranks_per_node: int | None = None  # ranks of a node; None as in the bench
-    link_bits_per_s: float | None = None  # rate of the link between nodes; None as measured
 
 
 @dataclass(frozen=True)
@@ -146,10 +130,10 @@ class WorldMeans:
 class Fitter:
     """Fits models to a bench: one estimate, and one for each draw of the bootstrap."""
 
-    def __init__(self, bench: Bench, what_if: WhatIf) -> None:
-        self._bench, self._what_if = bench, what_if
+    def __init__(self, bench: Bench, ranks_per_node: int | None) -> None:
+        self._bench = bench
         self._measured_per_node = measured_per_node(bench)
-        self._per_node = what_if.ranks_per_node or self._measured_per_node
+        self._per_node = ranks_per_node or self._measured_per_node
         self._spread = own_work.spread(
             [[step.own_s for step in steps] for steps in bench.largest.rounds]
         )
@@ -207,9 +191,10 @@ class Fitter:
         """Fit the links to the worlds on one node, and to those on several."""
         bench = self._bench
         has_trees = bench.backend == "nccl"
+        largest_node = max((*bench.worlds, *(network.ranks for network in bench.networks)))
 
         def with_inside(link: Link) -> Network:
-            return Network(link, link, self._largest_node(), has_trees)
+            return Network(link, link, largest_node, has_trees)
 
         inside = self._link(with_inside, means, exchange, draw, on_one_node=True)
 
@@ -217,26 +202,11 @@ class Fitter:
             return Network(inside or link, link, self._measured_per_node, has_trees)
 
         between = self._link(with_between, means, exchange, draw, on_one_node=False)
-        between = self._replaced(between, inside, draw)
         inside = inside or between
         between = between or inside
         assert inside is not None and between is not None  # checked before a fit
         error = math.exp(draw.about(0.0, MODEL_ERROR))
         return Network(inside.slowed(error), between.slowed(error), self._per_node, has_trees)
-
-    def _largest_node(self) -> int:
-        networks = self._bench.networks
-        return max((*self._bench.worlds, *(network.ranks for network in networks)))
-
-    def _replaced(self, between: Link | None, inside: Link | None, draw: Draw) -> Link | None:
-        """Return the link between nodes with the rate of ``--link``, if there is one."""
-        rate = self._what_if.link_bits_per_s
-        if rate is None:
-            return between
-        latency_s = between.latency_s if between else draw.within_log(*LATENCY_RANGE_S)
-        if inside:
-            latency_s = max(latency_s, inside.latency_s)
-        return Link(latency_s, rate / 8 * draw.within(*PAYLOAD_RANGE))
 
     def _link(
         self,

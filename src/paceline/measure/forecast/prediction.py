@@ -12,25 +12,23 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from paceline.errors import Finding, SetupError, UsageError
+from paceline.errors import Finding, SetupError
 from paceline.measure.bench_file import BenchFile
 from paceline.measure.forecast import bench_data
-from paceline.measure.forecast import changes as changes_of
 from paceline.measure.forecast.bench_data import Bench
-from paceline.measure.forecast.changes import Change, ends
 from paceline.measure.forecast.collectives import Link
 from paceline.measure.forecast.fitting import (
     LATENCY_RANGE_S,
-    PAYLOAD_RANGE,
+    PAYLOAD_SHARE,
     Draw,
     Fitter,
     Model,
-    WhatIf,
     measured_per_node,
 )
 
 WORLDS = tuple(2**power for power in range(1, 13))
 DRAWS = 100
+CONFIDENCE = 0.95
 _SEED = 0  # the same bench gives the same forecast
 _LEAST_STEPS = 16
 # Where no second node was measured: the slowest link that clusters have today, for the lower end.
@@ -63,11 +61,7 @@ class Forecast:
     # number of ranks from which another rank brings less than half of what one rank does alone;
     # None if that is beyond the largest point
     half_worth_at: int | None
-    changes_world: int  # world size of ``changes``
-    changes: tuple[Change, ...]  # what changes of the training are worth there
     ranks_per_node: int  # ranks of a node
-    # rate of the link between nodes, if another one than measured was assumed
-    link_bits_per_s: float | None
     notes: tuple[str, ...]  # what the forecast rests on, and what it cannot know
 
     @property
@@ -91,41 +85,31 @@ def predict(
     worlds: Sequence[int] = WORLDS,
     networks: Sequence[Mapping[str, Any]] = (),  # what ``bench network --json`` has printed
     ranks_per_node: int | None = None,  # None as in the bench
-    link_bits_per_s: float | None = None,  # between nodes; None as measured
 ) -> Forecast:
     """Predict the throughput of other world sizes.
 
-    Raises SetupError if the bench is damaged, or not enough for a forecast; UsageError if
-    ``link_bits_per_s`` is given, and the bench does not know the gradients' bytes.
+    Raises SetupError if the bench is damaged, or not enough for a forecast.
     """
     bench = bench_data.summarize(file, networks)
     check(bench)
-    what_if = WhatIf(ranks_per_node, link_bits_per_s)
-    if link_bits_per_s is not None and not bench.knows_bytes:
-        raise UsageError(_unknown_bytes())
     possible = [world for world in sorted(set(worlds)) if _is_possible(bench, world)]
-    fitter = Fitter(bench, what_if)
+    fitter = Fitter(bench, ranks_per_node)
     source = random.Random(_SEED)
     ensemble = _Ensemble(
-        fitter.fit(Draw()), [fitter.fit(Draw(source)) for _ in range(DRAWS)], bench, what_if
+        fitter.fit(Draw()), [fitter.fit(Draw(source)) for _ in range(DRAWS)], bench
     )
     points = tuple(ensemble.point(world) for world in possible)
     half_worth_at = _half_worth_at(ensemble.estimate, possible)
-    changes_world = _reference(possible, half_worth_at)
     return Forecast(
         command=bench.command,
         unit="samples" if bench.largest.samples_per_step else "batches",
         single_per_s=ensemble.estimate.samples_per_s(1),
         points=points,
         half_worth_at=half_worth_at,
-        changes_world=changes_world,
-        changes=tuple(ensemble.changes(changes_world)),
         ranks_per_node=ensemble.estimate.network.ranks_per_node,
-        link_bits_per_s=link_bits_per_s,
         notes=tuple(
             describe(
                 bench,
-                what_if,
                 ranks_per_node=ensemble.estimate.network.ranks_per_node,
                 has_bounds=any(point.is_bound for point in points),
             )
@@ -175,15 +159,6 @@ def _insufficient(reason: str, bench: Bench) -> Finding:
     )
 
 
-def _unknown_bytes() -> Finding:
-    return Finding(
-        "option-contradicted",
-        "--link has no effect here: the bench does not know the bytes of the gradients",
-        where="--link",
-        fix="a bench of a script that uses DistributedDataParallel has them",
-    )
-
-
 def _is_possible(bench: Bench, world: int) -> bool:
     """Return whether each rank has a sample."""
     return bench.scaling == "weak" or world <= bench.largest.samples_per_step
@@ -217,23 +192,14 @@ def _sizes(per_node: int, largest: int) -> list[int]:
     return sizes
 
 
-def _reference(worlds: Sequence[int], half_worth_at: int | None) -> int:
-    """Return the world size for which changes are compared: where scaling begins to fail."""
-    if half_worth_at is None:
-        return worlds[-1]
-    return next((world for world in worlds if world >= half_worth_at), worlds[-1])
-
-
 class _Ensemble:
     """The estimate, and the models of the bootstrap's draws."""
 
-    def __init__(
-        self, estimate: Model, draws: Sequence[Model], bench: Bench, what_if: WhatIf
-    ) -> None:
+    def __init__(self, estimate: Model, draws: Sequence[Model], bench: Bench) -> None:
         self.estimate, self._draws = estimate, draws
         has_between = any(world.num_nodes > 1 for world in bench.worlds.values())
         has_between |= any(network.num_nodes > 1 for network in bench.networks)
-        self._knows_between = has_between or what_if.link_bits_per_s is not None
+        self._knows_between = has_between
 
     def is_bound(self, world: int) -> bool:
         """Return whether ``world`` ranks need a link that was never measured."""
@@ -256,15 +222,19 @@ class _Ensemble:
             is_bound=self.is_bound(world),
         )
 
-    def changes(self, world: int) -> list[Change]:
-        """Return what changes are worth for ``world`` ranks."""
-        return changes_of.compare(self.estimate, self._draws, world)
+
+def ends(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the interval that holds ``CONFIDENCE`` of the values."""
+    ordered = sorted(values)
+    tail = (1 - CONFIDENCE) / 2
+    last = len(ordered) - 1
+    return ordered[int(tail * last)], ordered[round((1 - tail) * last)]
 
 
 def _on_slowest_link(model: Model) -> Model:
     """Return the model with the slowest link between nodes that clusters have."""
     network = model.network
-    slowest = min(network.inside.bytes_per_s, SLOWEST_LINK_BITS_PER_S / 8 * PAYLOAD_RANGE[0])
+    slowest = min(network.inside.bytes_per_s, SLOWEST_LINK_BITS_PER_S / 8 * PAYLOAD_SHARE)
     latency_s = max(network.inside.latency_s, LATENCY_RANGE_S[1])
     return replace(model, network=replace(network, between=Link(latency_s, slowest)))
 
@@ -274,7 +244,6 @@ _CONTENTION = 0.05  # longer own work that is worth a note
 
 def describe(
     bench: Bench,
-    what_if: WhatIf,  # what is different from it
     *,
     ranks_per_node: int,
     has_bounds: bool,  # points need a link that was never measured
@@ -282,11 +251,6 @@ def describe(
     """Yield the notes of a forecast."""
     yield from _of_nodes(bench, ranks_per_node, has_bounds)
     yield from _of_shared_devices(bench)
-    if what_if.link_bits_per_s is not None:
-        yield (
-            "With --link the all-reduce is assumed to fill the link. One gloo connection rarely"
-            " fills more than 10 Gbit/s."
-        )
     yield from _of_the_fit(bench)
     yield (
         "It cannot know: other jobs on the network, storage that more ranks read from, slow ranks"
@@ -299,7 +263,7 @@ def _of_nodes(bench: Bench, ranks_per_node: int, has_bounds: bool) -> Iterator[s
         yield (
             f"No second node was measured: beyond {ranks_per_node} ranks the figures are upper"
             " bounds, as if the link between nodes were as fast as the one inside. Lower ends are"
-            " those of 1 Gbit/s Ethernet. --link 100Gbit says more, or --network with what paceline"
+            " those of 1 Gbit/s Ethernet. --network says more, with what paceline"
             " bench network measured on two nodes."
         )
     sizes = [(world.num_nodes, world.ranks) for world in bench.worlds.values()]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import Finding, SetupError, UsageError, option_contradicted
+from paceline.errors import SetupError, option_contradicted, option_invalid
 from paceline.measure import bench_file, network_points
 from paceline.measure.forecast import prediction, text
 from paceline.measure.forecast.bench_data import unreadable
@@ -18,8 +17,6 @@ from paceline.rundir import files
 from paceline.rundir.files import RunDir
 from paceline.text import quoting
 
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:bit(?:/s)?|bps)", re.IGNORECASE)
 _MOST_RANKS = 1_000_000
 
 
@@ -30,7 +27,6 @@ def answer(
     worlds: str = "",  # ``N,N,...``; empty for powers of two up to 4,096
     networks: Sequence[str] = (),  # files with what ``bench network --json`` has printed
     gpus_per_node: int | None = None,  # None as measured
-    link: str | None = None,  # between nodes; None as measured
     samples: float | None = None,  # of an epoch; None to leave costs out
     epochs: float | None = None,  # None for 1
     price: float | None = None,  # of a GPU hour; None to leave money out
@@ -48,10 +44,12 @@ def answer(
         worlds=world_sizes(worlds) if worlds else prediction.WORLDS,
         networks=[network(file) for file in networks],
         ranks_per_node=gpus_per_node,
-        link_bits_per_s=None if link is None else bits_per_s(link),
     )
     if samples is not None and forecast.unit != "samples":
-        raise UsageError(_without_samples())
+        raise option_contradicted(
+            "--samples has no effect: the bench could not count the samples of a step",
+            fix="paceline forecast without --samples: it shows batches/s",
+        )
     costs = [] if samples is None else text.costs(forecast, samples * (epochs or 1.0), price)
     result = {**forecast.to_json(), "costs": [asdict(row) for row in costs]}
     write(run_dir, result)
@@ -70,15 +68,6 @@ def _require_samples(**options: float | None) -> None:
             )
 
 
-def _without_samples() -> Finding:
-    return Finding(
-        "option-contradicted",
-        "--samples has no effect: the bench could not count the samples of a step",
-        where="command line",
-        fix="paceline forecast without --samples: it shows batches/s",
-    )
-
-
 def world_sizes(words: str) -> list[int]:
     """Return the world sizes of ``2,4,8``; raise UsageError if one is not a number of ranks."""
     sizes = []
@@ -86,26 +75,9 @@ def world_sizes(words: str) -> list[int]:
         size = int(word) if word.strip().isdecimal() and len(word) < 10 else 0
         if not 2 <= size <= _MOST_RANKS:
             what = f"--world {words}: {word!r} is not a number of ranks from 2 to {_MOST_RANKS:,}"
-            raise UsageError(_invalid(what, "paceline forecast --world 8,16,32"))
+            raise option_invalid(what, fix="paceline forecast --world 8,16,32")
         sizes.append(size)
     return sizes
-
-
-def bits_per_s(rate: str) -> float:
-    """Return the rate of a link such as ``100Gbit`` or ``25 Gbit/s``, in bits per second.
-
-    Raises UsageError if it has no number, or no unit.
-    """
-    match = _RATE.fullmatch(rate.strip())
-    value = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
-    if not value:
-        what = f"--link {rate!r} is not a rate in bits per second"
-        raise UsageError(_invalid(what, "paceline forecast --link 100Gbit"))
-    return value
-
-
-def _invalid(what: str, fix: str) -> Finding:
-    return Finding("option-invalid", what, where="command line", fix=fix)
 
 
 _MOST_BYTES = 1 << 24

@@ -66,8 +66,6 @@ def render(forecast: Forecast, costs: Sequence[Cost] = ()) -> str:
         "",
         *_wrapped(verdict(forecast)),
     ]
-    if forecast.changes:
-        lines += ["", *_changes(forecast)]
     if costs:
         lines += ["", *_costs(costs)]
     for note in forecast.notes:
@@ -111,12 +109,6 @@ def verdict(forecast: Forecast) -> str:
         "Do not scale: a second rank brings less than half of itself. At best"
         f" {best.world:,} ranks make {_rate(factor)} times the {forecast.unit}/s of one."
     )
-
-
-def _changes(forecast: Forecast) -> Iterator[str]:
-    yield f"At {forecast.changes_world:,} ranks, {forecast.unit}/s would be multiplied by"
-    for change in forecast.changes:
-        yield f"  {change.name:40}{change.factor:>8.2f}   ({change.low:.2f} - {change.high:.2f})"
 
 
 def _costs(costs: Sequence[Cost]) -> Iterator[str]:

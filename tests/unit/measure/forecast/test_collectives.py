@@ -87,9 +87,3 @@ def test_falling_times_do_not_give_a_negative_latency():
     link, _ = fit_link([(1024.0, 0.002), (4096.0, 0.001), (16384.0, 0.0005)], 2)
     assert link.latency_s > 0
     assert link.bytes_per_s > 0
-
-
-def test_a_faster_link_is_the_one_in_use():
-    network = Network(FAST, SLOW, 4)
-    assert network.faster(4, 2.0).inside.bytes_per_s == 2e11
-    assert network.faster(8, 2.0).between.bytes_per_s == 2e9

@@ -1,11 +1,10 @@
 """Forecasts from benches of a known truth: right, with intervals, and refused where they would be guesses."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
-from paceline.errors import SetupError, UsageError
+from paceline.errors import SetupError
 from paceline.measure.bench_file import BenchFile
 from paceline.measure.forecast import prediction
 from unit.measure.forecast.synthetic import Truth, bench, network
@@ -87,15 +86,6 @@ def test_a_slow_rank_is_expected_among_more_ranks():
     assert uneven.samples_per_s < 0.87 * even.samples_per_s
 
 
-def test_another_link_is_what_a_run_on_it_would_measure():
-    slow, fast = Truth(bytes_per_s=10e6), Truth(bytes_per_s=40e6)
-    values = bench(slow, network=network(slow))
-    # 40 MB/s of gradients are 97 % of this rate.
-    (point,) = predict(values, worlds=[8], link_bits_per_s=40e6 * 8 / 0.966).points
-    assert point.samples_per_s == pytest.approx(fast.samples_per_s(8), rel=0.06)
-    assert point.low <= fast.samples_per_s(8) <= point.high
-
-
 def test_throughput_relative_to_one_rank_is_the_efficiency():
     forecast = predict(bench(), worlds=[2, 4])
     for point in forecast.points:
@@ -119,21 +109,6 @@ def test_latency_ends_scaling_where_it_grows_as_fast_as_ranks_are_added():
     forecast = predict(bench(truth, network=network(truth)))
     # With a step of c + 2(N-1)a, N ranks make N/(c + 2Na): half of 1/c remains where 2Na = 0.41c.
     assert forecast.half_worth_at == pytest.approx(0.414 * 0.2 / 2e-4, rel=0.15)
-    assert forecast.changes_world == 512
-
-
-def test_changes_are_compared_where_scaling_ends():
-    truth = Truth()
-    forecast = predict(bench(truth, network=network(truth)))
-    factors = {change.name.split()[-1]: change for change in forecast.changes}
-    world = forecast.changes_world
-    halved = replace(truth, buckets=(1 << 19,) * 4)
-    expected = halved.samples_per_s(world) / truth.samples_per_s(world)
-    assert factors["32"].factor == pytest.approx(expected, rel=0.05)
-    quicker = replace(truth, bytes_per_s=48e6)
-    expected = quicker.samples_per_s(world) / truth.samples_per_s(world)
-    assert factors["fast"].factor == pytest.approx(expected, rel=0.05)
-    assert all(change.low <= change.factor <= change.high for change in forecast.changes)
 
 
 def test_a_second_node_that_was_never_measured_makes_bounds():
@@ -147,9 +122,6 @@ def test_a_second_node_that_was_never_measured_makes_bounds():
     assert (beyond.high - beyond.low) / beyond.samples_per_s > 0.1
     forecast = predict(values, worlds=[8])
     assert any("No second node was measured" in note for note in forecast.notes)
-    linked = predict(values, worlds=[8], link_bits_per_s=1e11)
-    assert not linked.points[0].is_bound
-    assert not any("No second node" in note for note in linked.notes)
 
 
 def test_more_ranks_on_a_node_than_measured_are_pointed_out():
@@ -178,8 +150,6 @@ def test_unknown_bytes_widen_the_interval():
     actual = Truth().samples_per_s(8)
     (point,) = predict(unknown, worlds=[8]).points
     assert point.low <= actual <= point.high
-    with pytest.raises(UsageError, match="--link has no effect"):
-        predict(unknown, link_bits_per_s=1e9)
 
 
 def test_without_samples_batches_are_counted():
@@ -282,7 +252,7 @@ def test_the_same_bench_gives_the_same_forecast():
 
 def test_json_is_what_a_report_reads():
     result = json.loads(json.dumps(predict(bench()).to_json()))
-    assert {"points", "half_worth_at", "notes", "changes", "should_scale"} <= set(result)
+    assert {"points", "half_worth_at", "notes", "should_scale"} <= set(result)
     assert set(result["points"][0]) == {
         *("world", "num_nodes", "samples_per_s", "low", "high", "efficiency", "is_bound")
     }

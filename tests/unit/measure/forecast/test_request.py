@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from paceline.cli.main import cli
 from paceline.errors import SetupError, UsageError
-from paceline.measure.forecast.request import answer, bits_per_s, world_sizes
+from paceline.measure.forecast.request import answer, world_sizes
 from unit.measure.forecast.synthetic import Truth, bench, network
 
 
@@ -22,26 +22,6 @@ def run(tmp_path, monkeypatch):
 def write(folder, values):
     folder.mkdir(parents=True)
     (folder / "bench.json").write_text(json.dumps(values))
-
-
-@pytest.mark.parametrize(
-    ("rate", "expected"),
-    [
-        ("100Gbit", 1e11),
-        ("25 Gbit/s", 2.5e10),
-        ("2.5gbps", 2.5e9),
-        ("800mbit", 8e8),
-        ("1Tbit", 1e12),
-    ],
-)
-def test_rates(rate, expected):
-    assert bits_per_s(rate) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("rate", ["", "100", "fast", "0Gbit", "-1Gbit", "12GB/s", "1e3Gbit"])
-def test_what_is_not_a_rate_is_refused(rate):
-    with pytest.raises(UsageError, match="not a rate in bits per second"):
-        bits_per_s(rate)
 
 
 def test_world_sizes():
@@ -184,11 +164,11 @@ def test_lines_fit_into_80_columns(tmp_path, monkeypatch):
 
 
 def test_the_command_prints_it(run, capsys):
-    action = cli.main(["forecast", run, "--world", "8", "--link", "1Gbit"], standalone_mode=False)
+    action = cli.main(["forecast", run, "--world", "8"], standalone_mode=False)
     assert action() == 0
     printed = capsys.readouterr().out
     assert [line.split()[0] for line in printed.splitlines()[3:5]] == ["1", "8"]
-    assert "With --link the all-reduce is assumed to fill the link." in printed
+    assert "It cannot know: other jobs on the network" in printed
 
 
 @pytest.mark.parametrize("words", [["--samples", "-1"], ["--gpus-per-node", "0"], ["--price", "x"]])
