@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from paceline import env
-from paceline.cli.new.kinds import KINDS, promised_percent
+from paceline.cli.new.folder import KINDS, promised_percent
 from paceline.codes import CODES
 from paceline.diagnose.catalogue.page import Page
 from paceline.diagnose.catalogue.shelf import page as page_of
@@ -182,7 +182,7 @@ def projects_page() -> str:
         for name, kind in KINDS.items()
     ]
     return _page(
-        "the table in src/paceline/cli/new/kinds.py",
+        "the table in src/paceline/cli/new/folder.py",
         "# Examples and `paceline new`",
         "```text\npaceline new NAME [--from KIND]\n```",
         "Writes a project into the folder NAME, which must be missing or empty. Without `--from` it"

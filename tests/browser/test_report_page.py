@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import report_runs
-from paceline.measure.report import collect, page, text
+from paceline.measure.report import collect, command, text
 
 pytestmark = pytest.mark.browser
 
@@ -15,11 +15,11 @@ HOSTILE = "<script>window.alerted = true</script>"
 
 def page_of(*folders):
     runs = collect.collect([str(folder) for folder in folders])
-    return page.render(runs, text=text.render(runs), now_s=0.0)
+    return command.render(runs, text=text.render(runs), now_s=0.0)
 
 
 def complaints(measured):
-    """What is wrong with a page, by width and theme."""
+    """What is wrong with a command, by width and theme."""
     listed = []
     for width, report in measured.items():
         assert report["inner"] == width

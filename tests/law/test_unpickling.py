@@ -11,7 +11,7 @@ MAY_UNPICKLE = {
     "launch/run/inline.py",
     "train/session/once.py",
     "train/checkpoint/unpickling.py",
-    "testing/channel.py",
+    "testing/job.py",
     "why/recorder.py",
 }
 MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}

@@ -7,8 +7,7 @@ import socket
 
 import pytest
 
-from paceline.testing.channel import unpack
-from paceline.testing.job import BARE, VARIABLES
+from paceline.testing.job import BARE, VARIABLES, unpack
 from paceline.testing.pool import Call, Ranks
 from paceline.testing.processes import Style
 

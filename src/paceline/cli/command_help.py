@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -10,6 +12,7 @@ from click.shell_completion import CompletionItem
 from paceline.launch.plan.option import Option
 from paceline.launch.plan.options import OPTIONS
 from paceline.slurm.option_table import OWN
+from paceline.text import terminal
 
 
 def _in_groups(options: Sequence[Option]) -> Mapping[str, Sequence[str]]:
@@ -241,3 +244,16 @@ def _write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Examples"):
             for example in examples:
                 formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+
+
+def show(result: Any, as_json: bool) -> None:
+    """Print the result of a command as text or JSON: a page, an answer, a report."""
+    if as_json:
+        print_json(result.to_json())
+    else:
+        terminal.show(result.render())
+
+
+def print_json(value: Any) -> None:
+    """Print plain data as JSON."""
+    print(json.dumps(value, indent=1))

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from paceline.cli import command_help, completed_words
-from paceline.cli.printing import print_json, show
+from paceline.cli.command_help import print_json, show
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError, option_contradicted
 from paceline.rundir.files import display_path

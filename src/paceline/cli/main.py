@@ -27,10 +27,9 @@ from paceline.cli import (
     new_command,
     start_commands,
     tune_command,
-    verify_command,
 )
-from paceline.cli.printing import print_json as _print_json
-from paceline.cli.printing import show as _show
+from paceline.cli.command_help import print_json as _print_json
+from paceline.cli.command_help import show as _show
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError
 from paceline.rundir.files import RunDir, not_permitted
@@ -57,7 +56,7 @@ cli.add_command(explain_commands.EXPLAIN)
 cli.add_command(explain_commands.LINT)
 cli.add_command(tune_command.TUNE)
 cli.add_command(bench_command.BENCH)
-cli.add_command(verify_command.VERIFY)
+cli.add_command(bench_command.VERIFY)
 cli.add_command(measure_commands.FORECAST)
 cli.add_command(measure_commands.REPORT)
 cli.add_command(measure_commands.TOP)

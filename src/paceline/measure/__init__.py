@@ -1,7 +1,6 @@
 """Measure a training run, explain where its time goes, and forecast it on more ranks.
 
-trial            starts a script on some ranks and waits for what is measured
-trials           the folder of a command that runs trials, and its progress
+trial            starts a script on some ranks for some steps; a command's folder of trials
 bench_file       reads and writes bench.json; decides what it says of scaling
 intervals        medians with intervals
 network          ``bench network``; network_worker runs in its ranks, network_points prints

@@ -12,6 +12,5 @@ rank       what runs in each: it imports the tests there
 faults     injects faults
 report     decides what a failure says
 parity     compares results
-job        what both sides share: a job and its outcome
-channel    what both sides share: messages
+job        what both sides share: a job, its outcome, and the channel between them
 """

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from paceline.errors import Finding, UsageError
-from paceline.testing.channel import Channel
-from paceline.testing.job import DIED_ON_PURPOSE, HANGS_ON_PURPOSE
+from paceline.testing.job import DIED_ON_PURPOSE, HANGS_ON_PURPOSE, Channel
 
 _DIE, _HANG, _NAN = "die", "hang", "nan"
 _ANNOUNCED = {_DIE: DIED_ON_PURPOSE, _HANG: HANGS_ON_PURPOSE}

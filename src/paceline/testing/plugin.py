@@ -288,7 +288,7 @@ def _call(pool: Ranks, item: pytest.Function) -> dict[int, Outcome]:
 def _original(failure: RanksFailed) -> BaseException:
     """Return the exception of the rank that failed first: ``xfail(raises=...)`` looks at it."""
     from paceline.testing import report
-    from paceline.testing.channel import unpack
+    from paceline.testing.job import unpack
 
     first = next(iter(report.failures(failure.outcomes).values()))
     error = unpack(first.exception) if first.exception else failure

@@ -20,7 +20,6 @@ from paceline.errors import Finding, UsageError
 from paceline.launch.monitor import stacks
 from paceline.launch.monitor.position import Frame, Position, shown_path
 from paceline.testing import rank, report
-from paceline.testing.channel import Channel, pack, unpack
 from paceline.testing.job import (
     AS_PLANNED,
     BARE,
@@ -31,10 +30,13 @@ from paceline.testing.job import (
     RETURNED,
     STUCK,
     VARIABLES,
+    Channel,
     Job,
     ModuleSource,
     Outcome,
     Start,
+    pack,
+    unpack,
 )
 from paceline.testing.mark import DEFAULT_COLLECTIVE_TIMEOUT_S, DEFAULT_TIMEOUT_S
 from paceline.testing.processes import Output, RankProcesses, Style

@@ -22,7 +22,7 @@ from paceline import env
 from paceline.errors import Finding, SetupError
 from paceline.machine import torch_requirements
 from paceline.testing import server
-from paceline.testing.channel import Channel
+from paceline.testing.job import Channel
 
 # How long the server may take to import torch and what is preloaded: minutes on a loaded machine.
 _START_S = 300.0

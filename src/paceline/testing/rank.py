@@ -32,7 +32,6 @@ from paceline.launch.monitor.proof import Call
 from paceline.launch.probe import stack_responder
 from paceline.machine.user_code import is_users
 from paceline.testing import faults
-from paceline.testing.channel import Channel, pack, unpack
 from paceline.testing.job import (
     BARE,
     FAILED,
@@ -40,12 +39,15 @@ from paceline.testing.job import (
     SKIPPED,
     VARIABLES,
     XFAILED,
+    Channel,
     Job,
     ModuleSource,
     Outcome,
     PerRank,
     RankWarning,
     Start,
+    pack,
+    unpack,
 )
 
 _HOOK = "AssertionRewritingHook"

@@ -26,7 +26,7 @@ import pytest
 
 from paceline.machine import own_process
 from paceline.testing import rank
-from paceline.testing.channel import Channel
+from paceline.testing.job import Channel
 
 READY, FORK, FORKED, ENDED = "ready", "fork", "forked", "ended"
 

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from examples_list import EXAMPLES, FOLDER
 from paceline.cli import new
 from paceline.cli.main import cli
-from paceline.cli.new import texts
-from paceline.cli.new.kinds import KINDS, Kind, promised_percent
+from paceline.cli.new import folder
+from paceline.cli.new.folder import KINDS, Kind, promised_percent
 from paceline.diagnose import lint
 from paceline.errors import SetupError, UsageError
 from paceline.slurm import profile
@@ -71,7 +71,7 @@ def _imported_by(node):
 
 def test_the_profile_is_valid(tmp_path):
     new.create("mine", "session")
-    path = tmp_path / "mine" / texts.PROFILE
+    path = tmp_path / "mine" / folder.PROFILE
     text = path.read_text()
     read = profile.read(text, name="cluster", path=str(path), environ={})
     assert read.slurm["time"]
@@ -86,7 +86,7 @@ def test_a_kind_may_have_further_files():
         "big.py": '"""examples/big.py\n\nAt least 70 % is right."""\n',
         "big_data.py": "x = 1",
     }
-    files = texts.files(kind, sources, name="mine", requirements=["a", "b"])
+    files = folder.files(kind, sources, name="mine", requirements=["a", "b"])
     assert files["big_data.py"] == "x = 1"
     assert files["requirements.txt"] == "a\nb\n"
     assert files["train.py"].startswith('"""train.py')

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import SetupError
 from paceline.testing import processes
-from paceline.testing.channel import Channel
+from paceline.testing.job import Channel
 
 
 def test_a_server_that_does_not_fork_leaves_no_socket(monkeypatch):

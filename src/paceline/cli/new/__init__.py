@@ -1,8 +1,6 @@
 """Write a small project to begin with: a script that trains, its test, and its profile.
 
-kinds     the kinds of projects: one example and the packages that it needs
-texts     writes the files of a project as texts (pure)
-folder    chooses the folder, finds the example, writes the files
+folder    the kinds of projects, the texts of their files, and the folder that gets them
 """
 
 from paceline.cli.new.folder import create

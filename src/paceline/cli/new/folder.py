@@ -1,18 +1,163 @@
-"""Create the folder of a new project and write its files."""
+"""Create the folder of a new project and write its files.
+
+A further kind is one more entry of ``KINDS``. Its script must name itself ``examples/SCRIPT`` in
+its docstring, promise "At least N %" there, and print "accuracy N %".
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import paceline
-from paceline.cli.new import texts
-from paceline.cli.new.kinds import KINDS, Kind
 from paceline.errors import Finding, SetupError, closest, option_invalid
 from paceline.text.quoting import printable
 from paceline.text.wording import few, shorten
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of project."""
+
+    script: str  # file of ``examples/`` that becomes ``train.py``
+    trains_with: str  # what the script trains with, as it is called in a sentence
+    packages: tuple[str, ...]  # distributions that it imports besides paceline and torch
+    # further files of ``examples/`` that the script imports; they keep their names
+    parts: tuple[str, ...] = ()
+
+
+_DIGITS = "scikit-learn"
+
+KINDS: Mapping[str, Kind] = {
+    "session": Kind("digits.py", "paceline's Session", (_DIGITS,)),
+    "trainer": Kind("digits_trainer.py", "paceline's Trainer", (_DIGITS,)),
+    "ddp": Kind("digits_ddp.py", "PyTorch's DistributedDataParallel", (_DIGITS,)),
+    "fabric": Kind("digits_fabric.py", "Lightning Fabric", ("lightning", _DIGITS)),
+    "lightning": Kind("digits_lightning.py", "Lightning's Trainer", ("lightning", _DIGITS)),
+    "accelerate": Kind("digits_accelerate.py", "Hugging Face Accelerate", ("accelerate", _DIGITS)),
+    "transformers": Kind(
+        "text_transformers.py", "the Trainer of transformers", ("transformers", "accelerate")
+    ),
+}
+
+
+def promised_percent(script: str) -> int:
+    """Return the accuracy that an example promises in its docstring, in percent.
+
+    Raises:
+        ValueError: The docstring promises none.
+    """
+    promise = re.search(r"^At least (\d+) %", script, re.MULTILINE)
+    if promise is None:
+        raise ValueError("the example promises no accuracy")
+    return int(promise[1])
+
+
+SCRIPT, TEST, REQUIREMENTS = "train.py", "test_train.py", "requirements.txt"
+README, IGNORED, PROFILE = "README.md", ".gitignore", ".paceline/profiles/cluster.toml"
+
+_README = """\
+# {name}
+
+`train.py` trains with {trains_with}. Replace its data and its model by your own.
+
+```bash
+python -m pip install -r requirements.txt
+python train.py                              # one process
+paceline run --nproc-per-node 2 train.py     # two ranks; without the option one per GPU
+python -m pytest                             # trains on two ranks, on CPUs
+paceline lint train.py                       # looks for mistakes
+```
+
+On a Slurm cluster, after filling in `{profile}`:
+
+```bash
+paceline profile check cluster
+paceline submit --profile cluster --nodes 2 train.py
+paceline jobs
+```
+"""
+
+_TEST = '''\
+"""The training runs on two ranks, and is as accurate as train.py promises. Takes a minute."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).with_name("train.py")
+LEAST_PERCENT = {percent}
+
+
+def test_two_ranks_train(tmp_path):
+    command = [sys.executable, "-m", "paceline", "run", "--nproc-per-node", "2", SCRIPT]
+    on_cpus = {{**os.environ, "CUDA_VISIBLE_DEVICES": ""}}  # runs on any machine
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=on_cpus, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    accuracies = re.findall(r"accuracy (\\S+) %", ended.stdout)
+    assert float(accuracies[-1]) >= LEAST_PERCENT
+'''
+
+_IGNORED = """\
+__pycache__/
+.venv/
+lightning_logs/
+paceline-runs/
+trainer_output/
+"""
+
+_PROFILE = """\
+# What your cluster asks for: paceline submit --profile cluster train.py
+# An option on the command line counts more. To compare this file with the cluster:
+#   paceline profile check cluster
+
+[slurm]
+time = "1:00:00"
+# partition = "gpu"
+# account = "physics"
+# gpus-per-node = 4
+# cpus-per-gpu = 8
+# mem = "64G"
+
+[setup]
+# modules = ["cuda/12.4"]
+# lines = ["source .venv/bin/activate"]
+
+[environment]
+# OMP_NUM_THREADS = "4"
+"""
+
+
+def files(
+    kind: Kind, sources: Mapping[str, str], *, name: str, requirements: Sequence[str]
+) -> dict[str, str]:
+    """Return the texts of a project's files, by their paths in its folder.
+
+    Args:
+        kind: What kind of project it is.
+        sources: Texts of the kind's script and parts, by the names of their files.
+        name: Name of the project.
+        requirements: Lines of ``requirements.txt``.
+    """
+    script = sources[kind.script]
+    readme = _README.format(name=name, trains_with=kind.trains_with, profile=PROFILE)
+    return {
+        SCRIPT: script.replace(f"examples/{kind.script}", SCRIPT),
+        **{part: sources[part] for part in kind.parts},
+        TEST: _TEST.format(percent=promised_percent(script)),
+        REQUIREMENTS: "".join(f"{line}\n" for line in requirements),
+        README: readme,
+        PROFILE: _PROFILE,
+        IGNORED: _IGNORED,
+    }
+
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 # What a new repository has before its first file.
@@ -41,13 +186,13 @@ def create(target: str, kind_name: str) -> list[str]:
     try:
         _check_empty(folder, target)
         sources = {file: _example(file) for file in (kind.script, *kind.parts)}
-        files = texts.files(kind, sources, name=name, requirements=_requirements(kind.packages))
-        for path, text in files.items():
+        texts = files(kind, sources, name=name, requirements=_requirements(kind.packages))
+        for path, text in texts.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise SetupError(_not_written(error, folder)) from None
-    return list(files)
+    return list(texts)
 
 
 def _kind(name: str) -> Kind:

@@ -13,14 +13,13 @@ from paceline.errors import EXIT_FAILED, EXIT_OK, RunError, option_invalid
 from paceline.launch.plan import script
 from paceline.launch.plan.options import Options
 from paceline.machine import cpus, gpus
-from paceline.measure import bench_file, trials
+from paceline.measure import bench_file, trial
 from paceline.measure.bench import brake, request, rounds, settings, table
 from paceline.measure.bench.request import Devices, Request
 from paceline.measure.bench.rounds import UNTIMED, Measured
 from paceline.measure.bench.settings import Setting, Worth
 from paceline.measure.bench.table import Result
-from paceline.measure.trial import TrialResult
-from paceline.measure.trials import Say
+from paceline.measure.trial import Say, TrialResult
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
 from paceline.text import terminal
@@ -77,7 +76,7 @@ def bench(requested: Request, *, as_json: bool) -> int:
     _require_one_task()
     node = devices()
     requested = _complete(requested, node)
-    root = trials.new_folder("bench", requested.command[0], requested.run_dir)
+    root = trial.new_folder("bench", requested.command[0], requested.run_dir)
     result = _measure(requested, node, root)
     if as_json:
         print(json.dumps(to_json(result), indent=1))
@@ -101,7 +100,7 @@ def _measure(requested: Request, node: Devices, root: Path) -> Result:
     """Run all trials, write ``bench.json``, and return the result."""
     threads = _threads(requested, node)
     variables = {} if threads is None else {env.OMP_THREADS: str(threads)}
-    with trials.progress(len(requested.worlds) * requested.rounds) as say:
+    with trial.progress(len(requested.worlds) * requested.rounds) as say:
         measured = rounds.measure(requested, root / "trials", variables=variables, say=say)
     findings = [measured.findings[size] for size in sorted(measured.findings)]
     if not measured.results:
@@ -146,7 +145,7 @@ def _try_settings(
         backend=measured.backend, cpus=cpus.usable_cpus()[0], ranks=max(measured.results)
     )
     candidates = settings.choose(requested.settings, offers)
-    with trials.progress((len(candidates) + 1) * requested.rounds) as say:
+    with trial.progress((len(candidates) + 1) * requested.rounds) as say:
         return measure(
             requested, measured, root / "trials", offers=candidates, variables=variables, say=say
         )

@@ -21,8 +21,7 @@ from paceline.measure import bench_file, trial
 from paceline.measure.bench import request as requests
 from paceline.measure.bench.request import Request
 from paceline.measure.bench_file import BenchFile, Round, WorldBench
-from paceline.measure.trial import Trial, TrialResult
-from paceline.measure.trials import Say
+from paceline.measure.trial import Say, Trial, TrialResult
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
 

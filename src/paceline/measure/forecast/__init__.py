@@ -5,8 +5,7 @@ own_work     the time of the slowest of N ranks
 collectives  the time of an all-reduce, and how much of it backward hides
 fitting      the time of a step by number of ranks, fitted to a bench for each draw of the bootstrap
 prediction   points with intervals, where scaling ends, and what cannot be known
-text         the forecast for a terminal, with GPU hours and money
-request      the command line, the bench that is meant, and the file that is written
+request      the command line, the bench that is meant, what is printed and written
 
 No module imports torch or NumPy: a login node answers in 0.3 s.
 """

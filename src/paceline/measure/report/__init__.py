@@ -6,13 +6,11 @@ metrics              reads the numbers that a script has logged
 measured_files       reads speed, bench and forecast, and doubts every value
 speed                decides rates, the split of a step, efficiency
 plots                what a plot is, and the names in it
-training_plots       decides which plots of logged numbers there are
-sections             decides which other plots there are, and the order of all
+sections             decides which plots there are, and the order of all
 overview             decides the figures and the sentences
 text                 renders for a terminal
 drawing              renders plots for plotly, with their colours
-page                 renders the HTML page
-command              the command
+command              the command, and the HTML page
 """
 
 from paceline.measure.report.command import report

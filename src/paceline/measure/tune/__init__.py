@@ -6,14 +6,12 @@ measured     what was measured so far
 trial_run    a script that trains, whose loader takes commands; from batches to seconds per batch
 tuning       runs the script and fills in what was measured
 answer       the result in words and as data, with the lines to paste
-progress     the bar
 batches      which batch sizes are tried; batch_tuning runs the script with them
 bare_loader  what is run for a dataset without a script
 """
 
 from paceline.measure.tune.batch_tuning import BatchTuning, require_place
-from paceline.measure.tune.progress import Progress
 from paceline.measure.tune.trial_run import Start
-from paceline.measure.tune.tuning import Tuning
+from paceline.measure.tune.tuning import Progress, Tuning
 
 __all__ = ["BatchTuning", "Progress", "Start", "Tuning", "require_place"]

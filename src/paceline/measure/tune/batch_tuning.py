@@ -18,7 +18,6 @@ from paceline.measure.intervals import Interval
 from paceline.measure.tune import batches
 from paceline.measure.tune.answer import Answer
 from paceline.measure.tune.batches import BatchAnswer, BatchSize
-from paceline.measure.tune.progress import Progress
 from paceline.measure.tune.trial_run import (
     MOST_WINDOW_S,
     MemoryIsShort,
@@ -29,6 +28,7 @@ from paceline.measure.tune.trial_run import (
     TooSlow,
     TrialRun,
 )
+from paceline.measure.tune.tuning import Progress
 
 PLACE = "{batch}"
 _WINDOW_S = 1.0

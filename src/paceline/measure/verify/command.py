@@ -25,7 +25,7 @@ from paceline.errors import (
 )
 from paceline.launch.plan import script
 from paceline.launch.plan.options import Options
-from paceline.measure import proof, trial, trials
+from paceline.measure import proof, trial
 from paceline.measure.bench import (
     EXAMPLE,
     PER_RANK,
@@ -34,8 +34,7 @@ from paceline.measure.bench import (
     check_division,
     no_effect,
 )
-from paceline.measure.trial import Trial, TrialResult
-from paceline.measure.trials import Say
+from paceline.measure.trial import Say, Trial, TrialResult
 from paceline.measure.verify import judging, records
 from paceline.measure.verify.judging import Property
 from paceline.measure.verify.rates import batch_of
@@ -207,8 +206,8 @@ def verify(requested: Request, *, as_json: bool, is_apart: bool = False) -> int:
     text = script.read(Options(script=requested.command[0], module=requested.is_module))
     if requested.global_batch is not None:
         check_division(requested, requested.global_batch)
-    root = trials.new_folder("verify", requested.command[0], requested.run_dir)
-    with trials.progress(len(requested.worlds)) as say:
+    root = trial.new_folder("verify", requested.command[0], requested.run_dir)
+    with trial.progress(len(requested.worlds)) as say:
         proven = _Proof(requested, text, root / "proof")
         try:
             runs = _run(requested, root / "trials", say, proven)
@@ -237,7 +236,7 @@ def verify(requested: Request, *, as_json: bool, is_apart: bool = False) -> int:
 
 
 def _run(requested: Request, folder: Path, say: Say, proven: _Proof) -> Runs:
-    """Run all trials, the smallest number of ranks first: its batch is that of the others.
+    """Run all trial, the smallest number of ranks first: its batch is that of the others.
 
     What fails beside a proof that does not is repeated alone: both may need a port, a file, or the
     memory of a GPU.

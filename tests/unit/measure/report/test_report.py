@@ -11,7 +11,7 @@ import pytest
 
 import report_runs
 from paceline.errors import SetupError, UsageError
-from paceline.measure.report import collect, command, page, text
+from paceline.measure.report import collect, command, text
 from paceline.measure.report.sections import sections
 from paceline.rundir import sweeps
 from paceline.rundir.sweeps import SweepRecord
@@ -120,7 +120,7 @@ def test_texts_of_users_are_escaped(tmp_path):
     table = f'step,"{hostile}"\n1,2\n2,1\n'
     named = {"command": ("train.py", hostile), "events": events, "metrics": table}
     runs = run_of(report_runs.write_run(tmp_path / "<img src=x>", **named))
-    html = page.render(runs, text=text.render(runs), now_s=0.0)
+    html = command.render(runs, text=text.render(runs), now_s=0.0)
     assert "<script>alert" not in html
     assert "<img" not in html.replace(html[html.index("plotly.js v") : html.rindex("<script>")], "")
 
@@ -137,7 +137,7 @@ def test_several_runs_have_a_page_of_their_own(tmp_path, capsys):
 
 def test_text_and_data_need_no_further_package(tmp_path, monkeypatch, capsys):
     folder = report_runs.write_run(tmp_path / "run")
-    monkeypatch.setattr(page.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     report(folder, as_text=True)
     assert "run · succeeded" in capsys.readouterr().out
     report(folder, as_json=True)
@@ -161,7 +161,7 @@ def test_data_are_json_though_a_loss_is_not_a_number(tmp_path, capsys):
 def test_a_page_with_a_loss_that_is_not_a_number_is_json(tmp_path):
     metrics = "step,loss\n1,2.0\n2,nan\n3,inf\n4,1.0\n"
     runs = run_of(report_runs.write_run(tmp_path / "run", metrics=metrics))
-    html = page.render(runs, text="", now_s=0.0)
+    html = command.render(runs, text="", now_s=0.0)
     figures = re.search(r'id="figures">(.*?)</script>', html, re.S)[1]
     assert "NaN" not in figures
     assert "Infinity" not in figures
@@ -173,7 +173,7 @@ def shown(*folders):
     printed = text.render(runs)
     assert max(map(len, printed.splitlines())) <= 80
     json.dumps([command.to_json(run) for run in runs], allow_nan=False)
-    html = page.render(runs, text=printed, now_s=0.0)
+    html = command.render(runs, text=printed, now_s=0.0)
     figures = re.search(r'id="figures">(.*?)</script>', html, re.S)[1]
     json.loads(figures, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     return runs
