@@ -5,6 +5,47 @@ The public names are loaded on first use (PEP 562), so that ``import paceline`` 
 
 PYTEST_DONT_REWRITE: where ``paceline run -m pytest`` starts pytest, the rank has imported this
 package, and pytest would warn that it cannot rewrite its assertions.
+
+    callbacks   ready-made callbacks of the Trainer: the public names of
+                ``paceline.train.trainer.callbacks``
+    cli         the command line of paceline: arguments, help, error messages, and calls of the
+                packages that do the work
+    codes       the names and codes of all findings, shared by every package that reports findings
+    counters    the counters of a rank: a few integers in memory that its launcher shares, written
+                at every step
+    data        data in memory, loaded in whole batches: the public names of
+                ``paceline.train.data``
+    deadlines   all times that paceline waits before it reports something or ends something
+    diagnose    explain what went wrong without running the user's program
+    env         every environment variable that paceline reads or sets: name, meaning, default
+    errors      the shape of bad news: the Finding, and the exceptions that carry one
+    functions   Python functions as jobs: ``paceline.submit``, ``paceline.map`` and the jobs that
+                they return
+    launch      the launcher behind ``paceline run``: start the ranks on torch's elastic engine and
+                watch them
+    loggers     loggers with the names and arguments of Lightning's; ``paceline.logging`` has the
+                plain ones
+    logging     loggers, where the numbers go that a script logs: the public names of
+                ``paceline.train.logging``
+    machine     facts about this computer: CPUs, GPUs, addresses, software versions, and Slurm's
+                answers
+    measure     measure a training run, explain where its time goes, and forecast it on more ranks
+    plugins     says what to write instead of a name of Lightning's ``plugins``
+    profilers   says what to write instead of a name of Lightning's ``profilers``
+    rundir      the run folder: its files, which training it belongs to, and who is using it
+    signatures  the error texts of libraries, and the fault that each of them means
+    slurm       Slurm jobs: submit a script, follow its output, list runs, and requeue
+    strategies  says what to write instead of a name of Lightning's ``strategies``
+    testing     the pytest plugin: run tests on several gloo ranks of this machine, without GPUs
+    text        format text, and parse scripts
+    train       the training library: Session and Trainer, and the packages that they build on
+    trainer     the Trainer, and what its users derive from: the public names of
+                ``paceline.train.trainer``
+    tuner       says what to write instead of a name of Lightning's ``tuner``
+    utilities   what scripts take from Lightning's ``utilities`` and is another one here
+    why         explain a hang of a run that another launcher started
+    world       what the launcher's variables say: the ranks of a run, tasks of mpirun, pods, hosts
+                of a job
 """
 
 from __future__ import annotations

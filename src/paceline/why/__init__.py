@@ -5,6 +5,22 @@ which, in which line.
 ``rank_state`` and ``verdict`` decide, ``gather`` reaches other hosts. The run is not changed: no
 debugger is attached, and no signal is sent unless the user names one at which ranks print their
 stacks. Nothing here imports torch.
+
+    gather      collect observations of ranks on this host, on the nodes of a Slurm job, on other
+                hosts, or from files
+    identity    identify the rank and the run of a process from its environment variables
+    look        observe the ranks of this host several times from outside, without attaching to,
+                stopping or signalling them
+    loops       find out whether one rank has left a loop that another is still in, from the loops
+                around their lines
+    processes   find the ranks on this host: processes in ``/proc`` whose environment has a rank
+    rank_state  the observations of one rank over some seconds, and whether it has moved meanwhile
+    recorder    query torch's Flight Recorder and NCCL about ranks that paceline did not start
+    report      render the report of ``paceline why``: a verdict for each run
+    signalled   send a rank the signal at which it prints its stack, and read the stack from its
+                stderr
+    verdict     decide which ranks wait for which, and whether a hang is likely or proven, from
+                accounts of ranks
 """
 
 from __future__ import annotations

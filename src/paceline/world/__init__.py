@@ -1,4 +1,13 @@
-"""What the launcher's variables say: the ranks of a run, tasks of mpirun, pods, hosts of a job."""
+"""What the launcher's variables say: the ranks of a run, tasks of mpirun, pods, hosts of a job.
+
+detection  choose the world of this process from the variables of what started it
+job        read which hosts a PBS or LSF job has, from its variables
+mpi        read what mpirun or a relative of it says to its tasks
+pods       read what Kubernetes operators say to the pods of a training run
+slurm      read the world of a task of a Slurm step from its variables
+torchrun   read the world of a rank from torchrun's variables, which ``paceline run`` sets too
+world      the ranks of a run, as one of them sees it
+"""
 
 from __future__ import annotations
 

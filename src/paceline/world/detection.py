@@ -12,8 +12,7 @@ from paceline import env
 from paceline.errors import Finding, UsageError, closest
 from paceline.world import mpi, pods, slurm, torchrun
 from paceline.world.mpi import MpiTask
-from paceline.world.numbers import whole
-from paceline.world.world import World
+from paceline.world.world import World, whole
 
 LAUNCHERS = ("paceline", "torchrun", "slurm", "mpi", "kubernetes", "none")
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from paceline import env
 from paceline.errors import Finding, UsageError
 from paceline.world.job import read_batch_job
-from paceline.world.numbers import whole
 from paceline.world.slurm import expand_nodelist
-from paceline.world.world import DEFAULT_PORT, World
+from paceline.world.world import DEFAULT_PORT, World, whole
 
 
 @dataclass(frozen=True)

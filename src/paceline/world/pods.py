@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from paceline import env
 from paceline.errors import Finding, UsageError
 from paceline.world import torchrun
-from paceline.world.numbers import whole
-from paceline.world.world import DEFAULT_PORT, World
+from paceline.world.world import DEFAULT_PORT, World, whole
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from paceline import env
 from paceline.errors import UsageError
-from paceline.world.numbers import whole
-from paceline.world.world import World
+from paceline.world.world import World, whole
 
 
 def is_task(environ: Mapping[str, str], in_terminal: bool) -> bool:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from paceline import env
 from paceline.errors import UsageError
-from paceline.world.numbers import whole
-from paceline.world.world import World
+from paceline.world.world import World, whole
 
 
 def is_started_rank(environ: Mapping[str, str]) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.diagnose.variables import names
+from paceline.diagnose.variables import judge
 from paceline.diagnose.variables.versions import release
 from paceline.errors import PacelineError
 from paceline.machine import torch_requirements
@@ -169,5 +169,5 @@ def test_the_oldest_version_is_that_of_the_extra():
     assert (
         (int(declared[1]), int(declared[2]))
         == torch_requirements.OLDEST
-        == release(names.OLDEST_TORCH)
+        == release(judge.OLDEST_TORCH)
     )

@@ -4,6 +4,24 @@
 package) holds the known texts as data, ``scan`` matches each line once, ``candidates`` turns
 matches into possible causes, ``inference`` lists the rules that combine several lines, ``survived``
 and ``pairs`` say which of them explains another, and ``ranking`` orders the rest by their tiers.
+
+    answer       the result of ``explain``: findings, likeliest first, and how they are rendered
+    arrivals     infer which workers joined the start of a run, and which are missing or too many
+    candidates   turn the matches of a text into candidate faults, each with its tier
+    collectives  infer from the lines of several ranks which rank a collective waits for, and why
+    compressed   read logs compressed with gzip, xz, bzip2 or zstd, recognized by their first bytes
+    context      rename, reword and drop candidates by what the rest of the text shows
+    exceptions   turn exceptions that no signature matches into candidate faults
+    folder       explain a run folder from its recorded events
+    inference    infer faults from several lines together, and change the tiers of candidates
+    pairs        decide which fault explains another one of the same text, beyond their tiers
+    ranking      order candidates, likeliest first, and turn them into findings
+    readback     read back findings that paceline printed into a log
+    reading      read a path or standard input as lines of bytes, with only a piece of the text in
+                 memory
+    scan         match the lines of a log against the signatures
+    survived     decide which faults training survived, so that they are not the cause of a later
+                 end
 """
 
 from __future__ import annotations

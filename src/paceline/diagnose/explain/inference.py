@@ -2,20 +2,208 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from functools import wraps
+from dataclasses import replace
+from functools import partial, wraps
 
-from paceline.diagnose.explain import (
-    arrivals,
-    collectives,
-    context,
-    memory,
-    non_finite,
-    pairs,
-    survived,
+from paceline.diagnose.explain import arrivals, collectives, context, pairs, survived
+from paceline.diagnose.explain.arrivals import listed
+from paceline.diagnose.explain.candidates import Candidate, changed, quoted
+from paceline.diagnose.explain.pairs import LOST_PEER
+from paceline.diagnose.explain.scan import Match, Scanned
+from paceline.signatures.lines import Line, shorten
+from paceline.signatures.tier import Tier
+
+# Infer faults of numbers: a loss scale that falls, NaN and Inf on some ranks.
+_MIN_SCALE = 1e-3  # loss scale: below it, fp16 gradients vanish
+_NON_FINITE = ("nan", "inf")
+_LEAST_LOSSES = 2  # a single one may be overcome
+
+
+def falling_loss_scale(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
+    """Infer NaN or Inf under fp16 from a loss scale that falls step by step."""
+    scales = _scales(scanned)
+    nans = [match.line for match in scanned.of("nan")]
+    if len(scales) < 3 or not _is_falling([scale for scale, _ in scales], with_nan=bool(nans)):
+        return None
+    (_, first_line), (last_scale, last_line) = scales[0], scales[-1]
+    return Candidate(
+        "fp16-nan",
+        Tier.COARSE,
+        first_line.number,
+        f"the loss scale has fallen to {last_scale:.4g} and every step is skipped: gradients are"
+        " NaN or Inf",
+        evidence=quoted([first_line, last_line, *nans]),
+        why="under fp16 a step with NaN or Inf is skipped, so nothing is learnt any more",
+        fix=(
+            "use bf16, or torch.autograd.set_detect_anomaly(True) to find the NaN; check inputs and"
+            " labels, lower the rate"
+        ),
+        count=len(scales),
+    )
+
+
+def _scales(scanned: Scanned) -> list[tuple[float, Line]]:
+    """Return the loss scales that the text shows, with their lines."""
+    scales = []
+    for match in scanned.of("loss-scale"):
+        try:
+            scales.append((float(match.groups["scale"]), match.line))
+        except ValueError:
+            continue
+    return scales
+
+
+def _is_falling(scales: Sequence[float], *, with_nan: bool) -> bool:
+    """Return whether a loss scale has fallen so far that training does not work."""
+    least = min(scales)
+    if least <= _MIN_SCALE:
+        return True
+    return least <= 1 and (with_nan or scales[0] >= 16 * least)
+
+
+def generalize_divergence(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Rename a loss that is NaN to an ordinary fault, unless the text mentions fp16."""
+    if scanned.of("fp16"):
+        return list(candidates)
+    return changed(
+        candidates, lambda candidate: replace(candidate, name="user-exception"), key="diverged"
+    )
+
+
+def non_finite_gradient(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
+    """Infer a fault of some ranks from a table of values by rank with NaN or Inf for a minority."""
+    values = {match.groups["rank"]: match for match in scanned.of("rank-value")}
+    ranks = [rank for rank, match in values.items() if _is_non_finite(match)]
+    if not ranks or len(ranks) * 2 > len(values):
+        return None
+    line = values[ranks[0]].line
+    return Candidate(
+        "non-finite-on-one-rank",
+        Tier.CAUSE,
+        line.number,
+        f"the gradient is NaN or Inf on rank {listed([int(rank) for rank in ranks])} alone",
+        where=f"rank {ranks[0]}",
+        evidence=quoted([line]),
+        fix=(
+            "keep that rank's batch and look at it: torch.isfinite on inputs, labels and loss; if"
+            " it stays with the GPU, test the GPU"
+        ),
+    )
+
+
+def stopped_on_nan(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
+    """Infer a fault of some ranks that stopped on NaN while the others wait for them."""
+    lines = {match.line.rank: match.line for match in scanned.of("stopping-on-nan")}
+    others_wait = any(candidate.name in LOST_PEER for candidate in candidates)
+    if not lines or "" in lines or not others_wait or len(lines) * 2 > len(scanned.ranks):
+        return None
+    ranks = sorted(map(int, lines))
+    return Candidate(
+        "non-finite-on-one-rank",
+        Tier.CAUSE,
+        next(iter(lines.values())).number,
+        f"rank {listed(ranks)} stopped on a loss that is NaN or Inf, and the others wait for it",
+        where=f"rank {ranks[0]}",
+        evidence=quoted(lines.values()),
+        fix=(
+            "stop on all ranks together (all_reduce the flag); torch.isfinite on that rank's inputs"
+            " and labels"
+        ),
+    )
+
+
+def loss_not_finite(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
+    """Infer that training continued in vain if the last losses in the text are NaN or Inf."""
+    losses = scanned.of("printed-loss")
+    finite = [place for place, match in enumerate(losses) if not _is_non_finite(match)]
+    bad = losses[finite[-1] + 1 :] if finite else losses
+    if len(bad) < _LEAST_LOSSES or any(candidate.key == "diverged" for candidate in candidates):
+        return None
+    return Candidate(
+        "loss-not-finite",
+        Tier.WARNED,
+        bad[0].line.number,
+        "the last losses that were printed are NaN or Inf",
+        evidence=(shorten(bad[0].line.body), shorten(bad[-1].line.body)),
+        why="a model with such a loss learns nothing more, and nothing fails",
+        fix=(
+            "paceline run --check-finite ... stops at the first; then a lower learning rate,"
+            " clipped gradients, or torch.autograd.set_detect_anomaly(True)"
+        ),
+        severity="warning",
+        count=len(bad),
+    )
+
+
+def _is_non_finite(match: Match) -> bool:
+    return match.groups["value"].lower().strip("-+") in _NON_FINITE
+
+
+# Infer which process holds the GPU memory that ran out.
+_HOLDER = re.compile(r"\bProcess (?P<pid>\d+) has (?P<held>\d+(?:\.\d+)? [KMGT]?i?B) memory in use")
+_OURS = re.compile(r"this process has \d+(?:\.\d+)? [KMGT]?i?B memory in use")
+_TOTAL = re.compile(r"total capaci?ty of (?P<size>\d+(?:\.\d+)? [KMGT]?i?B)")
+_ALLOCATED = re.compile(
+    r"allocated memory (?P<size>\d+(?:\.\d+)? [KMGT]?i?B) is allocated by PyTorch"
 )
-from paceline.diagnose.explain.candidates import Candidate
-from paceline.diagnose.explain.scan import Scanned
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_MUCH = 0.25  # of the GPU: if others hold less, the program itself needs too much
+
+
+def name_holder(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Name the other process that holds much of the GPU that ran out of memory."""
+    for match in scanned.of("gpu-holder"):
+        holders = _others(match.line.text)
+        if holders:
+            return changed(candidates, partial(_named, holders=holders), name="cuda-oom")
+    return list(candidates)
+
+
+def _others(text: str) -> list[tuple[str, str]]:
+    """Return the process id and size of other holders, the largest first.
+
+    The result is empty if they hold little or may be the program itself.
+    """
+    total = _TOTAL.search(text)
+    if total is None:
+        return []
+    listed = [(match["pid"], match["held"]) for match in _HOLDER.finditer(text)]
+    holders = sorted(listed, key=_size, reverse=True)
+    # In a container a process does not know its id on the host: one of these is the program.
+    if not _OURS.search(text):
+        allocated = _ALLOCATED.search(text)
+        least = _bytes(allocated["size"]) if allocated else 0.0
+        own = next((holder for holder in reversed(holders) if _size(holder) >= least), None)
+        holders = [holder for holder in holders if own is not None and holder is not own]
+    return holders if sum(map(_size, holders)) >= _MUCH * _bytes(total["size"]) else []
+
+
+def _size(holder: tuple[str, str]) -> float:
+    return _bytes(holder[1])
+
+
+def _bytes(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * _UNITS[unit.rstrip("iB")]
+
+
+def _named(candidate: Candidate, holders: Sequence[tuple[str, str]]) -> Candidate:
+    (pid, size), *others = holders
+    and_others = f", and {len(others)} more hold memory" if others else ""
+    return replace(
+        candidate,
+        what=(
+            f"another process holds much of it: process {pid} holds {size}{and_others};"
+            f" {candidate.what}"
+        ),
+        fix=(
+            f"nvidia-smi and ps -fp {pid} on that node: end it if it is left over; if it is another"
+            " rank, give each rank its own GPU (torch.cuda.set_device(local_rank))"
+        ),
+    )
+
 
 Rule = Callable[[Scanned, Sequence[Candidate]], list[Candidate]]
 Inference = Callable[[Scanned, Sequence[Candidate]], Candidate | None]
@@ -47,21 +235,21 @@ RULES: tuple[Rule, ...] = (
     _adding(arrivals.wrong_number_of_tasks),
     _adding(arrivals.local_rank_without_device),
     _adding(arrivals.double_launch),
-    _adding(non_finite.falling_loss_scale),
-    _adding(non_finite.non_finite_gradient),
-    _adding(non_finite.stopped_on_nan),
-    _adding(non_finite.loss_not_finite),
+    _adding(falling_loss_scale),
+    _adding(non_finite_gradient),
+    _adding(stopped_on_nan),
+    _adding(loss_not_finite),
     _adding(collectives.different_collectives),
     _adding(collectives.slow_rank),
     _adding(collectives.uneven_inputs),
     _adding(collectives.rank_dependent_graph),
     _adding(context.batch_without_samples),
     # Names, words and places that depend on the rest of the text
-    memory.name_holder,
+    name_holder,
     arrivals.weigh_missing_endpoint,
     arrivals.advise_one_start,
     arrivals.blame_init_file,
-    non_finite.generalize_divergence,
+    generalize_divergence,
     context.drop_prefix_mismatch,
     context.generalize_in_place_change,
     context.place_first_failure,

@@ -1,4 +1,17 @@
-"""Find mistakes in job scripts and training scripts without running them (``paceline lint``)."""
+"""Find mistakes in job scripts and training scripts without running them (``paceline lint``).
+
+files     read the files to check, and decide whether each is Python, a job script or neither
+ignore    suppress findings by comments in the checked file: ``# paceline: ignore NAME[,
+          NAME]``
+job       check sbatch job scripts for any launcher, without running them
+program   the expectations of a training script about its job
+programs  locate the training scripts that a job starts, among the files on the command line or
+          near the job script
+python    check training scripts by their syntax tree; nothing of the script is imported or run
+report    the report of ``paceline lint``: the findings of all files, as text or JSON
+sarif     convert a report of ``paceline lint`` to SARIF 2.1.0, the format of code scanning
+site      read from ``slurm.conf`` which resources a job must request on this machine's cluster
+"""
 
 from __future__ import annotations
 

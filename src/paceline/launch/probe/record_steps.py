@@ -11,16 +11,49 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
 from paceline.launch.probe import stack_responder
-from paceline.launch.probe.checksums import checksums, combined
 from paceline.launch.probe.gradients import exchanged, losses_of, sample_of
 from paceline.launch.probe.record_file import RecordFile
 from paceline.launch.probe.record_loops import LoopRecords
 from paceline.machine.compiled import left_alone, not_traced
 from paceline.machine.parameters import in_shards, modules, names_of
+
+# Compute checksums of the bits of parameters, for records of a run.
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return a checksum of the bits of each tensor; synchronizes once with each device."""
+    sums = [_bits(tensor.detach()).sum(dtype=torch.int64) for tensor in tensors]
+    by_device: dict[torch.device, list[int]] = {}
+    for place, total in enumerate(sums):
+        by_device.setdefault(total.device, []).append(place)
+    values = [0] * len(sums)
+    for places in by_device.values():
+        for place, value in zip(
+            places, torch.stack([sums[place] for place in places]).tolist(), strict=True
+        ):
+            values[place] = value
+    return values
+
+
+def combined(sums: Iterable[int]) -> int:
+    """Return one signed 64-bit checksum of all sums, which depends on their order."""
+    total = 1
+    for checksum in sums:
+        total = (total * 0x100000001B3 + checksum) % (1 << 64)
+    return total - (1 << 64) if total >> 63 else total
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return plain.contiguous().view(_INTEGERS[plain.element_size()])
+
 
 _MOST_SUMS = 64  # parameters of which each step's checksums are written one by one
 _LOOKED = 4  # steps after which each look at collectives is twice as far

@@ -25,7 +25,6 @@ from paceline.train.trainer.fit_loaders import FitLoaders
 from paceline.train.trainer.fitting import Fit
 from paceline.train.trainer.gathering import gathered
 from paceline.train.trainer.hooks import Hooks
-from paceline.train.trainer.kept import RunCheckpoints
 from paceline.train.trainer.optimizers import Schedule
 from paceline.train.trainer.optimizing import ManualOptimization
 from paceline.train.trainer.options import Plan
@@ -33,6 +32,7 @@ from paceline.train.trainer.predicting import predict
 from paceline.train.trainer.profiling import NoProfiler
 from paceline.train.trainer.progress import Display
 from paceline.train.trainer.recorder import Recorder
+from paceline.train.trainer.resuming import RunCheckpoints
 from paceline.train.trainer.saving import Saving
 from paceline.train.trainer.work import Work
 

@@ -9,7 +9,7 @@ import tarfile
 import pytest
 
 from paceline.diagnose import doctor
-from paceline.diagnose.bundle import archive, contents
+from paceline.diagnose.bundle import archive
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.report import Report
 from paceline.errors import PacelineError
@@ -137,20 +137,20 @@ def test_the_middle_of_a_log_is_not_read(run_folder):
         file.write(b"first line\n" * 120_000)
         file.seek(1 << 40)
         file.write(b"step\n" * 60_000 + b"last line\n")
-    text = contents.of_log(str(log)).text
+    text = archive.of_log(str(log)).text
     assert text.startswith("first line\n") and text.endswith("step\nlast line\n")
     assert unpacked(archive.bundle(str(run_folder)).path)["run/logs/rank-000.out"] == text
 
 
 def test_a_line_that_is_longer_than_the_limit_is_left_out(run_folder):
     log = run_folder / "logs" / "rank-000.out"
-    log.write_text("x" * (contents.HEAD_BYTES + contents.TAIL_BYTES + 10))
+    log.write_text("x" * (archive.HEAD_BYTES + archive.TAIL_BYTES + 10))
     text = unpacked(archive.bundle(str(run_folder)).path)["run/logs/rank-000.out"]
     assert "x" * 10 not in text
 
 
 def test_a_bundle_has_a_limit_and_keeps_what_is_most_useful(run_folder, monkeypatch):
-    monkeypatch.setattr(contents, "TOTAL_BYTES", 2000)
+    monkeypatch.setattr(archive, "TOTAL_BYTES", 2000)
     for rank in range(4):
         (run_folder / "logs" / f"rank-{rank:03d}.out").write_text("step\n" * 150)
     written = archive.bundle(str(run_folder))

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from paceline.diagnose.doctor.collectors import gather as room
-from paceline.diagnose.doctor.collectors import gpus, kernel_log, limits, pci, peers
+from paceline.diagnose.doctor.collectors import gpus, host, peers
 from paceline.diagnose.doctor.facts_gpu import Driver, Gpu, GpuPair, GpuProcess
 from paceline.machine import software
 from paceline.machine.software import Software
@@ -63,8 +63,8 @@ def test_no_copy_is_tried_where_the_driver_offers_none(machine, monkeypatch):
 
 
 def test_what_is_for_root_is_told_where_there_are_gpus(machine, monkeypatch):
-    monkeypatch.setattr(kernel_log, "gather_xids", lambda: None)
-    monkeypatch.setattr(pci, "gather_bridges", lambda found: None)
+    monkeypatch.setattr(gpus, "gather_xids", lambda: None)
+    monkeypatch.setattr(peers, "gather_bridges", lambda found: None)
     machine(TWO[:1])
     told = [each for each in room.gather().not_read if "may not read" in each]
     assert [each.partition(":")[0] for each in told] == ["PCI bridges", "kernel log"]
@@ -73,7 +73,7 @@ def test_what_is_for_root_is_told_where_there_are_gpus(machine, monkeypatch):
 
 
 def test_a_part_that_fails_is_told_and_hides_nothing(machine, monkeypatch):
-    monkeypatch.setattr(limits, "gather_limits", lambda: 1 // 0)
+    monkeypatch.setattr(host, "gather_limits", lambda: 1 // 0)
     machine(())
     facts = room.gather()
     assert facts.limits.cpus == 0

@@ -12,15 +12,7 @@ import pytest
 
 from paceline.diagnose.doctor import examine
 from paceline.diagnose.doctor.checks.judge import judge
-from paceline.diagnose.doctor.collectors import (
-    gather,
-    host,
-    kernel_log,
-    limits,
-    network,
-    pci,
-    peers,
-)
+from paceline.diagnose.doctor.collectors import gather, gpus, host, network, peers
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu, GpuProcess
 from paceline.diagnose.doctor.report import Report
@@ -85,7 +77,7 @@ def test_what_are_no_facts_is_refused(values):
 
 def test_cpus_are_written_as_the_kernel_does(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 7, 9, 8})
-    assert limits.gather_limits().affinity == "0-3,7-9"
+    assert host.gather_limits().affinity == "0-3,7-9"
 
 
 # PCI
@@ -114,7 +106,7 @@ def config(*capabilities):
     ],
 )
 def test_the_acs_control_register(space, control):
-    assert pci.acs_control(space) == control
+    assert peers.acs_control(space) == control
 
 
 def device_tree(root, space):
@@ -139,7 +131,7 @@ GPUS = (Gpu(0, bus_id="0000:3b:00.0"), Gpu(1, bus_id="0000:3c:00.0"))
 
 
 def test_bridges_above_gpus(tmp_path):
-    found = pci.gather_bridges(GPUS, device_tree(tmp_path, config((0x000D, 0x1D))))
+    found = peers.gather_bridges(GPUS, device_tree(tmp_path, config((0x000D, 0x1D))))
     assert [(each.bus_id, each.gpus) for each in found] == [
         ("0000:3a:08.0", (0,)),
         ("0000:3a:09.0", (1,)),
@@ -150,17 +142,17 @@ def test_bridges_above_gpus(tmp_path):
 def test_bridges_that_only_root_may_read(tmp_path):
     bus = device_tree(tmp_path, b"\0" * 64)
     (bus / "0000:30:01.0" / "config").write_bytes(b"\0" * 64)
-    assert pci.gather_bridges(GPUS, bus) is None
-    assert pci.gather_bridges((), bus) == ()
+    assert peers.gather_bridges(GPUS, bus) is None
+    assert peers.gather_bridges((), bus) == ()
 
 
 def test_the_iommu(tmp_path):
     bus = device_tree(tmp_path, b"")
-    assert pci.gather_iommu(GPUS, bus) == "translated"
+    assert peers.gather_iommu(GPUS, bus) == "translated"
     for gpu in GPUS:
         write(bus / gpu.bus_id / "iommu_group" / "type", "identity\n")
-    assert pci.gather_iommu(GPUS, bus) == "passthrough"
-    assert pci.gather_iommu((), bus) == ""
+    assert peers.gather_iommu(GPUS, bus) == "passthrough"
+    assert peers.gather_iommu((), bus) == ""
 
 
 # The kernel's log
@@ -175,14 +167,14 @@ Nov 21 03:12:44 host kernel: NVRM: Xid (PCI:0000:AF:00): 48, pid=77, DBE at part
 
 
 def test_errors_in_the_kernel_log():
-    found = kernel_log.find_xids(LOG, now_s=200.0)
+    found = gpus.find_xids(LOG, now_s=200.0)
     assert [(xid.number, xid.bus_id, xid.age_s) for xid in found] == [
         (31, "0000:3b:00.0", 100),
         (79, "0000:3b:00.0", 30),
         (48, "0000:af:00.0", None),
     ]
     assert found[1].line.startswith("NVRM: Xid (PCI:0000:3b:00): 79")
-    assert kernel_log.find_xids("", now_s=0) == ()
+    assert gpus.find_xids("", now_s=0) == ()
 
 
 # The network
@@ -259,17 +251,17 @@ def test_libraries_that_the_loader_finds(tmp_path, monkeypatch):
 )
 def test_who_may_lock_any_memory(effective, uid_map, may):
     status = f"Name:\tpython\nCapEff:\t{effective}\n" if effective else ""
-    assert limits.may_lock_any(status, uid_map) == may
+    assert host.may_lock_any(status, uid_map) == may
 
 
 def test_the_memory_limit_is_the_smallest_on_the_way(tmp_path):
     write(tmp_path / "member", "0::/slurm/job_7/step_0\n")
     write(tmp_path / "slurm" / "memory.max", "max\n")
     write(tmp_path / "slurm" / "job_7" / "memory.max", "68719476736\n")
-    assert limits.memory_limit(tmp_path, tmp_path / "member") == 64 << 30
+    assert host.memory_limit(tmp_path, tmp_path / "member") == 64 << 30
     write(tmp_path / "memory" / "memory.limit_in_bytes", "9223372036854771712\n")
-    assert limits.memory_limit(tmp_path, tmp_path / "member") == 64 << 30
-    assert limits.memory_limit(tmp_path / "none", tmp_path / "none") is None
+    assert host.memory_limit(tmp_path, tmp_path / "member") == 64 << 30
+    assert host.memory_limit(tmp_path / "none", tmp_path / "none") is None
 
 
 @pytest.mark.parametrize(
@@ -333,7 +325,7 @@ def test_disks_that_cannot_be_written_or_do_not_tell_are_no_disks(monkeypatch):
             "f_flag": 0,
         }
         monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**{**room, **changes}))
-        return limits._space("/x")
+        return host._space("/x")
 
     assert told().free_bytes == 0
     assert told(f_flag=os.ST_RDONLY) is None

@@ -28,7 +28,7 @@ from paceline.launch.outcome.block import render as block
 from paceline.launch.outcome.rank_exit import Failure, RankExit
 from paceline.launch.outcome.root_cause import Verdict, broken_in_stop, judge, other_troubles
 from paceline.launch.outcome.weight import CAUSE, EARLY_EXIT, SUSPECT, UNCLEAR, VICTIM, weigh
-from paceline.launch.probe.finite import non_finite
+from paceline.launch.probe.checks import non_finite
 from paceline.text.plain_data import read_as
 from paceline.text.wording import fold
 

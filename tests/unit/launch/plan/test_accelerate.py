@@ -11,7 +11,7 @@ from paceline.errors import UsageError
 from paceline.launch.plan.accelerate import choice, config_file
 from paceline.launch.plan.accelerate.settings import Settings, settle
 from paceline.launch.plan.parsing import parse
-from paceline.launch.run.configured import configure
+from paceline.launch.run.start import configure
 from refusals import refusal
 
 BF16 = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 4\n"

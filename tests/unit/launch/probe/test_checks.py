@@ -10,9 +10,9 @@ from torch import nn
 
 from paceline import counters
 from paceline.errors import RunError
-from paceline.launch.probe import finite
-from paceline.launch.probe.checksums import checksums, combined
-from paceline.launch.probe.finite import FiniteCheck, non_finite
+from paceline.launch.probe import checks
+from paceline.launch.probe.checks import FiniteCheck, non_finite
+from paceline.launch.probe.record_steps import checksums, combined
 from paceline.machine.parameters import in_shards, names_of
 
 NAN = float("nan")
@@ -76,14 +76,14 @@ def test_the_gradient_that_was_first_in_backward_is_named(trained):
 
 def test_a_rank_that_was_spoilt_by_another_waits_and_is_not_blamed(trained, monkeypatch):
     waits = []
-    monkeypatch.setattr(finite, "time", SimpleNamespace(sleep=waits.append))
+    monkeypatch.setattr(checks, "time", SimpleNamespace(sleep=waits.append))
     trained.backward(trained.loss())
     trained.net[2].weight.grad.fill_(NAN)  # as DDP's average with another rank's does
     with pytest.raises(
         RunError, match="the gradients that rank 2 is about to apply are not finite in step 12"
     ):
         trained.optimizer.step()
-    assert waits == [finite._WAIT_S]
+    assert waits == [checks._WAIT_S]
 
 
 def test_a_step_that_a_scaler_skips_is_no_fault(trained):
@@ -122,7 +122,7 @@ def test_gradients_that_a_closure_makes_are_looked_at_after_it(trained, by_name)
 
 
 def test_a_rank_is_not_blamed_for_what_it_had_in_the_step_before(trained, monkeypatch):
-    monkeypatch.setattr(finite, "time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(checks, "time", SimpleNamespace(sleep=lambda _: None))
     trained.backward(trained.loss() * NAN)
     trained.optimizer.zero_grad()
     trained.optimizer.step()

@@ -7,8 +7,7 @@ from paceline.diagnose.doctor.checks.interfaces import judge_interfaces
 from paceline.diagnose.doctor.checks.limits import judge_limits
 from paceline.diagnose.doctor.checks.links import judge_links
 from paceline.diagnose.doctor.checks.rdma import judge_rdma
-from paceline.diagnose.doctor.checks.settings import judge_settings
-from paceline.diagnose.doctor.checks.software import judge_software
+from paceline.diagnose.doctor.checks.software import judge_settings, judge_software
 from paceline.diagnose.doctor.checks.visibility import judge_visibility
 from paceline.diagnose.doctor.facts import Facts
 from paceline.errors import Finding, gravest_first

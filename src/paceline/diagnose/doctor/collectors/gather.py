@@ -7,17 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from paceline import env
-from paceline.diagnose.doctor.collectors import (
-    gpus,
-    host,
-    kernel_log,
-    library_settings,
-    limits,
-    network,
-    pci,
-    peers,
-    processes,
-)
+from paceline.diagnose.doctor.collectors import gpus, host, network, peers, processes
 from paceline.diagnose.doctor.facts import Facts, Host, Leftover, Limits, LoaderGroup
 from paceline.diagnose.doctor.facts_gpu import Driver, Gpu, GpuPair
 from paceline.diagnose.doctor.facts_network import RdmaLibraries
@@ -66,7 +56,7 @@ def gather() -> Facts:
         Driver(problem=f"no answer within {_DRIVER_S:g} s", gpus_on_bus=gpus.count_on_bus())
     )
     nvml = parts.ask("GPUs", gpus.gather_gpus, silent, _DRIVER_S)
-    settings, where = parts.ask("settings", library_settings.gather_settings, _NO_SETTINGS)
+    settings, where = parts.ask("settings", host.gather_settings, _NO_SETTINGS)
     leftovers, loaders = parts.ask(
         "processes", processes.gather_processes, _NO_PROCESSES, _PROCESSES_S
     )
@@ -76,14 +66,14 @@ def gather() -> Facts:
         driver=nvml.driver,
         gpus=nvml.gpus,
         pairs=_tried(nvml, parts) if versions.torch_cuda else nvml.pairs,
-        bridges=parts.for_root("PCI bridges", lambda: pci.gather_bridges(nvml.gpus), nvml.gpus),
-        iommu=parts.ask("IOMMU", lambda: pci.gather_iommu(nvml.gpus), ""),
-        xids=parts.for_root("kernel log", kernel_log.gather_xids, nvml.gpus) or (),
+        bridges=parts.for_root("PCI bridges", lambda: peers.gather_bridges(nvml.gpus), nvml.gpus),
+        iommu=parts.ask("IOMMU", lambda: peers.gather_iommu(nvml.gpus), ""),
+        xids=parts.for_root("kernel log", gpus.gather_xids, nvml.gpus) or (),
         interfaces=parts.ask("interfaces", interfaces.gather, ()),
         rdma=parts.ask("RDMA", network.gather_rdma, ()),
         rdma_libraries=parts.ask("RDMA libraries", network.gather_libraries, RdmaLibraries()),
-        limits=parts.ask("limits", limits.gather_limits, Limits()),
-        disks=parts.ask("disks", limits.gather_disks, ()),
+        limits=parts.ask("limits", host.gather_limits, Limits()),
+        disks=parts.ask("disks", host.gather_disks, ()),
         software=versions,
         # An empty value means no GPU; read() would treat it as unset.
         visible_devices=env.snapshot().get(env.CUDA_DEVICES),

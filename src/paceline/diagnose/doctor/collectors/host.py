@@ -2,16 +2,133 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
+import tempfile
 from pathlib import Path
 
 from paceline import env
-from paceline.diagnose.doctor.facts import Host
+from paceline.diagnose.doctor.facts import Disk, Host, Limits
 from paceline.errors import UsageError
-from paceline.machine import files
+from paceline.machine import files, ulimits
+from paceline.machine.cpus import usable_cpus
+from paceline.machine.processes import parse_status
+from paceline.rundir.files import run_folders
+from paceline.text.wording import fold
 from paceline.world import read_mpi_task
+
+# Collect the limits of this process: CPUs, memory, shared and locked memory, files, disks.
+_NODES = Path("/sys/devices/system/node")
+_CGROUP = Path("/sys/fs/cgroup")
+_CAP_IPC_LOCK = 14
+_NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as such a number
+
+
+def gather_limits() -> Limits:
+    """Return the limits of this process."""
+    cpus, reason = usable_cpus()
+    shm = _space("/dev/shm")
+    return Limits(
+        cpus=cpus,
+        cpus_reason=reason,
+        affinity=_affinity(),
+        total_cpus=os.cpu_count() or 0,
+        numa_cpus=_numa(),
+        memory_bytes=_memory(),
+        memory_limit_bytes=memory_limit(),
+        shm_bytes=shm.total_bytes if shm else None,
+        shm_free_bytes=shm.free_bytes if shm else None,
+        memlock_bytes=ulimits.soft("memlock"),
+        lock_any=may_lock_any(
+            files.text(Path("/proc/self/status")), files.text(Path("/proc/self/uid_map"))
+        ),
+        open_files=ulimits.soft("nofile"),
+        open_files_hard=ulimits.hard("nofile"),
+        stack_bytes=ulimits.soft("stack"),
+    )
+
+
+def _affinity() -> str:
+    """Return the CPUs that this process may use in the kernel's notation: ``0-15,32-47``."""
+    if not hasattr(os, "sched_getaffinity"):
+        return ""
+    return fold(os.sched_getaffinity(0)).replace(" ", "")
+
+
+def may_lock_any(status: str, uid_map: str) -> bool:
+    """Return whether the kernel lets this process lock memory beyond its limit. Pure.
+
+    This needs the capability CAP_IPC_LOCK in the initial user namespace. Root in a rootless
+    container has the capability, but without effect. Takes the texts of ``/proc/self``.
+    """
+    held = parse_status(status).get("CapEff", "0")
+    return bool(int(held, 16) >> _CAP_IPC_LOCK & 1) and uid_map.split() == ["0", "0", "4294967295"]
+
+
+def _numa() -> dict[str, str]:
+    nodes = [name for name in files.names(_NODES) if name.startswith("node") and name[4:].isdigit()]
+    return {name[4:]: cpus for name in nodes if (cpus := files.text(_NODES / name / "cpulist"))}
+
+
+def _memory() -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
+
+
+def memory_limit(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Return the lowest memory limit of this process's cgroup and its parents; None without one."""
+    places = [root, root / "memory"]
+    for line in files.text(membership).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers in ("", "memory"):
+            place = root / "memory" if controllers else root
+            for part in Path(path).parts[1:]:
+                place = place / part
+                places.append(place)
+    limits = [
+        files.number(place / name)
+        for place in places
+        for name in ("memory.max", "memory.limit_in_bytes")
+    ]
+    set_limits = [limit for limit in limits if limit is not None and limit < _NO_LIMIT]
+    return min(set_limits, default=None)
+
+
+def gather_disks() -> tuple[Disk, ...]:
+    """Return the file systems of the run folders and of temporary files."""
+    folders = [*map(str, run_folders()[:1] or [Path()]), tempfile.gettempdir()]
+    disks: dict[int, Disk | None] = {}  # by device
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            disks.setdefault(os.stat(folder).st_dev, _space(os.path.abspath(folder)))
+    return tuple(disk for disk in disks.values() if disk is not None)
+
+
+def _space(path: str) -> Disk | None:
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return None
+    if not status.f_blocks or status.f_flag & os.ST_RDONLY:
+        return None  # the size is not available, or the file system is read-only
+    return Disk(
+        path,
+        total_bytes=status.f_blocks * status.f_frsize,
+        free_bytes=status.f_bavail * status.f_frsize,
+        free_files=status.f_favail if status.f_files else None,
+    )
+
+
+# Collect the settings of libraries without importing the libraries.
+def gather_settings() -> tuple[dict[str, str], dict[str, str]]:
+    """Return the settings of NCCL, torch, gloo and libfabric by name, and their source files."""
+    from paceline.diagnose import variables
+
+    return variables.gather_settings()
+
 
 _ROOT = Path("/")
 

@@ -2,12 +2,76 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import warnings
+
 from paceline.diagnose.lint.program import Program
 from paceline.diagnose.lint.python.checks import CHECKS
 from paceline.diagnose.lint.python.expectations import expectations
-from paceline.diagnose.lint.python.reading import read
 from paceline.diagnose.lint.python.script import Script
 from paceline.errors import Finding
+
+# Parse a training script; text that Python cannot parse becomes a finding.
+_PYTHON_2 = re.compile(
+    r"Missing parentheses in call to|multiple exception types must be|leading zeros in decimal"
+)
+_NOTEBOOK = re.compile(r"^\s*[%!]\w")
+_TEMPLATE = re.compile(r"\{\{.*\}\}|\{%.*%\}")
+_NEWER = re.compile(
+    r"^\s*(type\s+\w+|def\s+\w+\[|class\s+\w+\[|except\s*\*|(async\s+)?with\s*\()|\bf[\"']"
+)
+_SHEBANG = re.compile(r"#!.*\bpython")
+_WORTH_READING = re.compile(r"torch|lightning|accelerate|deepspeed|horovod|transformers|paceline")
+# Longer than any handwritten script; parsing more takes seconds and gigabytes.
+_MAX_CHARACTERS = 4_000_000
+
+
+def read(source: str, name: str) -> Script | Finding | None:
+    """Return the parsed file, a finding if it is not Python, or None if it is too deep, too long or
+    irrelevant.
+    """
+    if len(source) > _MAX_CHARACTERS:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the user's strings, which is not our subject
+            tree = ast.parse(source)
+    except SyntaxError as error:
+        return _unreadable(source, name, error)
+    except ValueError as error:  # null bytes, in Python up to 3.11
+        return _unreadable(source, name, SyntaxError(str(error), (name, 1, 0, "")))
+    except (RecursionError, MemoryError):  # nested deeper than Python itself can compile
+        return None
+    return Script.of(tree, source, name) if _WORTH_READING.search(source) else None
+
+
+def _unreadable(source: str, name: str, error: SyntaxError) -> Finding:
+    lines = source.splitlines()
+    number = min(max(error.lineno or 1, 1), max(len(lines), 1))
+    line = lines[number - 1].strip()[:160] if lines else ""
+    message = (error.msg or "invalid syntax").rstrip(".")
+    is_script = name.endswith((".py", ".pyw")) or bool(_SHEBANG.match(source))
+    severity = "error" if is_script and not _NEWER.search(line) else "warning"
+    return Finding(
+        "script-syntax-error",
+        f"Python cannot read this file: {message}",
+        where=f"{name}:{number}",
+        evidence=(line,) if line else (),
+        why=_reason(message, line),
+        fix=f"python -m py_compile {name}",
+        severity=severity,
+    )
+
+
+def _reason(message: str, line: str) -> str:
+    if _PYTHON_2.search(message):
+        return "this is Python 2, which no PyTorch that is still maintained runs on"
+    if _NOTEBOOK.search(line):
+        return "lines with % or ! belong to a notebook; a script cannot have them"
+    if _TEMPLATE.search(line):
+        return "this looks like a template that was not filled in"
+    return "every rank would end at once with this error"
 
 
 def judge(source: str, name: str) -> list[Finding]:

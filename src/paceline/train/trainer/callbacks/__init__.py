@@ -1,4 +1,17 @@
-"""Ready-made callbacks, with the names and arguments of Lightning's."""
+"""Ready-made callbacks, with the names and arguments of Lightning's.
+
+accumulation      accumulate another number of batches in a step from given epochs on
+averaging         train with averages of the weights: over steps, exponentially, or over the
+                  last epochs
+display           callbacks that choose what is shown: the progress bar and a summary of the
+                  model
+early_stopping    stop a training run when a metric no longer improves, diverges, or is good
+                  enough
+functions         A callback made of functions
+model_checkpoint  save checkpoints under names with metrics, and keep the best of them
+rates             log the learning rates of a training run
+timer             end a training run after some time, and measure how long it took
+"""
 
 from paceline.train.trainer.callback import Callback as Callback
 from paceline.train.trainer.callbacks.accumulation import (

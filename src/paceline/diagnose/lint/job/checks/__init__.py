@@ -1,4 +1,24 @@
-"""The checks of a job script: each takes a case and yields findings."""
+"""The checks of a job script: each takes a case and yields findings.
+
+array        check job arrays: elements that share one run folder
+directives   check #SBATCH directives: options that Slurm ignores, does not know, or reads
+             differently
+environment  check the environment of programs: Python environments, network settings,
+             variables of NCCL and torch
+program      check a job against the training script that it starts: ranks, devices, CPUs,
+             address, downloads
+rendezvous   check the rendezvous of several nodes: number of nodes, node rank, master address,
+             endpoint, port
+resources    check the GPUs and CPUs of a job against its processes
+shell        check the shell code of a job script: line continuations, quotes, unset variables
+signals      check what ends a job: signals that do not reach the program, background programs,
+             ``wait``
+start        check where and how often programs start: srun, tasks and launchers
+submit       check job scripts inside scripts (``sbatch <<EOF``, ``sbatch --wrap``): variables
+             expanded too early
+tasks        check the number of tasks of a job against its nodes, its GPUs and the program's
+             options
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,22 @@
-"""The checks of a training script: each takes a script and yields findings."""
+"""The checks of a training script: each takes a script and yields findings.
+
+collectives   check collective calls: every rank must make them, and some places are reached by
+              part of the ranks only
+data          check how data is distributed to ranks: samplers and set_epoch, unsharded
+              loaders, downloads, workers
+devices       check which GPU a rank selects, and how it gets its local rank
+evaluation    check metrics of a distributed evaluation: those of one rank only, and padded
+              samples counted twice
+methods       check calls of methods that the object's class does not have
+names         check names that libraries deprecated or removed, and names that this file does
+              not show
+optimisation  check gradient accumulation, learning rate schedulers and the learning rate on
+              several ranks
+public_names  tables of the public attributes of well-known classes, and of names that were
+              removed
+saving        check how checkpoints are saved: by one rank only, and without the keys of the
+              DDP wrapper
+"""
 
 from __future__ import annotations
 
