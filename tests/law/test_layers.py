@@ -63,7 +63,6 @@ INSIDE = {
     ),
     "diagnose.lint.python": (
         "script",
-        "reading",
         "objects",
         "ranks",
         "collective_calls",

@@ -1,4 +1,4 @@
-"""What the ranks have recorded, and what is known of one property on one number of ranks. Pure."""
+"""What the ranks have recorded, and what is known of one property on one number of ranks."""
 
 from __future__ import annotations
 
