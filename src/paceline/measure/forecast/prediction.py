@@ -92,7 +92,9 @@ def predict(
     """
     bench = bench_data.summarize(file, networks)
     check(bench)
-    possible = [world for world in sorted(set(worlds)) if _is_possible(bench, world)]
+    possible = sorted(set(worlds))
+    if bench.scaling == "strong":  # each rank needs a sample
+        possible = [world for world in possible if world <= bench.largest.samples_per_step]
     fitter = Fitter(bench, ranks_per_node)
     source = random.Random(_SEED)
     ensemble = _Ensemble(
@@ -157,11 +159,6 @@ def _insufficient(reason: str, bench: Bench) -> Finding:
         why="latency, bandwidth and the spread between ranks would be guesses",
         fix="paceline bench --world 1,2 train.py",
     )
-
-
-def _is_possible(bench: Bench, world: int) -> bool:
-    """Return whether each rank has a sample."""
-    return bench.scaling == "weak" or world <= bench.largest.samples_per_step
 
 
 def _half_worth_at(model: Model, worlds: Sequence[int]) -> int | None:

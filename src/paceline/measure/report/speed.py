@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from paceline.measure.bench_file import BenchFile, WorldBench, WorldFigures, figures
+from paceline.measure.bench_file import BenchFile, WorldFigures, figures
 from paceline.measure.report.facts import Attempt, Scaling, SpeedPoint, StepSplit
 
 # The last interval of an attempt is cut short by its end, and contains the end.
@@ -110,17 +110,15 @@ def scaling(bench: BenchFile) -> list[Scaling]:
     The figures are those that ``paceline bench`` has printed. Numbers of ranks without steps are
     left out; without a number of samples there is nothing to compare.
     """
-    worlds = {size: _without_failures(world) for size, world in bench.worlds.items()}
+    worlds = {  # without the empty rounds of starts that have failed
+        size: replace(world, rounds=[steps for steps in world.rounds if steps])
+        for size, world in bench.worlds.items()
+    }
     measured = {size: world for size, world in worlds.items() if world.rounds}
     if not measured or not all(world.samples_per_step for world in measured.values()):
         return []
     rows = figures(replace(bench, worlds=measured))
     return [row for number in rows if (row := _compared(number, rows[0])) is not None]
-
-
-def _without_failures(world: WorldBench) -> WorldBench:
-    """Leave out the empty rounds of starts that have failed."""
-    return replace(world, rounds=[steps for steps in world.rounds if steps])
 
 
 def _compared(row: WorldFigures, base: WorldFigures) -> Scaling | None:

@@ -236,7 +236,7 @@ def verify(requested: Request, *, as_json: bool, is_apart: bool = False) -> int:
 
 
 def _run(requested: Request, folder: Path, say: Say, proven: _Proof) -> Runs:
-    """Run all trial, the smallest number of ranks first: its batch is that of the others.
+    """Run all trials, the smallest number of ranks first: its batch is that of the others.
 
     What fails beside a proof that does not is repeated alone: both may need a port, a file, or the
     memory of a GPU.

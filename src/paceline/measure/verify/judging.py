@@ -49,13 +49,14 @@ def _verdicts(
     worlds: Mapping[int, World], one: World | None, function: Judge, applies_to_one: bool
 ) -> dict[int, Verdict]:
     sizes = [size for size in sorted(worlds) if size > 1 or applies_to_one]
-    return {size: _verdict(worlds[size], one, function) for size in sizes}
-
-
-def _verdict(world: World, one: World | None, function: Judge) -> Verdict:
-    ranks = [*world.ranks, *(one.ranks if one is not None else ())]
-    fault = next((rank.fault for rank in ranks if rank.fault), "")
-    return not_judged(f"records are incomplete: {fault}") if fault else function(world, one)
+    verdicts = {}
+    for size in sizes:
+        world = worlds[size]
+        ranks = [*world.ranks, *(one.ranks if one is not None else ())]
+        fault = next((rank.fault for rank in ranks if rank.fault), "")
+        incomplete = not_judged(f"records are incomplete: {fault}")
+        verdicts[size] = incomplete if fault else function(world, one)
+    return verdicts
 
 
 def _beside_one(function: Callable[[World, World], Verdict]) -> Judge:

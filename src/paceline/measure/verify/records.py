@@ -216,21 +216,50 @@ def parse(records: Iterable[Mapping[str, Any]]) -> Rank:
     """Return a rank's records in order. Pure."""
     rank = Rank()
     for record in records:
-        _ADD.get(record["kind"], _skip)(rank, record)
+        _add(rank, record)
     return rank
 
 
-def _skip(rank: Rank, record: Mapping[str, Any]) -> None:
-    pass
+def _add(rank: Rank, record: Mapping[str, Any]) -> None:
+    """Add a record to what is known of a rank; records of other versions are left out."""
+    match record["kind"]:
+        case "loop":
+            names = Loop.__dataclass_fields__
+            known = {key: record[key] for key in record if key in names}
+            rank.loops[record["loop"]] = Loop(**known)
+        case "batch":
+            _add_batch(rank.loops[record["loop"]], record)
+        case "trains":
+            rank.loops[record["loop"]].trains = True
+        case "end":
+            loop = rank.loops[record["loop"]]
+            loop.has_ended, loop.is_evaluation = True, record["is_evaluation"]
+        case "settled":
+            loop = rank.loops[record["loop"]]
+            loop.scored, loop.combined = record["scored"], record["combined"]
+            loop.trimmed = record["trimmed"]
+        case "optimizer":
+            _add_optimizer(rank, record)
+        case "parameters":
+            training = rank.trainings[record["optimizer"]]
+            training.checksums[record["step"]] = record["checksum"]
+            training.sums[record["step"]] = tuple(record["sums"])
+        case "step":
+            _add_step(rank, record)
+        case "printed":
+            rank.printed.append(
+                Printed(record["loop"], record["line"], record["place"], record["combined"])
+            )
+        case "schedule":
+            rank.schedule = rank.schedule or record["place"]
+            rank.schedule_type = rank.schedule_type or record["type"]
+        case "unstepped":
+            rank.unstepped.append(record["checksum"])
+        case kind if kind == FAULT:
+            rank.fault = record["what"]
 
 
-def _add_loop(rank: Rank, record: Mapping[str, Any]) -> None:
-    names = Loop.__dataclass_fields__
-    rank.loops[record["loop"]] = Loop(**{key: record[key] for key in record if key in names})
-
-
-def _add_batch(rank: Rank, record: Mapping[str, Any]) -> None:
-    loop = rank.loops[record["loop"]]
+def _add_batch(loop: Loop, record: Mapping[str, Any]) -> None:
     indices = record["indices"]
     loop.batches.append(indices)
     loop.samples += record["samples"]
@@ -238,21 +267,6 @@ def _add_batch(rank: Rank, record: Mapping[str, Any]) -> None:
     if indices is None or not columns or any(len(column) != len(indices) for column in columns):
         return
     loop.rows.update(zip(indices, zip(*columns, strict=True), strict=True))
-
-
-def _add_trains(rank: Rank, record: Mapping[str, Any]) -> None:
-    rank.loops[record["loop"]].trains = True
-
-
-def _add_end(rank: Rank, record: Mapping[str, Any]) -> None:
-    loop = rank.loops[record["loop"]]
-    loop.has_ended, loop.is_evaluation = True, record["is_evaluation"]
-
-
-def _add_settled(rank: Rank, record: Mapping[str, Any]) -> None:
-    loop = rank.loops[record["loop"]]
-    loop.scored, loop.combined = record["scored"], record["combined"]
-    loop.trimmed = record["trimmed"]
 
 
 def _add_optimizer(rank: Rank, record: Mapping[str, Any]) -> None:
@@ -269,12 +283,6 @@ def _add_optimizer(rank: Rank, record: Mapping[str, Any]) -> None:
     )
 
 
-def _add_parameters(rank: Rank, record: Mapping[str, Any]) -> None:
-    training = rank.trainings[record["optimizer"]]
-    training.checksums[record["step"]] = record["checksum"]
-    training.sums[record["step"]] = tuple(record["sums"])
-
-
 def _add_step(rank: Rank, record: Mapping[str, Any]) -> None:
     step = Step(
         record["step"],
@@ -288,38 +296,3 @@ def _add_step(rank: Rank, record: Mapping[str, Any]) -> None:
         schedules=record["schedules"],
     )
     rank.trainings[record["optimizer"]].steps.append(step)
-
-
-def _add_printed(rank: Rank, record: Mapping[str, Any]) -> None:
-    rank.printed.append(
-        Printed(record["loop"], record["line"], record["place"], record["combined"])
-    )
-
-
-def _add_schedule(rank: Rank, record: Mapping[str, Any]) -> None:
-    rank.schedule = rank.schedule or record["place"]
-    rank.schedule_type = rank.schedule_type or record["type"]
-
-
-def _add_unstepped(rank: Rank, record: Mapping[str, Any]) -> None:
-    rank.unstepped.append(record["checksum"])
-
-
-def _add_fault(rank: Rank, record: Mapping[str, Any]) -> None:
-    rank.fault = record["what"]
-
-
-_ADD = {
-    FAULT: _add_fault,
-    "loop": _add_loop,
-    "batch": _add_batch,
-    "trains": _add_trains,
-    "end": _add_end,
-    "settled": _add_settled,
-    "optimizer": _add_optimizer,
-    "parameters": _add_parameters,
-    "step": _add_step,
-    "printed": _add_printed,
-    "schedule": _add_schedule,
-    "unstepped": _add_unstepped,
-}
