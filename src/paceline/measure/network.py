@@ -42,7 +42,10 @@ def main(
         if result is not None:
             _print(result, as_json)
         return EXIT_OK
-    ranks = nproc_per_node or _default_ranks()
+    ranks = nproc_per_node
+    if ranks is None:
+        num_gpus, _ = gpus.count(env.read(env.CUDA_DEVICES))
+        ranks = num_gpus or _RANKS_WITHOUT_GPUS
     if ranks < 2:
         raise UsageError(network_worker.too_few_ranks())
     with tempfile.TemporaryDirectory(prefix="paceline-network-") as folder:
@@ -62,11 +65,6 @@ def _already_started(world: World) -> Finding:
         where="command line",
         fix="paceline bench network, without --nproc-per-node",
     )
-
-
-def _default_ranks() -> int:
-    num_gpus, _ = gpus.count(env.read(env.CUDA_DEVICES))
-    return num_gpus or _RANKS_WITHOUT_GPUS
 
 
 def _run(

@@ -65,7 +65,13 @@ class Worth:
 
 def offered(*, backend: str, cpus: int, ranks: int) -> list[Setting]:
     """Return the settings that ``--settings all`` tries."""
-    return [*_of_ddp(), *_of_backend(backend), *_of_threads(cpus, ranks)]
+    algorithms = ("Ring", "Tree") if backend == "nccl" else ()
+    thread_counts = sorted({1, max(1, cpus // ranks), cpus})
+    return [
+        *_of_ddp(),
+        *(variable(f"NCCL_ALGO={algorithm}") for algorithm in algorithms),
+        *(variable(f"{env.OMP_THREADS}={threads}") for threads in thread_counts),
+    ]
 
 
 def _of_ddp() -> Iterator[Setting]:
@@ -83,17 +89,6 @@ def _of_ddp() -> Iterator[Setting]:
         yield Setting(f"{short}-hook", line, {HOOK: dtype}, changes_arithmetic=True)
     line = "with torch.autocast(device, torch.bfloat16): around the forward"
     yield Setting("bf16-autocast", line, {AUTOCAST: "bfloat16"}, changes_arithmetic=True)
-
-
-def _of_backend(backend: str) -> Iterator[Setting]:
-    if backend == "nccl":
-        for value in ("Ring", "Tree"):
-            yield variable(f"NCCL_ALGO={value}")
-
-
-def _of_threads(cpus: int, ranks: int) -> Iterator[Setting]:
-    for threads in sorted({1, max(1, cpus // ranks), cpus}):
-        yield variable(f"{env.OMP_THREADS}={threads}")
 
 
 def variable(text: str) -> Setting:

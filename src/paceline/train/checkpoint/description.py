@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.text.wording import aligned
 from paceline.train.checkpoint import manifest
 from paceline.train.checkpoint.manifest import Committed
 
@@ -38,9 +39,8 @@ def describe(checkpoints: Sequence[Committed], *, now_ns: int) -> list[dict[str,
 
 def render(rows: Sequence[dict[str, Any]]) -> str:
     """Return the rows of ``describe`` as a table."""
-    lines = [_COLUMNS, *(_cells(row) for row in rows)]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(_COLUMNS))]
-    return "\n".join(_align(line, widths) for line in lines)
+    cells = [_cells(row) for row in rows]
+    return "\n".join(aligned(_COLUMNS, cells, right=_COLUMNS[1:-1]))
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -54,15 +54,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         render_age(row["age_s"]),
         ", ".join(mark for mark in ("latest", "best") if row[mark]),
     )
-
-
-def _align(cells: Sequence[str], widths: Sequence[int]) -> str:
-    last = len(cells) - 1
-    texts = (
-        cell.ljust(width) if place in (0, last) else cell.rjust(width)
-        for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return "  ".join(texts).rstrip()
 
 
 def render_bytes(count: int) -> str:
