@@ -62,13 +62,15 @@ TORCHRUN = Table(
     {"m": "module", "r": "redirects", "t": "tee", "h": "help"},
     _TORCHRUN_SAYS,
 )
+# The launcher stands above lint, so its options are written again here; tests/law compares the two.
+# An option that is unknown silences the checks of the number of nodes.
 PACELINE = Table(
     _TORCHRUN_FLAGS
-    | names("check check_only no_check check_finite no_probe nccl_debug no_slurm json"),
+    | names("check check_only no_check check_finite no_probe nccl_debug no_slurm prove json"),
     _TORCHRUN_VALUES
     | names(
         "grace_s max_time roll_call_timeout node_timeout hang_timeout on_hang check_replicas"
-        " run_dir accelerate_config"
+        " run_dir accelerate_config secret_file"
     ),
     TORCHRUN.short,
     _TORCHRUN_SAYS,
