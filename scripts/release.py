@@ -49,10 +49,10 @@ class Trial:
 
 def version() -> str:
     """Return the version, from the one place where it is written."""
-    text = (PACKAGE / "__init__.py").read_text(encoding="utf-8")
+    text = (PACKAGE / "version.py").read_text(encoding="utf-8")
     match = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
     if match is None:
-        raise SystemExit("src/paceline/__init__.py has no line __version__ = ...")
+        raise SystemExit("src/paceline/version.py has no line __version__ = ...")
     return match[1]
 
 

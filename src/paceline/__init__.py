@@ -43,6 +43,7 @@ package, and pytest would warn that it cannot rewrite its assertions.
                 ``paceline.train.trainer``
     tuner       says what to write instead of a name of Lightning's ``tuner``
     utilities   what scripts take from Lightning's ``utilities`` and is another one here
+    version     the version of paceline, and the folder of its modules
     why         explain a hang of a run that another launcher started
     world       what the launcher's variables say: the ranks of a run, tasks of mpirun, pods, hosts
                 of a job
@@ -52,7 +53,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from paceline.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from paceline import callbacks as callbacks

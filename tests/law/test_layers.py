@@ -7,7 +7,7 @@ import sys
 
 # A new module has to be given its place here before anybody can import it.
 # The core has an order of its own, and so have the packages below: a module may import those before it.
-CORE = ("codes", "counters", "env", "errors", "deadlines", "text", "world", "rundir")
+CORE = ("version", "codes", "counters", "env", "errors", "deadlines", "text", "world", "rundir")
 FLOORS = {
     **dict.fromkeys(CORE, 0),
     **dict.fromkeys(("machine", "signatures"), 1),

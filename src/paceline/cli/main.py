@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
-from paceline import __version__, env
+from paceline import env
 from paceline.cli import (
     bench_command,
     command_errors,
@@ -33,6 +33,7 @@ from paceline.cli.command_help import show as _show
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError
 from paceline.rundir.files import RunDir, not_permitted
+from paceline.version import __version__
 
 _INTERRUPTED = 130
 # Exit status of a program that SIGPIPE ended: its reader has closed the pipe, as head does.

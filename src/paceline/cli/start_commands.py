@@ -15,13 +15,14 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from paceline import __version__, env
+from paceline import env
 from paceline.cli import command_help, completed_words
 from paceline.launch.plan import command_line, parsing, preferences, slurm_step, starter
 from paceline.launch.plan.option import Option
 from paceline.launch.plan.options import OPTIONS
 from paceline.machine import files, nodeaddr, own_world
 from paceline.slurm.option_table import FORWARDED, OWN
+from paceline.version import __version__
 
 Action = Callable[[], int]  # what a command does once its words are parsed; returns its exit status
 

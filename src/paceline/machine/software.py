@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from paceline import __version__
 from paceline.machine import files
+from paceline.version import __version__
 
 _NCCL_WHEEL = re.compile(r"nvidia-nccl-cu\d+")
 _CUDA_OF_TORCH = re.compile(r"^cuda\b[^=\n]*=\s*'([\d.]+)'", re.M)

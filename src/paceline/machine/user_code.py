@@ -11,9 +11,8 @@ import os
 import sysconfig
 from pathlib import Path
 
-import paceline
+from paceline import version
 
-_OWN = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
 # The outermost frame of a rank that the launcher has forked.
 _COMMAND = os.path.join(os.path.realpath(sysconfig.get_path("scripts")), "paceline")
 _LIBRARIES = tuple(
@@ -35,7 +34,7 @@ def is_users(file: str) -> bool:
     return (
         not real.startswith(_LIBRARIES)
         and "site-packages" not in real
-        and not real.startswith(_OWN)
+        and not real.startswith(version.FOLDER)
         and real != _COMMAND
         and not _is_installed(Path(real))
     )

@@ -150,7 +150,7 @@ def test_a_new_repository_is_an_empty_folder(tmp_path):
 
 
 def test_an_installation_without_examples_is_a_finding(tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.__file__", str(tmp_path / "lib" / "paceline" / "__init__.py"))
+    monkeypatch.setattr("paceline.version.FOLDER", str(tmp_path / "lib" / "paceline"))
     assert "digits_ddp.py" in refusal(SetupError, new.create, "mine", "ddp").what
     assert not (tmp_path / "mine").exists()
 
@@ -161,7 +161,7 @@ def test_examples_of_an_installed_wheel_are_beside_the_package(tmp_path, monkeyp
     (package / "examples").mkdir(parents=True)
     text = (FOLDER / "digits_ddp.py").read_text()
     (package / "examples" / "digits_ddp.py").write_text(text + "# of the wheel\n")
-    monkeypatch.setattr("paceline.__file__", str(package / "__init__.py"))
+    monkeypatch.setattr("paceline.version.FOLDER", str(package))
     new.create("mine", "ddp")
     assert (tmp_path / "mine" / "train.py").read_text().endswith("# of the wheel\n")
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import paceline
+from paceline import version
 from paceline.errors import Finding, SetupError, closest, option_invalid
 from paceline.text.quoting import printable
 from paceline.text.wording import few, shorten
@@ -244,7 +244,7 @@ def _not_written(error: OSError, folder: Path) -> Finding:
 
 def _example(name: str) -> str:
     """Return an example: the wheel has them in the package, a checkout beside ``src``."""
-    package = Path(paceline.__file__).parent
+    package = Path(version.FOLDER)
     folders = (package / "examples", package.parents[1] / "examples")
     for folder in folders:
         if (folder / name).is_file():

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from paceline import __version__
 from paceline.diagnose import catalogue
 from paceline.diagnose.lint.ignore import line_of
 from paceline.diagnose.lint.report import CheckedFile, Report
 from paceline.errors import Finding
+from paceline.version import __version__
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS = {"error": "error", "warning": "warning", "hint": "note"}

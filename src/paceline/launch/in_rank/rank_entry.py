@@ -30,8 +30,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-import paceline
-from paceline import counters, env
+from paceline import counters, env, version
 from paceline.errors import EXIT_UNFINISHED, PacelineError
 from paceline.launch.in_rank import default_group, rank_files, store_token_check
 from paceline.launch.in_rank.import_hook import when_imported
@@ -61,7 +60,6 @@ _DEADLY = (signal.SIGXCPU, signal.SIGXFSZ, signal.SIGALRM, signal.SIGUSR1, signa
 _TORCHS_HANDLER = "torch.distributed.elastic.multiprocessing.errors"
 # Modules of hooks that only print: Python's, and torch's, which names the rank.
 _PRINTING_HOOKS = ("sys", "torch.distributed.distributed_c10d")
-_OWN = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
 # Streams, files and the launcher's __main__, which must live as long as the process.
 _referenced: list[Any] = []
 
@@ -348,7 +346,7 @@ def _follows(error: BaseException) -> bool:
 def _users_part(trace: types.TracebackType | None) -> types.TracebackType | None:
     skipped = trace
     while skipped is not None and (
-        skipped.tb_frame.f_code.co_filename.startswith(_OWN)
+        skipped.tb_frame.f_code.co_filename.startswith(version.FOLDER)
         or skipped.tb_frame.f_code.co_filename.startswith("<frozen ")
     ):
         skipped = skipped.tb_next

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import paceline
+from paceline import version
 from paceline.errors import Finding
 from paceline.launch.in_rank.meeting import open_changes
 from paceline.launch.monitor.position import Frame
@@ -24,8 +24,6 @@ from paceline.launch.outcome.resume import Checkpoint
 from paceline.machine.user_code import is_users
 from paceline.rundir.files import RunDir, display_path, open_file
 from paceline.train import checkpoint
-
-_PACKAGE = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
 
 _OTHER_THREAD = "a thread of a library crashed, while the main thread was in:"
 # How torch begins the lines of a C++ stack.
@@ -134,7 +132,9 @@ def read_stack(path: Path) -> tuple[str, ...]:
     main = threads[-1] if threads and not current else ""
     frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', current or main)
     # frames above our worker entry belong to the launcher that the rank was forked from
-    theirs = list(itertools.takewhile(lambda frame: not frame[0].startswith(_PACKAGE), frames))
+    theirs = list(
+        itertools.takewhile(lambda frame: not frame[0].startswith(version.FOLDER), frames)
+    )
     if main:
         theirs = list(itertools.dropwhile(lambda frame: not is_users(frame[0]), theirs))
     stack = [f"{file}:{line} in {function}" for file, line, function in theirs]

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline import __version__
 from paceline.errors import SetupError, option_contradicted
 from paceline.measure.report import collect, drawing, metrics, overview, plots, text
 from paceline.measure.report.drawing import palettes
@@ -23,6 +22,7 @@ from paceline.measure.report.sections import Section, sections
 from paceline.rundir import files
 from paceline.text import terminal
 from paceline.text.quoting import printable
+from paceline.version import __version__
 
 ONE, SEVERAL = "report.html", "comparison.html"
 

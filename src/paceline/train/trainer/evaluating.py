@@ -14,7 +14,7 @@ from paceline.train.trainer.recorder import Recorder
 from paceline.train.trainer.work import Work
 
 if TYPE_CHECKING:
-    from paceline.train.trainer.running import Running
+    from paceline.train.trainer.attributes import Attributes
 
 
 class Evaluation:
@@ -22,7 +22,7 @@ class Evaluation:
 
     def __init__(
         self,
-        trainer: Running,  # receives the means
+        trainer: Attributes,  # receives the means
         work: Work,
         recorder: Recorder,  # of what the task logs
         display: Display,

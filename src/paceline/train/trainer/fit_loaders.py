@@ -8,8 +8,8 @@ from paceline.errors import option_contradicted
 from paceline.train.trainer.data import Data, alike, no_loader
 
 if TYPE_CHECKING:
+    from paceline.train.trainer.attributes import Attributes
     from paceline.train.trainer.combining import Batches, InTurn, Together
-    from paceline.train.trainer.running import Running
 
 
 class FitLoaders:
@@ -25,7 +25,7 @@ class FitLoaders:
 
     def __init__(
         self,
-        trainer: Running,  # has the Session
+        trainer: Attributes,  # has the Session
         data: Data,
         *,
         per_rank: bool,  # batch sizes are per rank

@@ -22,7 +22,7 @@ from paceline.train.trainer.transfer import BatchHooks
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from paceline.train.trainer.trainer import Trainer
+    from paceline.train.trainer.attributes import Attributes
 
 
 class Module(Configured, TaskHooks):
@@ -42,7 +42,7 @@ class Module(Configured, TaskHooks):
     automatic_optimization: bool = True
     example_input_array: Any = None
     strict_loading: bool = True
-    _trainer: Trainer | None = None
+    _trainer: Attributes | None = None
     _toggled: dict[nn.Parameter, bool] | None = None
 
     @classmethod
@@ -81,7 +81,7 @@ class Module(Configured, TaskHooks):
         return module
 
     @property
-    def trainer(self) -> Trainer:
+    def trainer(self) -> Attributes:
         """The Trainer that runs this module.
 
         Raises:
@@ -96,7 +96,7 @@ class Module(Configured, TaskHooks):
         return self._trainer
 
     @trainer.setter
-    def trainer(self, trainer: Trainer | None) -> None:
+    def trainer(self, trainer: Attributes | None) -> None:
         self._trainer = trainer
 
     def __getattr__(self, name: str) -> Any:
@@ -326,7 +326,7 @@ class DataModule(BatchHooks, Configured):
     batch size is global, or a list or dict of them.
     """
 
-    trainer: Trainer | None = None
+    trainer: Attributes | None = None
     name: str | None = None
 
     @classmethod

@@ -18,7 +18,7 @@ from paceline.train.trainer.options import Plan
 from paceline.train.trainer.work import Work
 
 if TYPE_CHECKING:
-    from paceline.train.trainer.running import Running
+    from paceline.train.trainer.attributes import Attributes
 
 
 class Optimization:
@@ -28,7 +28,7 @@ class Optimization:
 
     def __init__(
         self,
-        trainer: Running,
+        trainer: Attributes,
         plan: Plan,
         work: Work,
         hooks: Hooks,

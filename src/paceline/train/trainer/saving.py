@@ -21,7 +21,7 @@ from paceline.train.trainer.module import DataModule, Module
 from paceline.train.trainer.options import Plan
 
 if TYPE_CHECKING:
-    from paceline.train.trainer.running import Running
+    from paceline.train.trainer.attributes import Attributes
 
 SUFFIX = ".ckpt"
 _FORMAT = {"pytorch-lightning_version": "2.0.0"}  # without it Lightning takes a file for older
@@ -32,7 +32,7 @@ class Saving:
 
     def __init__(
         self,
-        trainer: Running,
+        trainer: Attributes,
         plan: Plan,
         *,
         task: Any,
@@ -150,7 +150,7 @@ class Saving:
             session.once(lambda: _copy_last(session.run_dir.checkpoints, paths))
 
 
-def describe(trainer: Running, owners: Sequence[Any]) -> dict[str, Any]:
+def describe(trainer: Attributes, owners: Sequence[Any]) -> dict[str, Any]:
     """Return epoch, step and hyperparameters of a fit, under Lightning's keys."""
     values: dict[str, Any] = {
         "epoch": trainer.current_epoch,
@@ -164,7 +164,7 @@ def describe(trainer: Running, owners: Sequence[Any]) -> dict[str, Any]:
     return values
 
 
-def write_weights(trainer: Running, task: Any, owners: Sequence[Any], path: Path) -> None:
+def write_weights(trainer: Attributes, task: Any, owners: Sequence[Any], path: Path) -> None:
     """Write weights and hyperparameters to one file, of the form of Lightning's; a collective."""
     if not isinstance(task, nn.Module):
         raise option_contradicted(
