@@ -4,6 +4,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,54 @@ import pytest
 from representative import representative_tests
 
 LIMIT = 500
-LINES = {"src": 112_000, "tests": 79_998}  # what grows is paid for by what goes
+LINES = {"src": 111_400, "tests": 79_998}  # what grows is paid for by what goes
+# Lines of each package, rounded up to the next hundred. A raise names what goes elsewhere, or has a design page.
+PACKAGES = {
+    "": 1_600,
+    "cli": 2_800,
+    "diagnose": 100,
+    "diagnose/bundle": 700,
+    "diagnose/catalogue": 200,
+    "diagnose/doctor": 3_600,
+    "diagnose/explain": 3_000,
+    "diagnose/lint": 12_100,
+    "diagnose/variables": 2_500,
+    "functions": 1_900,
+    "launch": 100,
+    "launch/channel": 1_800,
+    "launch/in_rank": 1_000,
+    "launch/monitor": 4_400,
+    "launch/outcome": 2_100,
+    "launch/plan": 4_100,
+    "launch/preflight": 1_200,
+    "launch/probe": 5_100,
+    "launch/rendezvous": 2_000,
+    "launch/run": 4_000,
+    "machine": 2_600,
+    "measure": 1_700,
+    "measure/bench": 1_300,
+    "measure/forecast": 1_500,
+    "measure/report": 2_500,
+    "measure/tune": 1_700,
+    "measure/verify": 1_800,
+    "rundir": 1_800,
+    "signatures": 4_900,
+    "slurm": 7_200,
+    "testing": 2_300,
+    "text": 1_100,
+    "train": 500,
+    "train/checkpoint": 3_200,
+    "train/data": 5_600,
+    "train/logging": 700,
+    "train/model": 1_100,
+    "train/preemptible": 1_400,
+    "train/session": 4_700,
+    "train/trainer": 8_400,
+    "utilities": 100,
+    "why": 1_900,
+    "world": 900,
+}
+SPLIT = ("diagnose", "launch", "measure", "train")  # their packages are counted one by one
 ANSWER_S = 0.3
 JOB = str(Path(__file__).parents[1] / "codes" / "download-on-every-rank" / "yes.sbatch")
 PROFILE = str(Path(__file__).parents[2] / "examples" / "profiles" / "two-sockets.toml")
@@ -28,6 +76,21 @@ def test_the_tree_does_not_grow(folder):
     files = (Path(__file__).parents[2] / folder).rglob("*.py")
     lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
     assert lines <= LINES[folder]
+
+
+def test_no_package_grows():
+    root = Path(__file__).parents[2] / "src" / "paceline"
+    lines = Counter()
+    for file in root.rglob("*.py"):
+        folders = file.relative_to(root).parts[:-1]
+        depth = 2 if folders and folders[0] in SPLIT else 1
+        package = "/".join(folders[:depth])
+        lines[package] += len(file.read_text(encoding="utf-8").splitlines())
+    assert {
+        package: (number, PACKAGES.get(package))
+        for package, number in lines.items()
+        if number > PACKAGES.get(package, 0)
+    } == {}
 
 
 def processor_s(*command):
