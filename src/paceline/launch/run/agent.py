@@ -53,6 +53,7 @@ from paceline.launch.run import peers
 from paceline.launch.run.console import Console
 from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.folder import RunFolder, resume_command
+from paceline.launch.run.link import Link
 from paceline.launch.run.log_names import make_logs
 from paceline.launch.run.ranks import RankGroup
 from paceline.launch.run.supervision import Supervision
@@ -82,6 +83,7 @@ class Agent(LocalElasticAgent):
         context: What all attempts share.
         meeting: How this node takes part in the run.
         folder: The run folder.
+        link: Tells the launcher's main thread how far this node has come.
         rank_env: Variables for every rank, in addition to torchrun's.
     """
 
@@ -90,6 +92,7 @@ class Agent(LocalElasticAgent):
         context: LaunchContext,
         meeting: Meeting,
         folder: RunFolder,
+        link: Link,
         *,
         rank_env: Mapping[str, str],
     ) -> None:
@@ -99,7 +102,7 @@ class Agent(LocalElasticAgent):
         self._logs = logs
         self._context = context
         self._peers = context.peers
-        self._link = context.link
+        self._link = link
         self._rank_env = rank_env
         self._folder = folder
         self._saves = SaveWatch(
@@ -324,8 +327,8 @@ class Agent(LocalElasticAgent):
 
     def _stop_signal(self) -> signal.Signals | None:
         """Return the signal that ranks must get because the run must end; None if it continues."""
-        if self._link.stop is not None:
-            return self._link.stop.signum
+        if self._context.stop.request is not None:
+            return self._context.stop.request.signum
         remote = self._peers.remote.stop
         return signal.Signals(remote) if remote else None
 
@@ -366,7 +369,9 @@ class Agent(LocalElasticAgent):
         supervision, channel = self._supervision, self._peers.channel
         assert supervision is not None
         self._stop_workers(worker_group)
-        if channel is not None and not channel.answers(give_up=lambda: self._link.stop is not None):
+        if channel is not None and not channel.answers(
+            give_up=lambda: self._context.stop.request is not None
+        ):
             # Nodes could not meet again: they would wait, for minutes if the store's host is
             # silent.
             raise ConnectionError("the store of the run does not answer")

@@ -10,9 +10,9 @@ from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.task import RankTask
 from paceline.launch.run.console import Console
 from paceline.launch.run.fork_server import ForkServer
-from paceline.launch.run.link import Link
 from paceline.launch.run.notices import Notices
 from paceline.launch.run.peers import Peers
+from paceline.launch.run.stop_request import StopSlot
 
 
 @dataclass(frozen=True)
@@ -28,4 +28,4 @@ class LaunchContext:
     console: Console  # copies the output of ranks
     notices: Notices  # prints warnings and notices
     peers: Peers  # the other nodes
-    link: Link  # the link to the launcher's main thread
+    stop: StopSlot  # the request to end the ranks, from the launcher's main thread

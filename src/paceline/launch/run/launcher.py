@@ -32,11 +32,12 @@ from paceline.launch.run import fork_server, peers, signals
 from paceline.launch.run.console import Console
 from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.folder import RunFolder, resume_command
-from paceline.launch.run.link import Link, NodeEnd, StopRequest
+from paceline.launch.run.link import Link, NodeEnd
 from paceline.launch.run.node import Node
 from paceline.launch.run.notices import Notices
 from paceline.launch.run.peers import Peers
 from paceline.launch.run.signals import NOTICES, Caught, Signals
+from paceline.launch.run.stop_request import StopRequest, StopSlot
 from paceline.machine import processes
 from paceline.rundir import proofs
 from paceline.rundir.files import display_path
@@ -97,6 +98,7 @@ class Launcher:
             self._console, is_quiet=lambda: reports(self._peers.node or options.node_rank)
         )
         self._link = Link()
+        self._stop_slot = StopSlot()
         has_probe = handle >= 0
         self._node = Node(
             LaunchContext(
@@ -109,8 +111,9 @@ class Launcher:
                 console=self._console,
                 notices=self._notices,
                 peers=self._peers,
-                link=self._link,
-            )
+                stop=self._stop_slot,
+            ),
+            self._link,
         )
         self._taken: Signals
         self._repeat_policy = signals.RepeatPolicy()
@@ -232,7 +235,7 @@ class Launcher:
         reached = None
         if supervision is not None and by_slurm and for_ranks == number:
             reached = supervision.ranks.attempt
-        self._link.stop = StopRequest(for_ranks, reached)
+        self._stop_slot.request = StopRequest(for_ranks, reached)
         self._peers.stop(for_ranks)
         self._stop_deadline_s = time.monotonic() + _NOTICE_S
 

@@ -1,35 +1,20 @@
-"""Exchange state between the launcher's main thread and the thread of its node.
+"""Tell the launcher's main thread how far the thread of its node has come.
 
-Each thread writes one of two slots, always as a whole, and reads the other. So neither thread
-changes an object that the other uses.
+Each of the two threads writes one slot, always as a whole, and reads the other's: ``Link`` here,
+and ``StopSlot`` (``stop_request``) in the other direction. So neither changes an object that the
+other uses.
 """
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.launch.monitor.attempt import Attempt
 from paceline.launch.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from paceline.launch.rendezvous.handler import Meeting
     from paceline.launch.run.supervision import Supervision
-
-
-@dataclass(frozen=True)
-class StopRequest:
-    """A request to end the ranks in order."""
-
-    signum: signal.Signals  # the signal for the ranks
-    # the attempt whose ranks have already received the signal, because its sender signalled them
-    # too; None if they have not
-    reached_attempt: Attempt | None = None
-
-    def has_reached(self, attempt: Attempt, signum: int) -> bool:
-        """Return whether the ranks of an attempt have already received a signal."""
-        return self.reached_attempt is attempt and self.signum == signum
 
 
 @dataclass(frozen=True)
@@ -56,12 +41,10 @@ class Progress:
 
 
 class Link:
-    """The two slots."""
+    """The slot that the node's thread writes."""
 
     def __init__(self) -> None:
-        # the request to stop; None without one. Written by the main thread, once.
-        self.stop: StopRequest | None = None
-        self.progress = Progress()  # written by the node's thread
+        self.progress = Progress()
 
     def advance(self, **changes: Any) -> None:
         """Report to the main thread how far the node has come."""

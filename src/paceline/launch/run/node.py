@@ -19,7 +19,7 @@ from paceline.launch.plan.starter_defaults import MPI
 from paceline.launch.run import folder as run_folder
 from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.folder import RunFolder
-from paceline.launch.run.link import NodeEnd
+from paceline.launch.run.link import Link, NodeEnd
 from paceline.machine import interfaces, software, torch_requirements
 from paceline.machine.cpus import usable_cpus
 from paceline.rundir import identity
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 class Node:
     """This node, from the rendezvous to the end of its agent; runs in a separate thread."""
 
-    def __init__(self, context: LaunchContext) -> None:
+    def __init__(self, context: LaunchContext, link: Link) -> None:
         self._context = context
+        self._link = link
         self._options = context.options
         self._plan = context.plan
         self._training = identity.of_command(
@@ -49,7 +50,7 @@ class Node:
             end = NodeEnd(succeeded=self._take_part())
         except BaseException as error:
             end = NodeEnd(error=error)
-        self._context.link.advance(end=end)
+        self._link.advance(end=end)
 
     def _take_part(self) -> bool:
         """Meet the other nodes and run the agent; return True if the ranks succeeded."""
@@ -65,7 +66,7 @@ class Node:
             agents.show_events(self._context.console)
         meeting, folder = self._meet()
         rank_env = self._rank_env(meeting, folder.run_dir)
-        agent = agents.Agent(self._context, meeting, folder, rank_env=rank_env)
+        agent = agents.Agent(self._context, meeting, folder, self._link, rank_env=rank_env)
         try:
             result = agent.run()
         except SignalException:
@@ -90,7 +91,7 @@ class Node:
         )
         self._context.peers.store_host = str(meeting.identity["host"])
         # The link keeps the meeting: the store of the run lives as long as it.
-        self._context.link.advance(meeting=meeting)
+        self._link.advance(meeting=meeting)
         run_dir = run_folder.make(
             self._options,
             str(meeting.identity["run_name"]),
@@ -99,7 +100,7 @@ class Node:
             notices=self._context.notices,
         )
         folder = RunFolder(run_dir, int(meeting.identity["first_attempt"]))
-        self._context.link.advance(folder=folder)
+        self._link.advance(folder=folder)
         if meeting.hosts_store:  # a run has one lease, which the head holds
             notice = folder.own(str(meeting.identity["token"]), training, say=say)
             if notice is not None:

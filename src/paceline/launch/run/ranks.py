@@ -441,7 +441,7 @@ class RankGroup(PContext):
         return in_collective or (bool(new.recorded.get("flying")) and stacks.waits_for_work(new))
 
     def _signal_living(self, signum: int, why: str) -> None:
-        request = self._context.link.stop
+        request = self._context.stop.request
         # A second signal would interrupt the save that the first one has started.
         is_needed = request is None or not request.has_reached(self.attempt, signum)
         for local in self.attempt.living:

@@ -209,7 +209,7 @@ class Supervision:
 
     def _is_over(self) -> bool:
         """Return whether an event is more urgent than a look at where ranks are."""
-        return self._context.link.stop is not None or self._context.peers.remote.failed
+        return self._context.stop.request is not None or self._context.peers.remote.failed
 
     def _ask_nccl(self) -> list[str]:
         """Return the gist of NCCL's own report, which the run folder keeps in full."""

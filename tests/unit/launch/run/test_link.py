@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 
 from paceline.launch.monitor.attempt import Attempt
-from paceline.launch.run.link import Link, NodeEnd, StopRequest
+from paceline.launch.run.link import Link, NodeEnd
+from paceline.launch.run.stop_request import StopRequest
 
 
 def attempt():
