@@ -13,6 +13,14 @@ from paceline.cli.start_commands import Action
 from paceline.errors import option_invalid
 from paceline.launch.plan.option_values import seconds_of
 
+# What both commands take
+_TIMEOUT = click.option(
+    "--timeout", default="10m", metavar="TIME", help="Limit of one start. [10m]"
+)
+_MODULE = click.option("-m", "--module", is_flag=True, help="Run a module, as python -m does.")
+_SCRIPT = click.argument("script", required=False, default="", shell_complete=completed_words.files)
+_ARGUMENTS = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+
 
 class BenchCommand(start_commands.StartCommand):
     """A command that starts a script, unless its first word is the name of another command."""
@@ -102,17 +110,17 @@ def timeout_of(text: str) -> float:
     metavar="all|NAME,...",
     help="Also try settings of DistributedDataParallel and variables: what is each worth?",
 )
-@click.option("--timeout", default="10m", metavar="TIME", help="Limit of one start. [10m]")
+@_TIMEOUT
 @click.option("--oversubscribe", is_flag=True, help="Allow more ranks than GPUs or CPUs.")
-@click.option("-m", "--module", is_flag=True, help="Run a module, as python -m does.")
+@_MODULE
 @click.option(
     "--run-dir",
     type=click.Path(path_type=Path),
     help="Folder of the result. [paceline-runs/TIME-bench-SCRIPT]",
 )
 @command_help.JSON
-@click.argument("script", required=False, default="", shell_complete=completed_words.files)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@_SCRIPT
+@_ARGUMENTS
 def BENCH(**values: Any) -> Action:  # a constant after its decoration
     """Measure a script on several numbers of ranks: samples/s, speed-up, efficiency, where the time
     goes, and what holds scaling back.
@@ -178,16 +186,16 @@ def BENCH(**values: Any) -> Action:  # a constant after its decoration
     is_flag=True,
     help="Ranks train apart on purpose: a search, an ensemble, averages after the last step.",
 )
-@click.option("--timeout", default="10m", metavar="TIME", help="Limit of one start. [10m]")
-@click.option("-m", "--module", is_flag=True, help="Run a module, as python -m does.")
+@_TIMEOUT
+@_MODULE
 @click.option(
     "--run-dir",
     type=click.Path(path_type=Path),
     help="Folder of the records. [paceline-runs/TIME-verify-SCRIPT]",
 )
 @command_help.JSON
-@click.argument("script", required=False, default="", shell_complete=completed_words.files)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@_SCRIPT
+@_ARGUMENTS
 def VERIFY(**values: Any) -> Action:  # a constant after its decoration
     """Check that a script on several ranks does what it does on one: samples, learning rate,
     parameters, losses, evaluation.

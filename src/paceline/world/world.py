@@ -1,4 +1,4 @@
-"""The ranks of a run, as one of them sees it. Data only."""
+"""The ranks of a run, as one of them sees it, and how a number of a variable is read. Pure."""
 
 from __future__ import annotations
 
@@ -6,23 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.errors import option_invalid
-
-
-# Read numbers from variables.
-def whole(environ: Mapping[str, str], name: str) -> int:
-    """Return the value of a variable that is set as a whole number from 0 on.
-
-    Raises UsageError if it is something else.
-    """
-    text = environ[name].strip()
-    if not text.isdecimal():
-        raise option_invalid(
-            f"{name}={environ[name]} is not a whole number",
-            where=f"environment variable {name}",
-            fix=f"unset {name}, if nothing but this shell has set it",
-        )
-    return int(text)
-
 
 DEFAULT_PORT = 29500  # of the store, torch's
 
@@ -44,3 +27,18 @@ class World:
     reason: str = "no launcher: a world of one"
     # where ``master_addr`` comes from if nobody has said it, as a phrase; empty if it was given
     head_source: str = ""
+
+
+def whole(environ: Mapping[str, str], name: str) -> int:
+    """Return the value of a variable that is set as a whole number from 0 on.
+
+    Raises UsageError if it is something else.
+    """
+    text = environ[name].strip()
+    if not text.isdecimal():
+        raise option_invalid(
+            f"{name}={environ[name]} is not a whole number",
+            where=f"environment variable {name}",
+            fix=f"unset {name}, if nothing but this shell has set it",
+        )
+    return int(text)

@@ -30,8 +30,9 @@ from paceline.machine import software
 from paceline.rundir.files import display_path, open_file
 from paceline.text.secret_texts import is_secret
 
-# Read what a bundle holds of a run: texts of its folder, of long ones the beginning and the end.
-# Only files with the names of a run folder are read, no links, and nothing that is pickled.
+# What a bundle holds of a run: texts of its folder, of long ones the beginning and the end. Only
+# files with the names of a run folder are read, no links, and nothing that is pickled.
+
 # Of each file; a start-up and a traceback with its surroundings are shorter.
 HEAD_BYTES, TAIL_BYTES = 32 << 10, 224 << 10
 # Of all files together, before compression: trackers of issues take attachments of 10 MB and more.
@@ -179,7 +180,8 @@ def listing(parts: Sequence[Part], left_out: Sequence[LeftOut]) -> Iterator[str]
         yield f"  {item.name}: {item.reason}"
 
 
-# Read what is known about this user and this host, and must not be in a bundle.
+# What is known about this user and this host, and must not be in a bundle
+
 _USER_VARIABLES = ("USER", "LOGNAME", "SUDO_USER", "SLURM_JOB_USER")
 _LEAST_FULL_NAME = 5
 

@@ -17,7 +17,8 @@ from urllib.parse import quote
 
 from paceline.text.secret_texts import relabelled
 
-# Recognize what a bundle must not have besides secrets with a name or a known shape.
+# Forms of what must not be in a bundle, besides secrets with a name or a known shape
+
 # Colours of a terminal: the letter at their end would stand directly before a token.
 TERMINAL_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 

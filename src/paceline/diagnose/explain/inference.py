@@ -15,7 +15,8 @@ from paceline.diagnose.explain.scan import Match, Scanned
 from paceline.signatures.lines import Line, shorten
 from paceline.signatures.tier import Tier
 
-# Infer faults of numbers: a loss scale that falls, NaN and Inf on some ranks.
+# Faults of numbers: a loss scale that falls, NaN and Inf on some ranks
+
 _MIN_SCALE = 1e-3  # loss scale: below it, fp16 gradients vanish
 _NON_FINITE = ("nan", "inf")
 _LEAST_LOSSES = 2  # a single one may be overcome
@@ -141,7 +142,8 @@ def _is_non_finite(match: Match) -> bool:
     return match.groups["value"].lower().strip("-+") in _NON_FINITE
 
 
-# Infer which process holds the GPU memory that ran out.
+# The process that holds the GPU memory that ran out
+
 _HOLDER = re.compile(r"\bProcess (?P<pid>\d+) has (?P<held>\d+(?:\.\d+)? [KMGT]?i?B) memory in use")
 _OURS = re.compile(r"this process has \d+(?:\.\d+)? [KMGT]?i?B memory in use")
 _TOTAL = re.compile(r"total capaci?ty of (?P<size>\d+(?:\.\d+)? [KMGT]?i?B)")

@@ -29,7 +29,6 @@ from paceline.signatures.tier import Tier
 from paceline.signatures.tracebacks import Frame
 
 
-# Describe a text that shows an error, and of which nothing else names the cause.
 def unexplained_error(scanned: Scanned, before: int) -> Candidate | None:
     """Return a candidate for error lines that nothing else explains; None without such lines.
 

@@ -20,7 +20,7 @@ lists        check values that are lists: algorithms, protocols, interfaces, car
 pairs        check settings of NCCL that override or exclude each other
 renamed      check variables whose name has changed: which old names still work, and which
              versions read the new one
-setting      A setting: one variable with its value and the place that sets it
+setting      a setting: one variable with its value and the place that sets it
 table        the table of known variables: the library and versions that read them, and the
              meaning of their values
 torch_pairs  check settings of torch's process group that override each other, and old names

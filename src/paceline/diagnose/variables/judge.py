@@ -19,7 +19,8 @@ from paceline.diagnose.variables.values import judge_value
 from paceline.diagnose.variables.versions import at_least, release
 from paceline.errors import Finding, gravest_first
 
-# Check names that no library reads: unknown, of another version, or folklore.
+# Names that no library reads: unknown, of another version, or folklore
+
 # Where no version is known: the oldest torch that is supported, and the NCCL that it brings.
 OLDEST_TORCH, OLDEST_NCCL = "2.8", "2.27"
 PLUGIN_VARIABLES = (

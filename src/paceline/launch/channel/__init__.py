@@ -1,6 +1,6 @@
 """How the launchers of a run talk: addresses, signatures, heartbeats and the control channel.
 
-connection        A connection to the run's store that survives a network cut and keeps writes
+connection        a connection to the run's store that survives a network cut and keeps writes
                   until they arrive
 connection_probe  probe the head's port: does it open, and if not, what can this node find out
                   about the reason

@@ -17,9 +17,9 @@ from paceline.launch.plan.options import DEFAULT_C10D_PORT, OPTION, OPTIONS, RDZ
 from paceline.launch.plan.preferences import Preferences
 from paceline.launch.plan.starter_defaults import StarterDefaults
 
-# Check that the options of `paceline run` fit together, and drop those without effect. Every
-# command that torchrun accepts is accepted: an option that torchrun ignores gets a warning.
-# Options that cannot work together are an error. Standard library only.
+# Options that do not fit together. Every command that torchrun accepts is accepted: an option that
+# torchrun ignores gets a warning, and options that cannot work together are an error.
+
 NEEDS_PROBE = {option.name for option in OPTIONS if option.needs_probe}
 
 # Settings of --rdzv-conf that torch reads as integers, and those that it does not convert.

@@ -24,7 +24,6 @@ from paceline.machine.compiled import left_alone, not_traced
 from paceline.machine.parameters import names_of
 from paceline.signatures import texts
 
-# Find the rank whose loss or local gradient is not finite, before DDP averages the gradients.
 # How long a rank whose own values are finite waits for the launcher to end it, before it ends
 # itself.
 _WAIT_S = 5.0

@@ -23,7 +23,7 @@ from paceline.launch.probe.record_loops import LoopRecords
 from paceline.machine.compiled import left_alone, not_traced
 from paceline.machine.parameters import in_shards, modules, names_of
 
-# Compute checksums of the bits of parameters, for records of a run.
+# Types with as many bytes, by which the bits of parameters are summed
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

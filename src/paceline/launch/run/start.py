@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from paceline.launch.outcome.report import Report
 
 
-# Read the accelerate configuration of a run, and set its variables for all ranks.
 def configure(options: Options, source: str) -> Choice:
     """Set the variables of this run's configuration, for this process and all ranks.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
@@ -137,7 +137,7 @@ class Loader:
         previous = self._with_grad
         shard, batches = self._source.begin(epoch, start)
         if self._source.has_workers:
-            release_at_exit(self)
+            _release_at_exit(self)
         self.iteration = Iteration(
             epoch,
             self.number,
@@ -352,17 +352,10 @@ class Loader:
         )
 
 
-class Holder(Protocol):
-    """An object that holds workers."""
-
-    def release(self) -> None:
-        """Release the workers."""
+_with_workers: weakref.WeakSet[Loader] = weakref.WeakSet()
 
 
-_with_workers: weakref.WeakSet[Holder] = weakref.WeakSet()
-
-
-def release_at_exit(loader: Holder) -> None:
+def _release_at_exit(loader: Loader) -> None:
     """Release a loader's workers at the end of the process, if the loader still exists."""
     # Registered again each time, so that it runs before torch's own exit handlers, which are
     # registered when workers start. Those wait five seconds for each worker, and then send SIGTERM,

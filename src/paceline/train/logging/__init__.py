@@ -3,12 +3,12 @@
 They open their files at the first number, so that they can be made on every rank. When ``log``
 returns, the numbers have been passed to the operating system, or to the tracker's library.
 
-    csv_file     A table of the numbers that a script logs: ``metrics.csv``
+    csv_file     a table of the numbers that a script logs: ``metrics.csv``
     logger       the interface of a logger, and what loggers share
     loggers      the loggers of a session: make them from names, and pass on numbers, images and
                  texts
     tensorboard  TensorBoard's event files, by torch's own writer
-    trackers     Experiment trackers: Weights & Biases, MLflow and Trackio
+    trackers     experiment trackers: Weights & Biases, MLflow and Trackio
 """
 
 from paceline.train.logging.csv_file import CSVLogger

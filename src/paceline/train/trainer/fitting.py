@@ -18,9 +18,8 @@ from paceline.train.trainer.profiling import NoProfiler
 from paceline.train.trainer.saving import Saving
 
 
-# Decide early stopping: whether a metric no longer improves.
 class Monitor:
-    """Tracks one metric."""
+    """Decides early stopping: whether one metric no longer improves."""
 
     def __init__(
         self,

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from paceline.train.trainer.attributes import Attributes
 
 
-# The checkpoints of the run folder, under the names of a ModelCheckpoint.
 class RunCheckpoints:
-    """What ``trainer.checkpoint_callback`` is without a ModelCheckpoint."""
+    """What ``trainer.checkpoint_callback`` is without a ModelCheckpoint: the run folder's."""
 
     def __init__(self, trainer: Attributes) -> None:
         self._trainer = trainer

@@ -1,4 +1,4 @@
-"""Check software and leftovers: driver against torch, processes of earlier runs. Pure."""
+"""Check software, its settings and leftovers: driver against torch, earlier runs. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from paceline.errors import Finding
 from paceline.machine import python_fork
 from paceline.text.wording import is_or_are
 
-# Check the settings of NCCL, torch, gloo and libfabric: are they read, what do they cost?
 _BUFFER = 4 << 20  # NCCL's default for NCCL_BUFFSIZE
 
 

@@ -1,4 +1,4 @@
-"""Collect GPUs, their driver and the links between them from NVML."""
+"""Collect GPUs, their driver and links from NVML, and their errors from the kernel log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from paceline.diagnose.doctor.facts_gpu import (
 from paceline.machine import files
 from paceline.machine.nvml import Nvml, bus_id, decoded
 
-# Collect GPU errors from the kernel log, if this user may read it.
+# The kernel log
+
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(?:,|:|\b)")
 _TIME = re.compile(r"\[\s*(\d+)\.\d+\]")
 _MOST = 50

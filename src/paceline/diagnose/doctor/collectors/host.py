@@ -1,4 +1,4 @@
-"""Collect the kind of machine: host name, virtual machine or container, and Slurm's step."""
+"""Collect the kind of machine, the limits of this process, and the settings of libraries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from paceline.rundir.files import run_folders
 from paceline.text.wording import fold
 from paceline.world import read_mpi_task
 
-# Collect the limits of this process: CPUs, memory, shared and locked memory, files, disks.
 _NODES = Path("/sys/devices/system/node")
 _CGROUP = Path("/sys/fs/cgroup")
 _CAP_IPC_LOCK = 14
@@ -122,7 +121,6 @@ def _space(path: str) -> Disk | None:
     )
 
 
-# Collect the settings of libraries without importing the libraries.
 def gather_settings() -> tuple[dict[str, str], dict[str, str]]:
     """Return the settings of NCCL, torch, gloo and libfabric by name, and their source files."""
     from paceline.diagnose import variables

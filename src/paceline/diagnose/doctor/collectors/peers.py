@@ -1,4 +1,7 @@
-"""Try a copy between every two GPUs in a child process, because a broken link can hang forever."""
+"""Collect what affects traffic between GPUs: bridges above them, and a copy between every two.
+
+The copies run in a child process, because a broken link can hang forever.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from typing import IO, Any
 from paceline.diagnose.doctor.facts_gpu import AcsBridge, Gpu
 from paceline.machine import files, own_process
 
-# Collect the access control of PCI bridges above GPUs, and the mode of the IOMMU.
+# Access control of PCI bridges, and the mode of the IOMMU
+
 _PCI = Path("/sys/bus/pci/devices")
 _ACS_CAPABILITY = 0x000D
 _ACS_CONTROL = 6  # offset of the control register in the capability

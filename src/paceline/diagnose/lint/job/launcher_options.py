@@ -62,8 +62,8 @@ TORCHRUN = Table(
     {"m": "module", "r": "redirects", "t": "tee", "h": "help"},
     _TORCHRUN_SAYS,
 )
-# The launcher stands above lint, so its options are written again here; tests/law compares the two.
-# An option that is unknown silences the checks of the number of nodes.
+# lint may not import the launcher, so its options are written again here, and tests/law compares
+# the two: one that is missing here silences the checks of the number of nodes.
 PACELINE = Table(
     _TORCHRUN_FLAGS
     | names("check check_only no_check check_finite no_probe nccl_debug no_slurm prove json"),

@@ -12,7 +12,6 @@ from paceline.diagnose.lint.python.expectations import expectations
 from paceline.diagnose.lint.python.script import Script
 from paceline.errors import Finding
 
-# Parse a training script; text that Python cannot parse becomes a finding.
 _PYTHON_2 = re.compile(
     r"Missing parentheses in call to|multiple exception types must be|leading zeros in decimal"
 )

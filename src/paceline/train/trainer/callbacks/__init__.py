@@ -7,7 +7,7 @@ display           callbacks that choose what is shown: the progress bar and a su
                   model
 early_stopping    stop a training run when a metric no longer improves, diverges, or is good
                   enough
-functions         A callback made of functions
+functions         a callback made of functions
 model_checkpoint  save checkpoints under names with metrics, and keep the best of them
 rates             log the learning rates of a training run
 timer             end a training run after some time, and measure how long it took
