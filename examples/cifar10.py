@@ -57,8 +57,12 @@ def resnet18(width):
         blocks += [Block(num_in, num_out, 2 if stage else 1), Block(num_out, num_out, 1)]
         num_in = num_out
     return nn.Sequential(
-        *(convolution(3, width, size=3), nn.ReLU(), *blocks),
-        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(num_in, NUM_CLASSES)),
+        convolution(3, width, size=3),
+        nn.ReLU(),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(num_in, NUM_CLASSES),
     )
 
 

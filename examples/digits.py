@@ -35,9 +35,15 @@ train = session.loader(TensorDataset(x[~held_out], y[~held_out]), batch_size=32,
 test = session.loader(TensorDataset(x[held_out], y[held_out]), batch_size=256)
 
 model = nn.Sequential(
-    *(nn.Conv2d(1, 16, kernel_size=3, padding=1), nn.ReLU()),
-    *(nn.Conv2d(16, 32, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-    *(nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10)),
+    nn.Conv2d(1, 16, kernel_size=3, padding=1),
+    nn.ReLU(),
+    nn.Conv2d(16, 32, kernel_size=3, padding=1),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Flatten(),
+    nn.Linear(512, 64),
+    nn.ReLU(),
+    nn.Linear(64, 10),
 )
 model, optimizer = session.setup(model, torch.optim.AdamW(model.parameters()))
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, args.epochs * len(train))

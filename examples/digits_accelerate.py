@@ -31,9 +31,15 @@ train_loader = DataLoader(TensorDataset(x[~held_out], y[~held_out]), batch_size=
 test_loader = DataLoader(TensorDataset(x[held_out], y[held_out]), batch_size=256)
 
 model = nn.Sequential(
-    *(nn.Conv2d(1, 16, kernel_size=3, padding=1), nn.ReLU()),
-    *(nn.Conv2d(16, 32, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-    *(nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10)),
+    nn.Conv2d(1, 16, kernel_size=3, padding=1),
+    nn.ReLU(),
+    nn.Conv2d(16, 32, kernel_size=3, padding=1),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Flatten(),
+    nn.Linear(512, 64),
+    nn.ReLU(),
+    nn.Linear(64, 10),
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 model, optimizer, train_loader, test_loader = accelerator.prepare(

@@ -36,9 +36,15 @@ test_share = range(rank, len(test_set), world_size)  # a sampler would repeat sa
 test_loader = DataLoader(Subset(test_set, test_share), batch_size=256)
 
 net = nn.Sequential(
-    *(nn.Conv2d(1, 16, kernel_size=3, padding=1), nn.ReLU()),
-    *(nn.Conv2d(16, 32, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-    *(nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10)),
+    nn.Conv2d(1, 16, kernel_size=3, padding=1),
+    nn.ReLU(),
+    nn.Conv2d(16, 32, kernel_size=3, padding=1),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Flatten(),
+    nn.Linear(512, 64),
+    nn.ReLU(),
+    nn.Linear(64, 10),
 ).to(device)
 model = DistributedDataParallel(net, device_ids=[gpu] if gpu else None)
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)

@@ -37,9 +37,15 @@ test_loader = DataLoader(test_share, batch_size=256)
 test_loader = fabric.setup_dataloaders(test_loader, use_distributed_sampler=False)
 
 net = nn.Sequential(
-    *(nn.Conv2d(1, 16, kernel_size=3, padding=1), nn.ReLU()),
-    *(nn.Conv2d(16, 32, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-    *(nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10)),
+    nn.Conv2d(1, 16, kernel_size=3, padding=1),
+    nn.ReLU(),
+    nn.Conv2d(16, 32, kernel_size=3, padding=1),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Flatten(),
+    nn.Linear(512, 64),
+    nn.ReLU(),
+    nn.Linear(64, 10),
 )
 model, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), lr=2e-3))
 

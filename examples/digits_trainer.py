@@ -20,9 +20,15 @@ class Classifier(paceline.Module):
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(
-            *(nn.Conv2d(1, 16, kernel_size=3, padding=1), nn.ReLU()),
-            *(nn.Conv2d(16, 32, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10)),
+            nn.Conv2d(1, 16, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(512, 64),
+            nn.ReLU(),
+            nn.Linear(64, 10),
         )
 
     def training_step(self, batch, batch_idx):

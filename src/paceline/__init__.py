@@ -83,8 +83,15 @@ if TYPE_CHECKING:
 
 # launch checks for torch when it is called; functions may be submitted where there is none.
 _WITHOUT_TORCH = (
-    *("CSVLogger", "Finding", "PacelineError", "launch"),
-    *("Job", "JobError", "as_completed", "map", "submit"),
+    "CSVLogger",
+    "Finding",
+    "PacelineError",
+    "launch",
+    "Job",
+    "JobError",
+    "as_completed",
+    "map",
+    "submit",
 )
 
 _HOMES = {

@@ -33,12 +33,28 @@ GROUPS: Mapping[str, Mapping[str, Sequence[str]]] = {
 # The options that people use first; --help-all shows the others too.
 FIRST: Mapping[str, Sequence[str]] = {
     "run": (
-        *("nproc_per_node", "nnodes", "node_rank", "master_addr", "max_restarts"),
-        *("module", "check_only", "hang_timeout", "max_time", "run_dir"),
+        "nproc_per_node",
+        "nnodes",
+        "node_rank",
+        "master_addr",
+        "max_restarts",
+        "module",
+        "check_only",
+        "hang_timeout",
+        "max_time",
+        "run_dir",
     ),
     "submit": (
-        *("nodes", "gpus_per_node", "cpus_per_gpu", "time", "partition"),
-        *("account", "profile", "param", "follow", "dry_run"),
+        "nodes",
+        "gpus_per_node",
+        "cpus_per_gpu",
+        "time",
+        "partition",
+        "account",
+        "profile",
+        "param",
+        "follow",
+        "dry_run",
     ),
 }
 _ALL = "paceline.help_all"  # where a context says that all options are shown

@@ -11,7 +11,12 @@ from paceline.slurm.option_table import FORWARDED, OWN, SWEEPS
 
 # What has no meaning for a function: the script's kind, what is printed, and what map decides.
 _NEVER = {
-    *("module", "no_python", "run_path", "dry_run", "follow", "json"),
+    "module",
+    "no_python",
+    "run_path",
+    "dry_run",
+    "follow",
+    "json",
     *(option.name for option in OWN if option.group == SWEEPS),
 }
 _OPTIONS = {option.name: option for option in (*OWN, *FORWARDED) if option.name not in _NEVER}

@@ -359,7 +359,8 @@ def container_command(
         return []
     driver = ["--nv"] if gpus and "--rocm" not in container.options else []
     return [
-        *(container.runtime, "exec"),
+        container.runtime,
+        "exec",
         *dict.fromkeys((*driver, *container.options)),
         f"--bind={','.join(_mounts(container, folders))}",
         f"--pwd={folders[0]}",

@@ -27,8 +27,18 @@ CANCELLED = "CANCELLED"
 # Final states.
 _ENDED = frozenset(
     {
-        *(COMPLETED, "FAILED", CANCELLED, "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED"),
-        *("BOOT_FAIL", "DEADLINE", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"),
+        COMPLETED,
+        "FAILED",
+        CANCELLED,
+        "TIMEOUT",
+        "OUT_OF_MEMORY",
+        "NODE_FAIL",
+        "PREEMPTED",
+        "BOOT_FAIL",
+        "DEADLINE",
+        "REVOKED",
+        "LAUNCH_FAILED",
+        "RECONFIG_FAIL",
     }
 )
 # Final states whose cause the run cannot know, since all that it gets is a signal.

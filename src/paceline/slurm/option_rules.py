@@ -18,12 +18,29 @@ _SBATCH = re.compile(
 )
 # Slurm documents these for --mail-type; ARRAY_TASKS asks for a mail of each element of an array.
 _MAIL_TYPES = (
-    *("NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT"),
-    *("TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS"),
+    "NONE",
+    "BEGIN",
+    "END",
+    "FAIL",
+    "REQUEUE",
+    "ALL",
+    "INVALID_DEPEND",
+    "STAGE_OUT",
+    "TIME_LIMIT",
+    "TIME_LIMIT_90",
+    "TIME_LIMIT_80",
+    "TIME_LIMIT_50",
+    "ARRAY_TASKS",
 )
 _DEPENDENCIES = (
-    *("after", "afterany", "afterburstbuffer", "aftercorr", "afternotok", "afterok"),
-    *("expand", "singleton"),
+    "after",
+    "afterany",
+    "afterburstbuffer",
+    "aftercorr",
+    "afternotok",
+    "afterok",
+    "expand",
+    "singleton",
 )
 _DEPENDENCY = re.compile(
     r"(?P<kind>[a-z]+)(?P<jobs>(:[0-9]+(_([0-9]+|\*))?(\+[0-9]+)?)*)(\(\w+\))?"

@@ -183,9 +183,20 @@ DIRECT: tuple[Option, ...] = tuple(option for option in OWN if option.group == P
 
 # Options that Slurm decides, that the two commands define differently, or that start no ranks.
 _NOT_FORWARDED = {
-    *("nnodes", "node_rank", "master_addr", "master_port", "local_addr"),
-    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"),
-    *("standalone", "check_only", "no_slurm", "run_dir", "json"),
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "local_addr",
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_id",
+    "rdzv_conf",
+    "standalone",
+    "check_only",
+    "no_slurm",
+    "run_dir",
+    "json",
 }
 _SHORT = {"-m"}  # -t and -r have other meanings in sbatch
 FORWARDED: tuple[Option, ...] = tuple(

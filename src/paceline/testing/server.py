@@ -60,9 +60,18 @@ def main(text: str) -> None:
     settings = Settings.from_json(text)
     plain = ("cacheprovider", "warnings", "faulthandler", "threadexception", "unraisableexception")
     arguments = [
-        *("-c", os.devnull, "--rootdir", settings.root, "--noconftest"),
-        *("-s", "-qq", "--no-header", "--no-summary", "--color=no"),
-        *("-o", f"verbosity_assertions={settings.verbosity}"),
+        "-c",
+        os.devnull,
+        "--rootdir",
+        settings.root,
+        "--noconftest",
+        "-s",
+        "-qq",
+        "--no-header",
+        "--no-summary",
+        "--color=no",
+        "-o",
+        f"verbosity_assertions={settings.verbosity}",
         *(word for name in plain for word in ("-p", f"no:{name}")),
     ]
     pytest.main(arguments, plugins=[Server(settings)])

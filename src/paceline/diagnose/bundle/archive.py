@@ -41,12 +41,32 @@ _CHUNK_BYTES = 1 << 16
 
 # The names that a run folder has, the most useful first.
 NAMES = (
-    *("plan*.json", "training.json", "events*.jsonl", "job.json", "job.sh", "sweep.json"),
-    *("speed.json", "ranks/rank-*.error.json", "ranks/rank-*.crash", "ranks/rank-*.stacks"),
-    *("slurm.out", "local.out", "queue.out", "logs/launcher-*.out", "logs/nccl-ras.txt"),
-    *("logs/rank-*.out", "speed.jsonl", "metrics.csv", "logs/rank-*.nccl", "lease.json"),
-    *("local.json", "queue.json", "bench.json", "forecast.json"),
-    *("ranks/rank-*.parameters.json", "logs/filtered_*.log"),
+    "plan*.json",
+    "training.json",
+    "events*.jsonl",
+    "job.json",
+    "job.sh",
+    "sweep.json",
+    "speed.json",
+    "ranks/rank-*.error.json",
+    "ranks/rank-*.crash",
+    "ranks/rank-*.stacks",
+    "slurm.out",
+    "local.out",
+    "queue.out",
+    "logs/launcher-*.out",
+    "logs/nccl-ras.txt",
+    "logs/rank-*.out",
+    "speed.jsonl",
+    "metrics.csv",
+    "logs/rank-*.nccl",
+    "lease.json",
+    "local.json",
+    "queue.json",
+    "bench.json",
+    "forecast.json",
+    "ranks/rank-*.parameters.json",
+    "logs/filtered_*.log",
 )
 
 
@@ -219,8 +239,19 @@ EXAMPLE = "paceline explain --bundle paceline-runs/NAME"
 _MODE = 0o600  # its reader decides who else may read it
 # Packages whose versions matter in a report.
 _PACKAGES = (
-    *("numpy", "click", "rich", "psutil", "nvidia-ml-py", "cloudpickle", "lightning"),
-    *("pytorch-lightning", "accelerate", "transformers", "datasets", "deepspeed", "ray"),
+    "numpy",
+    "click",
+    "rich",
+    "psutil",
+    "nvidia-ml-py",
+    "cloudpickle",
+    "lightning",
+    "pytorch-lightning",
+    "accelerate",
+    "transformers",
+    "datasets",
+    "deepspeed",
+    "ray",
 )
 
 

@@ -13,34 +13,30 @@ from paceline.errors import closest
 
 SWITCHES = frozenset(
     (
-        *("expandable_segments", "release_lock_on_cudamalloc", "release_lock_on_hipmalloc"),
-        *(
-            "pinned_use_cuda_host_register",
-            "pinned_use_hip_host_register",
-            "pinned_use_background_threads",
-        ),
-        *("graph_capture_record_stream_reuse", "pinned_free_catch_all", "throw_on_cudamalloc_oom"),
+        "expandable_segments",
+        "release_lock_on_cudamalloc",
+        "release_lock_on_hipmalloc",
+        "pinned_use_cuda_host_register",
+        "pinned_use_hip_host_register",
+        "pinned_use_background_threads",
+        "graph_capture_record_stream_reuse",
+        "pinned_free_catch_all",
+        "throw_on_cudamalloc_oom",
     )
 )
 OPTIONS = SWITCHES | frozenset(
     (
-        *(
-            "max_split_size_mb",
-            "max_non_split_rounding_mb",
-            "large_segment_size_mb",
-            "garbage_collection_threshold",
-        ),
-        *(
-            "roundup_power2_divisions",
-            "backend",
-            "per_process_memory_fraction",
-            "pinned_num_register_threads",
-        ),
-        *(
-            "pinned_max_round_threshold_mb",
-            "pinned_max_cached_size_mb",
-            "pinned_reserve_segment_size_mb",
-        ),
+        "max_split_size_mb",
+        "max_non_split_rounding_mb",
+        "large_segment_size_mb",
+        "garbage_collection_threshold",
+        "roundup_power2_divisions",
+        "backend",
+        "per_process_memory_fraction",
+        "pinned_num_register_threads",
+        "pinned_max_round_threshold_mb",
+        "pinned_max_cached_size_mb",
+        "pinned_reserve_segment_size_mb",
     )
 )
 LEAST_SPLIT_MB = 20

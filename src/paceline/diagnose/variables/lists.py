@@ -54,21 +54,27 @@ FORKED = ("msccl", "mscclpp", "rccl")
 STRICT_SINCE = "2.24"
 SUBSYSTEMS = frozenset(
     (
-        *(
-            "INIT",
-            "COLL",
-            "P2P",
-            "SHM",
-            "NET",
-            "GRAPH",
-            "TUNING",
-            "ENV",
-            "ALLOC",
-            "ALLOC_HOST",
-            "CALL",
-            "PROXY",
-        ),
-        *("NVLS", "BOOTSTRAP", "REG", "PROFILE", "RAS", "DESTROY", "ALL", "CE", "SYM"),
+        "INIT",
+        "COLL",
+        "P2P",
+        "SHM",
+        "NET",
+        "GRAPH",
+        "TUNING",
+        "ENV",
+        "ALLOC",
+        "ALLOC_HOST",
+        "CALL",
+        "PROXY",
+        "NVLS",
+        "BOOTSTRAP",
+        "REG",
+        "PROFILE",
+        "RAS",
+        "DESTROY",
+        "ALL",
+        "CE",
+        "SYM",
     )
 )
 INTERFACE = re.compile(r"ib\d+|eth\d*|eno\d+\w*|ens\d+\w*|enp\w+|hsn\d*|bond\d+|docker\d*|lo|br\d+")

@@ -32,8 +32,12 @@ _NUMBERS = {
 }
 _OTHERS = {"static": {"rank"}, "c10d": {"is_host", "store_type"}}
 _CHOSEN_BY_STANDALONE = (
-    *("rdzv_backend", "rdzv_endpoint", "rdzv_id"),
-    *("node_rank", "master_addr", "master_port"),
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_id",
+    "node_rank",
+    "master_addr",
+    "master_port",
 )
 _TRUTHS = ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n")
 

@@ -18,8 +18,13 @@ from paceline.train.data import device_random_state, set_device_random_state
 
 # Layers that normalize with statistics of the batch, which have a line of their own in a run.
 _NORMS = (
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
 )
 Gradients = dict[int, torch.Tensor]  # by the place of the parameter
 

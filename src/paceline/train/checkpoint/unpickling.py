@@ -36,9 +36,18 @@ INDEX = ".metadata"  # DCP's index of the other files
 _BUILTIN = "bool bytearray bytes complex dict float frozenset int list range set slice str tuple"
 _OF_PYTHON = [
     *(getattr(builtins, name) for name in _BUILTIN.split()),
-    *(collections.defaultdict, collections.deque, decimal.Decimal, fractions.Fraction),
-    *(datetime.date, datetime.datetime, datetime.timedelta, datetime.timezone),
-    *(pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath),
+    collections.defaultdict,
+    collections.deque,
+    decimal.Decimal,
+    fractions.Fraction,
+    datetime.date,
+    datetime.datetime,
+    datetime.timedelta,
+    datetime.timezone,
+    pathlib.PosixPath,
+    pathlib.WindowsPath,
+    pathlib.PurePosixPath,
+    pathlib.PureWindowsPath,
 ]
 _CANNOT_FILL = "but got <class"  # in torch's message about a container of another type
 _OWN: list[Callable[..., Any]] = []  # paceline's classes of plain data
