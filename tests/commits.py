@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.rundir.files import MANIFEST
-from paceline.train.checkpoint.manifest import Manifest, committed_name, dump
+from paceline.rundir.manifest import Manifest, committed_name, dump
 
 
 def text(step: int, *, seconds: float = 0.0, metric: float | None = None) -> str:

@@ -11,9 +11,8 @@ import yaml
 
 from paceline import __version__
 from paceline.measure import bench_file
-from paceline.rundir import events, files, identity, sweeps
+from paceline.rundir import events, files, identity, manifest, sweeps
 from paceline.slurm import record
-from paceline.train.checkpoint import manifest
 from repository_scripts import script
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from paceline.errors import PacelineError
-from paceline.train.checkpoint import Checkpoints, manifest, verify
+from paceline.rundir import manifest
+from paceline.train.checkpoint import Checkpoints, verify
 from paceline.world import World
 
 CPU = torch.device("cpu")
@@ -447,6 +448,7 @@ def test_what_is_in_the_folder_is_what_the_manifest_says(ranks, tmp_path):
 
 LAST_WORDS = """
 import pathlib, sys, torch
+from paceline.rundir import manifest
 from paceline.train.checkpoint import Checkpoints
 from paceline.world import World
 here = Checkpoints(pathlib.Path(sys.argv[1]), world=World(), device=torch.device("cpu"))

@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from paceline.launch.plan.option import Option
 from paceline.launch.plan.options import OPTIONS
-from paceline.slurm.option_table import OWN
+from paceline.launch.plan.submit_options import OWN
 from paceline.text import terminal
 
 

@@ -20,8 +20,8 @@ from paceline.cli import command_help, completed_words
 from paceline.launch.plan import command_line, parsing, preferences, slurm_step, starter
 from paceline.launch.plan.option import Option
 from paceline.launch.plan.options import OPTIONS
+from paceline.launch.plan.submit_options import FORWARDED, OWN
 from paceline.machine import files, nodeaddr, own_world
-from paceline.slurm.option_table import FORWARDED, OWN
 from paceline.version import __version__
 
 Action = Callable[[], int]  # what a command does once its words are parsed; returns its exit status

@@ -18,6 +18,7 @@ from paceline.functions.job import Job
 from paceline.functions.pickles import Packed
 from paceline.launch.plan import folder_errors, parsing
 from paceline.launch.plan.option import as_words
+from paceline.launch.plan.submit_options import FORWARDED
 from paceline.machine import host
 from paceline.machine.cpus import usable_cpus
 from paceline.rundir import sweeps
@@ -25,7 +26,6 @@ from paceline.rundir.files import IN_JOB, RUNS, RunDir, new_run_id
 from paceline.slurm import option_rules
 from paceline.slurm.jobs import submit as submitting
 from paceline.slurm.jobs.submit import Fill
-from paceline.slurm.option_table import FORWARDED
 from paceline.slurm.sweep.definition import Element, Sweep
 from paceline.text.quoting import CONTROL
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
-from paceline.slurm.option_table import FORWARDED, OWN, SWEEPS
+from paceline.launch.plan.submit_options import FORWARDED, OWN, SWEEPS
 
 # What has no meaning for a function: the script's kind, what is printed, and what map decides.
 _NEVER = {

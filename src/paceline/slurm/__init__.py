@@ -1,7 +1,6 @@
 """Slurm jobs: submit a script, follow its output, list runs, and requeue.
 
     request          the options of ``paceline submit``, checked
-    option_table     these options: names, defaults and help
     option_rules     which values an option takes
     batch            the batch script
     sbatch           call sbatch, and what it says as findings

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.errors import UsageError, closest, option_contradicted, option_invalid
 from paceline.launch.plan import option_values
-from paceline.slurm.option_table import INSTEAD, NEVER, NEVER_FIX, ON_NODE_LOSS, OWN
+from paceline.launch.plan.submit_options import INSTEAD, NEVER, NEVER_FIX, ON_NODE_LOSS, OWN
 from paceline.text.quoting import CONTROL
 
 UNLIMITED = re.compile("unlimited|infinite", re.IGNORECASE)

@@ -11,8 +11,8 @@ from typing import Any
 
 from paceline.errors import UsageError, closest
 from paceline.launch.plan import parsing
+from paceline.launch.plan.submit_options import DIRECT, FORWARDED, OWN
 from paceline.slurm import option_rules, toml_reader
-from paceline.slurm.option_table import DIRECT, FORWARDED, OWN
 from paceline.text.quoting import CONTROL
 
 APPTAINER, SINGULARITY, PYXIS = "apptainer", "singularity", "pyxis"

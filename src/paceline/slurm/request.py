@@ -12,8 +12,7 @@ from paceline.errors import option_contradicted
 from paceline.launch.plan import option_values, parsing
 from paceline.launch.plan.option import long_form
 from paceline.launch.plan.options import Options
-from paceline.slurm import option_rules
-from paceline.slurm.option_table import (
+from paceline.launch.plan.submit_options import (
     DIRECT,
     FORWARDED,
     GRACE,
@@ -22,6 +21,7 @@ from paceline.slurm.option_table import (
     NEVER_FIX,
     ON_NODE_LOSS,
 )
+from paceline.slurm import option_rules
 from paceline.slurm.profile import Profile
 from paceline.slurm.sweep.definition import Sweep
 from paceline.text.quoting import CONTROL

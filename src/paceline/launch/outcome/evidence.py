@@ -22,8 +22,8 @@ from paceline.launch.monitor.position import Frame
 from paceline.launch.outcome.rank_exit import Failure
 from paceline.launch.outcome.resume import Checkpoint
 from paceline.machine.user_code import is_users
+from paceline.rundir.committed import last_committed
 from paceline.rundir.files import RunDir, display_path, open_file
-from paceline.train import checkpoint
 
 _OTHER_THREAD = "a thread of a library crashed, while the main thread was in:"
 # How torch begins the lines of a C++ stack.
@@ -143,7 +143,7 @@ def read_stack(path: Path) -> tuple[str, ...]:
 
 def last_checkpoint(folder: Path) -> Checkpoint | None:
     """Return the last committed checkpoint; None if there is none or the folder is not readable."""
-    last = checkpoint.last_committed(folder)
+    last = last_committed(folder)
     if last is None:
         return None
     return Checkpoint(

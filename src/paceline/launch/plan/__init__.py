@@ -33,6 +33,8 @@ slurm_times       find how long Slurm lets a job run after SIGTERM, by queries i
                   background at the start
 starter           choose the defaults of a run's options from what started this launcher
 starter_defaults  options of a run that come from what started its launcher
+submit_options    the options of ``paceline submit``, and those that it forwards to
+                  ``paceline run``
 task              the task of a rank, which the launcher sends to it
 typed_nodes       compare the nodes that a user has typed with those that are started
 """

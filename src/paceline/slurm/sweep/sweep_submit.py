@@ -22,12 +22,12 @@ from paceline.errors import (
     option_invalid,
 )
 from paceline.launch.plan.option import long_form
+from paceline.launch.plan.submit_options import DIRECT
 from paceline.rundir import ownership, sweeps
 from paceline.rundir.files import SECRET_MODE, RunDir, write_whole
 from paceline.rundir.sweeps import SweepRecord
 from paceline.slurm import option_rules, profile_files, request, sbatch
 from paceline.slurm.batch import Place
-from paceline.slurm.option_table import DIRECT
 from paceline.slurm.record import JobRecord
 from paceline.slurm.request import Request
 from paceline.slurm.sweep import definition, definition_file, sweep_folder, sweep_rows

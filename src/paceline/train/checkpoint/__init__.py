@@ -4,7 +4,6 @@ Names are loaded on first use (PEP 562), because listing and verifying checkpoin
 and must not wait for its import.
 
 checkpoints      save, find and load in one run folder: what sessions call
-manifest         what a checkpoint holds; which is best, which are deleted, what fits a model
 folder           the folders: begun, committed, listed, verified and deleted
 write            a save: draft, plan, files, commit
 staging          the copy that is written while training continues
@@ -28,23 +27,19 @@ if TYPE_CHECKING:
     from paceline.train.checkpoint.checkpoints import Checkpoints as Checkpoints
     from paceline.train.checkpoint.description import describe as describe
     from paceline.train.checkpoint.description import render as render
-    from paceline.train.checkpoint.folder import last_committed as last_committed
     from paceline.train.checkpoint.folder import list_of as list_of
     from paceline.train.checkpoint.folder import remove as remove
     from paceline.train.checkpoint.folder import resolve as resolve
     from paceline.train.checkpoint.folder import unneeded as unneeded
     from paceline.train.checkpoint.folder import verify as verify
     from paceline.train.checkpoint.foreign import read_saved as read_saved
-    from paceline.train.checkpoint.manifest import Saved as Saved
     from paceline.train.checkpoint.model_export import export as export
     from paceline.train.checkpoint.model_export import load_entries as load_entries
 
 _HOMES = {
     "Checkpoints": "checkpoints",
-    "Saved": "manifest",
     "describe": "description",
     "export": "model_export",
-    "last_committed": "folder",
     "list_of": "folder",
     "load_entries": "model_export",
     "read_saved": "foreign",
@@ -59,10 +54,8 @@ _WITH_TORCH = ("Checkpoints", "export", "load_entries", "read_saved")
 
 __all__ = [
     "Checkpoints",
-    "Saved",
     "describe",
     "export",
-    "last_committed",
     "list_of",
     "load_entries",
     "read_saved",

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from paceline.train.checkpoint import division, findings, folder, manifest
+from paceline.rundir import manifest
+from paceline.rundir.committed import list_committed, list_paths
+from paceline.rundir.manifest import Manifest, Saved
+from paceline.train.checkpoint import division, findings, folder
 from paceline.train.checkpoint.exchange import RankExchange
-from paceline.train.checkpoint.manifest import Manifest, Saved
 from paceline.train.checkpoint.staging import Background, Staging, await_all
 from paceline.world import World
 
@@ -235,11 +237,11 @@ class Checkpoints:
         from paceline.train.checkpoint import read
 
         if which == "latest":
-            listed = folder.list_paths(self._folder)
+            listed = list_paths(self._folder)
             paths = {serial: path for serial, path in listed.items() if str(path) not in without}
             return read.describe(folder.latest(paths)) if paths else None
         if which == "best":
-            committed = folder.list_committed(self._folder)
+            committed = list_committed(self._folder)
             best = manifest.find_best(committed)
             if committed and not best:
                 raise findings.no_metric(self._folder, len(committed))

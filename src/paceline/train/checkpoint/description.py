@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.rundir import manifest
+from paceline.rundir.manifest import Committed
 from paceline.text.wording import aligned
-from paceline.train.checkpoint import manifest
-from paceline.train.checkpoint.manifest import Committed
 
 _COLUMNS = ("name", "step", "epoch", "metric", "ranks", "size", "age", "")
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from paceline.train.checkpoint.manifest import FileInfo, Saved
+from paceline.rundir.manifest import FileInfo, Saved
 
 _RANK = re.compile(r"rank/(\d+)/")
 

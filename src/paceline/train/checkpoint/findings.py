@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import Finding, PacelineError, RunError, SetupError, UsageError, option_invalid
+from paceline.rundir.manifest import Saved
 from paceline.text.wording import few_lines
-from paceline.train.checkpoint.manifest import Saved
 
 _MOST = 8  # lines of evidence
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -110,18 +110,6 @@ def not_shared(folder: Path, *, blind: Sequence[str]) -> SetupError:
             " one folder"
         ),
         fix="paceline run --run-dir FOLDER ..., a folder on a file system that all nodes share",
-    )
-
-
-def damaged(path: Path, lines: Sequence[str]) -> RunError:
-    """Return the error that files of a checkpoint differ from what was written."""
-    return RunError.of(
-        "checkpoint-damaged",
-        f"files of the checkpoint {path.name} are not as they were written",
-        where=str(path),
-        evidence=few_lines(lines, _MOST),
-        why="nothing was loaded: the values in it cannot be trusted",
-        fix=f"use an earlier one: paceline checkpoint list {path.parent}",
     )
 
 

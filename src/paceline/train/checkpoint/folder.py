@@ -17,60 +17,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import PacelineError, RunError
-from paceline.rundir.files import MANIFEST, RUNS, RunDir, read_bytes, run_folders, write_whole
-from paceline.train.checkpoint import findings, manifest
-from paceline.train.checkpoint.manifest import Committed, FileInfo, Manifest
+from paceline.rundir import manifest
+from paceline.rundir.committed import (
+    damaged,
+    last_committed,
+    list_committed,
+    list_paths,
+    read_manifest,
+)
+from paceline.rundir.files import MANIFEST, RUNS, RunDir, run_folders, write_whole
+from paceline.rundir.manifest import Committed, FileInfo, Manifest
+from paceline.train.checkpoint import findings
 
 _CHUNK_BYTES = 1 << 22
-_MANIFEST_BYTES = 1 << 26  # limit on reading; a manifest names every file
 
 
 # Reading
-
-
-def list_paths(folder: Path) -> dict[int, Path]:
-    """Return the committed checkpoints by serial, the oldest first, without reading any."""
-    if not folder.is_dir():
-        return {}
-    named = ((manifest.parse_committed(path.name), path) for path in folder.iterdir())
-    paths = {numbers[0]: path for numbers, path in named if numbers and (path / MANIFEST).is_file()}
-    return dict(sorted(paths.items()))
-
-
-def list_committed(folder: Path, *, is_strict: bool = True) -> list[Committed]:
-    """Return the committed checkpoints of a folder, the oldest first; none if there is no folder.
-
-    An unreadable manifest raises RunError, or its checkpoint is left out unless ``is_strict``.
-    """
-    committed = []
-    for serial, path in list_paths(folder).items():
-        try:
-            committed.append(Committed(path, serial, read_manifest(path)))
-        except RunError:
-            # A missing manifest means that its run deleted the checkpoint in the meantime.
-            if is_strict and (path / MANIFEST).is_file():
-                raise
-    return committed
-
-
-def last_committed(folder: Path) -> Committed | None:
-    """Return the last committed checkpoint that can be read, or None."""
-    try:
-        paths = list_paths(folder)
-    except OSError:
-        return None
-    for serial in reversed(paths):
-        with contextlib.suppress(RunError):
-            return Committed(paths[serial], serial, read_manifest(paths[serial]))
-    return None
-
-
-def read_manifest(path: Path) -> Manifest:
-    """Return the manifest of the checkpoint ``path``; raise RunError if it cannot be read."""
-    try:
-        return manifest.parse(read_bytes(path / MANIFEST, most_bytes=_MANIFEST_BYTES))
-    except (OSError, ValueError) as error:
-        raise findings.damaged(path, [f"{MANIFEST}: {error}"]) from error
 
 
 def resolve(path: Path) -> Path:
@@ -284,7 +246,7 @@ def verify(path: Path) -> Manifest:
     """
     content = read_manifest(path)
     if lines := damages(path, content.files, sorted(content.files)):
-        raise findings.damaged(path, lines)
+        raise damaged(path, lines)
     return content
 
 

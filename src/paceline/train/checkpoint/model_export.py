@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from paceline.errors import SetupError, UsageError, option_contradicted
-from paceline.train.checkpoint import folder, manifest, portable, read
-from paceline.train.checkpoint.manifest import MODEL
+from paceline.rundir import manifest
+from paceline.rundir.manifest import MODEL
+from paceline.train.checkpoint import folder, portable, read
 
 _SESSION = "session"  # the entry with the state that is the same on all ranks
 

@@ -13,9 +13,10 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.serialization import default_restore_location
 
-from paceline.train.checkpoint import division, findings, folder, manifest, unpickling
+from paceline.rundir import committed, manifest
+from paceline.rundir.manifest import Saved, TensorInfo
+from paceline.train.checkpoint import division, findings, folder, unpickling
 from paceline.train.checkpoint.folder import damages
-from paceline.train.checkpoint.manifest import Saved, TensorInfo
 
 _CPU = torch.device("cpu")
 
@@ -25,9 +26,9 @@ def describe(path: Path) -> Saved:
 
     Raises RunError if the checkpoint is damaged.
     """
-    content = folder.read_manifest(path)
+    content = committed.read_manifest(path)
     if lines := damages(path, content.files, [unpickling.INDEX]):
-        raise findings.damaged(path, lines)
+        raise committed.damaged(path, lines)
     entries = unpickling.IndexReader(path).read_metadata().state_dict_metadata
     tensors = {
         name: TensorInfo(tuple(entry.size), _name(entry.properties.dtype))
@@ -128,4 +129,4 @@ def check_files(saved: Saved, *, rank: int, world_size: int, where: str) -> None
             saved.path, saved.files, division.share_files(saved.files, rank, world_size)
         )
     if lines:
-        raise findings.damaged(saved.path, lines)
+        raise committed.damaged(saved.path, lines)

@@ -31,10 +31,12 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
+from paceline.rundir import manifest
+from paceline.rundir.committed import list_committed
 from paceline.rundir.files import RunDir
-from paceline.train.checkpoint import division, findings, folder, manifest
+from paceline.rundir.manifest import FileInfo, Manifest
+from paceline.train.checkpoint import division, findings, folder
 from paceline.train.checkpoint.exchange import RankExchange
-from paceline.train.checkpoint.manifest import FileInfo, Manifest
 
 _WRITEBACK_BYTES = 1 << 24
 _LARGE_BYTES = 1 << 20  # from here on, a checksum takes longer than passing it to another thread
@@ -277,7 +279,7 @@ def write(
     finally:
         work.clean()
     if exchange.is_main:
-        committed = folder.list_committed(to, is_strict=False)
+        committed = list_committed(to, is_strict=False)
         doomed = manifest.choose_doomed(
             committed, run=description.run, keep_last=keep_last, keep_best=keep_best
         )

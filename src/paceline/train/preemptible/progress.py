@@ -12,8 +12,9 @@ import torch
 
 from paceline import env
 from paceline.errors import EXIT_UNFINISHED, RunError, UsageError
+from paceline.rundir.manifest import Saved
 from paceline.train import runtime
-from paceline.train.checkpoint import Checkpoints, Saved, portable
+from paceline.train.checkpoint import Checkpoints, portable
 from paceline.train.data import (
     derive,
     device_random_state,

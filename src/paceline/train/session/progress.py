@@ -21,8 +21,9 @@ from torch.optim import Optimizer
 
 from paceline import env
 from paceline.errors import EXIT_UNFINISHED, Notice, UsageError, option_contradicted, option_invalid
+from paceline.rundir.manifest import Saved
 from paceline.train import runtime
-from paceline.train.checkpoint import Checkpoints, Saved, portable
+from paceline.train.checkpoint import Checkpoints, portable
 from paceline.train.data import (
     Loader,
     derive,

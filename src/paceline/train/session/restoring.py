@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.errors import Finding, RunError, option_invalid
-from paceline.train.checkpoint import Checkpoints, Saved
+from paceline.rundir.manifest import Saved
+from paceline.train.checkpoint import Checkpoints
 
 LATEST, BEST = "latest", "best"
 REFUSE, SKIP = "refuse", "skip"

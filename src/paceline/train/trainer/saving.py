@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from paceline.errors import RunError, UsageError, option_contradicted
-from paceline.train.checkpoint import last_committed
+from paceline.rundir.committed import last_committed
 from paceline.train.trainer.callback import Callback
 from paceline.train.trainer.hooks import has_own
 from paceline.train.trainer.loading import DATA_HPARAMS, HPARAMS, STATE

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.train.checkpoint import division, manifest
-from paceline.train.checkpoint.manifest import Committed, FileInfo, Manifest, Saved, TensorInfo
+from paceline.rundir import manifest
+from paceline.rundir.manifest import Committed, FileInfo, Manifest, Saved, TensorInfo
+from paceline.train.checkpoint import division
 
 
 def manifest_of(*, step=1, metric=None, mode="max", files=None, run=""):

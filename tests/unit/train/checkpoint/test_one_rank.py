@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from paceline.errors import PacelineError, RunError, SetupError, UsageError
-from paceline.train.checkpoint import Checkpoints, folder, manifest, read, resolve, staging, write
+from paceline.rundir import committed, manifest
+from paceline.rundir.manifest import TensorInfo
+from paceline.train.checkpoint import Checkpoints, folder, read, resolve, staging, write
 from paceline.train.checkpoint.checkpoints import Checkpoints as Same
-from paceline.train.checkpoint.manifest import TensorInfo
 from paceline.world import World
 from refusals import refusal
 
@@ -564,7 +565,7 @@ def test_a_folder_that_is_gone_is_not_shared(here):
 def test_checksums_are_of_what_was_written(here, place):
     save(here, 1)
     path = place / "00001-step-1"
-    told = folder.read_manifest(path)
+    told = committed.read_manifest(path)
     assert set(told.files) == {".metadata", "__0_0.distcp"}
     assert {name: folder.checksum(path / name) for name in told.files} == dict(told.files)
 
@@ -573,7 +574,7 @@ def test_large_writes_are_summed_as_small_ones_are(here, place, monkeypatch):
     monkeypatch.setattr(write, "_LARGE_BYTES", 100)
     monkeypatch.setattr(write, "_WRITEBACK_BYTES", 1000)
     here.save({f"model/{n}": torch.randn(100 + n) for n in range(20)}, step=1, epoch=0, wait=True)
-    told = folder.read_manifest(resolve(place))
+    told = committed.read_manifest(resolve(place))
     assert {name: folder.checksum(resolve(place) / name) for name in told.files} == dict(told.files)
 
 
